@@ -1,0 +1,359 @@
+// file: the cache of casts of trainable weights, one per thread
+#include "cast_cache.h"
+
+#include "region.h"
+
+#include <ATen/CachedTensorUtils.h>
+#include <ATen/FuncTorchTLS.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace torch_promote {
+
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+
+// NOTE [ What an entry holds ]
+// A cast of a trainable weight is a tensor whose grad_fn leads to the weight's AccumulateGrad, and that owns the weight.
+// A cache that holds this tensor therefore keeps every weight it has seen alive until the region ends, however weak its
+// own reference to the weight is. So an entry owns the *data* of the cast only, as a detached alias, and refers weakly
+// to the weight, to the cast itself and to its autograd node. A second use in the same graph gets the same node, which
+// is what makes its gradients be summed in the same place, and to the same bits, as stock's. A node that nobody holds
+// any more belongs to a graph that is gone; the next use that needs a gradient gets a new one over the same data.
+//
+// Only a plain tensor can be taken apart like this. Subclasses, wrappers of functorch, fake and functional tensors are
+// held whole, as stock holds them, until the region ends or their source changes.
+
+// torch::autograd::Node is held by shared_ptr up to PyTorch 2.12 and by intrusive_ptr since.
+template <class Pointer>
+struct WeakOf;
+template <class T>
+struct WeakOf<std::shared_ptr<T>> {
+  using type = std::weak_ptr<T>;
+};
+template <class T>
+struct WeakOf<c10::intrusive_ptr<T>> {
+  using type = c10::weak_intrusive_ptr<T>;
+};
+using NodePtr = std::decay_t<decltype(std::declval<Edge>().function)>;
+using WeakNode = WeakOf<NodePtr>::type;
+using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+constexpr c10::DispatchKeySet kNotPlain = c10::DispatchKeySet({
+                                              c10::DispatchKey::Python,
+                                              c10::DispatchKey::PythonTLSSnapshot,
+                                              c10::DispatchKey::Functionalize,
+                                              c10::DispatchKey::FuncTorchBatched,
+                                              c10::DispatchKey::FuncTorchGradWrapper,
+                                              c10::DispatchKey::BatchedNestedTensor,
+                                              c10::DispatchKey::Batched,
+                                              c10::DispatchKey::Conjugate,
+                                              c10::DispatchKey::Negative,
+                                              c10::DispatchKey::ZeroTensor,
+                                          }) |
+    c10::DispatchKeySet(c10::DispatchKey::NestedTensor) | c10::DispatchKeySet(c10::DispatchKey::AutogradNestedTensor);
+
+bool is_plain(const at::TensorImpl& impl) {
+  return impl.layout() == at::kStrided && impl.has_storage() && !impl.key_set().has_any(kNotPlain) &&
+      !impl.has_symbolic_sizes_strides() && (impl.is_cpu() || impl.is_cuda());
+}
+
+// What tells whether a source is still what was cast. The storage is held weakly, so that its address cannot come to
+// mean another one: `weight.data = other`, twice, may land on the same data pointer.
+struct Stamp {
+  uint32_t version = 0;
+  const void* data = nullptr;
+  const c10::StorageImpl* storage = nullptr;
+
+  static Stamp of(const at::TensorImpl& impl) {
+    Stamp stamp;
+    stamp.version = impl.version_counter().current_version();
+    if (is_plain(impl)) {
+      stamp.storage = impl.unsafe_storage().unsafeGetStorageImpl();
+      stamp.data = impl.data();
+    }
+    return stamp;
+  }
+  bool operator==(const Stamp& other) const {
+    return version == other.version && data == other.data && storage == other.storage;
+  }
+};
+
+at::Tensor detached_alias(const at::Tensor& tensor) {
+  // A Python mode would otherwise be shown a `detach` that no program made.
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
+// A new graph's node over data that is there already: the identity forward, and the backward of a cast.
+struct ReuseCast : torch::autograd::Function<ReuseCast> {
+  static constexpr bool is_traceable = true; // compiled autograd may trace the backward
+
+  static at::Tensor forward(
+      torch::autograd::AutogradContext* context,
+      const at::Tensor& source,
+      const at::Tensor& data) {
+    context->saved_data["dtype"] = source.scalar_type();
+    return detached_alias(data);
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::variable_list& grads) {
+    const at::Tensor& grad = grads[0];
+    const at::ScalarType dtype = context->saved_data["dtype"].toScalarType();
+    return {grad.defined() ? grad.to(dtype) : grad, at::Tensor()};
+  }
+};
+
+// functorch's transforms refuse C++ autograd functions.
+bool cpp_functions_allowed() {
+  const auto& functorch = at::functorch::functorchTLSAccessor();
+  if (functorch == nullptr) {
+    return true;
+  }
+  try {
+    functorch->checkSupportsCppAutogradFunction();
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+class Entry {
+ public:
+  Entry(const at::Tensor& source, const at::Tensor& cast)
+      : source_(source.getIntrusivePtr()),
+        stamp_(Stamp::of(*source.unsafeGetTensorImpl())),
+        plain_(is_plain(*source.unsafeGetTensorImpl())) {
+    if (plain_) {
+      source_storage_.emplace(source.storage().getWeakStorageImpl());
+      held_ = detached_alias(cast);
+      link(cast);
+    } else {
+      held_ = cast;
+    }
+    held_version_ = held_.is_inference() ? 0 : held_._version();
+  }
+
+  bool is_dead() const {
+    return source_.expired();
+  }
+  // An op that returned its argument, or a view of it, may have let somebody write into the cast: that ends it too.
+  bool is_fresh(const at::TensorImpl& source) const {
+    return stamp_ == Stamp::of(source) && (held_.is_inference() || held_version_ == held_._version());
+  }
+  size_t bytes() const {
+    return plain_ ? held_.nbytes() : 0;
+  }
+  // The cast as a use under the present grad mode needs it, or nothing where it has to be made again.
+  std::optional<at::Tensor> use(const at::Tensor& source) {
+    if (!plain_ || !at::GradMode::is_enabled()) {
+      return held_;
+    }
+    if (auto cast = cast_->lock(); cast.defined()) {
+      return at::Tensor(std::move(cast));
+    }
+    if (NodePtr node = node_->lock()) {
+      at::Tensor alias = detached_alias(held_);
+      torch::autograd::impl::set_gradient_edge(alias, Edge(std::move(node), 0));
+      link(alias);
+      return alias;
+    }
+    if (cpp_functions_allowed()) {
+      at::Tensor cast = ReuseCast::apply(source, held_);
+      link(cast);
+      return cast;
+    }
+    return std::nullopt;
+  }
+  // At thread exit Python may be gone, and a subclass's tensor cannot be let go without it.
+  void leak_unless_plain() {
+    if (!plain_) {
+      (void)held_.unsafeReleaseTensorImpl();
+    }
+  }
+
+ private:
+  void link(const at::Tensor& cast) {
+    cast_.emplace(cast.getIntrusivePtr());
+    node_.emplace(cast.grad_fn());
+  }
+
+  WeakTensor source_;
+  std::optional<WeakStorage> source_storage_;
+  Stamp stamp_;
+  bool plain_;
+  at::Tensor held_; // plain: the data of the cast; otherwise the cast
+  uint32_t held_version_ = 0;
+  std::optional<WeakTensor> cast_;
+  std::optional<WeakNode> node_;
+};
+
+class Cache {
+ public:
+  Cache() = default;
+  Cache(const Cache&) = delete;
+  Cache& operator=(const Cache&) = delete;
+  ~Cache() {
+    for (Entry& entry : entries_) {
+      entry.leak_unless_plain();
+    }
+  }
+
+  std::optional<at::Tensor> find(const at::Tensor& source, c10::ScalarType dtype) {
+    const auto found = index_.find({source.unsafeGetTensorImpl(), dtype});
+    if (found == index_.end()) {
+      return std::nullopt;
+    }
+    Entry& entry = entries_[found->second];
+    if (!entry.is_fresh(*source.unsafeGetTensorImpl())) {
+      ++info_.stale;
+      erase(found->second);
+      return std::nullopt;
+    }
+    std::optional<at::Tensor> cast = entry.use(source);
+    info_.hits += cast.has_value() ? 1 : 0;
+    return cast;
+  }
+
+  void insert(const at::Tensor& source, c10::ScalarType dtype, const at::Tensor& cast) {
+    ++info_.misses;
+    const Key key{source.unsafeGetTensorImpl(), dtype};
+    const auto found = index_.find(key);
+    if (found != index_.end()) {
+      const size_t at = found->second;
+      std::swap(entries_[at], *std::make_unique<Entry>(source, cast));
+    } else {
+      index_.emplace(key, entries_.size());
+      entries_.emplace_back(source, cast);
+      keys_.push_back(key);
+    }
+    sweep();
+  }
+
+  void clear() {
+    // Taken out first: what dies here may run Python, and come back.
+    std::vector<Entry> entries;
+    entries.swap(entries_);
+    index_.clear();
+    keys_.clear();
+    next_to_sweep_ = 0;
+  }
+
+  CacheInfo info() const {
+    CacheInfo result = info_;
+    result.entries = entries_.size();
+    for (const Entry& entry : entries_) {
+      result.bytes += entry.bytes();
+    }
+    return result;
+  }
+
+ private:
+  struct Key {
+    const at::TensorImpl* source;
+    c10::ScalarType dtype;
+    bool operator==(const Key& other) const {
+      return source == other.source && dtype == other.dtype;
+    }
+  };
+  struct HashKey {
+    size_t operator()(const Key& key) const {
+      return std::hash<const void*>()(key.source) * 31 + static_cast<size_t>(key.dtype);
+    }
+  };
+
+  void erase(size_t at) {
+    // Swapped with the last, then taken off the end; kept alive until the maps agree again.
+    const Entry gone = std::move(entries_[at]);
+    index_.erase(keys_[at]);
+    if (at + 1 != entries_.size()) {
+      entries_[at] = std::move(entries_.back());
+      keys_[at] = keys_.back();
+      index_[keys_[at]] = at;
+    }
+    entries_.pop_back();
+    keys_.pop_back();
+  }
+
+  // Looks at two entries at each insertion, round and round: dead ones never outnumber the living by much, and no
+  // insertion pays for a walk over all of them.
+  void sweep() {
+    for (int looked = 0; looked < 2 && !entries_.empty(); ++looked) {
+      if (next_to_sweep_ >= entries_.size()) {
+        next_to_sweep_ = 0;
+      }
+      if (entries_[next_to_sweep_].is_dead()) {
+        ++info_.dropped;
+        erase(next_to_sweep_);
+      } else {
+        ++next_to_sweep_;
+      }
+    }
+  }
+
+  std::unordered_map<Key, size_t, HashKey> index_;
+  std::vector<Entry> entries_;
+  std::vector<Key> keys_; // of entries_, position by position
+  size_t next_to_sweep_ = 0;
+  CacheInfo info_;
+};
+
+Cache& cache() {
+  static thread_local Cache instance;
+  return instance;
+}
+
+// Stock's conditions for caching, and that this thread has a region whose end will clear the cache: an autograd device
+// thread has none.
+bool may_cache(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat && tensor.requires_grad() && tensor.is_leaf() && !tensor.is_view() &&
+      at::autocast::is_autocast_cache_enabled() && !tensor.is_inference() && depth() != 0 &&
+      !at::caching::is_cached_tensor(tensor);
+}
+
+} // namespace
+
+at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
+  if (!may_cache(tensor)) {
+    return tensor.to(dtype);
+  }
+  if (std::optional<at::Tensor> hit = cache().find(tensor, dtype)) {
+    return *std::move(hit);
+  }
+  // With grad mode on, as stock, so that a use after no_grad is differentiable. The cast may run Python (a dispatch
+  // mode, a subclass) which may itself cast, enter and leave regions: nothing of the cache is held across it.
+  at::Tensor cast = [&] {
+    const at::AutoGradMode grad(true);
+    return tensor.to(dtype);
+  }();
+  // A mode may have answered with a tensor of its own kind (a fake one, say), good for no one after it.
+  if (is_plain(*tensor.unsafeGetTensorImpl()) == is_plain(*cast.unsafeGetTensorImpl()) && depth() != 0) {
+    cache().insert(tensor, dtype, cast);
+  }
+  return cast;
+}
+
+CacheInfo cast_cache_info() {
+  return cache().info();
+}
+
+void clear_cast_cache() {
+  cache().clear();
+}
+
+} // namespace torch_promote

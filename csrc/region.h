@@ -1,0 +1,82 @@
+// file: the thread's open regions: which policy table is in force, and what to restore when a region ends
+#pragma once
+
+#include "op_table.h"
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/DispatchKeySet.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace torch_promote {
+
+constexpr c10::DispatchKey kOurKey = c10::DispatchKey::AutocastPrivateUse1;
+
+constexpr c10::DeviceType device_type_of(Device device) {
+  return device == Device::cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+}
+
+constexpr c10::DispatchKey stock_key_of(Device device) {
+  return device == Device::cuda ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
+}
+
+// What one `my_autocast` object asks for, packed into 64 bits so that Python holds it as an int and torch.compile as a
+// constant:
+//   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled; 40..63 overrides id.
+struct RegionSpec {
+  struct PerDevice {
+    bool named = false;
+    bool enabled = false;
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+  };
+  std::array<PerDevice, kNumDevices> devices;
+  bool cache_enabled = true;
+  uint32_t overrides = 0; // 0: none
+
+  static RegionSpec unpack(uint64_t packed);
+};
+
+// One change that a region makes to the policy in force around it.
+struct Override {
+  Row row;
+  Device device;
+  PolicyByte policy;
+
+  bool operator==(const Override& other) const {
+    return row == other.row && device == other.device && policy == other.policy;
+  }
+};
+
+// The number of this set of overrides; the same set gets the same number. Never forgotten: there are as many as the
+// program spells.
+uint32_t intern_overrides(std::vector<Override> overrides);
+
+// The table in force in this thread.
+inline thread_local const PolicyTable* tls_policy = nullptr;
+const PolicyTable& policy_of_carried_state();
+
+inline const PolicyTable& current_policy() {
+  // Null with our key on: this thread opened no region, PyTorch carried the dispatch state here (an autograd device
+  // thread, at::launch). See NOTE [ Policy fingerprint ] in region.cpp.
+  return tls_policy != nullptr ? *tls_policy : policy_of_carried_state();
+}
+
+// Opens a region in this thread. `owner` tells the frames of different objects apart; it is compared, never followed.
+void enter(const void* owner, const RegionSpec& spec);
+
+// Ends the innermost open region of `owner` in this thread. False if there is none (nothing is changed).
+bool exit(const void* owner);
+
+// How many regions are open in this thread.
+size_t depth();
+
+// A step of a coroutine may end inside its regions: `suspend` takes the regions above `base` off this thread, leaving
+// it as it was before they were opened, and `resume` puts them back on whatever thread state there is then.
+struct Suspended;
+std::shared_ptr<Suspended> suspend(size_t base);
+void resume(Suspended& regions);
+
+} // namespace torch_promote

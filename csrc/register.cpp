@@ -1,0 +1,66 @@
+// file: registers a wrapper for every row, and a fallthrough for every other op, on our key
+#include "wrapper.h"
+
+#include <torch/library.h>
+
+// The per-op headers of the rows that this PyTorch has; written by setup.py.
+#include "aten_headers.h"
+
+namespace at::_ops {
+// An op that this PyTorch lacks has no header, and stays an incomplete type.
+#define ROW(op, overload, ...) struct TORCH_PROMOTE_OP_STRUCT(op, overload);
+#include "../torch_promote/op_policies.def"
+#undef ROW
+} // namespace at::_ops
+
+namespace torch_promote {
+
+void raise_banned(Row row, Device device) {
+  const std::string name = rows()[static_cast<size_t>(row)].name();
+  const std::string device_name = c10::DeviceTypeName(device_type_of(device), /*lower_case=*/true);
+  std::string remedy = "Run it in a nested `my_autocast(enabled=False)` on inputs of the dtype that you want, or give "
+                       "the op another policy in this region's overrides.";
+  if (row == Row::binary_cross_entropy) {
+    remedy = "A sigmoid in half precision saturates before its logarithm is taken, so use "
+             "binary_cross_entropy_with_logits (BCEWithLogitsLoss) on what goes into the sigmoid. Otherwise: " +
+        remedy;
+  }
+  TORCH_CHECK(false, name, " is banned under autocast on ", device_name, ": its results are unsafe there. ", remedy);
+}
+
+namespace {
+
+template <class T, class = void>
+struct IsComplete : std::false_type {};
+template <class T>
+struct IsComplete<T, std::void_t<decltype(sizeof(T))>> : std::true_type {};
+
+template <Row row, class Op, class WithDtype = void>
+void register_row(torch::Library& library) {
+  if constexpr (IsComplete<Op>::value) {
+    const RowInfo& info = rows()[static_cast<size_t>(row)];
+    std::string name = info.op;
+    if (*info.overload != '\0') {
+      name.append(".").append(info.overload);
+    }
+    library.impl(name.c_str(), TORCH_FN((Wrapper<row, Op, WithDtype, typename Op::schema>::call)));
+  }
+}
+
+} // namespace
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+#define ROW(op, overload, cpu, cuda, ...)                               \
+  register_row<                                                         \
+      Row::TORCH_PROMOTE_OP_STRUCT(op, overload),                       \
+      at::_ops::TORCH_PROMOTE_OP_STRUCT(op, overload) __VA_OPT__(, )    \
+      __VA_OPT__(at::_ops::TORCH_PROMOTE_OP_STRUCT(op, __VA_ARGS__))>(m);
+#include "../torch_promote/op_policies.def"
+#undef ROW
+}
+
+} // namespace torch_promote

@@ -1,0 +1,56 @@
+"""torch_promote: PyTorch autocast on a dispatch key of its own.
+
+`my_autocast` is used as `torch.autocast` is, and gives the same bits; it goes on working where stock autocast breaks,
+and the cast policy of every op can be seen and overridden.
+
+Where things are:
+
+- `my_autocast`, `cache_info`, `clear_cache`: torch_promote.autocast
+- `CastPolicy` and the op table: torch_promote.policies
+- errors, all subclasses of `TorchPromoteError`: torch_promote.errors
+- the command `torch-promote`: torch_promote.cli
+
+Example:
+    >>> import torch, torch_promote as tp
+    >>> with tp.my_autocast("cpu"):
+    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    torch.bfloat16
+"""
+
+from torch_promote._extension import check_extension
+
+check_extension()
+
+from torch_promote import _compile  # noqa: E402 (what follows needs the extension)
+from torch_promote.autocast import cache_info, clear_cache, my_autocast  # noqa: E402
+from torch_promote.errors import (  # noqa: E402
+    DecoratorError,
+    DeviceTypeError,
+    DtypeError,
+    ExtensionError,
+    PolicyError,
+    RegionError,
+    TorchPromoteError,
+    UnsupportedDeviceError,
+)
+from torch_promote.policies import CastPolicy  # noqa: E402
+
+_compile.install(inlined_only=(my_autocast.__enter__, my_autocast.__exit__))
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CastPolicy",
+    "DecoratorError",
+    "DeviceTypeError",
+    "DtypeError",
+    "ExtensionError",
+    "PolicyError",
+    "RegionError",
+    "TorchPromoteError",
+    "UnsupportedDeviceError",
+    "__version__",
+    "cache_info",
+    "clear_cache",
+    "my_autocast",
+]

@@ -1,0 +1,120 @@
+"""Regions under torch.compile.
+
+Inside a compiled function a region is two calls in the graph, `graph_enter` and `graph_exit`. Dynamo runs them while it
+traces (so that it sees the dtypes that ops have inside), AOTAutograd runs them while it traces the aten graph (so that
+the casts are recorded), and the compiled code holds the casts alone. They have to be plain functions that Dynamo lets
+into the graph: an op defined with torch.library would have the dispatch state that it sets undone when it returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from torch_promote import _C
+
+__all__ = ["GraphRegion", "graph_enter", "graph_exit", "install"]
+
+_OWNER = object()
+
+
+def graph_enter(spec: int) -> None:
+    """Opens a region from a graph. `spec` is the packed int of `my_autocast`."""
+    base = _C.depth()
+    _C.enter_region(_OWNER, spec)
+    _unwind_after_tracing(base)
+
+
+def graph_exit() -> None:
+    """Ends the innermost region that `graph_enter` opened."""
+    _C.exit_region(_OWNER)
+
+
+class GraphRegion:
+    """A region as a traced decorator enters it: Dynamo follows context managers that are made where it traces."""
+
+    def __init__(self, spec: int) -> None:
+        self.spec = spec
+
+    def __enter__(self) -> None:
+        graph_enter(self.spec)
+
+    def __exit__(self, *error: object) -> None:
+        graph_exit()
+
+
+def _unwind_after_tracing(base: int) -> None:
+    """If Dynamo is tracing, has it end the region should the trace be given up in the middle."""
+    translator = sys.modules.get("torch._dynamo.symbolic_convert")
+    if translator is None:
+        return
+    try:
+        output = translator.InstructionTranslator.current_tx().output
+    except (AttributeError, LookupError):
+        return  # not tracing: a backend runs the graph
+
+    def unwind() -> None:
+        if _C.depth() > base:
+            _C.suspend_regions(base)
+
+    output.add_cleanup_hook(unwind)
+
+
+def _teach_dynamo(inlined_only: Sequence[FunctionType]) -> None:
+    # After a graph break Dynamo compiles the functions that the broken one calls, each alone. A graph that enters a
+    # region and does not leave it must not come of that.
+    for function in inlined_only:
+        torch._dynamo.eval_frame.skip_code(function.__code__)
+    torch._dynamo.allow_in_graph(graph_enter)
+    torch._dynamo.allow_in_graph(graph_exit)
+    # A call whose result nobody uses is otherwise dead code.
+    torch.fx.node.has_side_effect(graph_enter)
+    torch.fx.node.has_side_effect(graph_exit)
+
+
+class _TeachOnImport(importlib.abc.MetaPathFinder):
+    """Teaches Dynamo our functions as soon as somebody imports it; importing it ourselves would cost a second."""
+
+    def __init__(self, teach: Callable[[], None]) -> None:
+        self.teach = teach
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "torch._dynamo":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            _run_after(spec.loader, self.teach)
+        return spec
+
+
+def _run_after(loader: Any, function: Callable[[], None]) -> None:
+    exec_module = loader.exec_module
+
+    def exec_then_run(module: ModuleType) -> None:
+        exec_module(module)
+        function()
+
+    loader.exec_module = exec_then_run
+
+
+def install(inlined_only: Sequence[FunctionType]) -> None:
+    """Makes regions traceable, now or when Dynamo is imported.
+
+    Args:
+        inlined_only: Functions that Dynamo may trace through as part of a caller, and never compile by themselves.
+    """
+    teach = functools.partial(_teach_dynamo, (*inlined_only, GraphRegion.__enter__, GraphRegion.__exit__))
+    if "torch._dynamo" in sys.modules:
+        teach()
+    else:
+        sys.meta_path.insert(0, _TeachOnImport(teach))

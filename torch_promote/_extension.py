@@ -1,0 +1,51 @@
+"""Loads the compiled part, or says in one error why it cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from torch_promote.errors import ExtensionError
+
+__all__ = ["check_extension"]
+
+_OUR_KEY = "AutocastPrivateUse1"
+_NOTE = Path(__file__).with_name("_built_with.json")
+_REBUILD = "Build it again in this environment: pip install --no-build-isolation --force-reinstall --no-deps torch-promote"
+
+
+def check_extension() -> None:
+    """Imports `torch_promote._C` and checks that it can be used.
+
+    Raises:
+        ExtensionError: The extension is missing, was built against another PyTorch, or another package owns the
+            dispatch key AutocastPrivateUse1.
+    """
+    built = _built_with()
+    running = torch.__version__
+    if built is None:
+        raise ExtensionError(f"torch_promote._C has not been built; running torch {running}. {_REBUILD}")
+    if built != running:
+        raise ExtensionError(f"torch_promote._C was built with torch {built}, but torch {running} is running. {_REBUILD}")
+    key = getattr(torch._C.DispatchKey, _OUR_KEY)
+    if torch._C._dispatch_has_backend_fallback(key) or torch._C._dispatch_has_kernel_for_dispatch_key("aten::mm", _OUR_KEY):
+        backend = torch._C._get_privateuse1_backend_name()
+        raise ExtensionError(
+            f"the dispatch key {_OUR_KEY} already has kernels: the backend {backend!r} brings an autocast of its own. "
+            f"torch_promote registers its wrappers on that key, so the two cannot be used in one process. Import one of them."
+        )
+    try:
+        from torch_promote import _C  # noqa: F401  (loading it registers the wrappers)
+    except ImportError as error:
+        raise ExtensionError(
+            f"torch_promote._C, built with torch {built}, does not load with torch {running}: {error}. {_REBUILD}"
+        ) from error
+
+
+def _built_with() -> str | None:
+    try:
+        return str(json.loads(_NOTE.read_text(encoding="utf-8"))["torch"])
+    except (OSError, ValueError, KeyError):
+        return None

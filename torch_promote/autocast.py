@@ -1,0 +1,362 @@
+"""`my_autocast`: torch.autocast's contract, on a dispatch key of our own.
+
+The state is in the extension (csrc/region.cpp); this module checks what is asked, packs it into one int, and makes the
+region usable as a context manager, as a decorator and inside torch.compile and torch.export.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from asyncio import _get_running_loop
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from torch_promote import _C
+from torch_promote._compile import GraphRegion, graph_enter, graph_exit
+from torch_promote._steps import Steps, drive, guard_tasks
+from torch_promote.errors import (
+    DecoratorError,
+    DeviceTypeError,
+    DtypeError,
+    RegionError,
+    UnsupportedDeviceError,
+    did_you_mean,
+)
+from torch_promote.policies import DEVICE_TYPES, CastPolicy, parse_overrides
+
+__all__ = ["cache_info", "clear_cache", "my_autocast"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_CPU_DTYPES = (torch.bfloat16, torch.float16)
+
+# The layout of a packed spec; csrc/region.h, RegionSpec, reads it.
+_BITS_PER_DEVICE = 16
+_NAMED = 1 << 8
+_ENABLED = 1 << 9
+_CACHE_ENABLED = 1 << 32
+_OVERRIDES_SHIFT = 40
+_NUMBERS = {
+    dtype: _C.scalar_type(dtype)
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point
+}
+
+
+class my_autocast:  # noqa: N801 (the name that people type)
+    """Runs ops in the dtype that a policy chooses for each: a drop-in for `torch.autocast`.
+
+    Under the default policy an op gives what it gives under `torch.autocast`, bit for bit, forward and backward. What
+    PyTorch's own state says (`torch.is_autocast_enabled()`, `torch.get_autocast_dtype()`) holds inside the region too,
+    and regions of `torch.autocast` may be nested in it or around it: the innermost decides.
+
+    Use it as a context manager or as a decorator, of functions, methods, coroutines, generators and asynchronous
+    generators; of those that run in steps the region holds in the steps only. One object can be entered any number of
+    times, nested and in several threads.
+
+    Args:
+        device_type: "cpu" or "cuda", or a sequence of both. None: "cuda" if it is available, else "cpu".
+        dtype: What lower-precision ops run in. None: the present default of each device type, which is
+            `torch.bfloat16` for the CPU and `torch.float16` for CUDA.
+        enabled: False makes a region in which autocast is off for these device types.
+        cache_enabled: Whether casts of trainable float32 leaf tensors are reused within the region. None: as it is now.
+        overrides: Other cast policies for some ops, in this region and those nested in it: maps an op ("softmax",
+            "aten::softmax.int", `torch.ops.aten.mm`, `torch.ops.aten.mm.default`) to a cast policy ("fp16", "fp32",
+            "promote", "keep", "fallthrough", "banned", a `CastPolicy`) or to a floating dtype to run it in. Nested
+            regions add to the overrides of the region around them.
+
+    Raises:
+        DeviceTypeError: A device type is not a str, or a sequence is empty or names one twice. It is a ValueError.
+        UnsupportedDeviceError: A device type has no autocast here. It is a RuntimeError.
+        DtypeError: dtype is not a floating torch.dtype. It is a TypeError.
+        PolicyError: An op or policy in `overrides` does not exist or is not legal. It is a ValueError.
+
+    Warns:
+        UserWarning: CUDA is asked for and not available, or the CPU with a dtype other than bfloat16 and float16. The
+            region is then disabled, as in `torch.autocast`.
+
+    Example:
+        >>> x, weight = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True)
+        >>> with my_autocast("cpu"):
+        ...     y = x @ weight
+        >>> y.dtype
+        torch.bfloat16
+        >>> @my_autocast("cpu", overrides={"matmul": "fp32"})
+        ... def project(x):
+        ...     return x @ weight
+        >>> project(x).dtype
+        torch.float32
+
+    Source: torch/amp/autocast_mode.py, class autocast (v2.13), for the positional arguments, their checks and warnings.
+    """
+
+    __slots__ = ("__weakref__", "_arguments", "_devices", "_spec")
+
+    def __init__(
+        self,
+        device_type: str | Sequence[str] | None = None,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+        *,
+        overrides: Mapping[Any, Any] | None = None,
+    ) -> None:
+        device_types = (device_type,) if isinstance(device_type, str) else _device_types(device_type)
+        if cache_enabled is None:
+            cache_enabled = torch.is_autocast_cache_enabled()
+        spec = _CACHE_ENABLED if cache_enabled else 0
+        devices = []
+        for name in device_types:
+            device = _check_device(name, dtype, enabled)
+            devices.append(device)
+            field = _NUMBERS[device[1]] | _NAMED | (_ENABLED if device[2] else 0)
+            spec |= field << (_BITS_PER_DEVICE * DEVICE_TYPES.index(name))
+        if overrides:
+            spec |= parse_overrides(overrides) << _OVERRIDES_SHIFT
+        self._spec = spec
+        self._devices = devices
+        self._arguments = (device_type, dtype, enabled, cache_enabled, overrides)
+
+    def __enter__(self) -> my_autocast:
+        if torch.compiler.is_dynamo_compiling():
+            graph_enter(self._spec)
+            return self
+        _C.enter_region(self, self._spec)
+        if _get_running_loop() is not None:
+            guard_tasks()
+        if torch._C._is_torch_function_mode_enabled():
+            self._export_enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            graph_exit()
+            return
+        if not _C.exit_region(self):
+            raise RegionError(
+                f"{self!r} is not open in this thread, so it cannot be ended here. A region belongs to the thread that "
+                f"entered it; enter one in each thread."
+            )
+        if torch._C._is_torch_function_mode_enabled():
+            self._export_exit()
+
+    def __call__(self, func: Any) -> Any:
+        if not callable(func):
+            raise DecoratorError(
+                f"my_autocast(...) decorates a callable, got {type(func).__name__}. Decorate a function, or use it as a "
+                f"context manager: `with my_autocast(...):`."
+            )
+        return _decorate(self, func)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The number of a set of overrides means something in this process only.
+        device_type, dtype, enabled, cache_enabled, overrides = self._arguments
+        return _rebuild, (device_type, dtype, enabled, cache_enabled, overrides)
+
+    def __repr__(self) -> str:
+        device_type, dtype, enabled, cache_enabled, overrides = self._arguments
+        parts = [repr(device_type) if device_type is not None else repr(self._devices[0][0])]
+        parts += [f"dtype={dtype}"] if dtype is not None else []
+        parts += [] if enabled else ["enabled=False"]
+        parts += [] if cache_enabled else ["cache_enabled=False"]
+        parts += [f"overrides={_short(overrides)}"] if overrides else []
+        return f"my_autocast({', '.join(parts)})"
+
+    # torch.export records ops above every Autocast key, so a region would leave no trace in the exported graph. Under
+    # the stock policy it is recorded as the region of torch.autocast that it is equal to.
+    # Source: torch/amp/autocast_mode.py, autocast.__enter__ (v2.13).
+
+    def _export_enter(self) -> None:
+        modes = _export_modes()
+        if not modes:
+            return
+        if not _C.policy_is_stock():
+            _C.exit_region(self)
+            raise RegionError(
+                f"{self!r} cannot be exported: an exported graph can hold regions of torch.autocast only, and these do not "
+                f"know overrides. Export without overrides, or write the casts into the module."
+            )
+        cache_enabled = bool(self._spec & _CACHE_ENABLED)
+        for mode in modes:
+            for name, dtype, enabled in self._devices:
+                mode.__torch_function__(torch.amp._enter_autocast, (), (name, dtype, enabled, cache_enabled))
+
+    def _export_exit(self) -> None:
+        for mode in _export_modes():
+            for _ in self._devices:
+                mode.__torch_function__(torch.amp._exit_autocast, (), ())
+
+
+def _device_types(asked: object) -> Sequence[str]:
+    if asked is None:
+        return ("cuda",) if torch.cuda.is_available() else ("cpu",)
+    if isinstance(asked, Sequence):
+        if not asked:
+            raise DeviceTypeError("no device type given: the sequence is empty. Name 'cpu', 'cuda' or both.")
+        for index, name in enumerate(asked):
+            if name in asked[:index]:
+                raise DeviceTypeError(f"device type {name!r} is named twice in {list(asked)!r}. Name each once.")
+        return asked
+    raise DeviceTypeError(
+        f"expected a device type of type str (or a sequence of them), got {asked!r} of type {type(asked).__name__}. "
+        f"Legal: 'cpu', 'cuda'. Of a torch.device, pass its .type."
+    )
+
+
+def _check_device(name: object, dtype: object, enabled: object) -> tuple[str, torch.dtype, bool]:
+    """Returns the device type, dtype and enabled flag that a region gets, as torch.autocast would."""
+    if not isinstance(name, str):
+        raise DeviceTypeError(
+            f"expected a device type of type str, got {name!r} of type {type(name).__name__}. Legal: 'cpu', 'cuda'."
+        )
+    if name not in DEVICE_TYPES:
+        raise _unsupported(name)
+    if dtype is None:
+        dtype = torch.get_autocast_dtype(name)
+    if not isinstance(dtype, torch.dtype):
+        raise DtypeError(f"dtype is a torch.dtype, such as torch.bfloat16, or None; got {dtype!r} of type {type(dtype).__name__}.")
+    if dtype not in _NUMBERS:
+        raise DtypeError(f"{dtype} is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or torch.float16.")
+    if not enabled:
+        return name, dtype, False
+    if name == "cuda":
+        if torch.cuda.amp.common.amp_definitely_not_available():
+            _warn("CUDA is not available or torch_xla is imported. Disabling my_autocast.")
+            return name, dtype, False
+        if dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
+            raise UnsupportedDeviceError("this CUDA device does not support bfloat16. Use dtype=torch.float16.")
+    elif dtype not in _CPU_DTYPES:
+        _warn(
+            f"my_autocast on the CPU supports torch.bfloat16 and torch.float16, got {dtype}. Disabling my_autocast. To run "
+            f"single ops in {dtype}, use overrides={{op: {dtype}}}."
+        )
+        return name, dtype, False
+    return name, dtype, True
+
+
+def _unsupported(name: str) -> UnsupportedDeviceError:
+    if torch.amp.is_autocast_available(name):
+        remedy = f" torch.autocast({name!r}) serves that device type."
+    else:
+        remedy = did_you_mean(name, DEVICE_TYPES) or (" Give the type without an index." if ":" in name else "")
+    return UnsupportedDeviceError(f"my_autocast has no device type {name!r}. Legal: 'cpu', 'cuda'.{remedy}")
+
+
+def _warn(message: str) -> None:
+    # _warn, _check_device, __init__, the caller
+    warnings.warn(message, stacklevel=4)
+
+
+def _export_modes() -> list[Any]:
+    mode = torch.fx.experimental.proxy_tensor.PreDispatchTorchFunctionMode
+    return [m for m in torch.overrides._get_current_function_mode_stack() if isinstance(m, mode)]
+
+
+def _decorate(region: my_autocast, func: Any) -> Any:
+    body = func if inspect.isroutine(func) or isinstance(func, functools.partial) else type(func).__call__
+    wrapper: Any
+    if inspect.iscoroutinefunction(body):
+
+        @functools.wraps(func)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return await Steps(region, func(*args, **kwargs))
+
+    elif inspect.isasyncgenfunction(body):
+
+        @functools.wraps(func)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            generator = func(*args, **kwargs)
+            step = generator.asend(None)
+            try:
+                while True:
+                    try:
+                        item = await Steps(region, step)
+                    except StopAsyncIteration:
+                        return
+                    try:
+                        step = generator.asend((yield item))
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:
+                        step = generator.athrow(error)
+            finally:
+                await Steps(region, generator.aclose())
+
+    elif inspect.isgeneratorfunction(body):
+
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return (yield from drive(region, func(*args, **kwargs)))
+
+    else:
+
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():
+                with GraphRegion(region._spec):
+                    return func(*args, **kwargs)
+            with region:
+                return func(*args, **kwargs)
+
+    # torch.jit looks for this name on functions that it is asked to compile.
+    wrapper.__script_unsupported = "@my_autocast() decorator is not supported in script mode"
+    return wrapper
+
+
+def _rebuild(device_type: Any, dtype: Any, enabled: bool, cache_enabled: bool, overrides: Any) -> my_autocast:
+    return my_autocast(device_type, dtype, enabled, cache_enabled, overrides=overrides)
+
+
+def _short(overrides: Mapping[Any, Any]) -> str:
+    def name(value: Any) -> str:
+        return repr(value.value if isinstance(value, CastPolicy) else value if isinstance(value, str) else str(value))
+
+    return "{" + ", ".join(f"{name(op)}: {name(policy)}" for op, policy in overrides.items()) + "}"
+
+
+def cache_info() -> dict[str, int]:
+    """Returns what this thread's cast cache holds and has done.
+
+    The cache holds casts of float32 leaf tensors that require a gradient, one for each target dtype, while a region is
+    open in the thread. An entry serves as long as its source is unchanged: same version (`tensor._version`), same
+    storage, same data pointer. It does not keep its source alive. When the outermost region of the thread ends, all go.
+
+    What the version does not see, the cache does not see: `weight.data.copy_(...)` and writes through a NumPy array or
+    another alias made with `.data` or `.detach()` in another process leave it as it was. Call `clear_cache()` after
+    these, if it is in the middle of a region.
+
+    Returns:
+        `entries` and `bytes` (of their data) held now; `hits`, `misses` (casts made and kept), `stale` (dropped because
+        the source had changed) and `dropped` (because it had died), counted since the thread began.
+
+    Example:
+        >>> weight = torch.ones(4, 4, requires_grad=True)
+        >>> with my_autocast("cpu"):
+        ...     y = torch.ones(4, 4) @ weight
+        ...     cache_info()["entries"], cache_info()["bytes"]
+        (1, 32)
+        >>> cache_info()["entries"]
+        0
+    """
+    return _C.cache_info()
+
+
+def clear_cache() -> None:
+    """Drops every cast that this thread's cache holds.
+
+    Needed in the middle of a region after a change of a weight that does not bump its version; see `cache_info`.
+
+    Example:
+        >>> clear_cache()
+        >>> cache_info()["entries"]
+        0
+    """
+    _C.clear_cache()

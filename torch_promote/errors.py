@@ -1,0 +1,68 @@
+"""The errors of this package. Each says what was asked, what was got, what is legal and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "DecoratorError",
+    "DeviceTypeError",
+    "DtypeError",
+    "ExtensionError",
+    "PolicyError",
+    "RegionError",
+    "TorchPromoteError",
+    "UnsupportedDeviceError",
+]
+
+
+class TorchPromoteError(Exception):
+    """Every error that this package raises itself."""
+
+
+class ExtensionError(TorchPromoteError, ImportError):
+    """The compiled part is missing, or was built against another PyTorch, or its dispatch key is taken."""
+
+
+class DeviceTypeError(TorchPromoteError, ValueError):
+    """A device type that is not a string, or a sequence of them that cannot be meant."""
+
+
+class UnsupportedDeviceError(TorchPromoteError, RuntimeError):
+    """A device type that has no autocast here, or that cannot do what is asked."""
+
+
+class DtypeError(TorchPromoteError, TypeError):
+    """An autocast dtype that is not a floating torch.dtype."""
+
+
+class DecoratorError(TorchPromoteError, TypeError):
+    """Something that cannot be called was decorated."""
+
+
+class PolicyError(TorchPromoteError, ValueError):
+    """An op or a cast policy that does not exist, or a policy that is not legal for the op."""
+
+
+class RegionError(TorchPromoteError, RuntimeError):
+    """A region is used in a way that it cannot be: ended where it is not open, or exported with overrides."""
+
+
+def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
+    """Returns the known names closest to a misspelt one, as the end of a sentence, or "" if none is close.
+
+    Args:
+        name: What was asked for.
+        known: The names that exist.
+        count: How many to offer at most.
+
+    Returns:
+        `" Closest: a, b."`, with a leading space, or the empty string.
+
+    Example:
+        >>> did_you_mean("sofmax", ["softmax", "sum"])
+        ' Closest: softmax.'
+    """
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+    return f" Closest: {', '.join(close)}." if close else ""
