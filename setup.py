@@ -15,6 +15,7 @@ from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
 
 ROOT = Path(__file__).resolve().parent
+GENERATED = ROOT / "build" / f"generated-{torch.__version__}"
 ROW = re.compile(r"^ROW\(\s*(\w+)\s*,", re.MULTILINE)
 
 
@@ -38,7 +39,10 @@ class Build(BuildExtension):
     """Builds the extension, and leaves beside it a note of what it was built against."""
 
     def run(self) -> None:
-        write_aten_headers(ROOT / "build" / "generated")
+        """Builds; see the class."""
+        write_aten_headers(GENERATED)
+        # Objects of each PyTorch are kept apart, so that switching between versions does not compile everything anew.
+        self.build_temp = str(ROOT / "build" / f"objects-{torch.__version__}")
         super().run()
         package = ROOT / "torch_promote" if self.inplace else Path(self.build_lib) / "torch_promote"
         package.mkdir(parents=True, exist_ok=True)
@@ -51,7 +55,7 @@ setup(
             "torch_promote._C",
             sources=[f"csrc/{name}.cpp" for name in ("register", "module", "cast_cache", "op_table", "region")],
             depends=[*(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.h")), "torch_promote/op_policies.def"],
-            include_dirs=[str(ROOT / "build" / "generated")],
+            include_dirs=[str(GENERATED)],
             extra_compile_args=[
                 "-std=c++20",
                 "-O2",

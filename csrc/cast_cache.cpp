@@ -4,12 +4,10 @@
 #include "region.h"
 
 #include <ATen/CachedTensorUtils.h>
-#include <ATen/FuncTorchTLS.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -99,37 +97,38 @@ at::Tensor detached_alias(const at::Tensor& tensor) {
   return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
 }
 
-// A new graph's node over data that is there already: the identity forward, and the backward of a cast.
-struct ReuseCast : torch::autograd::Function<ReuseCast> {
-  static constexpr bool is_traceable = true; // compiled autograd may trace the backward
+// The node of a cast for a new graph over data that is there already. It does what the node of `to` does; a raw node has
+// no forward-mode AD of its own, and a leaf that requires a gradient has no tangent to carry.
+class CastBackward : public torch::autograd::Node {
+ public:
+  // With the sequence number of the first cast's node, as if that had lived on: the engine orders the sums by it.
+  CastBackward(uint64_t sequence_nr, const at::Tensor& source)
+      : Node(sequence_nr, {torch::autograd::impl::gradient_edge(source)}), dtype_(source.scalar_type()) {}
 
-  static at::Tensor forward(
-      torch::autograd::AutogradContext* context,
-      const at::Tensor& source,
-      const at::Tensor& data) {
-    context->saved_data["dtype"] = source.scalar_type();
-    return detached_alias(data);
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    return {grads[0].defined() ? grads[0].to(dtype_) : at::Tensor()};
   }
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context,
-      const torch::autograd::variable_list& grads) {
-    const at::Tensor& grad = grads[0];
-    const at::ScalarType dtype = context->saved_data["dtype"].toScalarType();
-    return {grad.defined() ? grad.to(dtype) : grad, at::Tensor()};
+  std::string name() const override {
+    return "CastBackward";
   }
+  // Compiled autograd traces `apply`; there is nothing saved to swap.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {}
+  torch::autograd::variable_list apply_with_saved(
+      const torch::autograd::variable_list& grads,
+      torch::dynamo::autograd::SwapSavedVariables& /*saved*/) override {
+    return apply(torch::autograd::variable_list(grads));
+  }
+
+ private:
+  at::ScalarType dtype_;
 };
 
-// functorch's transforms refuse C++ autograd functions.
-bool cpp_functions_allowed() {
-  const auto& functorch = at::functorch::functorchTLSAccessor();
-  if (functorch == nullptr) {
-    return true;
-  }
-  try {
-    functorch->checkSupportsCppAutogradFunction();
-    return true;
-  } catch (const c10::Error&) {
-    return false;
+template <class Pointer>
+Pointer make_node(uint64_t sequence_nr, const at::Tensor& source) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
+    return std::make_shared<CastBackward>(sequence_nr, source);
+  } else {
+    return c10::make_intrusive<CastBackward>(sequence_nr, source);
   }
 }
 
@@ -159,26 +158,24 @@ class Entry {
   size_t bytes() const {
     return plain_ ? held_.nbytes() : 0;
   }
-  // The cast as a use under the present grad mode needs it, or nothing where it has to be made again.
-  std::optional<at::Tensor> use(const at::Tensor& source) {
+  // The cast as a use under the present grad mode needs it.
+  at::Tensor use(const at::Tensor& source) {
     if (!plain_ || !at::GradMode::is_enabled()) {
       return held_;
     }
     if (auto cast = cast_->lock(); cast.defined()) {
       return at::Tensor(std::move(cast));
     }
+    at::Tensor cast = detached_alias(held_);
     if (NodePtr node = node_->lock()) {
-      at::Tensor alias = detached_alias(held_);
-      torch::autograd::impl::set_gradient_edge(alias, Edge(std::move(node), 0));
-      link(alias);
-      return alias;
+      torch::autograd::impl::set_gradient_edge(cast, Edge(std::move(node), 0));
+    } else {
+      node = make_node<NodePtr>(sequence_nr_, source);
+      node->add_input_metadata(cast);
+      torch::autograd::impl::set_gradient_edge(cast, Edge(std::move(node), 0));
     }
-    if (cpp_functions_allowed()) {
-      at::Tensor cast = ReuseCast::apply(source, held_);
-      link(cast);
-      return cast;
-    }
-    return std::nullopt;
+    link(cast);
+    return cast;
   }
   // At thread exit Python may be gone, and a subclass's tensor cannot be let go without it.
   void leak_unless_plain() {
@@ -190,7 +187,9 @@ class Entry {
  private:
   void link(const at::Tensor& cast) {
     cast_.emplace(cast.getIntrusivePtr());
-    node_.emplace(cast.grad_fn());
+    const NodePtr node = cast.grad_fn();
+    sequence_nr_ = node->sequence_nr();
+    node_.emplace(node);
   }
 
   WeakTensor source_;
@@ -201,6 +200,7 @@ class Entry {
   uint32_t held_version_ = 0;
   std::optional<WeakTensor> cast_;
   std::optional<WeakNode> node_;
+  uint64_t sequence_nr_ = 0;
 };
 
 class Cache {
@@ -225,9 +225,8 @@ class Cache {
       erase(found->second);
       return std::nullopt;
     }
-    std::optional<at::Tensor> cast = entry.use(source);
-    info_.hits += cast.has_value() ? 1 : 0;
-    return cast;
+    ++info_.hits;
+    return entry.use(source);
   }
 
   void insert(const at::Tensor& source, c10::ScalarType dtype, const at::Tensor& cast) {

@@ -3,6 +3,8 @@
 #include "op_table.h"
 #include "region.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -19,7 +21,13 @@ namespace py = pybind11;
 namespace torch_promote {
 namespace {
 
-// enter and exit are called at every region: plain C functions, without the cost of a generic argument caster.
+// What is called at every region: plain C functions, without the cost of a generic argument caster.
+
+PyObject* get_running_loop = nullptr; // asyncio._get_running_loop; kept for good
+
+// enter_region(owner, spec) -> int: what Python has to look at besides, 0 nearly always.
+constexpr long kTorchFunctionMode = 1;
+constexpr long kRunningLoop = 2;
 
 PyObject* enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   if (count != 2) {
@@ -30,22 +38,67 @@ PyObject* enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t c
   if (packed == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) {
     return nullptr;
   }
+  const py::object loop = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(get_running_loop));
+  if (!loop) {
+    return nullptr;
+  }
   try {
     enter(args[0], RegionSpec::unpack(packed));
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
   }
-  Py_RETURN_NONE;
+  long notes = loop.is_none() ? 0 : kRunningLoop;
+  if (at::impl::torch_function_mode_enabled()) {
+    notes |= kTorchFunctionMode;
+  }
+  return PyLong_FromLong(notes);
 }
 
+// exit_region(owner) -> int: as enter_region, or -1 if the owner has no open region in this thread.
 PyObject* exit_region(PyObject* /*module*/, PyObject* owner) {
-  return PyBool_FromLong(static_cast<long>(torch_promote::exit(owner)));
+  if (!torch_promote::exit(owner)) {
+    return PyLong_FromLong(-1);
+  }
+  return PyLong_FromLong(at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0);
+}
+
+// pack_cpu_spec(device_type, dtype, enabled, cache_enabled) -> int | None: the spec of the plainest region,
+// `my_autocast("cpu")` with at most a dtype that the CPU supports. None for all else: Python looks closer.
+PyObject* pack_cpu_spec(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
+  if (count != 4) {
+    PyErr_SetString(PyExc_TypeError, "pack_cpu_spec(device_type, dtype, enabled, cache_enabled) takes four arguments");
+    return nullptr;
+  }
+  const auto is_flag = [](PyObject* object) { return object == Py_True || object == Py_False; };
+  PyObject* const dtype_argument = args[1];
+  const bool plain = PyUnicode_CheckExact(args[0]) && PyUnicode_CompareWithASCIIString(args[0], "cpu") == 0 &&
+      (dtype_argument == Py_None || THPDtype_Check(dtype_argument)) && is_flag(args[2]) &&
+      (args[3] == Py_None || is_flag(args[3]));
+  if (!plain) {
+    Py_RETURN_NONE;
+  }
+  const at::ScalarType dtype = dtype_argument == Py_None
+      ? at::autocast::get_autocast_dtype(at::kCPU)
+      : reinterpret_cast<THPDtype*>(dtype_argument)->scalar_type;
+  if (dtype != at::kBFloat16 && dtype != at::kHalf) {
+    Py_RETURN_NONE;
+  }
+  RegionSpec spec;
+  spec.devices[static_cast<size_t>(Device::cpu)] = {true, args[2] == Py_True, dtype};
+  spec.cache_enabled = args[3] == Py_None ? at::autocast::is_autocast_cache_enabled() : args[3] == Py_True;
+  return PyLong_FromUnsignedLongLong(spec.pack());
+}
+
+template <class Function>
+PyCFunction as_c_function(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
 PyMethodDef kFastMethods[] = {
-    {"enter_region", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&enter_region)), METH_FASTCALL, nullptr},
+    {"enter_region", as_c_function(&enter_region), METH_FASTCALL, nullptr},
     {"exit_region", &exit_region, METH_O, nullptr},
+    {"pack_cpu_spec", as_c_function(&pack_cpu_spec), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -90,7 +143,10 @@ PYBIND11_MODULE(_C, m) {
   if (PyModule_AddFunctions(m.ptr(), kFastMethods) != 0) {
     throw py::error_already_set();
   }
+  get_running_loop = py::object(py::module_::import("asyncio").attr("_get_running_loop")).release().ptr();
   m.attr("TORCH_VERSION") = TORCH_VERSION;
+  m.attr("TORCH_FUNCTION_MODE") = kTorchFunctionMode;
+  m.attr("RUNNING_LOOP") = kRunningLoop;
 
   py::dict policies;
   policies["unlisted"] = to_byte(CastPolicy::unlisted);

@@ -37,6 +37,7 @@ struct RegionSpec {
   uint32_t overrides = 0; // 0: none
 
   static RegionSpec unpack(uint64_t packed);
+  uint64_t pack() const;
 };
 
 // One change that a region makes to the policy in force around it.

@@ -13,7 +13,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -67,16 +67,35 @@ def _unwind_after_tracing(base: int) -> None:
     output.add_cleanup_hook(unwind)
 
 
-def _teach_dynamo(inlined_only: Sequence[FunctionType]) -> None:
+def _teach_dynamo(inlined_only: Sequence[Callable[..., Any]]) -> None:
     # After a graph break Dynamo compiles the functions that the broken one calls, each alone. A graph that enters a
     # region and does not leave it must not come of that.
     for function in inlined_only:
-        torch._dynamo.eval_frame.skip_code(function.__code__)
+        torch._dynamo.eval_frame.skip_code(function.__code__)  # type: ignore[attr-defined]
     torch._dynamo.allow_in_graph(graph_enter)
     torch._dynamo.allow_in_graph(graph_exit)
+    # What the methods of my_autocast call in the extension, as Dynamo is to trace it.
+    substitute = functools.partial(torch._dynamo.substitute_in_graph, skip_signature_check=True)
+    substitute(_C.enter_region)(_traced_enter)
+    substitute(_C.exit_region)(_traced_exit)
+    substitute(_C.pack_cpu_spec)(_traced_pack)
     # A call whose result nobody uses is otherwise dead code.
     torch.fx.node.has_side_effect(graph_enter)
     torch.fx.node.has_side_effect(graph_exit)
+
+
+def _traced_enter(owner: object, spec: int) -> int:
+    graph_enter(spec)
+    return 0
+
+
+def _traced_exit(owner: object) -> int:
+    graph_exit()
+    return 0
+
+
+def _traced_pack(*arguments: object) -> None:
+    """Leaves the packing to Python, which Dynamo can follow."""
 
 
 class _TeachOnImport(importlib.abc.MetaPathFinder):
@@ -107,7 +126,7 @@ def _run_after(loader: Any, function: Callable[[], None]) -> None:
     loader.exec_module = exec_then_run
 
 
-def install(inlined_only: Sequence[FunctionType]) -> None:
+def install(inlined_only: Sequence[Callable[..., Any]]) -> None:
     """Makes regions traceable, now or when Dynamo is imported.
 
     Args:

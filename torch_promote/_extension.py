@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -13,7 +14,9 @@ __all__ = ["check_extension"]
 
 _OUR_KEY = "AutocastPrivateUse1"
 _NOTE = Path(__file__).with_name("_built_with.json")
-_REBUILD = "Build it again in this environment: pip install --no-build-isolation --force-reinstall --no-deps torch-promote"
+_REBUILD = (
+    "Build it again in this environment: pip install --no-build-isolation --force-reinstall --no-deps torch-promote"
+)
 
 
 def check_extension() -> None:
@@ -28,13 +31,15 @@ def check_extension() -> None:
     if built is None:
         raise ExtensionError(f"torch_promote._C has not been built; running torch {running}. {_REBUILD}")
     if built != running:
-        raise ExtensionError(f"torch_promote._C was built with torch {built}, but torch {running} is running. {_REBUILD}")
-    key = getattr(torch._C.DispatchKey, _OUR_KEY)
-    if torch._C._dispatch_has_backend_fallback(key) or torch._C._dispatch_has_kernel_for_dispatch_key("aten::mm", _OUR_KEY):
+        raise ExtensionError(
+            f"torch_promote._C was built with torch {built}, but torch {running} is running. {_REBUILD}"
+        )
+    if _key_is_taken():
         backend = torch._C._get_privateuse1_backend_name()
         raise ExtensionError(
             f"the dispatch key {_OUR_KEY} already has kernels: the backend {backend!r} brings an autocast of its own. "
-            f"torch_promote registers its wrappers on that key, so the two cannot be used in one process. Import one of them."
+            f"torch_promote registers its wrappers on that key, so the two cannot be used in one process. Import one "
+            f"of them."
         )
     try:
         from torch_promote import _C  # noqa: F401  (loading it registers the wrappers)
@@ -42,6 +47,14 @@ def check_extension() -> None:
         raise ExtensionError(
             f"torch_promote._C, built with torch {built}, does not load with torch {running}: {error}. {_REBUILD}"
         ) from error
+
+
+def _key_is_taken() -> bool:
+    if "torch_promote._C" in sys.modules:
+        return False  # by ourselves: the package was imported anew over the loaded extension
+    key = getattr(torch._C.DispatchKey, _OUR_KEY)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return torch._C._dispatch_has_backend_fallback(key) or bool(has_kernel("aten::mm", _OUR_KEY))
 
 
 def _built_with() -> str | None:

@@ -87,8 +87,8 @@ def guard_tasks() -> None:
     """
     global _original_run
     if _original_run is None:
-        _original_run = asyncio.Handle._run  # type: ignore[attr-defined]
-        asyncio.Handle._run = _run_step  # type: ignore[attr-defined]
+        _original_run = asyncio.Handle._run
+        asyncio.Handle._run = _run_step  # type: ignore[assignment,method-assign]
 
 
 def _run_step(handle: asyncio.Handle) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from asyncio import _get_running_loop
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from torch_promote import _C
-from torch_promote._compile import GraphRegion, graph_enter, graph_exit
+from torch_promote._compile import GraphRegion
 from torch_promote._steps import Steps, drive, guard_tasks
 from torch_promote.errors import (
     DecoratorError,
@@ -107,52 +107,38 @@ class my_autocast:  # noqa: N801 (the name that people type)
         *,
         overrides: Mapping[Any, Any] | None = None,
     ) -> None:
-        device_types = (device_type,) if isinstance(device_type, str) else _device_types(device_type)
-        if cache_enabled is None:
-            cache_enabled = torch.is_autocast_cache_enabled()
-        spec = _CACHE_ENABLED if cache_enabled else 0
-        devices = []
-        for name in device_types:
-            device = _check_device(name, dtype, enabled)
-            devices.append(device)
-            field = _NUMBERS[device[1]] | _NAMED | (_ENABLED if device[2] else 0)
-            spec |= field << (_BITS_PER_DEVICE * DEVICE_TYPES.index(name))
+        spec = _C.pack_cpu_spec(device_type, dtype, enabled, cache_enabled)
+        if spec is None:
+            spec = _pack_spec(device_type, dtype, enabled, cache_enabled)
         if overrides:
             spec |= parse_overrides(overrides) << _OVERRIDES_SHIFT
         self._spec = spec
-        self._devices = devices
         self._arguments = (device_type, dtype, enabled, cache_enabled, overrides)
 
     def __enter__(self) -> my_autocast:
-        if torch.compiler.is_dynamo_compiling():
-            graph_enter(self._spec)
-            return self
-        _C.enter_region(self, self._spec)
-        if _get_running_loop() is not None:
-            guard_tasks()
-        if torch._C._is_torch_function_mode_enabled():
-            self._export_enter()
+        notes = _C.enter_region(self, self._spec)
+        if notes:
+            self._look_around(notes)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if torch.compiler.is_dynamo_compiling():
-            graph_exit()
-            return
-        if not _C.exit_region(self):
-            raise RegionError(
-                f"{self!r} is not open in this thread, so it cannot be ended here. A region belongs to the thread that "
-                f"entered it; enter one in each thread."
-            )
-        if torch._C._is_torch_function_mode_enabled():
+        notes = _C.exit_region(self)
+        if notes:
+            if notes < 0:
+                raise RegionError(
+                    f"{self!r} is not open in this thread, so it cannot be ended here. A region belongs to the thread "
+                    f"that entered it; enter one in each thread."
+                )
             self._export_exit()
 
     def __call__(self, func: Any) -> Any:
+        """Decorates a callable; see the class."""
         if not callable(func):
             raise DecoratorError(
-                f"my_autocast(...) decorates a callable, got {type(func).__name__}. Decorate a function, or use it as a "
-                f"context manager: `with my_autocast(...):`."
+                f"my_autocast(...) decorates a callable, got {type(func).__name__}. Decorate a function, or use it as "
+                f"a context manager: `with my_autocast(...):`."
             )
         return _decorate(self, func)
 
@@ -163,12 +149,20 @@ class my_autocast:  # noqa: N801 (the name that people type)
 
     def __repr__(self) -> str:
         device_type, dtype, enabled, cache_enabled, overrides = self._arguments
-        parts = [repr(device_type) if device_type is not None else repr(self._devices[0][0])]
+        parts = [repr(device_type) if device_type is not None else repr(next(_unpack_devices(self._spec))[0])]
         parts += [f"dtype={dtype}"] if dtype is not None else []
         parts += [] if enabled else ["enabled=False"]
-        parts += [] if cache_enabled else ["cache_enabled=False"]
+        parts += [f"cache_enabled={cache_enabled}"] if cache_enabled is not None else []
         parts += [f"overrides={_short(overrides)}"] if overrides else []
         return f"my_autocast({', '.join(parts)})"
+
+    # Modes of torch.export and the like, and event loops, are looked at only where the extension saw one.
+
+    def _look_around(self, notes: int) -> None:
+        if notes & _C.RUNNING_LOOP:
+            guard_tasks()
+        if notes & _C.TORCH_FUNCTION_MODE:
+            self._export_enter()
 
     # torch.export records ops above every Autocast key, so a region would leave no trace in the exported graph. Under
     # the stock policy it is recorded as the region of torch.autocast that it is equal to.
@@ -176,23 +170,43 @@ class my_autocast:  # noqa: N801 (the name that people type)
 
     def _export_enter(self) -> None:
         modes = _export_modes()
-        if not modes:
-            return
-        if not _C.policy_is_stock():
+        if modes and not _C.policy_is_stock():
             _C.exit_region(self)
             raise RegionError(
-                f"{self!r} cannot be exported: an exported graph can hold regions of torch.autocast only, and these do not "
-                f"know overrides. Export without overrides, or write the casts into the module."
+                f"{self!r} cannot be exported: an exported graph can hold regions of torch.autocast only, and these do "
+                f"not know overrides. Export without overrides, or write the casts into the module."
             )
-        cache_enabled = bool(self._spec & _CACHE_ENABLED)
         for mode in modes:
-            for name, dtype, enabled in self._devices:
-                mode.__torch_function__(torch.amp._enter_autocast, (), (name, dtype, enabled, cache_enabled))
+            for name, dtype, enabled in _unpack_devices(self._spec):
+                cache_enabled = bool(self._spec & _CACHE_ENABLED)
+                mode.__torch_function__(_enter_autocast, (), (name, dtype, enabled, cache_enabled))
 
     def _export_exit(self) -> None:
         for mode in _export_modes():
-            for _ in self._devices:
-                mode.__torch_function__(torch.amp._exit_autocast, (), ())
+            for _ in _unpack_devices(self._spec):
+                mode.__torch_function__(_exit_autocast, (), ())
+
+
+def _pack_spec(device_type: object, dtype: object, enabled: object, cache_enabled: object) -> int:
+    """Checks what is asked as torch.autocast does, and returns the packed spec."""
+    device_types = (device_type,) if isinstance(device_type, str) else _device_types(device_type)
+    if cache_enabled is None:
+        cache_enabled = torch.is_autocast_cache_enabled()
+    spec = _CACHE_ENABLED if cache_enabled else 0
+    for name in device_types:
+        dtype_here, enabled_here = _check_device(name, dtype, enabled)
+        field = _NUMBERS[dtype_here] | _NAMED | (_ENABLED if enabled_here else 0)
+        spec |= field << (_BITS_PER_DEVICE * DEVICE_TYPES.index(name))
+    return spec
+
+
+def _unpack_devices(spec: int) -> Iterator[tuple[str, torch.dtype, bool]]:
+    """Yields the device type, dtype and enabled flag of each device type that a spec names."""
+    for index, name in enumerate(DEVICE_TYPES):
+        field = spec >> (_BITS_PER_DEVICE * index)
+        if field & _NAMED:
+            dtype = next(dtype for dtype, number in _NUMBERS.items() if number == field & 0xFF)
+            yield name, dtype, bool(field & _ENABLED)
 
 
 def _device_types(asked: object) -> Sequence[str]:
@@ -211,8 +225,8 @@ def _device_types(asked: object) -> Sequence[str]:
     )
 
 
-def _check_device(name: object, dtype: object, enabled: object) -> tuple[str, torch.dtype, bool]:
-    """Returns the device type, dtype and enabled flag that a region gets, as torch.autocast would."""
+def _check_device(name: object, dtype: object, enabled: object) -> tuple[torch.dtype, bool]:
+    """Returns the dtype and enabled flag that a region gets for a device type, as torch.autocast would."""
     if not isinstance(name, str):
         raise DeviceTypeError(
             f"expected a device type of type str, got {name!r} of type {type(name).__name__}. Legal: 'cpu', 'cuda'."
@@ -222,24 +236,28 @@ def _check_device(name: object, dtype: object, enabled: object) -> tuple[str, to
     if dtype is None:
         dtype = torch.get_autocast_dtype(name)
     if not isinstance(dtype, torch.dtype):
-        raise DtypeError(f"dtype is a torch.dtype, such as torch.bfloat16, or None; got {dtype!r} of type {type(dtype).__name__}.")
+        raise DtypeError(
+            f"dtype is a torch.dtype, such as torch.bfloat16, or None; got {dtype!r} of type {type(dtype).__name__}."
+        )
     if dtype not in _NUMBERS:
-        raise DtypeError(f"{dtype} is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or torch.float16.")
+        raise DtypeError(
+            f"{dtype} is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or torch.float16."
+        )
     if not enabled:
-        return name, dtype, False
+        return dtype, False
     if name == "cuda":
         if torch.cuda.amp.common.amp_definitely_not_available():
             _warn("CUDA is not available or torch_xla is imported. Disabling my_autocast.")
-            return name, dtype, False
+            return dtype, False
         if dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
             raise UnsupportedDeviceError("this CUDA device does not support bfloat16. Use dtype=torch.float16.")
     elif dtype not in _CPU_DTYPES:
         _warn(
-            f"my_autocast on the CPU supports torch.bfloat16 and torch.float16, got {dtype}. Disabling my_autocast. To run "
-            f"single ops in {dtype}, use overrides={{op: {dtype}}}."
+            f"my_autocast on the CPU supports torch.bfloat16 and torch.float16, got {dtype}. Disabling my_autocast. To "
+            f"run single ops in {dtype}, use overrides={{op: {dtype}}}."
         )
-        return name, dtype, False
-    return name, dtype, True
+        return dtype, False
+    return dtype, True
 
 
 def _unsupported(name: str) -> UnsupportedDeviceError:
@@ -251,8 +269,8 @@ def _unsupported(name: str) -> UnsupportedDeviceError:
 
 
 def _warn(message: str) -> None:
-    # _warn, _check_device, __init__, the caller
-    warnings.warn(message, stacklevel=4)
+    # _warn, _check_device, _pack_spec, __init__, the caller
+    warnings.warn(message, stacklevel=5)
 
 
 def _export_modes() -> list[Any]:
@@ -272,13 +290,13 @@ def _decorate(region: my_autocast, func: Any) -> Any:
     elif inspect.isasyncgenfunction(body):
 
         @functools.wraps(func)
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
             generator = func(*args, **kwargs)
             step = generator.asend(None)
             try:
                 while True:
                     try:
-                        item = await Steps(region, step)
+                        item: Any = await Steps(region, step)
                     except StopAsyncIteration:
                         return
                     try:

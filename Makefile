@@ -1,0 +1,53 @@
+# make demo    trains a small GPT under fp32, torch.autocast and my_autocast, and compares their bits
+# make test    runs the tests (make test ARGS="-k cache -x" for some of them)
+# make lint    ruff and mypy
+# make bench   times regions and ops against stock autocast
+#
+# Each sets up what it needs: a virtual environment, PyTorch, and the extension built against it. For another PyTorch:
+# make test TORCH_VERSION=2.15.0 (an environment for each version).
+
+TORCH_VERSION ?= 2.13.0
+DEFAULT_VERSION := 2.13.0
+VENV ?= $(if $(filter $(DEFAULT_VERSION),$(TORCH_VERSION)),.venv,.venv-$(TORCH_VERSION))
+PYTHON3 ?= python3
+ARGS ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+SOURCES := setup.py pyproject.toml torch_promote/op_policies.def $(wildcard csrc/*)
+
+# The extension lies in the source tree, where one PyTorch's build replaces another's.
+BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
+REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
+
+.PHONY: demo test lint bench build clean force
+
+demo: build
+	$(PY) examples/train_gpt.py $(ARGS)
+
+test: build
+	$(PY) -m pytest $(ARGS)
+
+lint: build
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: build
+	$(PY) -m torch_promote bench $(ARGS)
+
+build: $(VENV)/.built
+
+# PyTorch first and by itself: an open range would bring another build of it.
+$(VENV)/.torch-$(TORCH_VERSION):
+	$(PYTHON3) -m venv $(VENV)
+	$(PIP) torch==$(TORCH_VERSION)
+	$(PIP) 'setuptools>=64' wheel ninja
+	touch $@
+
+$(VENV)/.built: $(VENV)/.torch-$(TORCH_VERSION) $(SOURCES) $(REBUILD)
+	$(PIP) --no-build-isolation --editable '.[test,lint,demo]'
+	touch $@
+
+clean:
+	rm -rf .venv .venv-* build out *.egg-info torch_promote/*.so torch_promote/_built_with.json

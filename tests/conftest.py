@@ -1,0 +1,36 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import torch_promote as tp
+
+from support import thread_state
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_switched_on() -> Iterator[None]:
+    """Every test leaves the thread's autocast state, and our cache, as it found them."""
+    before = thread_state()
+    yield
+    assert thread_state() == before
+    assert tp.cache_info()["entries"] == 0
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Bits of a sum depend on how it is split."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets regions of "cuda", stock's and ours, be enabled where there is no GPU, for use with fake tensors."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True)
