@@ -1,6 +1,6 @@
 # make demo    trains a small GPT under fp32, torch.autocast and my_autocast, and compares their bits
 # make test    runs the tests (make test ARGS="-k cache -x" for some of them)
-# make lint    ruff and mypy
+# make lint    ruff, mypy and clang-format
 # make bench   times regions and ops against stock autocast
 #
 # Each sets up what it needs: a virtual environment, PyTorch, and the extension built against it. For another PyTorch:
@@ -31,6 +31,7 @@ test: build
 lint: build
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/clang-format --dry-run -Werror csrc/*.h csrc/*.cpp
 	$(VENV)/bin/mypy
 
 bench: build

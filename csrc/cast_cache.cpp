@@ -23,12 +23,13 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 
 // NOTE [ What an entry holds ]
-// A cast of a trainable weight is a tensor whose grad_fn leads to the weight's AccumulateGrad, and that owns the weight.
-// A cache that holds this tensor therefore keeps every weight it has seen alive until the region ends, however weak its
-// own reference to the weight is. So an entry owns the *data* of the cast only, as a detached alias, and refers weakly
-// to the weight, to the cast itself and to its autograd node. A second use in the same graph gets the same node, which
-// is what makes its gradients be summed in the same place, and to the same bits, as stock's. A node that nobody holds
-// any more belongs to a graph that is gone; the next use that needs a gradient gets a new one over the same data.
+// A cast of a trainable weight is a tensor whose grad_fn leads to the weight's AccumulateGrad, and that owns the
+// weight. A cache that holds this tensor therefore keeps every weight it has seen alive until the region ends, however
+// weak its own reference to the weight is. So an entry owns the *data* of the cast only, as a detached alias, and
+// refers weakly to the weight, to the cast itself and to its autograd node. A second use in the same graph gets the
+// same node, which is what makes its gradients be summed in the same place, and to the same bits, as stock's. A node
+// that nobody holds any more belongs to a graph that is gone; the next use that needs a gradient gets a new one over
+// the same data.
 //
 // Only a plain tensor can be taken apart like this. Subclasses, wrappers of functorch, fake and functional tensors are
 // held whole, as stock holds them, until the region ends or their source changes.
@@ -61,11 +62,12 @@ constexpr c10::DispatchKeySet kNotPlain = c10::DispatchKeySet({
                                               c10::DispatchKey::Negative,
                                               c10::DispatchKey::ZeroTensor,
                                           }) |
-    c10::DispatchKeySet(c10::DispatchKey::NestedTensor) | c10::DispatchKeySet(c10::DispatchKey::AutogradNestedTensor);
+                                          c10::DispatchKeySet(c10::DispatchKey::NestedTensor) |
+                                          c10::DispatchKeySet(c10::DispatchKey::AutogradNestedTensor);
 
 bool is_plain(const at::TensorImpl& impl) {
   return impl.layout() == at::kStrided && impl.has_storage() && !impl.key_set().has_any(kNotPlain) &&
-      !impl.has_symbolic_sizes_strides() && (impl.is_cpu() || impl.is_cuda());
+         !impl.has_symbolic_sizes_strides() && (impl.is_cpu() || impl.is_cuda());
 }
 
 // What tells whether a source is still what was cast. The storage is held weakly, so that its address cannot come to
@@ -97,8 +99,8 @@ at::Tensor detached_alias(const at::Tensor& tensor) {
   return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
 }
 
-// The node of a cast for a new graph over data that is there already. It does what the node of `to` does; a raw node has
-// no forward-mode AD of its own, and a leaf that requires a gradient has no tangent to carry.
+// The node of a cast for a new graph over data that is there already. It does what the node of `to` does; a raw node
+// has no forward-mode AD of its own, and a leaf that requires a gradient has no tangent to carry.
 class CastBackward : public torch::autograd::Node {
  public:
   // With the sequence number of the first cast's node, as if that had lived on: the engine orders the sums by it.
@@ -114,8 +116,7 @@ class CastBackward : public torch::autograd::Node {
   // Compiled autograd traces `apply`; there is nothing saved to swap.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {}
   torch::autograd::variable_list apply_with_saved(
-      const torch::autograd::variable_list& grads,
-      torch::dynamo::autograd::SwapSavedVariables& /*saved*/) override {
+      const torch::autograd::variable_list& grads, torch::dynamo::autograd::SwapSavedVariables& /*saved*/) override {
     return apply(torch::autograd::variable_list(grads));
   }
 
@@ -134,10 +135,8 @@ Pointer make_node(uint64_t sequence_nr, const at::Tensor& source) {
 
 class Entry {
  public:
-  Entry(const at::Tensor& source, const at::Tensor& cast)
-      : source_(source.getIntrusivePtr()),
-        stamp_(Stamp::of(*source.unsafeGetTensorImpl())),
-        plain_(is_plain(*source.unsafeGetTensorImpl())) {
+  Entry(const at::Tensor& source, const Stamp& stamp, const at::Tensor& cast)
+      : source_(source.getIntrusivePtr()), stamp_(stamp), plain_(is_plain(*source.unsafeGetTensorImpl())) {
     if (plain_) {
       source_storage_.emplace(source.storage().getWeakStorageImpl());
       held_ = detached_alias(cast);
@@ -229,18 +228,17 @@ class Cache {
     return entry.use(source);
   }
 
-  void insert(const at::Tensor& source, c10::ScalarType dtype, const at::Tensor& cast) {
+  // `stamp` is the source's from before the cast.
+  void insert(const at::Tensor& source, const Stamp& stamp, c10::ScalarType dtype, const at::Tensor& cast) {
     ++info_.misses;
     const Key key{source.unsafeGetTensorImpl(), dtype};
     const auto found = index_.find(key);
-    if (found != index_.end()) {
-      const size_t at = found->second;
-      std::swap(entries_[at], *std::make_unique<Entry>(source, cast));
-    } else {
-      index_.emplace(key, entries_.size());
-      entries_.emplace_back(source, cast);
-      keys_.push_back(key);
+    if (found != index_.end()) { // made by code that ran inside this cast
+      erase(found->second);
     }
+    index_.emplace(key, entries_.size());
+    entries_.emplace_back(source, stamp, cast);
+    keys_.push_back(key);
     sweep();
   }
 
@@ -321,8 +319,8 @@ Cache& cache() {
 // thread has none.
 bool may_cache(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat && tensor.requires_grad() && tensor.is_leaf() && !tensor.is_view() &&
-      at::autocast::is_autocast_cache_enabled() && !tensor.is_inference() && depth() != 0 &&
-      !at::caching::is_cached_tensor(tensor);
+         at::autocast::is_autocast_cache_enabled() && !tensor.is_inference() && depth() != 0 &&
+         !at::caching::is_cached_tensor(tensor);
 }
 
 } // namespace
@@ -334,6 +332,7 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   if (std::optional<at::Tensor> hit = cache().find(tensor, dtype)) {
     return *std::move(hit);
   }
+  const Stamp stamp = Stamp::of(*tensor.unsafeGetTensorImpl());
   // With grad mode on, as stock, so that a use after no_grad is differentiable. The cast may run Python (a dispatch
   // mode, a subclass) which may itself cast, enter and leave regions: nothing of the cache is held across it.
   at::Tensor cast = [&] {
@@ -342,7 +341,7 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   }();
   // A mode may have answered with a tensor of its own kind (a fake one, say), good for no one after it.
   if (is_plain(*tensor.unsafeGetTensorImpl()) == is_plain(*cast.unsafeGetTensorImpl()) && depth() != 0) {
-    cache().insert(tensor, dtype, cast);
+    cache().insert(tensor, stamp, dtype, cast);
   }
   return cast;
 }

@@ -13,10 +13,10 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype);
 
 struct CacheInfo {
   uint64_t entries = 0; // casts held now
-  uint64_t bytes = 0; // that they occupy
-  uint64_t hits = 0; // casts served from the cache since the thread began
-  uint64_t misses = 0; // casts made for it
-  uint64_t stale = 0; // entries made again because their source had changed
+  uint64_t bytes = 0;   // that they occupy
+  uint64_t hits = 0;    // casts served from the cache since the thread began
+  uint64_t misses = 0;  // casts made for it
+  uint64_t stale = 0;   // entries made again because their source had changed
   uint64_t dropped = 0; // entries dropped because their source had died
 };
 

@@ -25,6 +25,10 @@ namespace {
 
 PyObject* get_running_loop = nullptr; // asyncio._get_running_loop; kept for good
 
+const void* owner_of(PyObject* object) {
+  return object == Py_None ? kGraphOwner : object;
+}
+
 // enter_region(owner, spec) -> int: what Python has to look at besides, 0 nearly always.
 constexpr long kTorchFunctionMode = 1;
 constexpr long kRunningLoop = 2;
@@ -43,7 +47,7 @@ PyObject* enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t c
     return nullptr;
   }
   try {
-    enter(args[0], RegionSpec::unpack(packed));
+    enter(owner_of(args[0]), RegionSpec::unpack(packed));
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
@@ -57,7 +61,7 @@ PyObject* enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t c
 
 // exit_region(owner) -> int: as enter_region, or -1 if the owner has no open region in this thread.
 PyObject* exit_region(PyObject* /*module*/, PyObject* owner) {
-  if (!torch_promote::exit(owner)) {
+  if (!torch_promote::exit(owner_of(owner))) {
     return PyLong_FromLong(-1);
   }
   return PyLong_FromLong(at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0);
@@ -73,14 +77,13 @@ PyObject* pack_cpu_spec(PyObject* /*module*/, PyObject* const* args, Py_ssize_t 
   const auto is_flag = [](PyObject* object) { return object == Py_True || object == Py_False; };
   PyObject* const dtype_argument = args[1];
   const bool plain = PyUnicode_CheckExact(args[0]) && PyUnicode_CompareWithASCIIString(args[0], "cpu") == 0 &&
-      (dtype_argument == Py_None || THPDtype_Check(dtype_argument)) && is_flag(args[2]) &&
-      (args[3] == Py_None || is_flag(args[3]));
+                     (dtype_argument == Py_None || THPDtype_Check(dtype_argument)) && is_flag(args[2]) &&
+                     (args[3] == Py_None || is_flag(args[3]));
   if (!plain) {
     Py_RETURN_NONE;
   }
-  const at::ScalarType dtype = dtype_argument == Py_None
-      ? at::autocast::get_autocast_dtype(at::kCPU)
-      : reinterpret_cast<THPDtype*>(dtype_argument)->scalar_type;
+  const at::ScalarType dtype = dtype_argument == Py_None ? at::autocast::get_autocast_dtype(at::kCPU)
+                                                         : reinterpret_cast<THPDtype*>(dtype_argument)->scalar_type;
   if (dtype != at::kBFloat16 && dtype != at::kHalf) {
     Py_RETURN_NONE;
   }
@@ -144,6 +147,7 @@ PYBIND11_MODULE(_C, m) {
     throw py::error_already_set();
   }
   get_running_loop = py::object(py::module_::import("asyncio").attr("_get_running_loop")).release().ptr();
+  stock_policy_table(); // now, while this thread is the only one here
   m.attr("TORCH_VERSION") = TORCH_VERSION;
   m.attr("TORCH_FUNCTION_MODE") = kTorchFunctionMode;
   m.attr("RUNNING_LOOP") = kRunningLoop;

@@ -29,11 +29,11 @@ std::string RowInfo::name() const {
 
 const std::array<RowInfo, kNumRows>& rows() {
   static const std::array<RowInfo, kNumRows> info = {{
-#define ROW(op, overload, cpu, cuda, ...)                            \
-  RowInfo{                                                           \
-      #op,                                                           \
-      #overload,                                                     \
-      {CastPolicy::cpu, CastPolicy::cuda},                           \
+#define ROW(op, overload, cpu, cuda, ...)  \
+  RowInfo{                                 \
+      #op,                                 \
+      #overload,                           \
+      {CastPolicy::cpu, CastPolicy::cuda}, \
       first_or_empty(__VA_OPT__(TORCH_PROMOTE_STRINGIZE(__VA_ARGS__)))},
 #include "../torch_promote/op_policies.def"
 #undef ROW
@@ -53,7 +53,7 @@ const PolicyTable& stock_policy_table() {
       const auto op = c10::Dispatcher::singleton().findOp({name, info.overload});
       for (size_t device = 0; device < kNumDevices; ++device) {
         const bool listed = info.policies[device] != CastPolicy::fallthrough && op.has_value() &&
-            op->hasKernelForDispatchKey(kStockKeys[device]);
+                            op->hasKernelForDispatchKey(kStockKeys[device]);
         result.bytes[device][row] = to_byte(listed ? info.policies[device] : CastPolicy::unlisted);
       }
     }

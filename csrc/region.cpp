@@ -7,21 +7,21 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
-#include <unordered_map>
 
 namespace torch_promote {
 
 namespace {
 
 // NOTE [ Policy fingerprint ]
-// torch.compile guards on the enabled flag and dtype of every Autocast device, AOTAutograd's cache keys on the dtypes of
-// the enabled ones, and PyTorch carries the dispatch keys and these dtypes to its autograd threads. None of them knows
-// our policy table. So a region whose policy differs from stock's writes a hash of the table into the slots of device
-// types that this library does not serve and that have no tensors here: a function compiled under one policy is then
-// not reused under another, and an autograd thread finds the table again. Under the stock policy the slots keep their
-// values, and our key alone tells our regions from stock's.
+// torch.compile guards on the enabled flag and dtype of every Autocast device, AOTAutograd's cache keys on the dtypes
+// of the enabled ones, and PyTorch carries the dispatch keys and these dtypes to its autograd threads. None of them
+// knows our policy table. So a region whose policy differs from stock's writes a hash of the table into the slots of
+// device types that this library does not serve and that have no tensors here: a function compiled under one policy is
+// then not reused under another, and an autograd thread finds the table again. Under the stock policy the slots keep
+// their values, and our key alone tells our regions from stock's.
 constexpr c10::DeviceType kSlots[] = {
     c10::DeviceType::PrivateUse1,
     c10::DeviceType::IPU,
@@ -30,14 +30,43 @@ constexpr c10::DeviceType kSlots[] = {
     c10::DeviceType::MTIA,
 };
 constexpr size_t kNumSlots = std::size(kSlots);
-constexpr unsigned kBitsPerSlot = 4;
+constexpr unsigned kBitsPerSlot = 5;
 // Dtypes that Python can name on every supported version. Not float16: that is the default of the first slot, by which
 // a thread without a policy of its own is told at once.
-constexpr c10::ScalarType kDigits[1U << kBitsPerSlot] = {
-    c10::ScalarType::Byte,         c10::ScalarType::Char,          c10::ScalarType::Short,        c10::ScalarType::Int,
-    c10::ScalarType::Long,         c10::ScalarType::Float8_e8m0fnu, c10::ScalarType::Float,       c10::ScalarType::Double,
-    c10::ScalarType::ComplexHalf,  c10::ScalarType::ComplexFloat,  c10::ScalarType::ComplexDouble, c10::ScalarType::Bool,
-    c10::ScalarType::UInt16,       c10::ScalarType::BFloat16,      c10::ScalarType::UInt32,       c10::ScalarType::UInt64,
+using c10::ScalarType;
+constexpr ScalarType kDigits[1U << kBitsPerSlot] = {
+    ScalarType::Byte,
+    ScalarType::Char,
+    ScalarType::Short,
+    ScalarType::Int,
+    ScalarType::Long,
+    ScalarType::Float,
+    ScalarType::Double,
+    ScalarType::ComplexHalf,
+    ScalarType::ComplexFloat,
+    ScalarType::ComplexDouble,
+    ScalarType::Bool,
+    ScalarType::BFloat16,
+    ScalarType::UInt16,
+    ScalarType::UInt32,
+    ScalarType::UInt64,
+    ScalarType::Float8_e5m2,
+    ScalarType::Float8_e4m3fn,
+    ScalarType::Float8_e5m2fnuz,
+    ScalarType::Float8_e4m3fnuz,
+    ScalarType::Float8_e8m0fnu,
+    ScalarType::Bits1x8,
+    ScalarType::Bits2x4,
+    ScalarType::Bits4x2,
+    ScalarType::Bits8,
+    ScalarType::Bits16,
+    ScalarType::UInt1,
+    ScalarType::UInt2,
+    ScalarType::UInt3,
+    ScalarType::UInt4,
+    ScalarType::UInt5,
+    ScalarType::UInt6,
+    ScalarType::UInt7,
 };
 
 using Fingerprint = std::array<c10::ScalarType, kNumSlots>;
@@ -201,6 +230,34 @@ void leave_nesting() {
   }
 }
 
+void end_innermost() {
+  const Frame frame = thread().frames.back();
+  thread().frames.pop_back();
+  restore(frame);
+  leave_nesting();
+}
+
+// Ends a region while others, opened later, are still open. They stay in force; the one above it now ends where this
+// one began.
+void end_below(size_t position) {
+  auto& frames = thread().frames;
+  const Frame frame = frames[position];
+  frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
+  Frame& above = frames[position];
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    if (frame.named[device]) {
+      above.named[device] = true;
+      above.before.devices[device] = frame.before.devices[device];
+    }
+  }
+  above.changed_policy |= frame.changed_policy;
+  above.before.slots = frame.before.slots;
+  above.before.key_included = frame.before.key_included;
+  above.before.cache_enabled = frame.before.cache_enabled;
+  above.before.policy = frame.before.policy;
+  leave_nesting();
+}
+
 } // namespace
 
 namespace {
@@ -231,7 +288,7 @@ uint64_t RegionSpec::pack() const {
     const PerDevice& wanted = devices[device];
     if (wanted.named) {
       const uint64_t field = static_cast<uint64_t>(wanted.dtype) | (1U << kNamedBit) |
-          (static_cast<uint64_t>(wanted.enabled) << kEnabledBit);
+                             (static_cast<uint64_t>(wanted.enabled) << kEnabledBit);
       packed |= field << (kBitsPerDevice * device);
     }
   }
@@ -299,33 +356,19 @@ void enter(const void* owner, const RegionSpec& spec) {
 
 bool exit(const void* owner) {
   auto& frames = thread().frames;
-  for (size_t i = frames.size(); i-- > 0;) {
-    if (frames[i].owner != owner) {
-      continue;
-    }
-    const Frame frame = frames[i];
-    frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(i));
-    if (i == frames.size()) {
-      restore(frame);
-    } else {
-      // Regions opened later are still open. They stay in force; the one above this now ends where this one began.
-      Frame& above = frames[i];
-      for (size_t device = 0; device < kNumDevices; ++device) {
-        if (frame.named[device]) {
-          above.named[device] = true;
-          above.before.devices[device] = frame.before.devices[device];
-        }
-      }
-      above.changed_policy |= frame.changed_policy;
-      above.before.slots = frame.before.slots;
-      above.before.key_included = frame.before.key_included;
-      above.before.cache_enabled = frame.before.cache_enabled;
-      above.before.policy = frame.before.policy;
-    }
-    leave_nesting();
-    return true;
+  const auto from_top = std::find_if(frames.rbegin(), frames.rend(), [&](const Frame& f) { return f.owner == owner; });
+  if (from_top == frames.rend()) {
+    return false;
   }
-  return false;
+  while (owner != kGraphOwner && frames.back().owner == kGraphOwner) {
+    end_innermost();
+  }
+  if (frames.back().owner == owner) {
+    end_innermost();
+  } else {
+    end_below(static_cast<size_t>(frames.rend() - from_top) - 1);
+  }
+  return true;
 }
 
 size_t depth() {
@@ -334,7 +377,7 @@ size_t depth() {
 
 struct Suspended {
   std::vector<Frame> frames; // outermost first
-  ThreadState inside; // what the innermost of them saw when it was taken off
+  ThreadState inside;        // what the innermost of them saw when it was taken off
 };
 
 std::shared_ptr<Suspended> suspend(size_t base) {
@@ -343,10 +386,7 @@ std::shared_ptr<Suspended> suspend(size_t base) {
   result->inside = ThreadState::capture();
   result->frames.assign(frames.begin() + static_cast<std::ptrdiff_t>(base), frames.end());
   while (frames.size() > base) {
-    const Frame frame = frames.back();
-    frames.pop_back();
-    restore(frame);
-    leave_nesting();
+    end_innermost();
   }
   return result;
 }

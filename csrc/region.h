@@ -25,7 +25,8 @@ constexpr c10::DispatchKey stock_key_of(Device device) {
 
 // What one `my_autocast` object asks for, packed into 64 bits so that Python holds it as an int and torch.compile as a
 // constant:
-//   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled; 40..63 overrides id.
+//   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled; 40..63 overrides
+//   id.
 struct RegionSpec {
   struct PerDevice {
     bool named = false;
@@ -64,6 +65,10 @@ inline const PolicyTable& current_policy() {
   // thread, at::launch). See NOTE [ Policy fingerprint ] in region.cpp.
   return tls_policy != nullptr ? *tls_policy : policy_of_carried_state();
 }
+
+// The owner of regions that a traced graph opens. If an op of the graph raises, nothing ends them; so they end with the
+// region around them at the latest.
+constexpr const void* kGraphOwner = nullptr;
 
 // Opens a region in this thread. `owner` tells the frames of different objects apart; it is compared, never followed.
 void enter(const void* owner, const RegionSpec& spec);

@@ -18,11 +18,13 @@ namespace torch_promote {
 void raise_banned(Row row, Device device) {
   const std::string name = rows()[static_cast<size_t>(row)].name();
   const std::string device_name = c10::DeviceTypeName(device_type_of(device), /*lower_case=*/true);
-  std::string remedy = "Run it in a nested `my_autocast(enabled=False)` on inputs of the dtype that you want, or give "
-                       "the op another policy in this region's overrides.";
+  std::string remedy =
+      "Run it in a nested `my_autocast(enabled=False)` on inputs of the dtype that you want, or give "
+      "the op another policy in this region's overrides.";
   if (row == Row::binary_cross_entropy) {
-    remedy = "A sigmoid in half precision saturates before its logarithm is taken, so use "
-             "binary_cross_entropy_with_logits (BCEWithLogitsLoss) on what goes into the sigmoid. Otherwise: " +
+    remedy =
+        "A sigmoid in half precision saturates before its logarithm is taken, so use "
+        "binary_cross_entropy_with_logits (BCEWithLogitsLoss) on what goes into the sigmoid. Otherwise: " +
         remedy;
   }
   TORCH_CHECK(false, name, " is banned under autocast on ", device_name, ": its results are unsafe there. ", remedy);
@@ -54,11 +56,11 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
 }
 
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
-#define ROW(op, overload, cpu, cuda, ...)                               \
-  register_row<                                                         \
-      Row::TORCH_PROMOTE_OP_STRUCT(op, overload),                       \
-      at::_ops::TORCH_PROMOTE_OP_STRUCT(op, overload) __VA_OPT__(, )    \
-      __VA_OPT__(at::_ops::TORCH_PROMOTE_OP_STRUCT(op, __VA_ARGS__))>(m);
+#define ROW(op, overload, cpu, cuda, ...)                            \
+  register_row<                                                      \
+      Row::TORCH_PROMOTE_OP_STRUCT(op, overload),                    \
+      at::_ops::TORCH_PROMOTE_OP_STRUCT(op, overload) __VA_OPT__(, ) \
+          __VA_OPT__(at::_ops::TORCH_PROMOTE_OP_STRUCT(op, __VA_ARGS__))>(m);
 #include "../torch_promote/op_policies.def"
 #undef ROW
 }

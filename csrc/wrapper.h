@@ -92,8 +92,8 @@ struct Wrapper<row, Op, WithDtype, Result(Args...)> {
     if (decision.policy == to_byte(CastPolicy::banned)) {
       raise_banned(row, device);
     }
-    // As stock: this device's autocast is off for the op and for what is inside it. Our own key goes off with it, unless
-    // the other device's autocast is on and may have work further down.
+    // As stock: this device's autocast is off for the op and for what is inside it. Our own key goes off with it,
+    // unless the other device's autocast is on and may have work further down.
     c10::DispatchKeySet off(stock_key_of(device));
     if (!decision.other_device_on) {
       off = off.add(kOurKey);

@@ -22,19 +22,21 @@ from torch_promote import _C
 
 __all__ = ["GraphRegion", "graph_enter", "graph_exit", "install"]
 
-_OWNER = object()
+# Instead of an object that owns the region. A graph that raised has not ended its regions; the extension ends those of
+# this owner together with the region around them.
+_GRAPH = None
 
 
 def graph_enter(spec: int) -> None:
     """Opens a region from a graph. `spec` is the packed int of `my_autocast`."""
     base = _C.depth()
-    _C.enter_region(_OWNER, spec)
+    _C.enter_region(_GRAPH, spec)
     _unwind_after_tracing(base)
 
 
 def graph_exit() -> None:
     """Ends the innermost region that `graph_enter` opened."""
-    _C.exit_region(_OWNER)
+    _C.exit_region(_GRAPH)
 
 
 class GraphRegion:

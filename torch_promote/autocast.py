@@ -219,9 +219,11 @@ def _device_types(asked: object) -> Sequence[str]:
             if name in asked[:index]:
                 raise DeviceTypeError(f"device type {name!r} is named twice in {list(asked)!r}. Name each once.")
         return asked
+    remedy = "As a decorator, write it with parentheses: @my_autocast()." if callable(asked) else ""
+    remedy = "Of a torch.device, pass its .type." if isinstance(asked, torch.device) else remedy
     raise DeviceTypeError(
         f"expected a device type of type str (or a sequence of them), got {asked!r} of type {type(asked).__name__}. "
-        f"Legal: 'cpu', 'cuda'. Of a torch.device, pass its .type."
+        f"Legal: 'cpu', 'cuda'. {remedy}".rstrip()
     )
 
 

@@ -42,24 +42,40 @@ class CastPolicy(enum.Enum):
         <CastPolicy.fp32: 'fp32'>
         >>> CastPolicy("fp16") is CastPolicy.lower_precision_fp
         True
+        >>> CastPolicy.fp32.meaning
+        'Cast every eligible argument to float32.'
     """
 
-    lower_precision_fp = "lower_precision_fp"
-    """Cast every eligible argument to the region's autocast dtype. Alias: `fp16`."""
-    fp32 = "fp32"
-    """Cast every eligible argument to float32."""
-    fp32_set_opt_dtype = "fp32_set_opt_dtype"
-    """Cast nothing; an optional dtype argument that the caller left out becomes float32."""
-    fp32_append_dtype = "fp32_append_dtype"
-    """Cast nothing; call the overload that takes an output dtype, with float32."""
-    promote = "promote"
-    """Cast every eligible argument to the widest dtype among the eligible tensors and tensor lists."""
-    fallthrough = "fallthrough"
-    """Do nothing; ops inside a composite op still see autocast."""
-    keep = "keep"
-    """Cast nothing, and run the op and what is inside it with autocast off."""
-    banned = "banned"
-    """Raise: the op's results are unsafe under autocast."""
+    _value_: str
+    #: What the policy does, in a sentence.
+    meaning: str
+
+    lower_precision_fp = (
+        "lower_precision_fp",
+        "Cast every eligible argument to the region's autocast dtype. Alias: fp16.",
+    )
+    fp32 = "fp32", "Cast every eligible argument to float32."
+    fp32_set_opt_dtype = (
+        "fp32_set_opt_dtype",
+        "Cast nothing; an optional dtype argument that the caller left out becomes float32.",
+    )
+    fp32_append_dtype = (
+        "fp32_append_dtype",
+        "Cast nothing; call the overload that takes an output dtype, with float32.",
+    )
+    promote = (
+        "promote",
+        "Cast every eligible argument to the widest dtype among the eligible tensors and tensor lists.",
+    )
+    fallthrough = "fallthrough", "Do nothing; ops inside a composite op still see autocast."
+    keep = "keep", "Cast nothing, and run the op and what is inside it with autocast off."
+    banned = "banned", "Raise: the op's results are unsafe under autocast."
+
+    def __new__(cls, value: str, meaning: str = "") -> CastPolicy:
+        member = object.__new__(cls)
+        member._value_ = value
+        member.meaning = meaning
+        return member
 
     @classmethod
     def _missing_(cls, value: object) -> CastPolicy | None:
@@ -118,7 +134,9 @@ def parse_table(text: str, where: str) -> tuple[Row, ...]:
             continue
         match = _ROW.match(line)
         if match is None:
-            raise PolicyError(f"{where}:{number}: not a row: {line!r}. Expected ROW(op, overload, cpu, cuda[, overload]).")
+            raise PolicyError(
+                f"{where}:{number}: not a row: {line!r}. Expected ROW(op, overload, cpu, cuda[, overload])."
+            )
         op, overload, cpu, cuda, redispatch = match.groups()
         rows.append(Row(len(rows), op, overload, CastPolicy(cpu), CastPolicy(cuda), redispatch or ""))
     return tuple(rows)
@@ -164,15 +182,26 @@ def _why_illegal(row: Row, policy: CastPolicy) -> str | None:
     return None
 
 
+def _check_legal(row: Row, policy: CastPolicy) -> None:
+    why = _why_illegal(row, policy)
+    if why is not None:
+        legal = ", ".join(p.value for p in legal_policies(row))
+        raise PolicyError(f"{row.name} cannot use {policy.value!r}: {why}. Legal: {legal} or a floating dtype.")
+
+
 def _parse_policy(value: object, op: str) -> CastPolicy | torch.dtype:
     if isinstance(value, CastPolicy):
         return value
     if isinstance(value, torch.dtype):
         if value.is_floating_point:
             return value
-        raise PolicyError(f"{op}: {value} is not a floating dtype, so nothing can be run in it. Legal: {_LEGAL_VALUES}.")
+        raise PolicyError(
+            f"{op}: {value} is not a floating dtype, so nothing can be run in it. Legal: {_LEGAL_VALUES}."
+        )
     if not isinstance(value, str):
-        raise PolicyError(f"{op}: a policy is a str, a CastPolicy or a torch.dtype, got {value!r}. Legal: {_LEGAL_VALUES}.")
+        raise PolicyError(
+            f"{op}: a policy is a str, a CastPolicy or a torch.dtype, got {value!r}. Legal: {_LEGAL_VALUES}."
+        )
     try:
         return CastPolicy(value)
     except ValueError:
@@ -247,22 +276,33 @@ def parse_overrides(overrides: Mapping[object, object]) -> int:
         >>> parse_overrides({})
         0
     """
-    chosen: dict[Row, tuple[CastPolicy | torch.dtype, object]] = {}
     if not isinstance(overrides, Mapping):
         raise PolicyError(f"overrides is a mapping of ops to policies, got {type(overrides).__name__}.")
-    for key, value in overrides.items():
+    items = tuple(overrides.items())
+    try:
+        return _register(items)
+    except TypeError:  # a value that has no hash, and so is no policy either: to be told without the cache
+        return _register.__wrapped__(items)
+
+
+# Dynamo calls it while it traces, and keeps the number.
+parse_overrides._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _register(overrides: tuple[tuple[object, object], ...]) -> int:
+    chosen: dict[Row, tuple[CastPolicy | torch.dtype, object]] = {}
+    for key, value in overrides:
         rows = find_rows(key)
         for row in rows:
             policy = _parse_policy(value, row.name)
-            why = _why_illegal(row, policy) if isinstance(policy, CastPolicy) else None
-            if why is not None:
-                legal = ", ".join(p.value for p in legal_policies(row))
-                raise PolicyError(f"{row.name} cannot use {policy.value!r}: {why}. Legal: {legal} or a floating dtype.")
+            if isinstance(policy, CastPolicy):
+                _check_legal(row, policy)
             known = chosen.setdefault(row, (policy, key))
             if known[0] != policy:
                 raise PolicyError(
-                    f"{row.name} gets two policies, {_spell(known[0])!r} from {known[1]!r} and {_spell(policy)!r} from {key!r}. "
-                    f"Name each overload once."
+                    f"{row.name} gets two policies, {_spell(known[0])!r} from {known[1]!r} and {_spell(policy)!r} from "
+                    f"{key!r}. Name each overload once."
                 )
     if not chosen:
         return 0
