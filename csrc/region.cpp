@@ -5,183 +5,70 @@
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <map>
-#include <mutex>
+#include <optional>
+#include <vector>
 
 namespace torch_promote {
 
 namespace {
 
-// NOTE [ Policy fingerprint ]
-// torch.compile guards on the enabled flag and dtype of every Autocast device, AOTAutograd's cache keys on the dtypes
-// of the enabled ones, and PyTorch carries the dispatch keys and these dtypes to its autograd threads. None of them
-// knows our policy table. So a region whose policy differs from stock's writes a hash of the table into the slots of
-// device types that this library does not serve and that have no tensors here: a function compiled under one policy is
-// then not reused under another, and an autograd thread finds the table again. Under the stock policy the slots keep
-// their values, and our key alone tells our regions from stock's.
-constexpr c10::DeviceType kSlots[] = {
-    c10::DeviceType::PrivateUse1,
-    c10::DeviceType::IPU,
-    c10::DeviceType::MAIA,
-    c10::DeviceType::HPU,
-    c10::DeviceType::MTIA,
-};
-constexpr size_t kNumSlots = std::size(kSlots);
-constexpr unsigned kBitsPerSlot = 5;
-// Dtypes that Python can name on every supported version. Not float16: that is the default of the first slot, by which
-// a thread without a policy of its own is told at once.
-using c10::ScalarType;
-constexpr ScalarType kDigits[1U << kBitsPerSlot] = {
-    ScalarType::Byte,
-    ScalarType::Char,
-    ScalarType::Short,
-    ScalarType::Int,
-    ScalarType::Long,
-    ScalarType::Float,
-    ScalarType::Double,
-    ScalarType::ComplexHalf,
-    ScalarType::ComplexFloat,
-    ScalarType::ComplexDouble,
-    ScalarType::Bool,
-    ScalarType::BFloat16,
-    ScalarType::UInt16,
-    ScalarType::UInt32,
-    ScalarType::UInt64,
-    ScalarType::Float8_e5m2,
-    ScalarType::Float8_e4m3fn,
-    ScalarType::Float8_e5m2fnuz,
-    ScalarType::Float8_e4m3fnuz,
-    ScalarType::Float8_e8m0fnu,
-    ScalarType::Bits1x8,
-    ScalarType::Bits2x4,
-    ScalarType::Bits4x2,
-    ScalarType::Bits8,
-    ScalarType::Bits16,
-    ScalarType::UInt1,
-    ScalarType::UInt2,
-    ScalarType::UInt3,
-    ScalarType::UInt4,
-    ScalarType::UInt5,
-    ScalarType::UInt6,
-    ScalarType::UInt7,
+// PyTorch's autocast state of one device type.
+struct DeviceState {
+  bool enabled;
+  c10::ScalarType dtype;
+
+  static DeviceState read(c10::DeviceType type) {
+    return {at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)};
+  }
+  void write(c10::DeviceType type) const {
+    at::autocast::set_autocast_enabled(type, enabled);
+    at::autocast::set_autocast_dtype(type, dtype);
+  }
 };
 
-using Fingerprint = std::array<c10::ScalarType, kNumSlots>;
-
-Fingerprint fingerprint_of(const PolicyTable& table) {
-  uint64_t hash = 14695981039346656037ULL; // FNV-1a: the same in every process, which a disk cache needs
-  for (size_t row = 0; row < kNumRows; ++row) {
-    const auto mix = [&hash](uint8_t byte) { hash = (hash ^ byte) * 1099511628211ULL; };
-    bool differs = false;
-    for (size_t device = 0; device < kNumDevices; ++device) {
-      differs |= table.bytes[device][row] != stock_policy_table().bytes[device][row];
-    }
-    if (differs) { // named, so that rows added to the table later do not move the hash of this policy
-      for (const char c : rows()[row].name()) {
-        mix(static_cast<uint8_t>(c));
-      }
-      for (size_t device = 0; device < kNumDevices; ++device) {
-        mix(table.bytes[device][row]);
-      }
-    }
-  }
-  hash ^= hash >> 32;
-  Fingerprint result{};
-  for (size_t slot = 0; slot < kNumSlots; ++slot) {
-    result[slot] = kDigits[(hash >> (slot * kBitsPerSlot)) & ((1U << kBitsPerSlot) - 1)];
-  }
-  return result;
-}
-
-// Every policy table that a region of this process has used, for good: a compiled function may hold a guard on it.
-struct Policies {
-  std::mutex mutex;
-  std::vector<std::vector<Override>> overrides{{}}; // number 0: none
-  std::map<Fingerprint, std::unique_ptr<const PolicyTable>> tables;
-  std::map<std::pair<const PolicyTable*, uint32_t>, const PolicyTable*> composed;
-};
-
-Policies& policies() {
-  static auto* instance = new Policies; // never destroyed: threads may outlive static destructors
-  return *instance;
-}
-
-const PolicyTable* compose(const PolicyTable* base, uint32_t overrides) {
-  Policies& all = policies();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto known = all.composed.find({base, overrides});
-  if (known != all.composed.end()) {
-    return known->second;
-  }
-  TORCH_CHECK(overrides < all.overrides.size(), "torch_promote: no set of overrides has the number ", overrides);
-  PolicyTable table = *base;
-  for (const Override& change : all.overrides[overrides]) {
-    table.bytes[static_cast<size_t>(change.device)][static_cast<size_t>(change.row)] = change.policy;
-  }
-  const PolicyTable* result = &stock_policy_table();
-  if (!(table == *result)) {
-    auto& slot = all.tables[fingerprint_of(table)];
-    if (slot == nullptr) {
-      slot = std::make_unique<const PolicyTable>(table);
-    }
-    TORCH_CHECK(
-        *slot == table,
-        "torch_promote: two different policies of this process have the same fingerprint, so compiled functions could "
-        "not tell them apart. Change one of the overrides, and please report both.");
-    result = slot.get();
-  }
-  all.composed.emplace(std::make_pair(base, overrides), result);
-  return result;
-}
-
-// The part of the thread's state that a region changes.
+// The part of the thread's state that every region changes.
 struct ThreadState {
-  struct Slot {
-    bool enabled;
-    c10::ScalarType dtype;
-  };
-  std::array<Slot, kNumDevices> devices;
-  std::array<Slot, kNumSlots> slots;
+  std::array<DeviceState, kNumDevices> devices;
   bool key_included;
+  bool key_excluded;
   bool cache_enabled;
   const PolicyTable* policy;
 
-  static Slot read(c10::DeviceType type) {
-    return {at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)};
-  }
-  static void write(c10::DeviceType type, const Slot& slot) {
-    at::autocast::set_autocast_enabled(type, slot.enabled);
-    at::autocast::set_autocast_dtype(type, slot.dtype);
-  }
-  static ThreadState capture() {
+  static ThreadState read() {
     ThreadState state{};
     for (size_t device = 0; device < kNumDevices; ++device) {
-      state.devices[device] = read(device_type_of(static_cast<Device>(device)));
-    }
-    for (size_t slot = 0; slot < kNumSlots; ++slot) {
-      state.slots[slot] = read(kSlots[slot]);
+      state.devices[device] = DeviceState::read(device_type_of(static_cast<Device>(device)));
     }
     state.key_included = c10::impl::tls_is_dispatch_key_included(kOurKey);
+    state.key_excluded = c10::impl::tls_is_dispatch_key_excluded(kOurKey);
     state.cache_enabled = at::autocast::is_autocast_cache_enabled();
     state.policy = tls_policy;
     return state;
   }
+  void write_key() const {
+    c10::impl::tls_set_dispatch_key_included(kOurKey, key_included);
+    c10::impl::tls_set_dispatch_key_excluded(kOurKey, key_excluded);
+  }
 };
 
-// A region in force. `named` says which devices' flags it set, and so has to put back: state of a device that it did
-// not name belongs to others.
+// A region in force. It puts back the state of the devices that it named; that of others is not its to touch.
 struct Frame {
   const void* owner;
-  std::array<bool, kNumDevices> named;
-  bool changed_policy;
+  RegionSpec spec;
   ThreadState before;
+
+  bool names(size_t device) const {
+    return spec.devices[device].named;
+  }
 };
+
+using Slots = std::array<DeviceState, kSlots.size()>;
 
 struct Thread {
   std::vector<Frame> frames;
+  Slots slots_outside; // what the fingerprint's slots held before the first open region with overrides
 };
 
 Thread& thread() {
@@ -189,35 +76,57 @@ Thread& thread() {
   return instance;
 }
 
-void write_slots(const std::array<ThreadState::Slot, kNumSlots>& slots, size_t first) {
-  for (size_t slot = first; slot < kNumSlots; ++slot) {
-    ThreadState::write(kSlots[slot], slots[slot]);
+bool has_overrides(const Frame& frame) {
+  return frame.spec.overrides != 0;
+}
+
+bool any_overrides() {
+  const auto& frames = thread().frames;
+  return std::any_of(frames.begin(), frames.end(), has_overrides);
+}
+
+// The first slot is that of our own key, whose enabled flag is the regions' affair; the rest of it is as the others.
+void write_slots(const Slots& slots) {
+  at::autocast::set_autocast_dtype(kSlots[0], slots[0].dtype);
+  for (size_t slot = 1; slot < slots.size(); ++slot) {
+    slots[slot].write(kSlots[slot]);
   }
 }
 
-void put_policy(const PolicyTable* policy) {
+// Puts a policy in force in this thread. `with_overrides`: an open region has some, so the slots are ours.
+void put_policy(const PolicyTable* policy, bool with_overrides) {
   tls_policy = policy;
-  const Fingerprint digits = fingerprint_of(*policy);
-  for (size_t slot = 0; slot < kNumSlots; ++slot) {
-    ThreadState::write(kSlots[slot], {true, digits[slot]});
+  Slots slots = thread().slots_outside;
+  if (with_overrides) {
+    if (policy == &stock_policy_table()) { // overridden back to what it was
+      slots[0].dtype = kNoFingerprint;
+    } else {
+      const Fingerprint digits = fingerprint_of(*policy);
+      for (size_t slot = 0; slot < slots.size(); ++slot) {
+        slots[slot] = {true, digits[slot]};
+      }
+    }
   }
+  write_slots(slots);
+}
+
+const PolicyTable* policy_or_carried(const PolicyTable* policy) {
+  return policy != nullptr ? policy : &policy_of_carried_state();
 }
 
 void restore(const Frame& frame) {
-  const ThreadState& before = frame.before;
   for (size_t device = 0; device < kNumDevices; ++device) {
-    if (frame.named[device]) {
-      ThreadState::write(device_type_of(static_cast<Device>(device)), before.devices[device]);
+    if (frame.names(device)) {
+      frame.before.devices[device].write(device_type_of(static_cast<Device>(device)));
     }
   }
-  static_assert(kSlots[0] == c10::DeviceType::PrivateUse1, "our own key's flag is the first slot's");
-  ThreadState::write(kSlots[0], before.slots[0]);
-  if (frame.changed_policy) {
-    write_slots(before.slots, 1);
+  frame.before.write_key();
+  at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
+  if (has_overrides(frame)) {
+    put_policy(frame.before.policy, any_overrides());
+  } else {
+    tls_policy = frame.before.policy;
   }
-  c10::impl::tls_set_dispatch_key_included(kOurKey, before.key_included);
-  at::autocast::set_autocast_cache_enabled(before.cache_enabled);
-  tls_policy = before.policy;
 }
 
 void leave_nesting() {
@@ -237,35 +146,52 @@ void end_innermost() {
   leave_nesting();
 }
 
-// Ends a region while others, opened later, are still open. They stay in force; the one above it now ends where this
-// one began.
+// Gives each frame from `first` on the policy around it as what it restores, and returns the innermost policy.
+const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const PolicyTable* around) {
+  const PolicyTable* policy = around;
+  for (size_t i = first; i < frames.size(); ++i) {
+    frames[i].before.policy = policy;
+    policy = compose(policy_or_carried(policy), frames[i].spec.overrides);
+  }
+  return policy;
+}
+
+// Ends a region while others, opened later, are still open.
 void end_below(size_t position) {
   auto& frames = thread().frames;
   const Frame frame = frames[position];
   frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
-  Frame& above = frames[position];
+  // What the ended region would have put back, the next one that changes the same will; where there is none, it is put
+  // back now. Every region sets the cache flag and keeps the key on.
   for (size_t device = 0; device < kNumDevices; ++device) {
-    if (frame.named[device]) {
-      above.named[device] = true;
-      above.before.devices[device] = frame.before.devices[device];
+    if (!frame.names(device)) {
+      continue;
+    }
+    const auto above = std::find_if(
+        frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [&](auto& f) { return f.names(device); });
+    if (above != frames.end()) {
+      above->before.devices[device] = frame.before.devices[device];
+    } else {
+      frame.before.devices[device].write(device_type_of(static_cast<Device>(device)));
     }
   }
-  above.changed_policy |= frame.changed_policy;
-  above.before.slots = frame.before.slots;
-  above.before.key_included = frame.before.key_included;
-  above.before.cache_enabled = frame.before.cache_enabled;
-  above.before.policy = frame.before.policy;
+  ThreadState& above = frames[position].before;
+  above.key_included = frame.before.key_included;
+  above.key_excluded = frame.before.key_excluded;
+  above.cache_enabled = frame.before.cache_enabled;
+  const PolicyTable* policy = recompose(frames, position, frame.before.policy);
+  if (has_overrides(frame)) {
+    put_policy(policy, any_overrides());
+  }
   leave_nesting();
 }
 
-} // namespace
-
-namespace {
 constexpr unsigned kBitsPerDevice = 16;
 constexpr unsigned kNamedBit = 8;
 constexpr unsigned kEnabledBit = 9;
 constexpr unsigned kCacheBit = 32;
 constexpr unsigned kOverridesShift = 40;
+
 } // namespace
 
 RegionSpec RegionSpec::unpack(uint64_t packed) {
@@ -295,60 +221,46 @@ uint64_t RegionSpec::pack() const {
   return packed;
 }
 
-uint32_t intern_overrides(std::vector<Override> overrides) {
-  Policies& all = policies();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  for (size_t number = 0; number < all.overrides.size(); ++number) {
-    if (all.overrides[number] == overrides) {
-      return static_cast<uint32_t>(number);
-    }
-  }
-  TORCH_CHECK(all.overrides.size() < (1U << 24), "torch_promote: too many different sets of overrides in one process");
-  all.overrides.push_back(std::move(overrides));
-  return static_cast<uint32_t>(all.overrides.size() - 1);
-}
-
 const PolicyTable& policy_of_carried_state() {
   Fingerprint digits{};
-  if (at::autocast::get_autocast_dtype(kSlots[0]) == c10::ScalarType::Half) { // its default, and not one of kDigits
-    return stock_policy_table();
-  }
-  for (size_t slot = 0; slot < kNumSlots; ++slot) {
+  for (size_t slot = 0; slot < digits.size(); ++slot) {
     digits[slot] = at::autocast::get_autocast_dtype(kSlots[slot]);
+    if (digits[0] == kNoFingerprint) {
+      return stock_policy_table();
+    }
   }
-  Policies& all = policies();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto table = all.tables.find(digits);
-  return table == all.tables.end() ? stock_policy_table() : *table->second;
+  return find_policy(digits);
 }
 
 void enter(const void* owner, const RegionSpec& spec) {
-  Frame frame{owner, {}, spec.overrides != 0, ThreadState::capture()};
-  // Composing may throw; everything after it does not.
-  const PolicyTable* base = tls_policy != nullptr ? tls_policy : &policy_of_carried_state();
-  const PolicyTable* policy = spec.overrides == 0 ? base : compose(base, spec.overrides);
-  for (size_t device = 0; device < kNumDevices; ++device) {
-    frame.named[device] = spec.devices[device].named;
+  const Frame frame{owner, spec, ThreadState::read()};
+  const PolicyTable* policy =
+      compose(policy_or_carried(tls_policy), spec.overrides); // may throw; what follows does not
+  if (has_overrides(frame) && !any_overrides()) {
+    for (size_t slot = 0; slot < kSlots.size(); ++slot) {
+      thread().slots_outside[slot] = DeviceState::read(kSlots[slot]);
+    }
   }
   thread().frames.push_back(frame);
 
-  bool any_enabled = false;
+  bool needs_key = has_overrides(frame);
   for (size_t device = 0; device < kNumDevices; ++device) {
     const RegionSpec::PerDevice& wanted = spec.devices[device];
     if (wanted.named) {
-      ThreadState::write(device_type_of(static_cast<Device>(device)), {wanted.enabled, wanted.dtype});
-      any_enabled |= wanted.enabled;
+      DeviceState{wanted.enabled, wanted.dtype}.write(device_type_of(static_cast<Device>(device)));
+      needs_key |= wanted.enabled;
     }
   }
-  // A region that only switches off leaves the key alone: an outer region of another device may need it.
-  if (any_enabled) {
+  // A region that only switches off leaves the key alone: an outer region of another device may need it. Overrides are
+  // for the regions of torch.autocast inside this one, too.
+  if (needs_key) {
     c10::impl::tls_set_dispatch_key_included(kOurKey, true);
     c10::impl::tls_set_dispatch_key_excluded(kOurKey, false);
   }
   at::autocast::increment_nesting();
   at::autocast::set_autocast_cache_enabled(spec.cache_enabled);
-  if (frame.changed_policy) {
-    put_policy(policy);
+  if (has_overrides(frame)) {
+    put_policy(policy, /*with_overrides=*/true);
   } else {
     tls_policy = policy;
   }
@@ -356,14 +268,15 @@ void enter(const void* owner, const RegionSpec& spec) {
 
 bool exit(const void* owner) {
   auto& frames = thread().frames;
-  const auto from_top = std::find_if(frames.rbegin(), frames.rend(), [&](const Frame& f) { return f.owner == owner; });
-  if (from_top == frames.rend()) {
+  const auto mine = [owner](const Frame& frame) { return frame.owner == owner; };
+  if (std::none_of(frames.begin(), frames.end(), mine)) {
     return false;
   }
   while (owner != kGraphOwner && frames.back().owner == kGraphOwner) {
     end_innermost();
   }
-  if (frames.back().owner == owner) {
+  const auto from_top = std::find_if(frames.rbegin(), frames.rend(), mine);
+  if (from_top == frames.rbegin()) {
     end_innermost();
   } else {
     end_below(static_cast<size_t>(frames.rend() - from_top) - 1);
@@ -383,54 +296,52 @@ struct Suspended {
 std::shared_ptr<Suspended> suspend(size_t base) {
   auto& frames = thread().frames;
   auto result = std::make_shared<Suspended>();
-  result->inside = ThreadState::capture();
-  result->frames.assign(frames.begin() + static_cast<std::ptrdiff_t>(base), frames.end());
+  result->inside = ThreadState::read();
+  if (frames.size() > base) {
+    result->frames.assign(frames.begin() + static_cast<std::ptrdiff_t>(base), frames.end());
+  }
   while (frames.size() > base) {
     end_innermost();
   }
   return result;
 }
 
-void resume(Suspended& regions) {
-  const ThreadState around = ThreadState::capture();
-  std::array<bool, kNumDevices> named{};
-  bool changed_policy = false;
-  for (size_t i = 0; i < regions.frames.size(); ++i) {
-    // What a region puts back at its end is what it found; found anew, that is the state there is now.
-    Frame frame = regions.frames[i];
-    for (size_t device = 0; device < kNumDevices; ++device) {
-      if (frame.named[device] && !named[device]) {
-        frame.before.devices[device] = around.devices[device];
-        named[device] = true;
-      }
+void resume(const Suspended& regions) {
+  if (regions.frames.empty()) {
+    return;
+  }
+  // What a region puts back at its end is what it found; found anew, that is the state there is now.
+  const ThreadState around = ThreadState::read();
+  std::vector<Frame> resumed = regions.frames;
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    const auto first =
+        std::find_if(resumed.begin(), resumed.end(), [device](const Frame& f) { return f.names(device); });
+    if (first != resumed.end()) {
+      first->before.devices[device] = around.devices[device];
+      regions.inside.devices[device].write(device_type_of(static_cast<Device>(device)));
     }
-    if (frame.changed_policy && !changed_policy) {
-      frame.before.slots = around.slots;
-      frame.before.policy = around.policy;
-      changed_policy = true;
+  }
+  resumed.front().before.key_included = around.key_included;
+  resumed.front().before.key_excluded = around.key_excluded;
+  resumed.front().before.cache_enabled = around.cache_enabled;
+  const PolicyTable* policy = recompose(resumed, 0, around.policy);
+  const bool changes_policy = std::any_of(resumed.begin(), resumed.end(), has_overrides);
+  if (changes_policy && !any_overrides()) {
+    for (size_t slot = 0; slot < kSlots.size(); ++slot) {
+      thread().slots_outside[slot] = DeviceState::read(kSlots[slot]);
     }
-    if (i == 0) {
-      frame.before.slots[0] = around.slots[0];
-      frame.before.policy = around.policy;
-      frame.before.key_included = around.key_included;
-      frame.before.cache_enabled = around.cache_enabled;
-    }
+  }
+  for (const Frame& frame : resumed) {
     thread().frames.push_back(frame);
     at::autocast::increment_nesting();
   }
-  const ThreadState& inside = regions.inside;
-  for (size_t device = 0; device < kNumDevices; ++device) {
-    if (named[device]) {
-      ThreadState::write(device_type_of(static_cast<Device>(device)), inside.devices[device]);
-    }
+  regions.inside.write_key();
+  at::autocast::set_autocast_cache_enabled(regions.inside.cache_enabled);
+  if (changes_policy) {
+    put_policy(policy, /*with_overrides=*/true);
+  } else {
+    tls_policy = policy;
   }
-  ThreadState::write(kSlots[0], inside.slots[0]);
-  if (changed_policy) {
-    write_slots(inside.slots, 1);
-  }
-  c10::impl::tls_set_dispatch_key_included(kOurKey, inside.key_included);
-  at::autocast::set_autocast_cache_enabled(inside.cache_enabled);
-  tls_policy = inside.policy;
 }
 
 } // namespace torch_promote

@@ -1,7 +1,7 @@
 // file: the thread's open regions: which policy table is in force, and what to restore when a region ends
 #pragma once
 
-#include "op_table.h"
+#include "policy_registry.h"
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/DispatchKeySet.h>
@@ -9,7 +9,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 namespace torch_promote {
 
@@ -25,8 +24,7 @@ constexpr c10::DispatchKey stock_key_of(Device device) {
 
 // What one `my_autocast` object asks for, packed into 64 bits so that Python holds it as an int and torch.compile as a
 // constant:
-//   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled; 40..63 overrides
-//   id.
+//   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled; 40..63 overrides.
 struct RegionSpec {
   struct PerDevice {
     bool named = false;
@@ -35,26 +33,11 @@ struct RegionSpec {
   };
   std::array<PerDevice, kNumDevices> devices;
   bool cache_enabled = true;
-  uint32_t overrides = 0; // 0: none
+  uint32_t overrides = 0; // their number in the registry
 
   static RegionSpec unpack(uint64_t packed);
   uint64_t pack() const;
 };
-
-// One change that a region makes to the policy in force around it.
-struct Override {
-  Row row;
-  Device device;
-  PolicyByte policy;
-
-  bool operator==(const Override& other) const {
-    return row == other.row && device == other.device && policy == other.policy;
-  }
-};
-
-// The number of this set of overrides; the same set gets the same number. Never forgotten: there are as many as the
-// program spells.
-uint32_t intern_overrides(std::vector<Override> overrides);
 
 // The table in force in this thread.
 inline thread_local const PolicyTable* tls_policy = nullptr;
@@ -62,7 +45,7 @@ const PolicyTable& policy_of_carried_state();
 
 inline const PolicyTable& current_policy() {
   // Null with our key on: this thread opened no region, PyTorch carried the dispatch state here (an autograd device
-  // thread, at::launch). See NOTE [ Policy fingerprint ] in region.cpp.
+  // thread, at::launch). See NOTE [ Policy fingerprint ].
   return tls_policy != nullptr ? *tls_policy : policy_of_carried_state();
 }
 
@@ -73,7 +56,8 @@ constexpr const void* kGraphOwner = nullptr;
 // Opens a region in this thread. `owner` tells the frames of different objects apart; it is compared, never followed.
 void enter(const void* owner, const RegionSpec& spec);
 
-// Ends the innermost open region of `owner` in this thread. False if there is none (nothing is changed).
+// Ends the innermost open region of `owner` in this thread. False if there is none (nothing is changed). Regions that
+// were opened later stay open: what is in force afterwards is what they, and those around, ask for.
 bool exit(const void* owner);
 
 // How many regions are open in this thread.
@@ -83,6 +67,6 @@ size_t depth();
 // it as it was before they were opened, and `resume` puts them back on whatever thread state there is then.
 struct Suspended;
 std::shared_ptr<Suspended> suspend(size_t base);
-void resume(Suspended& regions);
+void resume(const Suspended& regions);
 
 } // namespace torch_promote

@@ -27,7 +27,8 @@ from torch_promote.errors import (
     UnsupportedDeviceError,
     did_you_mean,
 )
-from torch_promote.policies import DEVICE_TYPES, CastPolicy, parse_overrides
+from torch_promote.overrides import parse_overrides
+from torch_promote.policies import DEVICE_TYPES, CastPolicy
 
 __all__ = ["cache_info", "clear_cache", "my_autocast"]
 
@@ -111,7 +112,8 @@ class my_autocast:  # noqa: N801 (the name that people type)
         if spec is None:
             spec = _pack_spec(device_type, dtype, enabled, cache_enabled)
         if overrides:
-            spec |= parse_overrides(overrides) << _OVERRIDES_SHIFT
+            overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
+            spec |= _overrides_number(overrides) << _OVERRIDES_SHIFT
         self._spec = spec
         self._arguments = (device_type, dtype, enabled, cache_enabled, overrides)
 
@@ -143,9 +145,9 @@ class my_autocast:  # noqa: N801 (the name that people type)
         return _decorate(self, func)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The number of a set of overrides means something in this process only.
-        device_type, dtype, enabled, cache_enabled, overrides = self._arguments
-        return _rebuild, (device_type, dtype, enabled, cache_enabled, overrides)
+        # A copy has the defaults that its original found. The number of a set of overrides means something in this
+        # process only.
+        return _rebuild, (self._spec & ((1 << _OVERRIDES_SHIFT) - 1), self._arguments)
 
     def __repr__(self) -> str:
         device_type, dtype, enabled, cache_enabled, overrides = self._arguments
@@ -198,6 +200,35 @@ def _pack_spec(device_type: object, dtype: object, enabled: object, cache_enable
         field = _NUMBERS[dtype_here] | _NAMED | (_ENABLED if enabled_here else 0)
         spec |= field << (_BITS_PER_DEVICE * DEVICE_TYPES.index(name))
     return spec
+
+
+def _overrides_number(overrides: Mapping[Any, Any]) -> int:
+    """Returns the number of a set of overrides in the extension; the same set gets the same number."""
+    try:
+        return _register(tuple(overrides.items()))
+    except (AttributeError, TypeError):  # no mapping, or a value without a hash: nothing legal, and worth its own error
+        parse_overrides(overrides)
+        raise
+
+
+# Dynamo calls it while it traces, and keeps the number.
+_overrides_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _register(items: tuple[tuple[Any, Any], ...]) -> int:
+    changes = [
+        (row.index, device, _policy_byte(policy))
+        for row, policy in parse_overrides(dict(items))
+        for device in range(len(DEVICE_TYPES))
+    ]
+    return _C.register_overrides(changes)
+
+
+def _policy_byte(policy: CastPolicy | torch.dtype) -> int:
+    if isinstance(policy, CastPolicy):
+        return _C.POLICY_BYTES[policy.value]
+    return _C.POLICY_BYTES["run_in"] + _NUMBERS[policy]
 
 
 def _unpack_devices(spec: int) -> Iterator[tuple[str, torch.dtype, bool]]:
@@ -331,8 +362,12 @@ def _decorate(region: my_autocast, func: Any) -> Any:
     return wrapper
 
 
-def _rebuild(device_type: Any, dtype: Any, enabled: bool, cache_enabled: bool, overrides: Any) -> my_autocast:
-    return my_autocast(device_type, dtype, enabled, cache_enabled, overrides=overrides)
+def _rebuild(spec: int, arguments: tuple[Any, ...]) -> my_autocast:
+    region = my_autocast.__new__(my_autocast)
+    overrides = arguments[-1]
+    region._spec = spec | (_overrides_number(overrides) << _OVERRIDES_SHIFT if overrides else 0)
+    region._arguments = arguments
+    return region
 
 
 def _short(overrides: Mapping[Any, Any]) -> str:

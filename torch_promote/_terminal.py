@@ -1,0 +1,93 @@
+"""How the commands draw text: tables, the colours of the cast policies, and what goes to a terminal or into a pipe.
+
+This is the one module that imports rich, and does so when something is drawn: rich is an optional extra.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch_promote.errors import TorchPromoteError
+from torch_promote.policies import CastPolicy
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["DrawingError", "check_rich", "paint", "render", "table"]
+
+_STYLES = {
+    CastPolicy.lower_precision_fp: "cyan",
+    CastPolicy.fp32: "yellow",
+    CastPolicy.fp32_set_opt_dtype: "yellow",
+    CastPolicy.fp32_append_dtype: "yellow",
+    CastPolicy.promote: "magenta",
+    CastPolicy.fallthrough: "dim",
+    CastPolicy.keep: "blue",
+    CastPolicy.banned: "bold red",
+}
+
+# A row of a table stays one line where grep reads it.
+_WIDTH_OF_A_PIPE = 160
+
+
+class DrawingError(TorchPromoteError):
+    """Text cannot be drawn in this installation."""
+
+
+def check_rich() -> None:
+    """Makes sure that the functions below can work.
+
+    Raises:
+        DrawingError: rich is not installed.
+    """
+    try:
+        import rich  # noqa: F401 (asked for its presence)
+    except ModuleNotFoundError as error:
+        raise DrawingError(
+            "text output needs rich: pip install torch-promote[cli]. --json works without it."
+        ) from error
+
+
+def table(
+    *columns: str, unbroken: Sequence[str] = (), show_header: bool = True, first_width: int | None = None
+) -> Table:
+    """Makes an empty table without lines.
+
+    Args:
+        columns: The headers.
+        unbroken: Those of them whose cells are never wrapped.
+        show_header: False: the columns appear with the first row.
+        first_width: What the first column keeps, in characters, where the terminal is narrow.
+    """
+    from rich.table import Table
+
+    result = Table(box=None, show_header=show_header, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    for index, column in enumerate(columns):
+        min_width = first_width if index == 0 else None
+        result.add_column(column, overflow="fold", no_wrap=column in unbroken, min_width=min_width)
+    return result
+
+
+def paint(policy: str) -> Text:
+    """Returns a policy's name in the policy's colour."""
+    from rich.text import Text
+
+    return Text(policy, style=_STYLES[CastPolicy(policy)])
+
+
+def render(drawings: Sequence[RenderableType]) -> str:
+    """Returns drawings as text for stdout: as wide as the terminal, and in colour if it is one."""
+    from rich.console import Console
+
+    fits_a_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(width=None if fits_a_terminal else _WIDTH_OF_A_PIPE, highlight=False, markup=False)
+    # Captured, because rich's own print exits with 1 when the reader of a pipe goes away.
+    with console.capture() as capture:
+        for drawing in drawings:
+            console.print(drawing)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
