@@ -26,6 +26,9 @@ struct DeviceState {
     at::autocast::set_autocast_enabled(type, enabled);
     at::autocast::set_autocast_dtype(type, dtype);
   }
+  bool operator==(const DeviceState& other) const {
+    return enabled == other.enabled && dtype == other.dtype;
+  }
 };
 
 // The part of the thread's state that every region changes.
@@ -34,6 +37,7 @@ struct ThreadState {
   bool key_included;
   bool key_excluded;
   bool cache_enabled;
+  int nesting; // how many regions are open in this thread, stock's and ours
   const PolicyTable* policy;
 
   static ThreadState read() {
@@ -44,6 +48,8 @@ struct ThreadState {
     state.key_included = c10::impl::tls_is_dispatch_key_included(kOurKey);
     state.key_excluded = c10::impl::tls_is_dispatch_key_excluded(kOurKey);
     state.cache_enabled = at::autocast::is_autocast_cache_enabled();
+    state.nesting = at::autocast::increment_nesting() - 1; // there is no getter
+    at::autocast::decrement_nesting();
     state.policy = tls_policy;
     return state;
   }
@@ -85,6 +91,12 @@ bool any_overrides() {
   return std::any_of(frames.begin(), frames.end(), has_overrides);
 }
 
+void read_slots_outside() {
+  for (size_t slot = 0; slot < kSlots.size(); ++slot) {
+    thread().slots_outside[slot] = DeviceState::read(kSlots[slot]);
+  }
+}
+
 // The first slot is that of our own key, whose enabled flag is the regions' affair; the rest of it is as the others.
 void write_slots(const Slots& slots) {
   at::autocast::set_autocast_dtype(kSlots[0], slots[0].dtype);
@@ -112,6 +124,12 @@ void put_policy(const PolicyTable* policy, bool with_overrides) {
 
 const PolicyTable* policy_or_carried(const PolicyTable* policy) {
   return policy != nullptr ? policy : &policy_of_carried_state();
+}
+
+void write_devices(const ThreadState& state) {
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    state.devices[device].write(device_type_of(static_cast<Device>(device)));
+  }
 }
 
 void restore(const Frame& frame) {
@@ -179,6 +197,8 @@ void end_below(size_t position) {
   above.key_included = frame.before.key_included;
   above.key_excluded = frame.before.key_excluded;
   above.cache_enabled = frame.before.cache_enabled;
+  std::for_each(
+      frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [](Frame& f) { --f.before.nesting; });
   const PolicyTable* policy = recompose(frames, position, frame.before.policy);
   if (has_overrides(frame)) {
     put_policy(policy, any_overrides());
@@ -237,9 +257,7 @@ void enter(const void* owner, const RegionSpec& spec) {
   const PolicyTable* policy =
       compose(policy_or_carried(tls_policy), spec.overrides); // may throw; what follows does not
   if (has_overrides(frame) && !any_overrides()) {
-    for (size_t slot = 0; slot < kSlots.size(); ++slot) {
-      thread().slots_outside[slot] = DeviceState::read(kSlots[slot]);
-    }
+    read_slots_outside();
   }
   thread().frames.push_back(frame);
 
@@ -293,16 +311,25 @@ struct Suspended {
   ThreadState inside;        // what the innermost of them saw when it was taken off
 };
 
+// Besides our regions, those of torch.autocast that the body opened inside them are taken off and put back: they show
+// in the devices' state and in the nesting depth.
 std::shared_ptr<Suspended> suspend(size_t base) {
   auto& frames = thread().frames;
   auto result = std::make_shared<Suspended>();
+  if (frames.size() <= base) {
+    return result;
+  }
   result->inside = ThreadState::read();
-  if (frames.size() > base) {
-    result->frames.assign(frames.begin() + static_cast<std::ptrdiff_t>(base), frames.end());
+  result->frames.assign(frames.begin() + static_cast<std::ptrdiff_t>(base), frames.end());
+  const ThreadState& around = result->frames.front().before;
+  const int ours = static_cast<int>(result->frames.size());
+  for (int nesting = result->inside.nesting; nesting > around.nesting + ours; --nesting) {
+    at::autocast::decrement_nesting();
   }
   while (frames.size() > base) {
     end_innermost();
   }
+  write_devices(around);
   return result;
 }
 
@@ -312,31 +339,39 @@ void resume(const Suspended& regions) {
   }
   // What a region puts back at its end is what it found; found anew, that is the state there is now.
   const ThreadState around = ThreadState::read();
+  const ThreadState& found = regions.frames.front().before;
+  const ThreadState& inside = regions.inside;
   std::vector<Frame> resumed = regions.frames;
   for (size_t device = 0; device < kNumDevices; ++device) {
     const auto first =
         std::find_if(resumed.begin(), resumed.end(), [device](const Frame& f) { return f.names(device); });
     if (first != resumed.end()) {
       first->before.devices[device] = around.devices[device];
-      regions.inside.devices[device].write(device_type_of(static_cast<Device>(device)));
     }
+    // A device that the body left as it found it is as it is now.
+    if (first != resumed.end() || !(inside.devices[device] == found.devices[device])) {
+      inside.devices[device].write(device_type_of(static_cast<Device>(device)));
+    }
+  }
+  // A frame's picture of the devices that it does not name serves the next `suspend`.
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    resumed.front().before.devices[device] = around.devices[device];
   }
   resumed.front().before.key_included = around.key_included;
   resumed.front().before.key_excluded = around.key_excluded;
   resumed.front().before.cache_enabled = around.cache_enabled;
+  resumed.front().before.nesting = around.nesting;
   const PolicyTable* policy = recompose(resumed, 0, around.policy);
   const bool changes_policy = std::any_of(resumed.begin(), resumed.end(), has_overrides);
   if (changes_policy && !any_overrides()) {
-    for (size_t slot = 0; slot < kSlots.size(); ++slot) {
-      thread().slots_outside[slot] = DeviceState::read(kSlots[slot]);
-    }
+    read_slots_outside();
   }
-  for (const Frame& frame : resumed) {
-    thread().frames.push_back(frame);
+  thread().frames.insert(thread().frames.end(), resumed.begin(), resumed.end());
+  for (int opened = found.nesting; opened < inside.nesting; ++opened) {
     at::autocast::increment_nesting();
   }
-  regions.inside.write_key();
-  at::autocast::set_autocast_cache_enabled(regions.inside.cache_enabled);
+  inside.write_key();
+  at::autocast::set_autocast_cache_enabled(inside.cache_enabled);
   if (changes_policy) {
     put_policy(policy, /*with_overrides=*/true);
   } else {

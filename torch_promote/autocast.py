@@ -18,7 +18,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from torch_promote import _C
 from torch_promote._compile import GraphRegion
-from torch_promote._steps import Steps, drive, guard_tasks
+from torch_promote._steps import Awaited, Steps, drive, guard_tasks
 from torch_promote.errors import (
     DecoratorError,
     DeviceTypeError,
@@ -129,6 +129,8 @@ class my_autocast:  # noqa: N801 (the name that people type)
         notes = _C.exit_region(self)
         if notes:
             if notes < 0:
+                if kind is GeneratorExit:
+                    return  # a body that is closed between two of its steps, when its regions were off the thread
                 raise RegionError(
                     f"{self!r} is not open in this thread, so it cannot be ended here. A region belongs to the thread "
                     f"that entered it; enter one in each thread."
@@ -318,18 +320,19 @@ def _decorate(region: my_autocast, func: Any) -> Any:
 
         @functools.wraps(func)
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await Steps(region, func(*args, **kwargs))
+            return await Awaited(Steps(region), func(*args, **kwargs))
 
     elif inspect.isasyncgenfunction(body):
 
         @functools.wraps(func)
         async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
             generator = func(*args, **kwargs)
+            steps = Steps(region)
             step = generator.asend(None)
             try:
                 while True:
                     try:
-                        item: Any = await Steps(region, step)
+                        item: Any = await Awaited(steps, step)
                     except StopAsyncIteration:
                         return
                     try:
@@ -339,13 +342,13 @@ def _decorate(region: my_autocast, func: Any) -> Any:
                     except BaseException as error:
                         step = generator.athrow(error)
             finally:
-                await Steps(region, generator.aclose())
+                await Awaited(steps, generator.aclose())
 
     elif inspect.isgeneratorfunction(body):
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return (yield from drive(region, func(*args, **kwargs)))
+            return (yield from drive(Steps(region), func(*args, **kwargs)))
 
     else:
 
