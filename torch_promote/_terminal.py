@@ -89,5 +89,6 @@ def render(drawings: Sequence[RenderableType]) -> str:
     # Captured, because rich's own print exits with 1 when the reader of a pipe goes away.
     with console.capture() as capture:
         for drawing in drawings:
-            console.print(drawing)
+            # A sentence is left to the terminal to wrap, and whole to grep.
+            console.print(drawing, soft_wrap=isinstance(drawing, str))
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())

@@ -1,53 +1,27 @@
 """`my_autocast`: torch.autocast's contract, on a dispatch key of our own.
 
-The state is in the extension (csrc/region.cpp); this module checks what is asked, packs it into one int, and makes the
-region usable as a context manager, as a decorator and inside torch.compile and torch.export.
+The state is in the extension (csrc/region.cpp). What is asked for is checked and packed by torch_promote/_request.py;
+decorating is torch_promote/_decorator.py's.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import warnings
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from torch_promote import _C
-from torch_promote._compile import GraphRegion
-from torch_promote._steps import Awaited, Steps, drive, guard_tasks
-from torch_promote.errors import (
-    DecoratorError,
-    DeviceTypeError,
-    DtypeError,
-    RegionError,
-    UnsupportedDeviceError,
-    did_you_mean,
-)
-from torch_promote.overrides import parse_overrides
-from torch_promote.policies import DEVICE_TYPES, CastPolicy
+from torch_promote._decorator import decorate
+from torch_promote._request import has_cache, pack_overrides, pack_spec, unpack_devices, without_overrides
+from torch_promote._steps import guard_tasks
+from torch_promote.errors import DecoratorError, RegionError
+from torch_promote.overrides import find_op, name_op
+from torch_promote.policies import CastPolicy
 
 __all__ = ["cache_info", "clear_cache", "my_autocast"]
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-_CPU_DTYPES = (torch.bfloat16, torch.float16)
-
-# The layout of a packed spec; csrc/region.h, RegionSpec, reads it.
-_BITS_PER_DEVICE = 16
-_NAMED = 1 << 8
-_ENABLED = 1 << 9
-_CACHE_ENABLED = 1 << 32
-_OVERRIDES_SHIFT = 40
-_NUMBERS = {
-    dtype: _C.scalar_type(dtype)
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and dtype.is_floating_point
-}
 
 
 class my_autocast:  # noqa: N801 (the name that people type)
@@ -97,7 +71,7 @@ class my_autocast:  # noqa: N801 (the name that people type)
     Source: torch/amp/autocast_mode.py, class autocast (v2.13), for the positional arguments, their checks and warnings.
     """
 
-    __slots__ = ("__weakref__", "_arguments", "_devices", "_spec")
+    __slots__ = ("__weakref__", "_arguments", "_spec")
 
     def __init__(
         self,
@@ -110,10 +84,10 @@ class my_autocast:  # noqa: N801 (the name that people type)
     ) -> None:
         spec = _C.pack_cpu_spec(device_type, dtype, enabled, cache_enabled)
         if spec is None:
-            spec = _pack_spec(device_type, dtype, enabled, cache_enabled)
-        if overrides:
+            spec = pack_spec(device_type, dtype, enabled, cache_enabled)
+        if overrides is not None:
             overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
-            spec |= _overrides_number(overrides) << _OVERRIDES_SHIFT
+            spec |= pack_overrides(overrides)
         self._spec = spec
         self._arguments = (device_type, dtype, enabled, cache_enabled, overrides)
 
@@ -144,16 +118,17 @@ class my_autocast:  # noqa: N801 (the name that people type)
                 f"my_autocast(...) decorates a callable, got {type(func).__name__}. Decorate a function, or use it as "
                 f"a context manager: `with my_autocast(...):`."
             )
-        return _decorate(self, func)
+        return decorate(self, self._spec, func)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy has the defaults that its original found. The number of a set of overrides means something in this
-        # process only.
-        return _rebuild, (self._spec & ((1 << _OVERRIDES_SHIFT) - 1), self._arguments)
+        # A copy has the defaults that its original found.
+        *arguments, overrides = self._arguments
+        named = None if overrides is None else [(name_op(op), policy) for op, policy in overrides.items()]
+        return _rebuild, (without_overrides(self._spec), arguments, named)
 
     def __repr__(self) -> str:
         device_type, dtype, enabled, cache_enabled, overrides = self._arguments
-        parts = [repr(device_type) if device_type is not None else repr(next(_unpack_devices(self._spec))[0])]
+        parts = [repr(device_type) if device_type is not None else repr(next(unpack_devices(self._spec))[0])]
         parts += [f"dtype={dtype}"] if dtype is not None else []
         parts += [] if enabled else ["enabled=False"]
         parts += [f"cache_enabled={cache_enabled}"] if cache_enabled is not None else []
@@ -181,131 +156,13 @@ class my_autocast:  # noqa: N801 (the name that people type)
                 f"not know overrides. Export without overrides, or write the casts into the module."
             )
         for mode in modes:
-            for name, dtype, enabled in _unpack_devices(self._spec):
-                cache_enabled = bool(self._spec & _CACHE_ENABLED)
-                mode.__torch_function__(_enter_autocast, (), (name, dtype, enabled, cache_enabled))
+            for name, dtype, enabled in unpack_devices(self._spec):
+                mode.__torch_function__(_enter_autocast, (), (name, dtype, enabled, has_cache(self._spec)))
 
     def _export_exit(self) -> None:
         for mode in _export_modes():
-            for _ in _unpack_devices(self._spec):
+            for _ in unpack_devices(self._spec):
                 mode.__torch_function__(_exit_autocast, (), ())
-
-
-def _pack_spec(device_type: object, dtype: object, enabled: object, cache_enabled: object) -> int:
-    """Checks what is asked as torch.autocast does, and returns the packed spec."""
-    device_types = (device_type,) if isinstance(device_type, str) else _device_types(device_type)
-    if cache_enabled is None:
-        cache_enabled = torch.is_autocast_cache_enabled()
-    spec = _CACHE_ENABLED if cache_enabled else 0
-    for name in device_types:
-        dtype_here, enabled_here = _check_device(name, dtype, enabled)
-        field = _NUMBERS[dtype_here] | _NAMED | (_ENABLED if enabled_here else 0)
-        spec |= field << (_BITS_PER_DEVICE * DEVICE_TYPES.index(name))
-    return spec
-
-
-def _overrides_number(overrides: Mapping[Any, Any]) -> int:
-    """Returns the number of a set of overrides in the extension; the same set gets the same number."""
-    try:
-        return _register(tuple(overrides.items()))
-    except (AttributeError, TypeError):  # no mapping, or a value without a hash: nothing legal, and worth its own error
-        parse_overrides(overrides)
-        raise
-
-
-# Dynamo calls it while it traces, and keeps the number.
-_overrides_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _register(items: tuple[tuple[Any, Any], ...]) -> int:
-    changes = [
-        (row.index, device, _policy_byte(policy))
-        for row, policy in parse_overrides(dict(items))
-        for device in range(len(DEVICE_TYPES))
-    ]
-    return _C.register_overrides(changes)
-
-
-def _policy_byte(policy: CastPolicy | torch.dtype) -> int:
-    if isinstance(policy, CastPolicy):
-        return _C.POLICY_BYTES[policy.value]
-    return _C.POLICY_BYTES["run_in"] + _NUMBERS[policy]
-
-
-def _unpack_devices(spec: int) -> Iterator[tuple[str, torch.dtype, bool]]:
-    """Yields the device type, dtype and enabled flag of each device type that a spec names."""
-    for index, name in enumerate(DEVICE_TYPES):
-        field = spec >> (_BITS_PER_DEVICE * index)
-        if field & _NAMED:
-            dtype = next(dtype for dtype, number in _NUMBERS.items() if number == field & 0xFF)
-            yield name, dtype, bool(field & _ENABLED)
-
-
-def _device_types(asked: object) -> Sequence[str]:
-    if asked is None:
-        return ("cuda",) if torch.cuda.is_available() else ("cpu",)
-    if isinstance(asked, Sequence):
-        if not asked:
-            raise DeviceTypeError("no device type given: the sequence is empty. Name 'cpu', 'cuda' or both.")
-        for index, name in enumerate(asked):
-            if name in asked[:index]:
-                raise DeviceTypeError(f"device type {name!r} is named twice in {list(asked)!r}. Name each once.")
-        return asked
-    remedy = "As a decorator, write it with parentheses: @my_autocast()." if callable(asked) else ""
-    remedy = "Of a torch.device, pass its .type." if isinstance(asked, torch.device) else remedy
-    raise DeviceTypeError(
-        f"expected a device type of type str (or a sequence of them), got {asked!r} of type {type(asked).__name__}. "
-        f"Legal: 'cpu', 'cuda'. {remedy}".rstrip()
-    )
-
-
-def _check_device(name: object, dtype: object, enabled: object) -> tuple[torch.dtype, bool]:
-    """Returns the dtype and enabled flag that a region gets for a device type, as torch.autocast would."""
-    if not isinstance(name, str):
-        raise DeviceTypeError(
-            f"expected a device type of type str, got {name!r} of type {type(name).__name__}. Legal: 'cpu', 'cuda'."
-        )
-    if name not in DEVICE_TYPES:
-        raise _unsupported(name)
-    if dtype is None:
-        dtype = torch.get_autocast_dtype(name)
-    if not isinstance(dtype, torch.dtype):
-        raise DtypeError(
-            f"dtype is a torch.dtype, such as torch.bfloat16, or None; got {dtype!r} of type {type(dtype).__name__}."
-        )
-    if dtype not in _NUMBERS:
-        raise DtypeError(
-            f"{dtype} is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or torch.float16."
-        )
-    if not enabled:
-        return dtype, False
-    if name == "cuda":
-        if torch.cuda.amp.common.amp_definitely_not_available():
-            _warn("CUDA is not available or torch_xla is imported. Disabling my_autocast.")
-            return dtype, False
-        if dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
-            raise UnsupportedDeviceError("this CUDA device does not support bfloat16. Use dtype=torch.float16.")
-    elif dtype not in _CPU_DTYPES:
-        _warn(
-            f"my_autocast on the CPU supports torch.bfloat16 and torch.float16, got {dtype}. Disabling my_autocast. To "
-            f"run single ops in {dtype}, use overrides={{op: {dtype}}}."
-        )
-        return dtype, False
-    return dtype, True
-
-
-def _unsupported(name: str) -> UnsupportedDeviceError:
-    if torch.amp.is_autocast_available(name):
-        remedy = f" torch.autocast({name!r}) serves that device type."
-    else:
-        remedy = did_you_mean(name, DEVICE_TYPES) or (" Give the type without an index." if ":" in name else "")
-    return UnsupportedDeviceError(f"my_autocast has no device type {name!r}. Legal: 'cpu', 'cuda'.{remedy}")
-
-
-def _warn(message: str) -> None:
-    # _warn, _check_device, _pack_spec, __init__, the caller
-    warnings.warn(message, stacklevel=5)
 
 
 def _export_modes() -> list[Any]:
@@ -313,63 +170,11 @@ def _export_modes() -> list[Any]:
     return [m for m in torch.overrides._get_current_function_mode_stack() if isinstance(m, mode)]
 
 
-def _decorate(region: my_autocast, func: Any) -> Any:
-    body = func if inspect.isroutine(func) or isinstance(func, functools.partial) else type(func).__call__
-    wrapper: Any
-    if inspect.iscoroutinefunction(body):
-
-        @functools.wraps(func)
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await Awaited(Steps(region), func(*args, **kwargs))
-
-    elif inspect.isasyncgenfunction(body):
-
-        @functools.wraps(func)
-        async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            generator = func(*args, **kwargs)
-            steps = Steps(region)
-            step = generator.asend(None)
-            try:
-                while True:
-                    try:
-                        item: Any = await Awaited(steps, step)
-                    except StopAsyncIteration:
-                        return
-                    try:
-                        step = generator.asend((yield item))
-                    except GeneratorExit:
-                        raise
-                    except BaseException as error:
-                        step = generator.athrow(error)
-            finally:
-                await Awaited(steps, generator.aclose())
-
-    elif inspect.isgeneratorfunction(body):
-
-        @functools.wraps(func)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return (yield from drive(Steps(region), func(*args, **kwargs)))
-
-    else:
-
-        @functools.wraps(func)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_dynamo_compiling():
-                with GraphRegion(region._spec):
-                    return func(*args, **kwargs)
-            with region:
-                return func(*args, **kwargs)
-
-    # torch.jit looks for this name on functions that it is asked to compile.
-    wrapper.__script_unsupported = "@my_autocast() decorator is not supported in script mode"
-    return wrapper
-
-
-def _rebuild(spec: int, arguments: tuple[Any, ...]) -> my_autocast:
+def _rebuild(spec: int, arguments: Sequence[Any], named: Sequence[tuple[Any, Any]] | None) -> my_autocast:
     region = my_autocast.__new__(my_autocast)
-    overrides = arguments[-1]
-    region._spec = spec | (_overrides_number(overrides) << _OVERRIDES_SHIFT if overrides else 0)
-    region._arguments = arguments
+    overrides = None if named is None else {find_op(name): policy for name, policy in named}
+    region._spec = spec | (pack_overrides(overrides) if overrides else 0)
+    region._arguments = (*arguments, overrides)
     return region
 
 

@@ -20,7 +20,7 @@ from torch.utils.benchmark import Timer
 
 import torch_promote as tp
 
-__all__ = ["Result", "SUITES", "run"]
+__all__ = ["SUITES", "Result", "run"]
 
 
 @dataclass(frozen=True, slots=True)

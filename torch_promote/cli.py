@@ -196,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="torch-promote",
-        description="Autocast for PyTorch with open policies: what is installed, and what it does with each op.",
+        description="Autocast with open policies: what is installed, and what happens to each op.",
         epilog=_EPILOG,
         formatter_class=plain,
     )
@@ -235,29 +235,30 @@ def _parser() -> argparse.ArgumentParser:
 
 _EPILOG = """\
 examples:
-  torch-promote info                             what is installed, on which devices
+  torch-promote info                             versions, devices, table size
   torch-promote policies                         the whole op table
-  torch-promote policies --device cpu            the ops that have a policy on the CPU
+  torch-promote policies --device cpu            what has a policy on the CPU
   torch-promote policies --op softmax            one op, with all its overloads
-  torch-promote policies --op 'linalg_*' --json  a pattern, for a program to read
+  torch-promote policies --op 'linalg_*' --json  a pattern; JSON for programs
 
-exit status: 0 done, 2 wrong command line (1 is kept for commands with findings).
-`torch-promote COMMAND --help` says more; that of `policies` explains each policy.
+exit status: 0 done, 2 wrong command line; 1 is kept for commands with findings.
+`torch-promote policies --help` explains each policy.
 """
 
 _INFO = """\
-Shows the versions, the dispatch key and the device types, and holds the op table
-against the PyTorch that is running.
+Shows the versions, the dispatch key and the device types, and holds the op
+table against the PyTorch that is running.
 
-  rows that count  have a policy on the device, and PyTorch registers the op there
-  missing rows     have one, and PyTorch does not register the op: it falls through
-  unlisted ops     PyTorch registers them, the table has no policy: left to stock
+  rows that count  have a policy on the device; PyTorch registers the op there
+  missing rows     have one; PyTorch does not register the op: falls through
+  unlisted ops     PyTorch registers them; no policy in the table: left to stock
 """
 
 _POLICIES = """\
-Shows the op table: the cast policy of each op on each device type, and the rows on
-which the PyTorch that is running differs. PATTERN is a shell pattern, held against
-the op (softmax), the overload (softmax.int) and the full name (aten::softmax.int).
+Shows the op table: the cast policy of each op on each device type, and the rows
+on which the PyTorch that is running differs. PATTERN is a shell pattern, held
+against the op (softmax), the overload (softmax.int) and the full name
+(aten::softmax.int).
 """
 
 

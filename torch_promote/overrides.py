@@ -10,7 +10,7 @@ import torch
 from torch_promote.errors import PolicyError, did_you_mean
 from torch_promote.policies import CastPolicy, Row, check_legal, op_table
 
-__all__ = ["find_rows", "parse_overrides"]
+__all__ = ["find_op", "find_rows", "name_op", "parse_overrides"]
 
 _LEGAL_VALUES = ", ".join([*(p.value for p in CastPolicy), "fp16"]) + " or a floating dtype"
 
@@ -92,6 +92,24 @@ def find_rows(key: object) -> tuple[Row, ...]:
     )
 
 
+def name_op(op: object) -> object:
+    """Returns an op as something that can be pickled: a name as it is, an op as its name and that of its overload."""
+    if isinstance(op, torch._ops.OpOverload):
+        return op._schema.name, op._overloadname
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        return op._qualified_op_name, None
+    return op
+
+
+def find_op(name: object) -> object:
+    """Returns the op that `name_op` named."""
+    if not isinstance(name, tuple):
+        return name
+    qualified, overload = name
+    packet = functools.reduce(getattr, qualified.split("::"), torch.ops)
+    return packet if overload is None else getattr(packet, overload)
+
+
 @functools.cache
 def _rows_by_op() -> dict[str, tuple[Row, ...]]:
     by_op: dict[str, tuple[Row, ...]] = {}
@@ -120,7 +138,7 @@ def _parse_policy(value: object, op: str) -> CastPolicy | torch.dtype:
     dtype = getattr(torch, value.removeprefix("torch."), None)
     if isinstance(dtype, torch.dtype):
         return _parse_policy(dtype, op)
-    names = [policy.value for policy in CastPolicy]
+    names = [*(policy.value for policy in CastPolicy), "fp16"]
     raise PolicyError(f"{op}: no cast policy is called {value!r}.{did_you_mean(value, names)} Legal: {_LEGAL_VALUES}.")
 
 

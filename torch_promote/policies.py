@@ -65,6 +65,7 @@ class CastPolicy(enum.Enum):
     banned = "banned", "Raise: the op's results are unsafe under autocast."
 
     def __new__(cls, value: str, meaning: str = "") -> CastPolicy:
+        """Makes a member whose value is the name alone."""
         member = object.__new__(cls)
         member._value_ = value
         member.meaning = meaning

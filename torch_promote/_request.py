@@ -1,0 +1,171 @@
+"""What a region is asked for: checked as torch.autocast checks it, and packed into one int.
+
+The extension unpacks the int (csrc/region.h, RegionSpec); it is what `my_autocast` holds, what torch.compile sees as a
+constant, and what a copy of a region is made from.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_promote import _C
+from torch_promote.errors import DeviceTypeError, DtypeError, UnsupportedDeviceError, did_you_mean
+from torch_promote.overrides import parse_overrides
+from torch_promote.policies import DEVICE_TYPES, CastPolicy
+
+__all__ = ["has_cache", "pack_overrides", "pack_spec", "unpack_devices", "without_overrides"]
+
+_CPU_DTYPES = (torch.bfloat16, torch.float16)
+
+# The layout of a packed spec; csrc/region.h, RegionSpec, reads it.
+_BITS_PER_DEVICE = 16
+_NAMED = 1 << 8
+_ENABLED = 1 << 9
+_CACHE_ENABLED = 1 << 32
+_OVERRIDES_SHIFT = 40
+_NUMBERS = {
+    dtype: _C.scalar_type(dtype)
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point
+}
+
+
+def pack_spec(device_type: object, dtype: object, enabled: object, cache_enabled: object) -> int:
+    """Checks what is asked as torch.autocast does, and returns the packed spec."""
+    device_types = (device_type,) if isinstance(device_type, str) else _device_types(device_type)
+    if cache_enabled is None:
+        cache_enabled = torch.is_autocast_cache_enabled()
+    spec = _CACHE_ENABLED if cache_enabled else 0
+    for name in device_types:
+        dtype_here, enabled_here = _check_device(name, dtype, enabled)
+        field = _NUMBERS[dtype_here] | _NAMED | (_ENABLED if enabled_here else 0)
+        spec |= field << (_BITS_PER_DEVICE * DEVICE_TYPES.index(name))
+    return spec
+
+
+def pack_overrides(overrides: Mapping[Any, Any]) -> int:
+    """Returns the part of a spec that says which set of overrides a region has."""
+    return overrides_number(overrides) << _OVERRIDES_SHIFT
+
+
+def without_overrides(spec: int) -> int:
+    """Returns a spec without its set of overrides, whose number means something in this process only."""
+    return spec & ((1 << _OVERRIDES_SHIFT) - 1)
+
+
+def has_cache(spec: int) -> bool:
+    """Whether a spec asks for the cast cache."""
+    return bool(spec & _CACHE_ENABLED)
+
+
+def unpack_devices(spec: int) -> Iterator[tuple[str, torch.dtype, bool]]:
+    """Yields the device type, dtype and enabled flag of each device type that a spec names."""
+    for index, name in enumerate(DEVICE_TYPES):
+        field = spec >> (_BITS_PER_DEVICE * index)
+        if field & _NAMED:
+            dtype = next(dtype for dtype, number in _NUMBERS.items() if number == field & 0xFF)
+            yield name, dtype, bool(field & _ENABLED)
+
+
+def _device_types(asked: object) -> Sequence[str]:
+    if asked is None:
+        return ("cuda",) if torch.cuda.is_available() else ("cpu",)
+    if isinstance(asked, Sequence):
+        if not asked:
+            raise DeviceTypeError("no device type given: the sequence is empty. Name 'cpu', 'cuda' or both.")
+        for index, name in enumerate(asked):
+            if name in asked[:index]:
+                raise DeviceTypeError(f"device type {name!r} is named twice in {list(asked)!r}. Name each once.")
+        return asked
+    remedy = "As a decorator, write it with parentheses: @my_autocast()." if callable(asked) else ""
+    remedy = "Of a torch.device, pass its .type." if isinstance(asked, torch.device) else remedy
+    raise DeviceTypeError(
+        f"expected a device type of type str (or a sequence of them), got {asked!r} of type {type(asked).__name__}. "
+        f"Legal: 'cpu', 'cuda'. {remedy}".rstrip()
+    )
+
+
+def _check_device(name: object, dtype: object, enabled: object) -> tuple[torch.dtype, bool]:
+    """Returns the dtype and enabled flag that a region gets for a device type, as torch.autocast would."""
+    if not isinstance(name, str):
+        raise DeviceTypeError(
+            f"expected a device type of type str, got {name!r} of type {type(name).__name__}. Legal: 'cpu', 'cuda'."
+        )
+    if name not in DEVICE_TYPES:
+        raise _unsupported(name)
+    if dtype is None:
+        dtype = torch.get_autocast_dtype(name)
+    if not isinstance(dtype, torch.dtype):
+        raise DtypeError(
+            f"dtype is a torch.dtype, such as torch.bfloat16, or None; got {dtype!r} of type {type(dtype).__name__}."
+        )
+    if dtype not in _NUMBERS:
+        raise DtypeError(
+            f"{dtype} is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or torch.float16."
+        )
+    if not enabled:
+        return dtype, False
+    if name == "cuda":
+        if torch.cuda.amp.common.amp_definitely_not_available():
+            _warn("CUDA is not available or torch_xla is imported. Disabling my_autocast.")
+            return dtype, False
+        if dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
+            raise UnsupportedDeviceError("this CUDA device does not support bfloat16. Use dtype=torch.float16.")
+    elif dtype not in _CPU_DTYPES:
+        _warn(
+            f"my_autocast on the CPU supports torch.bfloat16 and torch.float16, got {dtype}. Disabling my_autocast. To "
+            f"run single ops in {dtype}, use overrides={{op: {dtype}}}."
+        )
+        return dtype, False
+    return dtype, True
+
+
+def _unsupported(name: str) -> UnsupportedDeviceError:
+    if ":" in name:
+        remedy = " Give the type without an index."
+    elif name in torch._C._autocast_supported_devices():
+        remedy = f" torch.autocast({name!r}) serves that device type."
+    elif name.lower() in {"gpu", "nvidia", "rocm", "hip"}:
+        remedy = " The device type of GPUs is 'cuda'."
+    else:
+        remedy = did_you_mean(name, DEVICE_TYPES)
+    return UnsupportedDeviceError(f"my_autocast has no device type {name!r}. Legal: 'cpu', 'cuda'.{remedy}")
+
+
+def _warn(message: str) -> None:
+    # _warn, _check_device, pack_spec, __init__, the caller
+    warnings.warn(message, stacklevel=5)
+
+
+def overrides_number(overrides: Mapping[Any, Any]) -> int:
+    """Returns the number of a set of overrides in the extension; the same set gets the same number."""
+    try:
+        return _register(tuple(overrides.items()))
+    except (AttributeError, TypeError):  # no mapping, or a value without a hash: nothing legal, and worth its own error
+        parse_overrides(overrides)
+        raise
+
+
+# Dynamo calls it while it traces, and keeps the number.
+overrides_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _register(items: tuple[tuple[Any, Any], ...]) -> int:
+    changes = [
+        (row.index, device, _policy_byte(policy))
+        for row, policy in parse_overrides(dict(items))
+        for device in range(len(DEVICE_TYPES))
+    ]
+    return _C.register_overrides(changes)
+
+
+def _policy_byte(policy: CastPolicy | torch.dtype) -> int:
+    if isinstance(policy, CastPolicy):
+        return _C.POLICY_BYTES[policy.value]
+    return _C.POLICY_BYTES["run_in"] + _NUMBERS[policy]
