@@ -53,7 +53,7 @@ setup(
     ext_modules=[
         CppExtension(
             "torch_promote._C",
-            sources=[f"csrc/{name}.cpp" for name in ("register", "module", "cast_cache", "op_table", "policy_registry", "region")],
+            sources=[f"csrc/{name}.cpp" for name in ("register", "module", "cast_cache", "op_table", "policy_registry", "region", "unversioned_writers")],
             depends=[*(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.h")), "torch_promote/op_policies.def"],
             include_dirs=[str(GENERATED)],
             extra_compile_args=[

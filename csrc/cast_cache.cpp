@@ -4,8 +4,10 @@
 #include "region.h"
 
 #include <ATen/CachedTensorUtils.h>
+#include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
@@ -72,23 +74,26 @@ bool is_plain(const at::TensorImpl& impl) {
 
 // What tells whether a source is still what was cast. The storage is held weakly, so that its address cannot come to
 // mean another one: `weight.data = other`, twice, may land on the same data pointer.
-struct Stamp {
-  uint32_t version = 0;
-  const void* data = nullptr;
-  const c10::StorageImpl* storage = nullptr;
-
-  static Stamp of(const at::TensorImpl& impl) {
-    Stamp stamp;
-    stamp.version = impl.version_counter().current_version();
+class Stamp {
+ public:
+  explicit Stamp(const at::TensorImpl& impl) : version_(impl.version_counter().current_version()) {
     if (is_plain(impl)) {
-      stamp.storage = impl.unsafe_storage().unsafeGetStorageImpl();
-      stamp.data = impl.data();
+      storage_.emplace(impl.unsafe_storage().getWeakStorageImpl());
+      data_ = impl.data();
     }
-    return stamp;
   }
-  bool operator==(const Stamp& other) const {
-    return version == other.version && data == other.data && storage == other.storage;
+  bool matches(const at::TensorImpl& impl) const {
+    if (version_ != impl.version_counter().current_version() || storage_.has_value() != is_plain(impl)) {
+      return false;
+    }
+    return !storage_.has_value() ||
+           (storage_->_unsafe_get_target() == impl.unsafe_storage().unsafeGetStorageImpl() && data_ == impl.data());
   }
+
+ private:
+  uint32_t version_;
+  std::optional<WeakStorage> storage_;
+  const void* data_ = nullptr;
 };
 
 at::Tensor detached_alias(const at::Tensor& tensor) {
@@ -135,10 +140,9 @@ Pointer make_node(uint64_t sequence_nr, const at::Tensor& source) {
 
 class Entry {
  public:
-  Entry(const at::Tensor& source, const Stamp& stamp, const at::Tensor& cast)
-      : source_(source.getIntrusivePtr()), stamp_(stamp), plain_(is_plain(*source.unsafeGetTensorImpl())) {
+  Entry(const at::Tensor& source, Stamp stamp, const at::Tensor& cast)
+      : source_(source.getIntrusivePtr()), stamp_(std::move(stamp)), plain_(is_plain(*source.unsafeGetTensorImpl())) {
     if (plain_) {
-      source_storage_.emplace(source.storage().getWeakStorageImpl());
       held_ = detached_alias(cast);
       link(cast);
     } else {
@@ -152,7 +156,7 @@ class Entry {
   }
   // An op that returned its argument, or a view of it, may have let somebody write into the cast: that ends it too.
   bool is_fresh(const at::TensorImpl& source) const {
-    return stamp_ == Stamp::of(source) && (held_.is_inference() || held_version_ == held_._version());
+    return stamp_.matches(source) && (held_.is_inference() || held_version_ == held_._version());
   }
   size_t bytes() const {
     return plain_ ? held_.nbytes() : 0;
@@ -162,17 +166,18 @@ class Entry {
     if (!plain_ || !at::GradMode::is_enabled()) {
       return held_;
     }
-    if (auto cast = cast_->lock(); cast.defined()) {
-      return at::Tensor(std::move(cast));
+    if (cast_.has_value()) {
+      if (auto cast = cast_->lock(); cast.defined()) {
+        return at::Tensor(std::move(cast));
+      }
     }
     at::Tensor cast = detached_alias(held_);
-    if (NodePtr node = node_->lock()) {
-      torch::autograd::impl::set_gradient_edge(cast, Edge(std::move(node), 0));
-    } else {
-      node = make_node<NodePtr>(sequence_nr_, source);
+    NodePtr node = node_.has_value() ? node_->lock() : NodePtr();
+    if (node == nullptr) {
+      node = make_node<NodePtr>(sequence_nr_ ? *sequence_nr_ : at::sequence_number::get_and_increment(), source);
       node->add_input_metadata(cast);
-      torch::autograd::impl::set_gradient_edge(cast, Edge(std::move(node), 0));
     }
+    torch::autograd::impl::set_gradient_edge(cast, Edge(std::move(node), 0));
     link(cast);
     return cast;
   }
@@ -185,21 +190,23 @@ class Entry {
 
  private:
   void link(const at::Tensor& cast) {
-    cast_.emplace(cast.getIntrusivePtr());
     const NodePtr node = cast.grad_fn();
+    if (node == nullptr) {
+      return; // cast below autograd, in the kernel of a custom op: good as data, and for no graph
+    }
+    cast_.emplace(cast.getIntrusivePtr());
     sequence_nr_ = node->sequence_nr();
     node_.emplace(node);
   }
 
   WeakTensor source_;
-  std::optional<WeakStorage> source_storage_;
   Stamp stamp_;
   bool plain_;
   at::Tensor held_; // plain: the data of the cast; otherwise the cast
   uint32_t held_version_ = 0;
   std::optional<WeakTensor> cast_;
   std::optional<WeakNode> node_;
-  uint64_t sequence_nr_ = 0;
+  std::optional<uint64_t> sequence_nr_; // of the first cast's node
 };
 
 class Cache {
@@ -229,7 +236,7 @@ class Cache {
   }
 
   // `stamp` is the source's from before the cast.
-  void insert(const at::Tensor& source, const Stamp& stamp, c10::ScalarType dtype, const at::Tensor& cast) {
+  void insert(const at::Tensor& source, Stamp stamp, c10::ScalarType dtype, const at::Tensor& cast) {
     ++info_.misses;
     const Key key{source.unsafeGetTensorImpl(), dtype};
     const auto found = index_.find(key);
@@ -237,7 +244,7 @@ class Cache {
       erase(found->second);
     }
     index_.emplace(key, entries_.size());
-    entries_.emplace_back(source, stamp, cast);
+    entries_.emplace_back(source, std::move(stamp), cast);
     keys_.push_back(key);
     sweep();
   }
@@ -315,12 +322,14 @@ Cache& cache() {
   return instance;
 }
 
-// Stock's conditions for caching, and that this thread has a region whose end will clear the cache: an autograd device
-// thread has none.
+// Stock's conditions for caching, and two of ours: this thread has a region, whose end will clear the cache (an
+// autograd device thread has none); and jit.trace is not at work, which would take a cast that it did not see for a
+// constant.
 bool may_cache(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat && tensor.requires_grad() && tensor.is_leaf() && !tensor.is_view() &&
-         at::autocast::is_autocast_cache_enabled() && !tensor.is_inference() && depth() != 0 &&
-         !at::caching::is_cached_tensor(tensor);
+         at::autocast::is_autocast_cache_enabled() && !tensor.is_inference() && !c10::InferenceMode::is_enabled() &&
+         !at::caching::is_cached_tensor(tensor) && depth() != 0 &&
+         !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
 }
 
 } // namespace
@@ -332,16 +341,19 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   if (std::optional<at::Tensor> hit = cache().find(tensor, dtype)) {
     return *std::move(hit);
   }
-  const Stamp stamp = Stamp::of(*tensor.unsafeGetTensorImpl());
+  Stamp stamp(*tensor.unsafeGetTensorImpl());
   // With grad mode on, as stock, so that a use after no_grad is differentiable. The cast may run Python (a dispatch
   // mode, a subclass) which may itself cast, enter and leave regions: nothing of the cache is held across it.
   at::Tensor cast = [&] {
     const at::AutoGradMode grad(true);
     return tensor.to(dtype);
   }();
-  // A mode may have answered with a tensor of its own kind (a fake one, say), good for no one after it.
-  if (is_plain(*tensor.unsafeGetTensorImpl()) == is_plain(*cast.unsafeGetTensorImpl()) && depth() != 0) {
-    cache().insert(tensor, stamp, dtype, cast);
+  const bool plain = is_plain(*tensor.unsafeGetTensorImpl());
+  // Not kept: what a mode answered with a tensor of its own kind (a fake one, say); and a tensor held whole that was
+  // cast below autograd, which would cut later uses off from their gradient.
+  const bool good_for_others = plain == is_plain(*cast.unsafeGetTensorImpl()) && (plain || cast.requires_grad());
+  if (good_for_others && depth() != 0) {
+    cache().insert(tensor, std::move(stamp), dtype, cast);
   }
   return cast;
 }

@@ -2,6 +2,7 @@
 #include "cast_cache.h"
 #include "op_table.h"
 #include "region.h"
+#include "unversioned_writers.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
@@ -170,6 +171,12 @@ PYBIND11_MODULE(_C, m) {
     names.append(row.name());
   }
   m.attr("ROW_NAMES") = py::tuple(names);
+
+  py::list writers;
+  for (const char* name : kUnversionedWriters) {
+    writers.append(std::string("aten::") + name);
+  }
+  m.attr("UNVERSIONED_WRITERS") = py::tuple(writers);
 
   m.def("stock_policy_bytes", [] { return bytes_of(stock_policy_table()); });
   m.def("current_policy_bytes", [] { return bytes_of(current_policy()); });

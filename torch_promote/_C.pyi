@@ -11,6 +11,9 @@ POLICY_BYTES: dict[str, int]
 ROW_NAMES: tuple[str, ...]
 """Qualified names of the rows, in the table's order."""
 
+UNVERSIONED_WRITERS: tuple[str, ...]
+"""Ops that clear the cast cache, because they write weights without bumping their version."""
+
 class SuspendedRegions:
     """Regions taken off a thread by `suspend_regions`."""
 

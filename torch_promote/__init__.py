@@ -35,7 +35,7 @@ from torch_promote.errors import (  # noqa: E402
 )
 from torch_promote.policies import CastPolicy  # noqa: E402
 
-_compile.install(inlined_only=(my_autocast.__enter__, my_autocast.__exit__))
+_compile.install(my_autocast)
 
 __version__ = "0.1.0"
 

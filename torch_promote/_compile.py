@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from torch_promote import _C
+from torch_promote._export import record_enter, record_exit
 
 __all__ = ["GraphRegion", "graph_enter", "graph_exit", "install"]
 
@@ -30,13 +31,20 @@ _GRAPH = None
 def graph_enter(spec: int) -> None:
     """Opens a region from a graph. `spec` is the packed int of `my_autocast`."""
     base = _C.depth()
-    _C.enter_region(_GRAPH, spec)
+    notes = _C.enter_region(_GRAPH, spec)
     _unwind_after_tracing(base)
+    if notes & _C.TORCH_FUNCTION_MODE:
+        try:
+            record_enter(spec)
+        except BaseException:
+            _C.exit_region(_GRAPH)
+            raise
 
 
-def graph_exit() -> None:
+def graph_exit(spec: int) -> None:
     """Ends the innermost region that `graph_enter` opened."""
-    _C.exit_region(_GRAPH)
+    if _C.exit_region(_GRAPH) & _C.TORCH_FUNCTION_MODE:
+        record_exit(spec)
 
 
 class GraphRegion:
@@ -49,7 +57,7 @@ class GraphRegion:
         graph_enter(self.spec)
 
     def __exit__(self, *error: object) -> None:
-        graph_exit()
+        graph_exit(self.spec)
 
 
 def _unwind_after_tracing(base: int) -> None:
@@ -69,13 +77,14 @@ def _unwind_after_tracing(base: int) -> None:
     output.add_cleanup_hook(unwind)
 
 
-def _teach_dynamo(inlined_only: Sequence[Callable[..., Any]]) -> None:
+def _teach_dynamo(region_type: Any) -> None:
     # After a graph break Dynamo compiles the functions that the broken one calls, each alone. A graph that enters a
     # region and does not leave it must not come of that.
-    for function in inlined_only:
+    for function in (region_type.__enter__, region_type.__exit__, GraphRegion.__enter__, GraphRegion.__exit__):
         torch._dynamo.eval_frame.skip_code(function.__code__)  # type: ignore[attr-defined]
     torch._dynamo.allow_in_graph(graph_enter)
     torch._dynamo.allow_in_graph(graph_exit)
+    _enterable_from_outside(region_type)
     # What the methods of my_autocast call in the extension, as Dynamo is to trace it.
     substitute = functools.partial(torch._dynamo.substitute_in_graph, skip_signature_check=True)
     substitute(_C.enter_region)(_traced_enter)
@@ -91,13 +100,33 @@ def _traced_enter(owner: object, spec: int) -> int:
     return 0
 
 
-def _traced_exit(owner: object) -> int:
-    graph_exit()
+def _traced_exit(owner: Any) -> int:
+    graph_exit(owner._spec)
     return 0
 
 
 def _traced_pack(*arguments: object) -> None:
     """Leaves the packing to Python, which Dynamo can follow."""
+
+
+def _enterable_from_outside(region_type: type) -> None:
+    """Lets a compiled function enter a region that was made outside of it.
+
+    Dynamo does so by itself from PyTorch 2.15 on; before, it knows only context managers that are made where it traces.
+    """
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.variables import builder, ctx_manager, user_defined
+
+    if hasattr(user_defined, "is_generic_ctx_manager_cls"):
+        return
+
+    def build(self: Any, value: Any) -> Any:
+        self.install_guards(GuardBuilder.TYPE_MATCH)
+        result = ctx_manager.GenericContextWrappingVariable(value, source=self.source)
+        return self.tx.output.side_effects.track_object_existing(value, result)
+
+    for trace_numpy in (False, True):
+        builder.VariableBuilder._type_dispatch_impl(trace_numpy)[region_type] = build
 
 
 class _TeachOnImport(importlib.abc.MetaPathFinder):
@@ -128,13 +157,13 @@ def _run_after(loader: Any, function: Callable[[], None]) -> None:
     loader.exec_module = exec_then_run
 
 
-def install(inlined_only: Sequence[Callable[..., Any]]) -> None:
+def install(region_type: type) -> None:
     """Makes regions traceable, now or when Dynamo is imported.
 
     Args:
-        inlined_only: Functions that Dynamo may trace through as part of a caller, and never compile by themselves.
+        region_type: The class `my_autocast`.
     """
-    teach = functools.partial(_teach_dynamo, (*inlined_only, GraphRegion.__enter__, GraphRegion.__exit__))
+    teach = functools.partial(_teach_dynamo, region_type)
     if "torch._dynamo" in sys.modules:
         teach()
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -59,6 +60,9 @@ def decorate(region: AbstractContextManager[Any], spec: int, func: Any) -> Any:
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return (yield from drive(Steps(region), func(*args, **kwargs)))
+
+        if inspect.isfunction(func) and func.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:
+            wrapper = types.coroutine(wrapper)
 
     else:
 

@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from torch_promote import _C
 from torch_promote._decorator import decorate
-from torch_promote._request import has_cache, pack_overrides, pack_spec, unpack_devices, without_overrides
+from torch_promote._export import record_enter, record_exit
+from torch_promote._request import pack_overrides, pack_spec, unpack_devices, without_overrides
 from torch_promote._steps import guard_tasks
 from torch_promote.errors import DecoratorError, RegionError
 from torch_promote.overrides import find_op, name_op
@@ -109,7 +109,7 @@ class my_autocast:  # noqa: N801 (the name that people type)
                     f"{self!r} is not open in this thread, so it cannot be ended here. A region belongs to the thread "
                     f"that entered it; enter one in each thread."
                 )
-            self._export_exit()
+            record_exit(self._spec)
 
     def __call__(self, func: Any) -> Any:
         """Decorates a callable; see the class."""
@@ -135,39 +135,15 @@ class my_autocast:  # noqa: N801 (the name that people type)
         parts += [f"overrides={_short(overrides)}"] if overrides else []
         return f"my_autocast({', '.join(parts)})"
 
-    # Modes of torch.export and the like, and event loops, are looked at only where the extension saw one.
-
     def _look_around(self, notes: int) -> None:
         if notes & _C.RUNNING_LOOP:
             guard_tasks()
         if notes & _C.TORCH_FUNCTION_MODE:
-            self._export_enter()
-
-    # torch.export records ops above every Autocast key, so a region would leave no trace in the exported graph. Under
-    # the stock policy it is recorded as the region of torch.autocast that it is equal to.
-    # Source: torch/amp/autocast_mode.py, autocast.__enter__ (v2.13).
-
-    def _export_enter(self) -> None:
-        modes = _export_modes()
-        if modes and not _C.policy_is_stock():
-            _C.exit_region(self)
-            raise RegionError(
-                f"{self!r} cannot be exported: an exported graph can hold regions of torch.autocast only, and these do "
-                f"not know overrides. Export without overrides, or write the casts into the module."
-            )
-        for mode in modes:
-            for name, dtype, enabled in unpack_devices(self._spec):
-                mode.__torch_function__(_enter_autocast, (), (name, dtype, enabled, has_cache(self._spec)))
-
-    def _export_exit(self) -> None:
-        for mode in _export_modes():
-            for _ in unpack_devices(self._spec):
-                mode.__torch_function__(_exit_autocast, (), ())
-
-
-def _export_modes() -> list[Any]:
-    mode = torch.fx.experimental.proxy_tensor.PreDispatchTorchFunctionMode
-    return [m for m in torch.overrides._get_current_function_mode_stack() if isinstance(m, mode)]
+            try:
+                record_enter(self._spec)
+            except BaseException:
+                _C.exit_region(self)
+                raise
 
 
 def _rebuild(spec: int, arguments: Sequence[Any], named: Sequence[tuple[Any, Any]] | None) -> my_autocast:

@@ -132,6 +132,10 @@ def parse_table(text: str, where: str) -> tuple[Row, ...]:
                 f"{where}:{number}: not a row: {line!r}. Expected ROW(op, overload, cpu, cuda[, overload])."
             )
         op, overload, cpu, cuda, redispatch = match.groups()
+        for policy in (cpu, cuda):
+            if policy not in CastPolicy.__members__:
+                legal = ", ".join(CastPolicy.__members__)
+                raise PolicyError(f"{where}:{number}: no cast policy is called {policy!r}. Legal: {legal}.")
         rows.append(Row(len(rows), op, overload, CastPolicy(cpu), CastPolicy(cuda), redispatch or ""))
     return tuple(rows)
 
