@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -90,6 +91,11 @@ class Stamp {
            (storage_->_unsafe_get_target() == impl.unsafe_storage().unsafeGetStorageImpl() && data_ == impl.data());
   }
 
+  bool same_storage(const at::TensorImpl& impl) const {
+    return storage_.has_value() && impl.has_storage() &&
+           storage_->_unsafe_get_target() == impl.unsafe_storage().unsafeGetStorageImpl();
+  }
+
  private:
   uint32_t version_;
   std::optional<WeakStorage> storage_;
@@ -153,6 +159,9 @@ class Entry {
 
   bool is_dead() const {
     return source_.expired();
+  }
+  bool is_cast_of(const at::TensorImpl& tensor) const {
+    return source_._unsafe_get_target() == &tensor || stamp_.same_storage(tensor);
   }
   // An op that returned its argument, or a view of it, may have let somebody write into the cast: that ends it too.
   bool is_fresh(const at::TensorImpl& source) const {
@@ -247,6 +256,18 @@ class Cache {
     entries_.emplace_back(source, std::move(stamp), cast);
     keys_.push_back(key);
     sweep();
+  }
+
+  void forget(const std::vector<at::Tensor>& tensors) {
+    for (size_t at = entries_.size(); at-- > 0;) {
+      const bool written = std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+        return tensor.defined() && entries_[at].is_cast_of(*tensor.unsafeGetTensorImpl());
+      });
+      if (written) {
+        ++info_.stale;
+        erase(at);
+      }
+    }
   }
 
   void clear() {
@@ -356,6 +377,10 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
     cache().insert(tensor, std::move(stamp), dtype, cast);
   }
   return cast;
+}
+
+void forget_casts_of(const std::vector<at::Tensor>& tensors) {
+  cache().forget(tensors);
 }
 
 CacheInfo cast_cache_info() {

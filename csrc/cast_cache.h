@@ -4,12 +4,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace torch_promote {
 
 // `tensor.to(dtype)`, from this thread's cache where that is allowed. The caller has seen that `tensor` is eligible and
 // has another dtype.
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype);
+
+// Drops this thread's casts of tensors that are about to be written unseen, and of others that share their storage.
+void forget_casts_of(const std::vector<at::Tensor>& tensors);
 
 struct CacheInfo {
   uint64_t entries = 0; // casts held now

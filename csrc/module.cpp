@@ -13,6 +13,7 @@
 #include <torch/version.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -25,6 +26,38 @@ namespace {
 // What is called at every region: plain C functions, without the cost of a generic argument caster.
 
 PyObject* get_running_loop = nullptr; // asyncio._get_running_loop; kept for good
+
+// A packed spec in Python is its 16 hexadecimal digits. (An int would do, but torch.compile takes an int that changes
+// between calls for a symbol, where it has to be a constant of the graph.)
+constexpr int kSpecDigits = 16;
+
+std::optional<uint64_t> parse_spec(PyObject* text) {
+  if (!PyUnicode_Check(text) || PyUnicode_GET_LENGTH(text) != kSpecDigits || !PyUnicode_IS_ASCII(text)) {
+    return std::nullopt;
+  }
+  const Py_UCS1* digits = PyUnicode_1BYTE_DATA(text);
+  uint64_t packed = 0;
+  for (int i = 0; i < kSpecDigits; ++i) {
+    const Py_UCS1 c = digits[i];
+    const int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (value < 0) {
+      return std::nullopt;
+    }
+    packed = packed << 4 | static_cast<uint64_t>(value);
+  }
+  return packed;
+}
+
+PyObject* spell_spec(uint64_t packed) {
+  PyObject* text = PyUnicode_New(kSpecDigits, 127);
+  if (text != nullptr) {
+    Py_UCS1* digits = PyUnicode_1BYTE_DATA(text);
+    for (int i = kSpecDigits; i-- > 0; packed >>= 4) {
+      digits[i] = static_cast<Py_UCS1>("0123456789abcdef"[packed & 0xF]);
+    }
+  }
+  return text;
+}
 
 const void* owner_of(PyObject* object) {
   return object == Py_None ? kGraphOwner : object;
@@ -39,8 +72,9 @@ PyObject* enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t c
     PyErr_SetString(PyExc_TypeError, "enter_region(owner, spec) takes two arguments");
     return nullptr;
   }
-  const unsigned long long packed = PyLong_AsUnsignedLongLong(args[1]);
-  if (packed == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) {
+  const std::optional<uint64_t> packed = parse_spec(args[1]);
+  if (!packed.has_value()) {
+    PyErr_SetString(PyExc_ValueError, "a packed spec is a str of 16 hexadecimal digits");
     return nullptr;
   }
   const py::object loop = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(get_running_loop));
@@ -48,7 +82,7 @@ PyObject* enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t c
     return nullptr;
   }
   try {
-    enter(owner_of(args[0]), RegionSpec::unpack(packed));
+    enter(owner_of(args[0]), RegionSpec::unpack(*packed));
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
@@ -68,7 +102,7 @@ PyObject* exit_region(PyObject* /*module*/, PyObject* owner) {
   return PyLong_FromLong(at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0);
 }
 
-// pack_cpu_spec(device_type, dtype, enabled, cache_enabled) -> int | None: the spec of the plainest region,
+// pack_cpu_spec(device_type, dtype, enabled, cache_enabled) -> str | None: the spec of the plainest region,
 // `my_autocast("cpu")` with at most a dtype that the CPU supports. None for all else: Python looks closer.
 PyObject* pack_cpu_spec(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   if (count != 4) {
@@ -91,7 +125,7 @@ PyObject* pack_cpu_spec(PyObject* /*module*/, PyObject* const* args, Py_ssize_t 
   RegionSpec spec;
   spec.devices[static_cast<size_t>(Device::cpu)] = {true, args[2] == Py_True, dtype};
   spec.cache_enabled = args[3] == Py_None ? at::autocast::is_autocast_cache_enabled() : args[3] == Py_True;
-  return PyLong_FromUnsignedLongLong(spec.pack());
+  return spell_spec(spec.pack());
 }
 
 template <class Function>
@@ -174,7 +208,7 @@ PYBIND11_MODULE(_C, m) {
 
   py::list writers;
   for (const char* name : kUnversionedWriters) {
-    writers.append(std::string("aten::") + name);
+    writers.append(name);
   }
   m.attr("UNVERSIONED_WRITERS") = py::tuple(writers);
 

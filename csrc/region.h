@@ -22,7 +22,7 @@ constexpr c10::DispatchKey stock_key_of(Device device) {
   return device == Device::cuda ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
 }
 
-// What one `my_autocast` object asks for, packed into 64 bits so that Python holds it as an int and torch.compile as a
+// What one `my_autocast` object asks for, packed into 64 bits so that Python and torch.compile can hold it as a
 // constant:
 //   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled; 40..63 overrides.
 struct RegionSpec {

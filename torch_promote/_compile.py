@@ -28,8 +28,8 @@ __all__ = ["GraphRegion", "graph_enter", "graph_exit", "install"]
 _GRAPH = None
 
 
-def graph_enter(spec: int) -> None:
-    """Opens a region from a graph. `spec` is the packed int of `my_autocast`."""
+def graph_enter(spec: str) -> None:
+    """Opens a region from a graph. `spec` is the packed spec of `my_autocast`."""
     base = _C.depth()
     notes = _C.enter_region(_GRAPH, spec)
     _unwind_after_tracing(base)
@@ -41,7 +41,7 @@ def graph_enter(spec: int) -> None:
             raise
 
 
-def graph_exit(spec: int) -> None:
+def graph_exit(spec: str) -> None:
     """Ends the innermost region that `graph_enter` opened."""
     if _C.exit_region(_GRAPH) & _C.TORCH_FUNCTION_MODE:
         record_exit(spec)
@@ -50,7 +50,7 @@ def graph_exit(spec: int) -> None:
 class GraphRegion:
     """A region as a traced decorator enters it: Dynamo follows context managers that are made where it traces."""
 
-    def __init__(self, spec: int) -> None:
+    def __init__(self, spec: str) -> None:
         self.spec = spec
 
     def __enter__(self) -> None:
@@ -95,7 +95,7 @@ def _teach_dynamo(region_type: Any) -> None:
     torch.fx.node.has_side_effect(graph_exit)
 
 
-def _traced_enter(owner: object, spec: int) -> int:
+def _traced_enter(owner: object, spec: str) -> int:
     graph_enter(spec)
     return 0
 

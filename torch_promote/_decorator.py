@@ -17,7 +17,7 @@ from torch_promote._steps import Awaited, Steps, drive
 __all__ = ["decorate"]
 
 
-def decorate(region: AbstractContextManager[Any], spec: int, func: Any) -> Any:
+def decorate(region: AbstractContextManager[Any], spec: str, func: Any) -> Any:
     """Returns `func` so that it runs in `region`; of coroutines and generators, each step.
 
     Args:

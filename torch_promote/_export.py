@@ -20,7 +20,7 @@ from torch_promote.errors import RegionError
 __all__ = ["record_enter", "record_exit"]
 
 
-def record_enter(spec: int) -> None:
+def record_enter(spec: str) -> None:
     """Records the start of a region, which has been entered, with the modes of torch.export that are active.
 
     Raises:
@@ -37,7 +37,7 @@ def record_enter(spec: int) -> None:
             mode.__torch_function__(_enter_autocast, (), (name, dtype, enabled, has_cache(spec)))
 
 
-def record_exit(spec: int) -> None:
+def record_exit(spec: str) -> None:
     """Records the end of a region."""
     for mode in _export_modes():
         for _ in unpack_devices(spec):

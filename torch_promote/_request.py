@@ -1,7 +1,7 @@
-"""What a region is asked for: checked as torch.autocast checks it, and packed into one int.
+"""What a region is asked for: checked as torch.autocast checks it, and packed into one str.
 
-The extension unpacks the int (csrc/region.h, RegionSpec); it is what `my_autocast` holds, what torch.compile sees as a
-constant, and what a copy of a region is made from.
+The str is the 16 hexadecimal digits of 64 bits that the extension unpacks (csrc/region.h, RegionSpec). It is what
+`my_autocast` holds, what torch.compile sees as a constant, and what a copy of a region is made from.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch_promote.errors import DeviceTypeError, DtypeError, UnsupportedDeviceE
 from torch_promote.overrides import parse_overrides
 from torch_promote.policies import DEVICE_TYPES, CastPolicy
 
-__all__ = ["has_cache", "pack_overrides", "pack_spec", "unpack_devices", "without_overrides"]
+__all__ = ["has_cache", "pack_spec", "unpack_devices", "with_overrides"]
 
 _CPU_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -27,7 +27,7 @@ _BITS_PER_DEVICE = 16
 _NAMED = 1 << 8
 _ENABLED = 1 << 9
 _CACHE_ENABLED = 1 << 32
-_OVERRIDES_SHIFT = 40
+_OVERRIDES_DIGITS = 6  # the first of the 16
 _NUMBERS = {
     dtype: _C.scalar_type(dtype)
     for dtype in vars(torch).values()
@@ -35,7 +35,7 @@ _NUMBERS = {
 }
 
 
-def pack_spec(device_type: object, dtype: object, enabled: object, cache_enabled: object) -> int:
+def pack_spec(device_type: object, dtype: object, enabled: object, cache_enabled: object) -> str:
     """Checks what is asked as torch.autocast does, and returns the packed spec."""
     device_types = (device_type,) if isinstance(device_type, str) else _device_types(device_type)
     if cache_enabled is None:
@@ -45,28 +45,27 @@ def pack_spec(device_type: object, dtype: object, enabled: object, cache_enabled
         dtype_here, enabled_here = _check_device(name, dtype, enabled)
         field = _NUMBERS[dtype_here] | _NAMED | (_ENABLED if enabled_here else 0)
         spec |= field << (_BITS_PER_DEVICE * DEVICE_TYPES.index(name))
-    return spec
+    return f"{spec:016x}"
 
 
-def pack_overrides(overrides: Mapping[Any, Any]) -> int:
-    """Returns the part of a spec that says which set of overrides a region has."""
-    return overrides_number(overrides) << _OVERRIDES_SHIFT
+def with_overrides(spec: str, overrides: Mapping[Any, Any] | None) -> str:
+    """Returns a spec with this set of overrides, or with none.
+
+    Their number means something in this process only.
+    """
+    number = overrides_number(overrides) if overrides is not None else 0
+    return f"{number:0{_OVERRIDES_DIGITS}x}" + spec[_OVERRIDES_DIGITS:]
 
 
-def without_overrides(spec: int) -> int:
-    """Returns a spec without its set of overrides, whose number means something in this process only."""
-    return spec & ((1 << _OVERRIDES_SHIFT) - 1)
-
-
-def has_cache(spec: int) -> bool:
+def has_cache(spec: str) -> bool:
     """Whether a spec asks for the cast cache."""
-    return bool(spec & _CACHE_ENABLED)
+    return bool(int(spec, 16) & _CACHE_ENABLED)
 
 
-def unpack_devices(spec: int) -> Iterator[tuple[str, torch.dtype, bool]]:
+def unpack_devices(spec: str) -> Iterator[tuple[str, torch.dtype, bool]]:
     """Yields the device type, dtype and enabled flag of each device type that a spec names."""
     for index, name in enumerate(DEVICE_TYPES):
-        field = spec >> (_BITS_PER_DEVICE * index)
+        field = int(spec, 16) >> (_BITS_PER_DEVICE * index)
         if field & _NAMED:
             dtype = next(dtype for dtype, number in _NUMBERS.items() if number == field & 0xFF)
             yield name, dtype, bool(field & _ENABLED)

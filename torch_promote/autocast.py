@@ -15,7 +15,7 @@ import torch
 from torch_promote import _C
 from torch_promote._decorator import decorate
 from torch_promote._export import record_enter, record_exit
-from torch_promote._request import pack_overrides, pack_spec, unpack_devices, without_overrides
+from torch_promote._request import pack_spec, unpack_devices, with_overrides
 from torch_promote._steps import guard_tasks
 from torch_promote.errors import DecoratorError, RegionError
 from torch_promote.overrides import find_op, name_op
@@ -87,7 +87,7 @@ class my_autocast:  # noqa: N801 (the name that people type)
             spec = pack_spec(device_type, dtype, enabled, cache_enabled)
         if overrides is not None:
             overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
-            spec |= pack_overrides(overrides)
+            spec = with_overrides(spec, overrides)
         self._spec = spec
         self._arguments = (device_type, dtype, enabled, cache_enabled, overrides)
 
@@ -124,7 +124,7 @@ class my_autocast:  # noqa: N801 (the name that people type)
         # A copy has the defaults that its original found.
         *arguments, overrides = self._arguments
         named = None if overrides is None else [(name_op(op), policy) for op, policy in overrides.items()]
-        return _rebuild, (without_overrides(self._spec), arguments, named)
+        return _rebuild, (with_overrides(self._spec, None), arguments, named)
 
     def __repr__(self) -> str:
         device_type, dtype, enabled, cache_enabled, overrides = self._arguments
@@ -146,10 +146,10 @@ class my_autocast:  # noqa: N801 (the name that people type)
                 raise
 
 
-def _rebuild(spec: int, arguments: Sequence[Any], named: Sequence[tuple[Any, Any]] | None) -> my_autocast:
+def _rebuild(spec: str, arguments: Sequence[Any], named: Sequence[tuple[Any, Any]] | None) -> my_autocast:
     region = my_autocast.__new__(my_autocast)
     overrides = None if named is None else {find_op(name): policy for name, policy in named}
-    region._spec = spec | (pack_overrides(overrides) if overrides else 0)
+    region._spec = with_overrides(spec, overrides)
     region._arguments = (*arguments, overrides)
     return region
 

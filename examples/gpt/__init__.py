@@ -1,0 +1,1 @@
+"""The parts of examples/train_gpt.py: the text, the model, the training in lockstep, and the report."""

@@ -1,0 +1,192 @@
+"""Training of several variants in lockstep: same start, same batches, and at every step the bits are compared.
+
+The variants take turns, so that their step times are measured under the same load, and so that gradients can be
+compared while they are there: none is stored.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpt.data import Batches
+from gpt.model import GPT, Config
+
+LEARNING_RATE = 3e-3
+LARGEST_GRADIENT_NORM = 1.0
+
+Region = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass
+class Comparison:
+    """What a run's losses and gradients were, next to those of the reference.
+
+    Attributes:
+        tensors: How many were compared.
+        steps_that_differ: The steps at which a tensor had other bits.
+        first: The name of the first such tensor; "" if there was none.
+    """
+
+    tensors: int = 0
+    steps_that_differ: list[int] = field(default_factory=list)
+    first: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether something was compared, and all of it had the same bits."""
+        return self.tensors > 0 and not self.steps_that_differ
+
+    def add(self, step: int, run: Mapping[str, Tensor | None], reference: Mapping[str, Tensor | None]) -> None:
+        """Compares a step's tensors by name."""
+        different = names_that_differ(run, reference)
+        self.tensors += len(reference)
+        if different:
+            self.steps_that_differ.append(step)
+            self.first = self.first or different[0]
+
+
+def names_that_differ(run: Mapping[str, Tensor | None], reference: Mapping[str, Tensor | None]) -> list[str]:
+    """Returns the names under which two sets of tensors do not hold the same bits, in the order of the reference.
+
+    Example:
+        >>> names_that_differ({"a": torch.zeros(2)}, {"a": -torch.zeros(2)})
+        ['a']
+    """
+    names = dict.fromkeys([*reference, *run])
+    return [name for name in names if not same_bits(run.get(name), reference.get(name))]
+
+
+def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two floating tensors have one dtype, one shape and the same bits: a NaN is itself, 0.0 is not -0.0."""
+    if a is None or b is None:
+        return a is b
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(_as_integers(a), _as_integers(b))
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    same_size = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.detach().contiguous().view(same_size)
+
+
+@dataclass
+class Run:
+    """One variant on its way through the training.
+
+    Attributes:
+        name: What it is called in the report.
+        region: Makes the region that forward and loss run in: this is all in which variants differ.
+        device: "cpu" or "cuda".
+        model: The model, trained in place.
+        scaler: Scales the loss where float16 needs it.
+        losses: One for each step.
+        milliseconds: What each step took, without the comparison.
+        comparison: Against the reference, step by step.
+        casts: Changes of dtype in one forward and backward; None until counted.
+    """
+
+    name: str
+    region: Region
+    device: str
+    model: GPT
+    scaler: torch.amp.GradScaler
+    losses: list[float] = field(default_factory=list)
+    milliseconds: list[float] = field(default_factory=list)
+    comparison: Comparison = field(default_factory=Comparison)
+    casts: int | None = None
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
+
+    def backward(self, ids: Tensor, targets: Tensor) -> None:
+        """Does the first half of a step, up to the gradients."""
+        start = self._now()
+        self._loss_and_gradients(ids, targets)
+        self.milliseconds.append(self._now() - start)
+        self.losses.append(self.loss.item())
+
+    def _loss_and_gradients(self, ids: Tensor, targets: Tensor) -> None:
+        self.optimizer.zero_grad()
+        with self.region():
+            logits = self.model(ids)
+            self.loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        self.scaler.scale(self.loss).backward()
+
+    def update(self) -> None:
+        """Does the second half of a step: clips the gradients and changes the weights."""
+        start = self._now()
+        self.scaler.unscale_(self.optimizer)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), LARGEST_GRADIENT_NORM)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.milliseconds[-1] += self._now() - start
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """Returns the loss and every gradient of the present step, by name."""
+        gradients = {f"gradient of {name}": weight.grad for name, weight in self.model.named_parameters()}
+        return {"loss": self.loss, **gradients}
+
+    def count_casts(self, ids: Tensor, targets: Tensor) -> None:
+        """Does one more forward and backward, of which nothing is kept but the number of casts."""
+        with CastCounter() as counter:
+            self._loss_and_gradients(ids, targets)
+        self.casts = counter.casts
+
+    def _now(self) -> float:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() * 1e3
+
+
+class CastCounter(TorchDispatchMode):
+    """Counts the copies that change a tensor's dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.casts = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and result.dtype is not args[0].dtype:
+            self.casts += 1
+        return result
+
+
+def start_runs(
+    regions: Mapping[str, Region], config: Config, *, device: str, seed: int, scale_loss: bool
+) -> dict[str, Run]:
+    """Returns a run for each region, all with the same weights."""
+    runs = {}
+    for name, region in regions.items():
+        torch.manual_seed(seed)
+        model = GPT(config).to(device)
+        runs[name] = Run(name, region, device, model, torch.amp.GradScaler(device, enabled=scale_loss))
+    return runs
+
+
+def train(runs: Sequence[Run], reference: Run, batches: Batches, steps: int) -> Iterator[int]:
+    """Trains all runs side by side and compares each with the reference; yields the number of every step done."""
+    for step in range(1, steps + 1):
+        ids, targets = batches.next()
+        # Who goes first changes, so that nobody always finds the caches warm.
+        first = step % len(runs)
+        turns = [*runs[first:], *runs[:first]]
+        for run in turns:
+            run.backward(ids, targets)
+        expected = reference.tensors()
+        for run in runs:
+            if run is not reference:
+                run.comparison.add(step, run.tensors(), expected)
+        for run in turns:
+            run.update()
+        yield step

@@ -1,0 +1,55 @@
+"""What the tests of the cast cache share: both kinds of regions, and a count of the casts that a program makes."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_promote as tp
+
+#: Makes a region of the CPU, in bfloat16 unless told otherwise.
+Region = Callable[..., Any]
+#: What runs the same under both kinds of regions.
+Program = Callable[[Region], Any]
+
+stock: Region = functools.partial(torch.autocast, "cpu")
+ours: Region = functools.partial(tp.my_autocast, "cpu")
+
+#: A cast as it arrives below autograd; where autograd is passed by (inference mode), `to` itself arrives.
+CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
+
+
+class CastCount(TorchDispatchMode):
+    """Counts the casts to a half precision dtype; of one tensor only, if one is given."""
+
+    def __init__(self, of: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.of = of
+        self.casts = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        counts = self.of is None or args[0] is self.of
+        if counts and func in CASTS and result.dtype in (torch.bfloat16, torch.float16):
+            self.casts += 1
+        return result
+
+
+def casts_made(program: Program, region: Region) -> int:
+    """Runs a program from a fixed seed and counts its casts."""
+    torch.manual_seed(0)
+    with CastCount() as count, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program(region)
+    return count.casts
+
+
+def half(tensor: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A cast with no autocast in it, to compare with."""
+    with torch.autocast("cpu", enabled=False):
+        return tensor.detach().to(dtype)

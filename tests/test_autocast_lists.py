@@ -1,0 +1,157 @@
+"""PyTorch's own lists of ops for autocast, every entry under stock and under ours.
+
+The lists of the CPU run for real; those of CUDA on fake tensors, and where there is a GPU for real too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+import torch_promote as tp
+from side_by_side import Outcome, Watch, assert_alike, run
+
+# PyTorch's test helpers freeze the flags of torch.backends for the whole process when they are imported.
+with mock.patch("torch.backends.disable_global_flags"):
+    from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists
+
+BF16, HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32
+
+_C: Any = torch._C
+#: The first word of a list's name -> where its functions are, besides the methods of Tensor.
+MODULES: dict[str, tuple[Any, ...]] = {
+    "torch": (torch,),
+    "nn": (_C._nn,),
+    "linalg": (_C._linalg,),
+    "fft": (_C._fft,),
+    "special": (_C._special,),
+    "methods": (),
+    "banned": (_C._nn,),
+}
+
+#: Ops whose entries stock refuses too, and why. All others must run.
+REFUSED = {"einsum": "the equation is for four dimensions, the matrices have two"}
+REFUSED_IF_FAKE = {"equal": "its result is read from the values, and there are none"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a set of lists runs."""
+
+    name: str
+    device: str
+    mode: contextlib.AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
+
+    @functools.cached_property
+    def lists(self) -> dict[str, list[tuple[Any, ...]]]:
+        kind = AutocastTestLists if self.device == "cuda" else AutocastCPUTestLists
+        with self.mode, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return vars(kind(torch.device(self.device)))
+
+    @property
+    def refused(self) -> set[str]:
+        return {*REFUSED, *(REFUSED_IF_FAKE if isinstance(self.mode, FakeTensorMode) else ())}
+
+    def outcomes(self, call: Call) -> tuple[Outcome, Outcome]:
+        bound = call.function, call.args, call.kwargs
+        with self.mode:
+            stock = run(torch.autocast(self.device, call.lower), bound, Watch(stand_in=True))
+            ours = run(tp.my_autocast(self.device, call.lower), bound, Watch(stand_in=True))
+        return stock, ours
+
+
+@dataclass(frozen=True)
+class Call:
+    """One way to call one entry in a region of one dtype; `expected` is the dtype of what comes out."""
+
+    label: str
+    op: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    lower: torch.dtype
+    expected: torch.dtype
+    banned: bool
+
+
+def calls_of(list_name: str, entry: tuple[Any, ...]) -> Iterator[Call]:
+    """Yields the calls that an entry stands for. Its parts are told by their types: each list has its own."""
+    op, *parts = entry
+    family, _, rest = list_name.partition("_")
+    equation = tuple(part for part in parts if isinstance(part, str))
+    argument_sets = [equation + part for part in parts if isinstance(part, tuple)]
+    kwargs = next((part for part in parts if isinstance(part, dict)), {})
+    dtypes = [part for part in parts if isinstance(part, torch.dtype)]
+    # What is left says that ROCm is to skip the entry, or names the module of a banned op.
+    assert all(isinstance(part, str | tuple | dict | torch.dtype | bool) or part in MODULES[family] for part in parts)
+    assert argument_sets, entry
+
+    functions = [(where, getattr(where, op)) for where in (*MODULES[family], torch.Tensor) if hasattr(where, op)]
+    assert functions, f"{op} is neither a function of {MODULES[family]} nor a method of Tensor"
+    for where, function in functions:
+        for number, args in enumerate(argument_sets):
+            # Two sets of arguments are one for each dtype. In stock, promote takes the region's own dtype only.
+            lowers = [(BF16, HALF)[number]] if len(argument_sets) == 2 else [BF16, HALF]
+            if "need_autocast_promote" in rest and len(argument_sets) == 1:
+                lowers = [HALF]
+            for lower in lowers:
+                expected = dtypes[0] if dtypes else lower if rest in ("fp16", "16") else FLOAT
+                label = f"{list_name}: {where.__name__}.{op}, arguments {number}, {lower}"
+                yield Call(label, op, function, args, kwargs, lower, expected, family == "banned")
+
+
+CPU, FAKE_CUDA = Place("cpu", "cpu"), Place("fake cuda", "cuda", FakeTensorMode())
+PLACES = [CPU, FAKE_CUDA]
+ENTRIES = [
+    (place, name, index) for place in PLACES for name, entries in place.lists.items() for index in range(len(entries))
+]
+if torch.cuda.is_available():
+    PLACES.append(Place("cuda", "cuda"))
+    # Its entries are those of the fake one: at import nothing touches the GPU.
+    ENTRIES += [(PLACES[-1], name, index) for place, name, index in ENTRIES if place is FAKE_CUDA]
+
+
+def _name(entry: tuple[Place, str, int]) -> str:
+    place, list_name, index = entry
+    like = FAKE_CUDA if place.device == "cuda" else CPU
+    return f"{place.name}-{list_name}-{index}-{like.lists[list_name][index][0]}"
+
+
+pytestmark = pytest.mark.usefixtures("pretend_cuda")
+
+
+@pytest.mark.parametrize(("place", "list_name", "index"), ENTRIES, ids=map(_name, ENTRIES))
+def test_entry(place: Place, list_name: str, index: int) -> None:
+    for call in calls_of(list_name, place.lists[list_name][index]):
+        stock, ours = place.outcomes(call)
+        assert_alike(ours, stock, call.label, same_text=not call.banned)
+        if call.banned:
+            assert type(ours.error) is RuntimeError, call.label
+        elif call.op not in place.refused:
+            assert ours.error is None, call.label
+            given = {leaf.dtype for leaf in tree_leaves(ours.result) if isinstance(leaf, torch.Tensor)}
+            assert given <= {call.expected}, call.label
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+def test_nearly_all_entries_run(place: Place) -> None:
+    ran: list[str] = []
+    only_raised: list[str] = []
+    for list_name, entries in place.lists.items():
+        for entry in entries:
+            errors = [ours.error for _, ours in map(place.outcomes, calls_of(list_name, entry))]
+            (only_raised if all(errors) else ran).append(entry[0])
+    banned = {entry[0] for entry in place.lists.get("banned", [])}
+    assert set(only_raised) <= place.refused | banned
+    assert len(ran) > 40
+    assert len(only_raised) < len(ran) / 20
