@@ -182,6 +182,7 @@ commands:
   COMMAND
     info      versions, devices, and the op table against the running PyTorch
     policies  what autocast does with each op
+    bench     time regions and ops against stock autocast
 
 examples:
   torch-promote info                             versions, devices, table size
@@ -189,6 +190,7 @@ examples:
   torch-promote policies --device cpu            what has a policy on the CPU
   torch-promote policies --op softmax            one op, with all its overloads
   torch-promote policies --op 'linalg_*' --json  a pattern; JSON for programs
+  torch-promote bench --suite region             timings against stock
 
 exit status: 0 done, 2 wrong command line; 1 is kept for commands with findings.
 `torch-promote policies --help` explains each policy.

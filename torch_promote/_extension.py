@@ -10,9 +10,9 @@ import torch
 
 from torch_promote.errors import ExtensionError
 
-__all__ = ["check_extension"]
+__all__ = ["OUR_KEY", "built_with", "check_extension"]
 
-_OUR_KEY = "AutocastPrivateUse1"
+OUR_KEY = "AutocastPrivateUse1"
 _NOTE = Path(__file__).with_name("_built_with.json")
 _REBUILD = (
     "Build it again in this environment: pip install --no-build-isolation --force-reinstall --no-deps torch-promote"
@@ -26,7 +26,7 @@ def check_extension() -> None:
         ExtensionError: The extension is missing, was built against another PyTorch, or another package owns the
             dispatch key AutocastPrivateUse1.
     """
-    built = _built_with()
+    built = built_with()
     running = torch.__version__
     if built is None:
         raise ExtensionError(f"torch_promote._C has not been built; running torch {running}. {_REBUILD}")
@@ -37,7 +37,7 @@ def check_extension() -> None:
     if _key_is_taken():
         backend = torch._C._get_privateuse1_backend_name()
         raise ExtensionError(
-            f"the dispatch key {_OUR_KEY} already has kernels: the backend {backend!r} brings an autocast of its own. "
+            f"the dispatch key {OUR_KEY} already has kernels: the backend {backend!r} brings an autocast of its own. "
             f"torch_promote registers its wrappers on that key, so the two cannot be used in one process. Import one "
             f"of them."
         )
@@ -52,12 +52,13 @@ def check_extension() -> None:
 def _key_is_taken() -> bool:
     if "torch_promote._C" in sys.modules:
         return False  # by ourselves: the package was imported anew over the loaded extension
-    key = getattr(torch._C.DispatchKey, _OUR_KEY)
+    key = getattr(torch._C.DispatchKey, OUR_KEY)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return torch._C._dispatch_has_backend_fallback(key) or bool(has_kernel("aten::mm", _OUR_KEY))
+    return torch._C._dispatch_has_backend_fallback(key) or bool(has_kernel("aten::mm", OUR_KEY))
 
 
-def _built_with() -> str | None:
+def built_with() -> str | None:
+    """Returns the version of PyTorch that the extension was built against, or None if it has not been built."""
     try:
         return str(json.loads(_NOTE.read_text(encoding="utf-8"))["torch"])
     except (OSError, ValueError, KeyError):

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import torch_promote
-from torch_promote import _C
-from torch_promote._extension import _OUR_KEY, _built_with
+from torch_promote import _C, cli_bench
+from torch_promote._extension import OUR_KEY, built_with
 from torch_promote._terminal import check_rich, paint, render, table
 from torch_promote.errors import TorchPromoteError, did_you_mean
 from torch_promote.policies import DEVICE_TYPES, CastPolicy, Row, op_table, schema_of
@@ -55,9 +55,9 @@ def _info() -> dict[str, Any]:
     return {
         "torch_promote": torch_promote.__version__,
         "torch": torch.__version__,
-        "built_with_torch": _built_with(),
+        "built_with_torch": built_with(),
         "python": platform.python_version(),
-        "dispatch_key": _OUR_KEY,
+        "dispatch_key": OUR_KEY,
         "rows": len(op_table()),
         "devices": devices,
     }
@@ -228,6 +228,7 @@ def _parser() -> argparse.ArgumentParser:
             arguments.json,
         )
     )
+    cli_bench.add_parser(commands)
     for command in (info, policies):
         command.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
@@ -240,6 +241,7 @@ examples:
   torch-promote policies --device cpu            what has a policy on the CPU
   torch-promote policies --op softmax            one op, with all its overloads
   torch-promote policies --op 'linalg_*' --json  a pattern; JSON for programs
+  torch-promote bench --suite region             timings against stock
 
 exit status: 0 done, 2 wrong command line; 1 is kept for commands with findings.
 `torch-promote policies --help` explains each policy.
