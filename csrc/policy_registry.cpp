@@ -17,40 +17,18 @@ using c10::ScalarType;
 
 constexpr unsigned kBitsPerSlot = 5;
 // Dtypes that Python can name on every supported version. kNoFingerprint is not among them.
+// clang-format off
 constexpr ScalarType kDigits[1U << kBitsPerSlot] = {
-    ScalarType::Byte,
-    ScalarType::Char,
-    ScalarType::Short,
-    ScalarType::Int,
-    ScalarType::Long,
-    ScalarType::Float,
-    ScalarType::Double,
-    ScalarType::ComplexHalf,
-    ScalarType::ComplexFloat,
-    ScalarType::ComplexDouble,
-    ScalarType::Bool,
-    ScalarType::BFloat16,
-    ScalarType::UInt16,
-    ScalarType::UInt32,
-    ScalarType::UInt64,
-    ScalarType::Float8_e5m2,
-    ScalarType::Float8_e4m3fn,
-    ScalarType::Float8_e5m2fnuz,
-    ScalarType::Float8_e4m3fnuz,
-    ScalarType::Float8_e8m0fnu,
-    ScalarType::Bits1x8,
-    ScalarType::Bits2x4,
-    ScalarType::Bits4x2,
-    ScalarType::Bits8,
-    ScalarType::Bits16,
-    ScalarType::UInt1,
-    ScalarType::UInt2,
-    ScalarType::UInt3,
-    ScalarType::UInt4,
-    ScalarType::UInt5,
-    ScalarType::UInt6,
-    ScalarType::UInt7,
+    ScalarType::Byte,          ScalarType::Char,            ScalarType::Short,           ScalarType::Int,
+    ScalarType::Long,          ScalarType::Float,           ScalarType::Double,          ScalarType::ComplexHalf,
+    ScalarType::ComplexFloat,  ScalarType::ComplexDouble,   ScalarType::Bool,            ScalarType::BFloat16,
+    ScalarType::UInt16,        ScalarType::UInt32,          ScalarType::UInt64,          ScalarType::Float8_e5m2,
+    ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2fnuz, ScalarType::Float8_e4m3fnuz, ScalarType::Float8_e8m0fnu,
+    ScalarType::Bits1x8,       ScalarType::Bits2x4,         ScalarType::Bits4x2,         ScalarType::Bits8,
+    ScalarType::Bits16,        ScalarType::UInt1,           ScalarType::UInt2,           ScalarType::UInt3,
+    ScalarType::UInt4,         ScalarType::UInt5,           ScalarType::UInt6,           ScalarType::UInt7,
 };
+// clang-format on
 
 struct Registry {
   std::mutex mutex;

@@ -2,6 +2,7 @@
 #include "region.h"
 
 #include "cast_cache.h"
+#include "thread_state.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -13,51 +14,6 @@
 namespace torch_promote {
 
 namespace {
-
-// PyTorch's autocast state of one device type.
-struct DeviceState {
-  bool enabled;
-  c10::ScalarType dtype;
-
-  static DeviceState read(c10::DeviceType type) {
-    return {at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)};
-  }
-  void write(c10::DeviceType type) const {
-    at::autocast::set_autocast_enabled(type, enabled);
-    at::autocast::set_autocast_dtype(type, dtype);
-  }
-  bool operator==(const DeviceState& other) const {
-    return enabled == other.enabled && dtype == other.dtype;
-  }
-};
-
-// The part of the thread's state that every region changes.
-struct ThreadState {
-  std::array<DeviceState, kNumDevices> devices;
-  bool key_included;
-  bool key_excluded;
-  bool cache_enabled;
-  int nesting; // how many regions are open in this thread, stock's and ours
-  const PolicyTable* policy;
-
-  static ThreadState read() {
-    ThreadState state{};
-    for (size_t device = 0; device < kNumDevices; ++device) {
-      state.devices[device] = DeviceState::read(device_type_of(static_cast<Device>(device)));
-    }
-    state.key_included = c10::impl::tls_is_dispatch_key_included(kOurKey);
-    state.key_excluded = c10::impl::tls_is_dispatch_key_excluded(kOurKey);
-    state.cache_enabled = at::autocast::is_autocast_cache_enabled();
-    state.nesting = at::autocast::increment_nesting() - 1; // there is no getter
-    at::autocast::decrement_nesting();
-    state.policy = tls_policy;
-    return state;
-  }
-  void write_key() const {
-    c10::impl::tls_set_dispatch_key_included(kOurKey, key_included);
-    c10::impl::tls_set_dispatch_key_excluded(kOurKey, key_excluded);
-  }
-};
 
 // A region in force. It puts back the state of the devices that it named; that of others is not its to touch.
 struct Frame {
@@ -206,40 +162,7 @@ void end_below(size_t position) {
   leave_nesting();
 }
 
-constexpr unsigned kBitsPerDevice = 16;
-constexpr unsigned kNamedBit = 8;
-constexpr unsigned kEnabledBit = 9;
-constexpr unsigned kCacheBit = 32;
-constexpr unsigned kOverridesShift = 40;
-
 } // namespace
-
-RegionSpec RegionSpec::unpack(uint64_t packed) {
-  RegionSpec spec;
-  for (size_t device = 0; device < kNumDevices; ++device) {
-    const uint64_t field = packed >> (kBitsPerDevice * device);
-    spec.devices[device].named = (field >> kNamedBit & 1) != 0;
-    spec.devices[device].enabled = (field >> kEnabledBit & 1) != 0;
-    spec.devices[device].dtype = static_cast<c10::ScalarType>(field & 0xFF);
-  }
-  spec.cache_enabled = (packed >> kCacheBit & 1) != 0;
-  spec.overrides = static_cast<uint32_t>(packed >> kOverridesShift);
-  return spec;
-}
-
-uint64_t RegionSpec::pack() const {
-  uint64_t packed = static_cast<uint64_t>(overrides) << kOverridesShift;
-  packed |= static_cast<uint64_t>(cache_enabled) << kCacheBit;
-  for (size_t device = 0; device < kNumDevices; ++device) {
-    const PerDevice& wanted = devices[device];
-    if (wanted.named) {
-      const uint64_t field = static_cast<uint64_t>(wanted.dtype) | (1U << kNamedBit) |
-                             (static_cast<uint64_t>(wanted.enabled) << kEnabledBit);
-      packed |= field << (kBitsPerDevice * device);
-    }
-  }
-  return packed;
-}
 
 const PolicyTable& policy_of_carried_state() {
   Fingerprint digits{};

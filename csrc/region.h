@@ -2,12 +2,12 @@
 #pragma once
 
 #include "policy_registry.h"
+#include "region_spec.h"
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/DispatchKeySet.h>
 
-#include <array>
-#include <cstdint>
+#include <cstddef>
 #include <memory>
 
 namespace torch_promote {
@@ -21,23 +21,6 @@ constexpr c10::DeviceType device_type_of(Device device) {
 constexpr c10::DispatchKey stock_key_of(Device device) {
   return device == Device::cuda ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
 }
-
-// What one `my_autocast` object asks for, packed into 64 bits so that Python and torch.compile can hold it as a
-// constant:
-//   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled; 40..63 overrides.
-struct RegionSpec {
-  struct PerDevice {
-    bool named = false;
-    bool enabled = false;
-    c10::ScalarType dtype = c10::ScalarType::Undefined;
-  };
-  std::array<PerDevice, kNumDevices> devices;
-  bool cache_enabled = true;
-  uint32_t overrides = 0; // their number in the registry
-
-  static RegionSpec unpack(uint64_t packed);
-  uint64_t pack() const;
-};
 
 // The table in force in this thread.
 inline thread_local const PolicyTable* tls_policy = nullptr;

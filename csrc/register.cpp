@@ -56,11 +56,11 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
 }
 
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
-#define ROW(op, overload, cpu, cuda, ...)                            \
-  register_row<                                                      \
-      Row::TORCH_PROMOTE_OP_STRUCT(op, overload),                    \
-      at::_ops::TORCH_PROMOTE_OP_STRUCT(op, overload) __VA_OPT__(, ) \
-          __VA_OPT__(at::_ops::TORCH_PROMOTE_OP_STRUCT(op, __VA_ARGS__))>(m);
+#define ROW(op, overload, cpu, cuda, ...)                                                                              \
+  register_row<                                                                                                        \
+      Row::TORCH_PROMOTE_OP_STRUCT(op, overload), at::_ops::TORCH_PROMOTE_OP_STRUCT(op, overload) __VA_OPT__(, )       \
+                                                      __VA_OPT__(at::_ops::TORCH_PROMOTE_OP_STRUCT(op, __VA_ARGS__))>( \
+      m);
 #include "../torch_promote/op_policies.def"
 #undef ROW
 }

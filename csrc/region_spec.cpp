@@ -1,0 +1,43 @@
+// file: what one `my_autocast` object asks for, and its packed form
+#include "region_spec.h"
+
+namespace torch_promote {
+
+namespace {
+
+constexpr unsigned kBitsPerDevice = 16;
+constexpr unsigned kNamedBit = 8;
+constexpr unsigned kEnabledBit = 9;
+constexpr unsigned kCacheBit = 32;
+constexpr unsigned kOverridesShift = 40;
+
+} // namespace
+
+RegionSpec RegionSpec::unpack(uint64_t packed) {
+  RegionSpec spec;
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    const uint64_t field = packed >> (kBitsPerDevice * device);
+    spec.devices[device].named = (field >> kNamedBit & 1) != 0;
+    spec.devices[device].enabled = (field >> kEnabledBit & 1) != 0;
+    spec.devices[device].dtype = static_cast<c10::ScalarType>(field & 0xFF);
+  }
+  spec.cache_enabled = (packed >> kCacheBit & 1) != 0;
+  spec.overrides = static_cast<uint32_t>(packed >> kOverridesShift);
+  return spec;
+}
+
+uint64_t RegionSpec::pack() const {
+  uint64_t packed = static_cast<uint64_t>(overrides) << kOverridesShift;
+  packed |= static_cast<uint64_t>(cache_enabled) << kCacheBit;
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    const PerDevice& wanted = devices[device];
+    if (wanted.named) {
+      const uint64_t field = static_cast<uint64_t>(wanted.dtype) | (1U << kNamedBit) |
+                             (static_cast<uint64_t>(wanted.enabled) << kEnabledBit);
+      packed |= field << (kBitsPerDevice * device);
+    }
+  }
+  return packed;
+}
+
+} // namespace torch_promote

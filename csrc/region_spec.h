@@ -1,0 +1,30 @@
+// file: what one `my_autocast` object asks for, and its packed form
+#pragma once
+
+#include "op_table.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <cstdint>
+
+namespace torch_promote {
+
+// What one `my_autocast` object asks for, packed into 64 bits so that Python and torch.compile can hold it as a
+// constant:
+//   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled; 40..63 overrides.
+struct RegionSpec {
+  struct PerDevice {
+    bool named = false;
+    bool enabled = false;
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+  };
+  std::array<PerDevice, kNumDevices> devices;
+  bool cache_enabled = true;
+  uint32_t overrides = 0; // their number in the registry
+
+  static RegionSpec unpack(uint64_t packed);
+  uint64_t pack() const;
+};
+
+} // namespace torch_promote
