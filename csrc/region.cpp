@@ -78,6 +78,16 @@ void put_policy(const PolicyTable* policy, bool with_overrides) {
   write_slots(slots);
 }
 
+// Our key is on where a device's autocast is, and under overrides, which are for regions of torch.autocast inside a
+// disabled region of ours too. Otherwise it is off: PyTorch takes it for an autocast device of its own and asks whether
+// any is enabled.
+void put_key(const PolicyTable* policy) {
+  const bool on = policy != &stock_policy_table() || at::autocast::is_autocast_enabled(device_type_of(Device::cpu)) ||
+                  at::autocast::is_autocast_enabled(device_type_of(Device::cuda));
+  c10::impl::tls_set_dispatch_key_included(kOurKey, on);
+  c10::impl::tls_set_dispatch_key_excluded(kOurKey, !on);
+}
+
 const PolicyTable* policy_or_carried(const PolicyTable* policy) {
   return policy != nullptr ? policy : &policy_of_carried_state();
 }
@@ -136,7 +146,7 @@ void end_below(size_t position) {
   const Frame frame = frames[position];
   frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
   // What the ended region would have put back, the next one that changes the same will; where there is none, it is put
-  // back now. Every region sets the cache flag and keeps the key on.
+  // back now. Every region sets the cache flag and the key.
   for (size_t device = 0; device < kNumDevices; ++device) {
     if (!frame.names(device)) {
       continue;
@@ -159,6 +169,7 @@ void end_below(size_t position) {
   if (has_overrides(frame)) {
     put_policy(policy, any_overrides());
   }
+  put_key(policy);
   leave_nesting();
 }
 
@@ -184,20 +195,13 @@ void enter(const void* owner, const RegionSpec& spec) {
   }
   thread().frames.push_back(frame);
 
-  bool needs_key = has_overrides(frame);
   for (size_t device = 0; device < kNumDevices; ++device) {
     const RegionSpec::PerDevice& wanted = spec.devices[device];
     if (wanted.named) {
       DeviceState{wanted.enabled, wanted.dtype}.write(device_type_of(static_cast<Device>(device)));
-      needs_key |= wanted.enabled;
     }
   }
-  // A region that only switches off leaves the key alone: an outer region of another device may need it. Overrides are
-  // for the regions of torch.autocast inside this one, too.
-  if (needs_key) {
-    c10::impl::tls_set_dispatch_key_included(kOurKey, true);
-    c10::impl::tls_set_dispatch_key_excluded(kOurKey, false);
-  }
+  put_key(policy);
   at::autocast::increment_nesting();
   at::autocast::set_autocast_cache_enabled(spec.cache_enabled);
   if (has_overrides(frame)) {

@@ -26,20 +26,12 @@ def make_model(strategy: str) -> nn.Module:
     return fully_shard(model)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--strategy", choices=("ddp", "fsdp2"), default="ddp")
-    parser.add_argument("--steps", type=int, default=10)
-    arguments = parser.parse_args()
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    model = make_model(arguments.strategy)
+def train(strategy: str, steps: int) -> None:
+    model = make_model(strategy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(1 + dist.get_rank())  # other data in each process
     inputs, labels = torch.randn(128, 16), torch.randint(0, 4, (128,))
-
-    for step in range(arguments.steps):
+    for step in range(steps):
         with tp.my_autocast("cpu"):
             loss = nn.functional.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
@@ -49,6 +41,19 @@ def main() -> None:
         dist.all_reduce(mean)
         if dist.get_rank() == 0:
             print(f"step {step}  loss {mean.item() / dist.get_world_size():.6f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategy", choices=("ddp", "fsdp2"), default="ddp")
+    parser.add_argument("--steps", type=int, default=10)
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train(arguments.strategy, arguments.steps)
+    # By now the model is gone. Were DistributedDataParallel the last to hold the process group, its end could hang:
+    # it waits, with the GIL, for a gloo thread that needs the GIL.
     dist.destroy_process_group()
 
 

@@ -24,7 +24,7 @@ class Watch(TorchDispatchMode):
     """Records the ops that arrive below autocast, also those that then raise.
 
     Args:
-        stand_in: Give a blank result for an op on fake CUDA tensors that only a CUDA build of PyTorch can run. What
+        stand_in: Give a blank result for an op on fake CUDA tensors that asks for a GPU or a CUDA build. What
             autocast sends down is seen all the same.
     """
 
@@ -42,14 +42,18 @@ class Watch(TorchDispatchMode):
         try:
             result = func(*args, **kwargs)
         except (AssertionError, RuntimeError) as error:
-            if not (self._stand_in and any(text in str(error) for text in _ONLY_IN_A_CUDA_BUILD)):
+            if not (self._stand_in and any(text in str(error) for text in _ONLY_WITH_A_GPU)):
                 raise
             result = _blank(func, args)
         self.ops[index] = (str(func), arrived, _dtypes(result))
         return result
 
 
-_ONLY_IN_A_CUDA_BUILD = ("Torch not compiled with CUDA enabled", "PyTorch is not linked with support for cuda devices")
+_ONLY_WITH_A_GPU = (
+    "Torch not compiled with CUDA enabled",
+    "PyTorch is not linked with support for cuda devices",
+    "Found no NVIDIA driver",
+)
 
 
 def _blank(func: Any, args: Any) -> Any:

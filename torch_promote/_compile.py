@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.machinery
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -85,6 +86,7 @@ def _teach_dynamo(region_type: Any) -> None:
     torch._dynamo.allow_in_graph(graph_enter)
     torch._dynamo.allow_in_graph(graph_exit)
     _enterable_from_outside(region_type)
+    _tell_disk_caches_the_dtypes()
     # What the methods of my_autocast call in the extension, as Dynamo is to trace it.
     substitute = functools.partial(torch._dynamo.substitute_in_graph, skip_signature_check=True)
     substitute(_C.enter_region)(_traced_enter)
@@ -107,6 +109,31 @@ def _traced_exit(owner: Any) -> int:
 
 def _traced_pack(*arguments: object) -> None:
     """Leaves the packing to Python, which Dynamo can follow."""
+
+
+def _tell_disk_caches_the_dtypes() -> None:
+    """Has AOTAutograd's cache on disk tell autocast dtypes, and with them our policies, apart.
+
+    Newer releases of PyTorch do so by themselves (torch/_functorch/_aot_autograd/autograd_cache.py, autocast_state). In
+    the older ones a function compiled in a region of one dtype was found there, and used, by a process in a region of
+    another.
+    """
+    from torch._functorch._aot_autograd import autograd_cache
+
+    details = autograd_cache.AOTAutogradCacheDetails
+    if "autocast_state" in inspect.getsource(details):
+        return
+    original = details.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.autocast_state = {
+            device_type: torch.get_autocast_dtype(device_type)
+            for device_type in torch._C._autocast_supported_devices()
+            if torch.is_autocast_enabled(device_type)
+        }
+
+    details.__init__ = init  # type: ignore[method-assign]
 
 
 def _enterable_from_outside(region_type: type) -> None:

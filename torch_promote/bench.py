@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
 
 import torch_promote as tp
 
@@ -55,6 +54,8 @@ _Round = Callable[[], tuple[float, float]]
 
 def _timer(statement: str, names: dict[str, Any]) -> Callable[[], float]:
     """Returns a function that times the statement, in nanoseconds a run; about 10 ms at a time."""
+    from torch.utils.benchmark import Timer  # here: it imports what finds and tries out compilers
+
     timer = Timer(statement, globals=names, num_threads=1)
     number = 0
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 import torch_promote as tp
 
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
 
 def train(autocast, one_region):
     torch.manual_seed(0)
@@ -46,5 +46,12 @@ dist.destroy_process_group()
 
 def test_gathered_weights_are_cast_again(tmp_path: object) -> None:
     command = [sys.executable, "-c", TRAIN, f"{tmp_path}/rendezvous"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert result.stdout.split() == ["True", "True", "False"], result.stdout + result.stderr
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen([*command, rank], **pipes) for rank in "01"]  # type: ignore[call-overload]
+    try:
+        for process in ranks:
+            out, err = process.communicate(timeout=120)
+            assert out.split() == ["True", "True", "False"], out + err
+    finally:
+        for process in ranks:
+            process.kill()

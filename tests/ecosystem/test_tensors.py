@@ -1,0 +1,296 @@
+"""Tensors that are not plain, modes, and ops that others have registered, inside our regions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from like_stock import Region, assert_like_stock, grads
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+# --- nested tensors
+
+ALWAYS, JAGGED = (torch.strided, torch.jagged), (torch.jagged,)
+#: What to compute, and the layouts for which PyTorch has it.
+NESTED: dict[str, tuple[Callable[[torch.Tensor, nn.Linear], torch.Tensor], tuple[torch.layout, ...]]] = {
+    "linear": (lambda x, layer: layer(x), ALWAYS),
+    "linear and relu": (lambda x, layer: layer(torch.relu(layer(x))), ALWAYS),
+    "softmax": (lambda x, layer: torch.softmax(layer(x), -1), ALWAYS),
+    "matmul": (lambda x, layer: x @ layer.weight.t(), JAGGED),
+    "layer norm": (lambda x, layer: F.layer_norm(layer(x), (8,)), JAGGED),
+    "attention": (lambda x, layer: attend(layer(x)), JAGGED),
+}
+
+
+def attend(x: torch.Tensor) -> torch.Tensor:
+    heads = x.unflatten(-1, [2, 4]).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(-2)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize(("name", "layout"), [(name, layout) for name in NESTED for layout in NESTED[name][1]])
+def test_nested(name: str, layout: torch.layout) -> None:
+    def train(region: Region) -> Any:
+        layer, compute = nn.Linear(8, 8), NESTED[name][0]
+        parts = [torch.randn(length, 8) for length in (3, 1, 4)]
+        x = torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+        with region():
+            outputs = compute(x, layer), compute(x, layer)
+        sums = [torch.cat(output.unbind()).float().square().sum() for output in outputs]
+        (sums[0] + sums[1] * 0.5).backward()
+        return outputs, grads(layer), x.grad
+
+    assert_like_stock(train)
+
+
+# --- sparse tensors
+
+FP32, BF16, FP64 = torch.float32, torch.bfloat16, torch.float64
+SPARSE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sparse @ dense": lambda sparse, dense: sparse @ dense,
+    "sparse.mm": torch.sparse.mm,
+    "addmm": lambda sparse, dense: torch.addmm(torch.ones_like(dense), sparse, dense),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("dtypes", [(FP32, FP32), (BF16, BF16), (BF16, FP32), (FP64, FP64)])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse(name: str, requires_grad: bool, layout: torch.layout, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """For some of these PyTorch has no kernel once autocast has made them bfloat16; then the errors are compared."""
+
+    def compute(region: Region) -> Any:
+        matrix = torch.randn(6, 6, dtype=dtypes[0]).relu().to_sparse(layout=layout).requires_grad_(requires_grad)
+        dense = torch.randn(6, 6, dtype=dtypes[1], requires_grad=requires_grad)
+        try:
+            with region():
+                result = SPARSE[name](matrix, dense)
+            if requires_grad:
+                result.float().sum().backward()
+        except (RuntimeError, NotImplementedError) as error:
+            return type(error), str(error).partition("\n")[0]
+        return result, dense.grad, matrix.grad
+
+    assert_like_stock(compute, casts=dtypes[0] is FP32)
+
+
+def test_sparse_gradients_of_an_embedding() -> None:
+    def train(region: Region) -> Any:
+        embedding, layer = nn.Embedding(9, 8, sparse=True), nn.Linear(8, 8)
+        with region():
+            output = layer(embedding(torch.tensor([1, 3, 3, 8])))
+        output.float().square().sum().backward()
+        return output, embedding.weight.grad, grads(layer)
+
+    assert_like_stock(train)
+
+
+# --- tensor subclasses
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that holds another one, and notes the ops that reach it and in which dtypes."""
+
+    log: list[Any] = []  # noqa: RUF012 (one log for all)
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, requires_grad: bool = False) -> Wrapped:
+        kind = {"dtype": inner.dtype, "device": inner.device, "requires_grad": requires_grad}
+        wrapped = torch.Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), **kind)
+        wrapped.inner = inner
+        return wrapped
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(Wrapped, lambda t: t.inner, (args, kwargs or {}))
+        result = func(*args, **kwargs)
+        cls.log.append((str(func), kinds((args, kwargs)), kinds(result)))
+        return tree_map_only(torch.Tensor, Wrapped, result)
+
+
+def kinds(tree: Any) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """The dtypes and shapes of the tensors in a tree."""
+    return [(leaf.dtype, tuple(leaf.shape)) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def test_subclass_with_torch_dispatch() -> None:
+    def train(region: Region) -> Any:
+        Wrapped.log.clear()
+        x, weight = Wrapped(torch.randn(4, 6)), nn.Parameter(Wrapped(torch.randn(5, 6)))
+        with region():
+            outputs = [F.linear(x, weight), F.linear(torch.tanh(x), weight), F.linear(torch.randn(2, 6), weight)]
+            twice = torch.nn.functional.mse_loss(outputs[0], outputs[1])
+        (twice + sum(output.sum() for output in outputs)).backward()
+        return [output.inner for output in outputs], twice.inner, weight.grad.inner, list(Wrapped.log)
+
+    *_, log = assert_like_stock(train)
+    casts = [before for name, before, after in log if name == "aten._to_copy.default" and after[0][0] is torch.bfloat16]
+    assert casts.count([(torch.float32, (5, 6))]) == 1, "the weight, used three times, is cast once"
+
+
+class Named(torch.Tensor):
+    """Notes the functions that are called on it."""
+
+    log: list[str] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.log.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_subclass_with_torch_function() -> None:
+    def train(region: Region) -> Any:
+        Named.log.clear()
+        x = torch.randn(4, 6).as_subclass(Named)
+        weight = torch.randn(6, 5).as_subclass(Named).requires_grad_()
+        with region():
+            output = torch.tanh(x @ weight) @ weight.t()
+        assert type(output) is Named
+        output.float().square().sum().backward()
+        log = list(Named.log)
+        return output.as_subclass(torch.Tensor), weight.grad.as_subclass(torch.Tensor), log
+
+    _, _, log = assert_like_stock(train)
+    assert "matmul" in log or "__matmul__" in log
+
+
+# --- modes
+
+
+class DispatchLog(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.log.append((str(func), kinds((args, kwargs)), kinds(result)))
+        return result
+
+
+class FunctionLog(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.log.append(getattr(func, "__qualname__", repr(func)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode_outside", [True, False])
+@pytest.mark.parametrize("make_mode", [DispatchLog, FunctionLog])
+def test_modes_see_what_they_see_under_stock(make_mode: Callable[[], Any], mode_outside: bool) -> None:
+    """Not a call more, not a call less: regions show themselves to no mode, and casts as stock's do."""
+
+    def train(region: Region) -> Any:
+        model, mode = nn.Sequential(nn.Linear(6, 8), nn.Softmax(-1), nn.Linear(8, 2)), make_mode()
+        x = torch.randn(4, 6)
+        first, second = (mode, region()) if mode_outside else (region(), mode)
+        with first, second:
+            loss = model(x).square().sum() + model(-x).square().sum()
+            loss.backward()
+        return loss, grads(model), mode.log
+
+    *_, log = assert_like_stock(train)
+    assert log
+
+
+def test_fake_tensors() -> None:
+    def compute(region: Region) -> Any:
+        with FakeTensorMode(), region():
+            model, x = nn.Sequential(nn.Linear(6, 8), nn.Softmax(-1), nn.Linear(8, 2)), torch.randn(4, 6)
+            outputs = [model(x), model(x.double().float()), torch.cat([model(x), x[:, :2]])]
+            outputs[0].sum().backward()
+            return [(o.dtype, o.shape, o.stride()) for o in outputs], [g.dtype for g in grads(model)]
+
+    assert_like_stock(compute)
+
+
+# --- ops that others have registered
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    """A name for ops that no other test has used; the libraries that hold them live as long as the test."""
+    return f"torch_promote_test_{uuid.uuid4().hex}"
+
+
+def test_custom_op_with_register_autocast(namespace: str) -> None:
+    @torch.library.custom_op(f"{namespace}::product", mutates_args=())
+    def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.append((x.dtype, weight.dtype))
+        return x @ weight
+
+    seen: list[Any] = []
+    product.register_autograd(
+        lambda ctx, grad: (grad @ ctx.saved_tensors[1].t(), ctx.saved_tensors[0].t() @ grad),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    torch.library.register_autocast(f"{namespace}::product", "cpu", torch.float16)
+
+    def train(region: Region) -> Any:
+        seen.clear()
+        x, weight = torch.randn(4, 6, requires_grad=True), torch.randn(6, 5, requires_grad=True)
+        with region():
+            outputs = product(x, weight), product(F.relu(x @ weight), weight.t())
+            with region(enabled=False):
+                outputs += (product(x, weight),)
+        sum(output.float().square().sum() for output in outputs).backward()
+        return outputs, grads(x, weight), list(seen)
+
+    *_, dtypes = assert_like_stock(train)
+    assert dtypes == [(torch.float16,) * 2, (torch.float16,) * 2, (torch.float32,) * 2]
+
+
+def test_custom_op_without_rules_for_autocast(namespace: str) -> None:
+    """It is called with what it is given; the ops that it calls see autocast."""
+
+    @torch.library.custom_op(f"{namespace}::product", mutates_args=())
+    def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (x @ weight).clone()
+
+    def compute(region: Region) -> Any:
+        x, weight = torch.randn(4, 6), torch.randn(6, 5, requires_grad=True)
+        with region(), torch.no_grad():
+            return product(x, weight), product(x, weight)
+
+    outputs = assert_like_stock(compute)
+    assert outputs[0].dtype is torch.bfloat16
+
+
+def test_kernel_that_a_library_has_put_on_autocast(namespace: str) -> None:
+    """The way of before register_autocast, as torchvision has it: the kernel casts by itself, with autocast off."""
+    with torch.library._scoped_library(namespace, "DEF") as library:
+        library.define("product(Tensor x, Tensor weight) -> Tensor")
+
+        def on_autocast(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+            with torch._C._ExcludeDispatchKeyGuard(excluded):
+                return op(x.to(torch.get_autocast_dtype("cpu")), weight.to(torch.get_autocast_dtype("cpu")))
+
+        library.impl("product", on_autocast, "AutocastCPU")
+        library.impl("product", lambda x, weight: x @ weight * x.element_size(), "CompositeImplicitAutograd")
+        op = getattr(torch.ops, namespace).product
+
+        def train(region: Region) -> Any:
+            x, weight = torch.randn(4, 6), torch.randn(6, 5, requires_grad=True)
+            with region(dtype=torch.float16):
+                outputs = op(x, weight), op(x, weight) @ weight.t()
+            sum(output.float().square().sum() for output in outputs).backward()
+            return outputs, grads(weight)
+
+        outputs, _ = assert_like_stock(train)
+        assert outputs[0].dtype is torch.float16

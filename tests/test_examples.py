@@ -1,0 +1,103 @@
+"""Every numbered example runs, and prints what it promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+SECONDS = 120
+
+
+def run(script: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> list[str]:
+    """Runs a script as a reader would, and returns the lines that it prints."""
+    done = subprocess.run(
+        [sys.executable, *launcher, str(script), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, f"{script.name} {arguments} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout.splitlines()
+
+
+def rewritten(name: str, old: str, new: str, folder: Path) -> Path:
+    """A copy of an example in which something is replaced."""
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    assert old in text
+    copy = folder / name
+    copy.write_text(text.replace(old, new), encoding="utf-8")
+    return copy
+
+
+def losses(lines: list[str]) -> list[float]:
+    return [float(match.group(1)) for line in lines if (match := re.search(r"loss (\d+\.\d+)$", line))]
+
+
+def test_every_example_has_a_test_here() -> None:
+    tested = set(re.findall(r'"(\d\d_\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
+    assert tested == {path.name for path in EXAMPLES.glob("[0-9][0-9]_*.py")}
+
+
+def test_training_loop() -> None:
+    lines = run(EXAMPLES / "01_training_loop.py")
+    assert lines[-1] == "the same losses, bit for bit: True"
+    assert len(lines) > 1
+
+
+def test_overrides() -> None:
+    lines = run(EXAMPLES / "02_overrides.py")
+    dtypes = re.compile(r"(.+?) +linear torch\.(\w+) +softmax torch\.(\w+)")
+    shown = {match.group(1): match.groups()[1:] for line in lines if (match := dtypes.match(line))}
+    assert shown == {
+        "the stock policy": ("bfloat16", "float32"),
+        "linear kept in float32, softmax not": ("float32", "bfloat16"),
+        "nested, softmax in float16": ("float32", "float16"),
+        "after the nested region": ("float32", "bfloat16"),
+        "a decorated function": ("float32", "float32"),
+    }
+    errors = [line for line in lines if line.startswith("PolicyError: ")]
+    assert len(errors) == 2
+    assert "Closest: softmax" in errors[0]
+    assert "no optional dtype argument" in errors[1]
+
+
+def test_compile(tmp_path: Path) -> None:
+    """With the compiler as without it."""
+    name = "03_compile.py"
+    lines = run(EXAMPLES / name)
+    assert lines == run(rewritten(name, '@torch.compile(backend="aot_eager", fullgraph=True)\n', "", tmp_path))
+    assert [line.split()[-1] for line in lines[:4]] == [
+        "torch.float32", "torch.bfloat16", "torch.float16", "torch.float32",
+    ]  # fmt: skip
+    seen = losses(lines)
+    assert len(seen) == 3
+    assert seen == sorted(seen, reverse=True)
+
+
+def run_in_two_processes(script: Path, *arguments: str) -> list[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = ("--master-addr", "127.0.0.1", "--master-port", str(port))
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", *where)
+    return run(script, "--steps", "5", *arguments, launcher=launcher)
+
+
+def test_distributed() -> None:
+    """Two ways to hold one model: two processes add the same two gradients in both."""
+    data_parallel, sharded = (
+        run_in_two_processes(EXAMPLES / "04_distributed.py", "--strategy", strategy) for strategy in ("ddp", "fsdp2")
+    )
+    seen = losses(data_parallel)
+    assert len(seen) == 5
+    assert seen == sorted(seen, reverse=True), "it learns"
+    assert sharded == data_parallel
