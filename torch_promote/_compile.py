@@ -79,14 +79,16 @@ def _unwind_after_tracing(base: int) -> None:
 
 
 def _teach_dynamo(region_type: Any) -> None:
-    # After a graph break Dynamo compiles the functions that the broken one calls, each alone. A graph that enters a
-    # region and does not leave it must not come of that.
-    for function in (region_type.__enter__, region_type.__exit__, GraphRegion.__enter__, GraphRegion.__exit__):
-        torch._dynamo.eval_frame.skip_code(function.__code__)  # type: ignore[attr-defined]
+    # After a graph break Dynamo compiles the functions that the broken one calls, each alone, and what these call. A
+    # graph that enters a region and does not leave it must not come of that, and nothing comes of reading overrides.
+    eval_frame: Any = torch._dynamo.eval_frame
+    skip = eval_frame.FrameExecStrategy(eval_frame.FrameAction.SKIP, eval_frame.FrameAction.SKIP)
+    for kind in (region_type, GraphRegion):
+        for function in (kind.__init__, kind.__enter__, kind.__exit__):
+            eval_frame.set_code_exec_strategy(function.__code__, skip)
     torch._dynamo.allow_in_graph(graph_enter)
     torch._dynamo.allow_in_graph(graph_exit)
     _enterable_from_outside(region_type)
-    _tell_disk_caches_the_dtypes()
     # What the methods of my_autocast call in the extension, as Dynamo is to trace it.
     substitute = functools.partial(torch._dynamo.substitute_in_graph, skip_signature_check=True)
     substitute(_C.enter_region)(_traced_enter)
@@ -118,9 +120,7 @@ def _tell_disk_caches_the_dtypes() -> None:
     the older ones a function compiled in a region of one dtype was found there, and used, by a process in a region of
     another.
     """
-    from torch._functorch._aot_autograd import autograd_cache
-
-    details = autograd_cache.AOTAutogradCacheDetails
+    details = sys.modules[_DISK_CACHE].AOTAutogradCacheDetails
     if "autocast_state" in inspect.getsource(details):
         return
     original = details.__init__
@@ -133,7 +133,7 @@ def _tell_disk_caches_the_dtypes() -> None:
             if torch.is_autocast_enabled(device_type)
         }
 
-    details.__init__ = init  # type: ignore[method-assign]
+    details.__init__ = init
 
 
 def _enterable_from_outside(region_type: type) -> None:
@@ -156,32 +156,36 @@ def _enterable_from_outside(region_type: type) -> None:
         builder.VariableBuilder._type_dispatch_impl(trace_numpy)[region_type] = build
 
 
-class _TeachOnImport(importlib.abc.MetaPathFinder):
-    """Teaches Dynamo our functions as soon as somebody imports it; importing it ourselves would cost a second."""
+class _RunAfterImport(importlib.abc.MetaPathFinder):
+    """Runs a function as soon as somebody has imported a module. Importing Dynamo ourselves would cost a second."""
 
-    def __init__(self, teach: Callable[[], None]) -> None:
-        self.teach = teach
+    def __init__(self, name: str, function: Callable[[], None]) -> None:
+        self.name = name
+        self.function = function
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "torch._dynamo":
+        if fullname != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         if spec is not None and spec.loader is not None:
-            _run_after(spec.loader, self.teach)
+            self._wrap(spec.loader)
         return spec
 
+    def _wrap(self, loader: Any) -> None:
+        exec_module = loader.exec_module
 
-def _run_after(loader: Any, function: Callable[[], None]) -> None:
-    exec_module = loader.exec_module
+        def exec_then_run(module: ModuleType) -> None:
+            exec_module(module)
+            self.function()
 
-    def exec_then_run(module: ModuleType) -> None:
-        exec_module(module)
-        function()
+        loader.exec_module = exec_then_run
 
-    loader.exec_module = exec_then_run
+
+_DYNAMO = "torch._dynamo"
+_DISK_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 
 
 def install(region_type: type) -> None:
@@ -190,8 +194,11 @@ def install(region_type: type) -> None:
     Args:
         region_type: The class `my_autocast`.
     """
-    teach = functools.partial(_teach_dynamo, region_type)
-    if "torch._dynamo" in sys.modules:
-        teach()
-    else:
-        sys.meta_path.insert(0, _TeachOnImport(teach))
+    for name, function in (
+        (_DYNAMO, functools.partial(_teach_dynamo, region_type)),
+        (_DISK_CACHE, _tell_disk_caches_the_dtypes),
+    ):
+        if name in sys.modules:
+            function()
+        else:
+            sys.meta_path.insert(0, _RunAfterImport(name, function))
