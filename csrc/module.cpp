@@ -2,6 +2,7 @@
 #include "cast_cache.h"
 #include "op_table.h"
 #include "region.h"
+#include "register.h"
 #include "unversioned_writers.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -182,6 +183,8 @@ PYBIND11_MODULE(_C, m) {
     throw py::error_already_set();
   }
   get_running_loop = py::object(py::module_::import("asyncio").attr("_get_running_loop")).release().ptr();
+  register_wrappers();
+  register_unversioned_writers();
   stock_policy_table(); // now, while this thread is the only one here
   m.attr("TORCH_VERSION") = TORCH_VERSION;
   m.attr("TORCH_FUNCTION_MODE") = kTorchFunctionMode;

@@ -1,4 +1,5 @@
 // file: registers a wrapper for every row, and a fallthrough for every other op, on our key
+#include "register.h"
 #include "wrapper.h"
 
 #include <torch/library.h>
@@ -30,6 +31,10 @@ void raise_banned(Row row, Device device) {
   TORCH_CHECK(false, name, " is banned under autocast on ", device_name, ": its results are unsafe there. ", remedy);
 }
 
+torch::Library& library_on_our_key(const char* name_space) {
+  return *new torch::Library(torch::Library::IMPL, name_space, kOurKey, __FILE__, __LINE__);
+}
+
 namespace {
 
 template <class T, class = void>
@@ -51,16 +56,14 @@ void register_row(torch::Library& library) {
 
 } // namespace
 
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFallthrough());
-}
-
-TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+void register_wrappers() {
+  library_on_our_key("_").fallback(torch::CppFunction::makeFallthrough());
+  torch::Library& aten = library_on_our_key("aten");
 #define ROW(op, overload, cpu, cuda, ...)                                                                              \
   register_row<                                                                                                        \
       Row::TORCH_PROMOTE_OP_STRUCT(op, overload), at::_ops::TORCH_PROMOTE_OP_STRUCT(op, overload) __VA_OPT__(, )       \
                                                       __VA_OPT__(at::_ops::TORCH_PROMOTE_OP_STRUCT(op, __VA_ARGS__))>( \
-      m);
+      aten);
 #include "../torch_promote/op_policies.def"
 #undef ROW
 }

@@ -3,11 +3,11 @@
 
 #include "cast_cache.h"
 #include "region.h"
+#include "register.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/library.h>
-
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -51,12 +51,10 @@ void register_writers(torch::Library& library, std::string_view name_space) {
 
 } // namespace
 
-TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
-  register_writers(m, "aten::");
-}
-
-TORCH_LIBRARY_IMPL(fsdp, AutocastPrivateUse1, m) {
-  register_writers(m, "fsdp::");
+void register_unversioned_writers() {
+  for (const char* name_space : {"aten", "fsdp"}) {
+    register_writers(library_on_our_key(name_space), std::string(name_space) + "::");
+  }
 }
 
 } // namespace torch_promote
