@@ -1,0 +1,207 @@
+"""The rules that say the dtype of one result, by the names that the `.rules` files use.
+
+Each is a function of the call, and of the names that stand in parentheses after it: `same(weight)` is the dtype of the
+argument `weight`, plain `same` that of the call's first tensor. A rule for a list of tensors returns a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from torch_promote.reference.dtypes import default_complex, is_complex, is_floating, is_integral, to_complex, to_real
+from torch_promote.reference.promotion import number_dtype, result_type
+from torch_promote.reference.rules.call import Call
+
+__all__ = ["DTYPE_RULES", "DtypeRule"]
+
+#: The dtype of a result, None for a result that is undefined, a tuple for a list of tensors.
+DtypeRule = Callable[..., "torch.dtype | None | tuple[torch.dtype, ...]"]
+
+
+def same(call: Call, name: str | None = None) -> torch.dtype:
+    """The dtype of the named argument, or of the call's first tensor."""
+    return call.tensor(name).dtype
+
+
+def promoted(call: Call, *names: str) -> torch.dtype:
+    """What the named arguments promote to, or all tensors of the call."""
+    return result_type(*call.operands(*names), default_dtype=call.default_dtype)
+
+
+def floating(call: Call, name: str | None = None) -> torch.dtype:
+    """The default dtype in place of integers and bools."""
+    dtype = same(call, name)
+    return call.default_dtype if is_integral(dtype, include_bool=True) else dtype
+
+
+def real(call: Call, name: str | None = None) -> torch.dtype:
+    """The dtype of a complex tensor's parts; real dtypes stay."""
+    return to_real(same(call, name))
+
+
+def complex(call: Call, name: str | None = None) -> torch.dtype | None:  # noqa: A001 # the rule's name
+    """The complex dtype whose parts have the tensor's dtype."""
+    return to_complex(same(call, name))
+
+
+def real_of_promoted(call: Call, *names: str) -> torch.dtype:
+    """The parts of what the operands promote to: a distance."""
+    return to_real(promoted(call, *names))
+
+
+def accumulate(call: Call, name: str | None = None) -> torch.dtype:
+    """The dtype that sums are kept in: float32 for half precision. Source: aten/src/ATen/OpMathType.h (v2.13)."""
+    dtype = same(call, name)
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+# --- a dtype argument decides where it is given
+
+
+def dtype_or_same(call: Call, name: str | None = None) -> torch.dtype:
+    """Without a dtype argument, the tensor's own."""
+    return call["dtype"] or same(call, name)
+
+
+def sum(call: Call) -> torch.dtype:  # noqa: A001 # the rule's name
+    """Integers and bools add up to int64. Source: aten/src/ATen/native/ReduceOpsUtils.h, get_dtype_from_self (v2.13)."""
+    dtype = same(call)
+    return call.get("dtype") or (torch.int64 if is_integral(dtype, include_bool=True) else dtype)
+
+
+def norm(call: Call) -> torch.dtype:
+    """A norm is real, whatever it is the norm of."""
+    return to_real(call.get("dtype") or same(call))
+
+
+def output_dtype(call: Call, argument: str = "dtype") -> torch.dtype:
+    """The named dtype argument; without it, the first tensor's dtype."""
+    return call[argument] or same(call)
+
+
+def softmax(call: Call) -> torch.dtype:
+    """float32 where the op is told to widen half precision on the way."""
+    return torch.float32 if call["half_to_float"] else same(call)
+
+
+def dtype_or_default(call: Call) -> torch.dtype:
+    """Without a dtype argument, the default dtype."""
+    return call["dtype"] or call.default_dtype
+
+
+def dtype_or_int64(call: Call) -> torch.dtype:
+    """Without a dtype argument, int64; the schema's own default spells it as a number."""
+    dtype = call["dtype"]
+    return dtype if isinstance(dtype, torch.dtype) else torch.int64
+
+
+def dtype_or_number(call: Call, name: str) -> torch.dtype:
+    """Without a dtype argument, what the number counts as."""
+    return call["dtype"] or number_dtype(call[name], call.default_dtype)
+
+
+def dtype_or_range(call: Call, *names: str) -> torch.dtype:
+    """Without a dtype argument: int64 if every bound is an integer, else the default dtype."""
+    whole = all(isinstance(call[name], int) for name in names)
+    return call["dtype"] or (torch.int64 if whole else call.default_dtype)
+
+
+def dtype_or_points(call: Call, *names: str) -> torch.dtype:
+    """Without a dtype argument: the default dtype, complex if an end point is."""
+    ends = (
+        number_dtype(x, call.default_dtype) if not isinstance(x, torch.Tensor) else x.dtype
+        for x in map(call.__getitem__, names)
+    )
+    return call["dtype"] or (default_complex(call.default_dtype) if any(map(is_complex, ends)) else call.default_dtype)
+
+
+# --- lowest dtypes of their own
+
+
+def truth(call: Call) -> torch.dtype:
+    """bool, but uint8 stays. Source: aten/src/ATen/native/ReduceOps.cpp, get_result_or_bytebool_dtype (v2.13)."""
+    return torch.uint8 if same(call) is torch.uint8 else torch.bool
+
+
+def position(call: Call) -> torch.dtype:
+    """int64, or int32 if asked for."""
+    return torch.int32 if call["out_int32"] else torch.int64
+
+
+def bin_counts(call: Call) -> torch.dtype:
+    """Counts are int64; sums of weights are float32 for float32 weights and float64 for all others."""
+    if call["weights"] is None:
+        return torch.int64
+    return torch.float32 if same(call, "weights") is torch.float32 else torch.float64
+
+
+def statistics(call: Call, name: str | None = None) -> torch.dtype:
+    """A mean or deviation that the backward needs: float32 where half precision meets float32 parameters."""
+    dtype = same(call, name)
+    parameters = [x.dtype for x in call.operands(*({"weight", "bias", "running_mean", "running_var"} & set(call)))]
+    return torch.float32 if torch.float32 in parameters else dtype
+
+
+def wanted(call: Call, position: str, name: str) -> torch.dtype | None:
+    """The named argument's dtype for a gradient that the output mask asks for; otherwise the result is undefined."""
+    return same(call, name) if call["output_mask"][int(position)] else None
+
+
+# --- lists
+
+
+def pieces(call: Call) -> tuple[torch.dtype, ...]:
+    """Pieces of one size along a dimension, the last one maybe smaller."""
+    tensor, size = call.tensor(), call["split_size"]
+    count = max(1, -(-tensor.shape[call["dim"]] // size)) if size else 1
+    return (tensor.dtype,) * count
+
+
+def pieces_of_sizes(call: Call) -> tuple[torch.dtype, ...]:
+    """Pieces of the sizes given."""
+    return (same(call),) * len(call["split_sizes"])
+
+
+def slices(call: Call) -> tuple[torch.dtype, ...]:
+    """One slice for each index of a dimension."""
+    return (same(call),) * call.tensor().shape[call["dim"]]
+
+
+def for_each(call: Call, name: str) -> tuple[torch.dtype, ...]:
+    """As many results as the named list has elements."""
+    return (same(call),) * len(call[name])
+
+
+DTYPE_RULES: dict[str, DtypeRule] = {
+    rule.__name__: rule
+    for rule in (
+        same,
+        promoted,
+        floating,
+        real,
+        complex,
+        real_of_promoted,
+        accumulate,
+        dtype_or_same,
+        sum,
+        norm,
+        output_dtype,
+        softmax,
+        dtype_or_default,
+        dtype_or_int64,
+        dtype_or_number,
+        dtype_or_range,
+        dtype_or_points,
+        truth,
+        position,
+        bin_counts,
+        statistics,
+        wanted,
+        pieces,
+        pieces_of_sizes,
+        slices,
+        for_each,
+    )
+}
