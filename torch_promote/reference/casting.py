@@ -43,8 +43,8 @@ def can_cast(from_: torch.dtype, to: torch.dtype, casting: Casting = "torch") ->
         from_: The dtype of the values.
         to: The dtype that they are to have.
         casting: "torch" forbids what loses a kind: complex to real, floating to integer, anything else to bool.
-            The others are NumPy's: "no" and "equiv" allow the same dtype only, "safe" what keeps every value, "same_kind"
-            also what narrows within a kind, "unsafe" everything. As in NumPy, float64 counts as safe for int64.
+            The others are NumPy's: "no" and "equiv" allow the same dtype only, "safe" what keeps every value,
+            "same_kind" also what narrows within a kind, "unsafe" everything. As in NumPy, float64 counts as safe for int64.
 
     Returns:
         Whether the cast is allowed.
@@ -78,7 +78,7 @@ def can_cast(from_: torch.dtype, to: torch.dtype, casting: Casting = "torch") ->
 
 
 def _rank(dtype: torch.dtype) -> float:
-    """NumPy's order of kinds, in which unsigned integers come before signed ones. Opaque dtypes compare with nothing."""
+    """NumPy's order of kinds: unsigned integers come before signed ones, opaque dtypes compare with nothing."""
     if kind(dtype) is Kind.OPAQUE:
         return float("nan")
     return kind(dtype) + (0.5 if kind(dtype) is Kind.INTEGRAL and not dtype_name(dtype).startswith("uint") else 0.0)

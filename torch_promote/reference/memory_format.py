@@ -204,8 +204,8 @@ def suggest_memory_format(shape: Sizes, strides: Sizes, exact_match: bool = Fals
     Args:
         shape: Its sizes.
         strides: Its strides.
-        exact_match: Whether the strides must be exactly those of a channels_last tensor of that shape, which the strides
-            of dimensions of size 1 and of slices may not be.
+        exact_match: Whether the strides must be exactly those of a channels_last tensor of that shape, which those of
+            dimensions of size 1 and of slices may not be.
 
     Returns:
         channels_last, channels_last_3d or contiguous_format.

@@ -94,11 +94,10 @@ def promote_types(a: torch.dtype, b: torch.dtype) -> torch.dtype:
         torch.int16
         >>> promote_types(torch.uint16, torch.float32)
         torch.float32
-        >>> promote_types(torch.uint16, torch.int32)
+        >>> promote_types(torch.qint8, torch.int8)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        torch_promote.reference.promotion.PromotionError: uint16 and int32 have no common dtype: uint16, uint32, uint64 \
-and uint1 to uint7 promote only with floating dtypes. Convert one of the two first.
+        torch_promote.reference.promotion.PromotionError: qint8 and int8 have no common dtype: ...
 
     Source: aten/src/ATen/native/TypeProperties.cpp, promote_types, and c10/core/ScalarType.cpp, promoteTypes (v2.13).
     """
@@ -127,9 +126,7 @@ def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
             return a
         if is_floating(b):
             return b
-        raise no_common_dtype(
-            a, b, "uint16, uint32, uint64 and uint1 to uint7 promote only with floating dtypes"
-        )
+        raise no_common_dtype(a, b, "uint16, uint32, uint64 and uint1 to uint7 promote only with floating dtypes")
     odd = a if family(a) in (Family.SMALL_SIGNED, Family.FLOAT4) else b
     raise no_common_dtype(a, b, f"PyTorch's table has no row for {dtype_name(odd)}")
 
@@ -253,8 +250,8 @@ class ResultTypeState(NamedTuple):
         found = combine_categories(self.dim, combine_categories(self.zero, self.wrapped))
         if found is None:
             raise PromotionError(
-                "the operands have no common dtype: there are none, or bits dtypes meet others, and bits dtypes promote "
-                "only with themselves. Convert the operands first."
+                "the operands have no common dtype: there are none, or bits dtypes meet others, and bits dtypes "
+                "promote only with themselves. Convert the operands first."
             )
         return found
 

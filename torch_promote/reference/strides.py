@@ -36,6 +36,7 @@ __all__ = [
 Layout = tuple[Sizes, Sizes]
 """A shape and its strides."""
 
+
 class ShapeError(TorchPromoteError, ValueError):
     """Shapes that do not broadcast, or an output that cannot take the result's shape."""
 
@@ -146,7 +147,7 @@ def output_strides(shape: Sizes, operands: Sequence[Layout]) -> Sizes:
 
 
 def _fast_set_up(shape: Sizes, operands: Sequence[Sizes]) -> Sizes | None:
-    """The strides for operands of one shape that need no sorting, or None. There is no such path for channels_last_3d."""
+    """The strides for operands of one shape where nothing is sorted, or None. channels_last_3d has no such path."""
     if all(is_contiguous(shape, strides) for strides in operands):
         return contiguous_strides(shape)
     if len(shape) == 4 and all(is_channels_last_contiguous(shape, strides) for strides in operands):

@@ -21,7 +21,14 @@ from torch_promote.reference.promotion import (
     number_dtype,
     state_of,
 )
-from torch_promote.reference.strides import Layout, ShapeError, Sizes, broadcast_shapes, output_strides, temporary_strides
+from torch_promote.reference.strides import (
+    Layout,
+    ShapeError,
+    Sizes,
+    broadcast_shapes,
+    output_strides,
+    temporary_strides,
+)
 
 __all__ = ["PRESETS", "ElementwiseResult", "TensorIteratorConfig", "infer_elementwise", "infer_where"]
 
@@ -312,7 +319,7 @@ def _compute_types(
             if operand.dtype is not common and common is not None:
                 raise PromotionError(f"found dtype {dtype_name(operand.dtype)} but expected {dtype_name(common)}.")
     if config.promote_inputs_to_common_dtype:
-        # Python numbers alone have the dtype of the tensors they are wrapped in, so 0-dim operands are looked at closely.
+        # Python numbers alone are alike in dtype, but that is only what they are wrapped in.
         if differ or not any(operand.shape for operand in inputs):
             common = state_of(inputs, default_dtype).result()
         if config.promote_integer_inputs_to_float and common is not None and is_integral(common, include_bool=True):
