@@ -44,7 +44,7 @@ def can_cast(from_: torch.dtype, to: torch.dtype, casting: Casting = "torch") ->
         to: The dtype that they are to have.
         casting: "torch" forbids what loses a kind: complex to real, floating to integer, anything else to bool.
             The others are NumPy's: "no" and "equiv" allow the same dtype only, "safe" what keeps every value,
-            "same_kind" also what narrows within a kind, "unsafe" everything. As in NumPy, float64 counts as safe for int64.
+            "same_kind" also what narrows within a kind, "unsafe" everything. As in NumPy, float64 is safe for int64.
 
     Returns:
         Whether the cast is allowed.
