@@ -37,8 +37,9 @@ class NoRule(enum.Enum):
 NO_RULE = NoRule.NO_RULE
 
 #: In-place ops that change the shape or strides of what they write.
-_RESHAPING = frozenset(
-    "as_strided_ detach_ resize_ resize_as_ resize_as_sparse_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split()
+_RESHAPING = (
+    *("as_strided_", "detach_", "resize_", "resize_as_", "resize_as_sparse_", "set_", "squeeze_", "swapaxes_"),
+    *("swapdims_", "t_", "transpose_", "unsqueeze_"),
 )
 
 
@@ -51,7 +52,8 @@ class Inference:
         dtypes: The dtype of each result, lists flattened; None for a result that is undefined. Results that are no
             tensors are left out.
         shape: The shape of an elementwise op's result; None for other ops.
-        strides: Its strides in elements; None for other ops, and for sparse tensors, which have none.
+        strides: Its strides in elements; None for other ops, for sparse tensors, which have
+            none, and for outputs that an out= op without a kernel of its own resizes.
     """
 
     rule: str
@@ -135,7 +137,7 @@ def _apply(entry: Entry, call: Call) -> Inference:
     return Inference(str(entry), tuple(dtypes))
 
 
-def _dtype(term: Term, call: Call) -> torch.dtype | None | tuple[torch.dtype, ...]:
+def _dtype(term: Term, call: Call) -> torch.dtype | tuple[torch.dtype, ...] | None:
     if term.rule in DTYPE_RULES:
         return DTYPE_RULES[term.rule](call, *term.names)
     dtype = getattr(torch, term.rule)
@@ -155,8 +157,20 @@ def _written(op: torch._ops.OpOverload, call: Call) -> Inference:
     if names[0] == "self":
         return Inference("written", dtypes, tuple(out.shape), strides_of(out))
     term = entry.terms[0]
-    result = ELEMENTWISE_RULES[term.rule](call, *term.names, out=out)
-    return Inference("written", dtypes, result.shape, result.strides)
+    rule = functools.partial(ELEMENTWISE_RULES[term.rule], call, *term.names)
+    if not _copies(op):
+        result = rule(out=out)
+        return Inference("written", dtypes, result.shape, result.strides)
+    # How an output of another shape is resized is then the overload's own affair.
+    shape = rule().shape
+    return Inference("written", dtypes, shape, strides_of(out) if shape == tuple(out.shape) else None)
+
+
+@functools.cache
+def _copies(op: torch._ops.OpOverload) -> bool:
+    """Whether an out= op is no kernel of its own, but calls other ops and copies or resizes."""
+    name = signature_of(op).name
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeExplicitAutograd")
 
 
 @functools.cache

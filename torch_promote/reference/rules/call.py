@@ -12,7 +12,7 @@ import torch
 from torch_promote.reference.memory_format import contiguous_strides
 from torch_promote.reference.promotion import Number, Operand
 
-__all__ = ["Argument", "Call", "Signature", "TensorLike", "signature_of", "strides_of"]
+__all__ = ["Argument", "Call", "Signature", "TensorLike", "described", "signature_of", "strides_of"]
 
 #: A tensor, or what describes one.
 TensorLike = torch.Tensor | Operand
@@ -31,6 +31,7 @@ class Argument:
         default: Its default value; None where there is none.
         alias: The names of what it aliases; empty for most arguments.
         written: Whether the op writes to it.
+        is_out: Whether it is given for the result alone, as `out` is.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Argument:
     default: Any
     alias: frozenset[str]
     written: bool
+    is_out: bool
 
     @property
     def is_tensor(self) -> bool:
@@ -73,6 +75,7 @@ def _argument(argument: Any) -> Argument:
         default=argument.default_value if argument.has_default_value() else None,
         alias=frozenset(alias.before_set) if alias is not None else frozenset(),
         written=alias is not None and bool(alias.is_write),
+        is_out=bool(argument.is_out),
     )
 
 
@@ -95,6 +98,19 @@ def signature_of(op: torch._ops.OpOverload) -> Signature:
     return Signature(name, arguments, tuple(returns))
 
 
+def described(tensor: TensorLike) -> Operand:
+    """Returns what describes a tensor. One without strides, such as a sparse one, counts as contiguous.
+
+    Example:
+        >>> described(torch.ones(2, dtype=torch.int8))
+        Operand(dtype=torch.int8, shape=(2,), strides=(1,), device='cpu', wrapped=False)
+    """
+    if isinstance(tensor, Operand):
+        return tensor
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    return Operand(tensor.dtype, tuple(tensor.shape), strides, tensor.device.type)
+
+
 def strides_of(tensor: TensorLike) -> tuple[int, ...]:
     """Returns the strides of a tensor or of what describes one.
 
@@ -112,7 +128,7 @@ class Call(Mapping[str, Any]):
 
     Attributes:
         signature: The overload's.
-        values: The arguments, the schema's defaults filled in.
+        bound: The arguments, the schema's defaults filled in.
         default_dtype: The default dtype in force.
 
     Example:
@@ -122,7 +138,7 @@ class Call(Mapping[str, Any]):
     """
 
     signature: Signature
-    values: dict[str, Any] = field(repr=False)
+    bound: dict[str, Any] = field(repr=False)
     default_dtype: torch.dtype
 
     @classmethod
@@ -137,22 +153,23 @@ class Call(Mapping[str, Any]):
         return cls(signature, values, default_dtype)
 
     def __getitem__(self, name: str) -> Any:
-        return self.values[name]
+        return self.bound[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.values)
+        return iter(self.bound)
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.bound)
 
     def operands(self, *names: str) -> Iterator[TensorLike | Number]:
-        """Yields the values of the named arguments, or of all that are tensors; lists one by one, absent ones not at all.
+        """Yields the values of the named arguments, or of all tensors that are read.
 
-        A Python number stands where a tensor may: PyTorch's wrapped number.
+        Lists are yielded one by one, absent tensors not at all. A Python number stands where a tensor may: PyTorch's
+        wrapped number.
         """
-        chosen = names or tuple(a.name for a in self.signature.arguments if a.is_tensor or a.is_list)
+        chosen = names or tuple(a.name for a in self.signature.arguments if (a.is_tensor or a.is_list) and not a.is_out)
         for name in chosen:
-            value = self.values[name]
+            value = self.bound[name]
             is_list = isinstance(value, list | tuple) and not isinstance(value, Operand)
             for operand in value if is_list else (value,):
                 if operand is not None:
@@ -166,8 +183,8 @@ class Call(Mapping[str, Any]):
     def without_layout(self) -> Call | None:
         """Returns the call with sparse and other tensors that have no strides described; None if it has none such."""
         odd = {
-            name: Operand(value.dtype, tuple(value.shape), None, value.device.type)
-            for name, value in self.values.items()
+            name: described(value)
+            for name, value in self.bound.items()
             if isinstance(value, torch.Tensor) and value.layout is not torch.strided
         }
-        return replace(self, values=self.values | odd) if odd else None
+        return replace(self, bound=self.bound | odd) if odd else None

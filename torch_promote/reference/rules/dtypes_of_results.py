@@ -10,14 +10,20 @@ from collections.abc import Callable
 
 import torch
 
-from torch_promote.reference.dtypes import default_complex, is_complex, is_floating, is_integral, to_complex, to_real
+from torch_promote.reference.dtypes import default_complex, is_complex, is_integral, to_complex, to_real
 from torch_promote.reference.promotion import number_dtype, result_type
-from torch_promote.reference.rules.call import Call
+from torch_promote.reference.rules.call import Call, TensorLike
 
 __all__ = ["DTYPE_RULES", "DtypeRule"]
 
 #: The dtype of a result, None for a result that is undefined, a tuple for a list of tensors.
-DtypeRule = Callable[..., "torch.dtype | None | tuple[torch.dtype, ...]"]
+DtypeRule = Callable[..., "torch.dtype | tuple[torch.dtype, ...] | None"]
+
+
+def _given(call: Call, argument: str = "dtype") -> torch.dtype | None:
+    """A dtype argument's value; None if it is absent or left out."""
+    dtype = call.get(argument)
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def same(call: Call, name: str | None = None) -> torch.dtype:
@@ -62,23 +68,26 @@ def accumulate(call: Call, name: str | None = None) -> torch.dtype:
 
 def dtype_or_same(call: Call, name: str | None = None) -> torch.dtype:
     """Without a dtype argument, the tensor's own."""
-    return call["dtype"] or same(call, name)
+    return _given(call) or same(call, name)
 
 
 def sum(call: Call) -> torch.dtype:  # noqa: A001 # the rule's name
-    """Integers and bools add up to int64. Source: aten/src/ATen/native/ReduceOpsUtils.h, get_dtype_from_self (v2.13)."""
+    """Integers and bools add up to int64.
+
+    Source: aten/src/ATen/native/ReduceOpsUtils.h, get_dtype_from_self (v2.13).
+    """
     dtype = same(call)
-    return call.get("dtype") or (torch.int64 if is_integral(dtype, include_bool=True) else dtype)
+    return _given(call) or (torch.int64 if is_integral(dtype, include_bool=True) else dtype)
 
 
 def norm(call: Call) -> torch.dtype:
     """A norm is real, whatever it is the norm of."""
-    return to_real(call.get("dtype") or same(call))
+    return to_real(_given(call) or same(call))
 
 
 def output_dtype(call: Call, argument: str = "dtype") -> torch.dtype:
     """The named dtype argument; without it, the first tensor's dtype."""
-    return call[argument] or same(call)
+    return _given(call, argument) or same(call)
 
 
 def softmax(call: Call) -> torch.dtype:
@@ -88,33 +97,29 @@ def softmax(call: Call) -> torch.dtype:
 
 def dtype_or_default(call: Call) -> torch.dtype:
     """Without a dtype argument, the default dtype."""
-    return call["dtype"] or call.default_dtype
+    return _given(call) or call.default_dtype
 
 
 def dtype_or_int64(call: Call) -> torch.dtype:
     """Without a dtype argument, int64; the schema's own default spells it as a number."""
-    dtype = call["dtype"]
-    return dtype if isinstance(dtype, torch.dtype) else torch.int64
+    return _given(call) or torch.int64
 
 
 def dtype_or_number(call: Call, name: str) -> torch.dtype:
     """Without a dtype argument, what the number counts as."""
-    return call["dtype"] or number_dtype(call[name], call.default_dtype)
+    return _given(call) or number_dtype(call[name], call.default_dtype)
 
 
 def dtype_or_range(call: Call, *names: str) -> torch.dtype:
     """Without a dtype argument: int64 if every bound is an integer, else the default dtype."""
     whole = all(isinstance(call[name], int) for name in names)
-    return call["dtype"] or (torch.int64 if whole else call.default_dtype)
+    return _given(call) or (torch.int64 if whole else call.default_dtype)
 
 
 def dtype_or_points(call: Call, *names: str) -> torch.dtype:
     """Without a dtype argument: the default dtype, complex if an end point is."""
-    ends = (
-        number_dtype(x, call.default_dtype) if not isinstance(x, torch.Tensor) else x.dtype
-        for x in map(call.__getitem__, names)
-    )
-    return call["dtype"] or (default_complex(call.default_dtype) if any(map(is_complex, ends)) else call.default_dtype)
+    ends = (result_type(call[name], default_dtype=call.default_dtype) for name in names)
+    return _given(call) or (default_complex(call.default_dtype) if any(map(is_complex, ends)) else call.default_dtype)
 
 
 # --- lowest dtypes of their own
@@ -140,13 +145,17 @@ def bin_counts(call: Call) -> torch.dtype:
 def statistics(call: Call, name: str | None = None) -> torch.dtype:
     """A mean or deviation that the backward needs: float32 where half precision meets float32 parameters."""
     dtype = same(call, name)
-    parameters = [x.dtype for x in call.operands(*({"weight", "bias", "running_mean", "running_var"} & set(call)))]
+    names = {"weight", "bias", "running_mean", "running_var"} & set(call)
+    parameters = [x.dtype for x in call.operands(*names) if isinstance(x, TensorLike)]
     return torch.float32 if torch.float32 in parameters else dtype
 
 
-def wanted(call: Call, position: str, name: str) -> torch.dtype | None:
-    """The named argument's dtype for a gradient that the output mask asks for; otherwise the result is undefined."""
-    return same(call, name) if call["output_mask"][int(position)] else None
+def wanted(call: Call, position: str, *names: str) -> torch.dtype | None:
+    """A gradient that the output mask asks for has the dtype of the first named argument that is there."""
+    if not call["output_mask"][int(position)]:
+        return None
+    there = [name for name in names if call[name] is not None]
+    return same(call, there[0]) if there else None
 
 
 # --- lists
@@ -166,7 +175,8 @@ def pieces_of_sizes(call: Call) -> tuple[torch.dtype, ...]:
 
 def slices(call: Call) -> tuple[torch.dtype, ...]:
     """One slice for each index of a dimension."""
-    return (same(call),) * call.tensor().shape[call["dim"]]
+    count: int = call.tensor().shape[call["dim"]]
+    return (same(call),) * count
 
 
 def for_each(call: Call, name: str) -> tuple[torch.dtype, ...]:
