@@ -4,9 +4,9 @@ Where things are:
 
 - dtypes, their kinds and the table: torch_promote.reference.dtypes
 - `promote_types`, `result_type`: torch_promote.reference.promotion; `can_cast`: torch_promote.reference.casting
-- shapes and strides: torch_promote.reference.strides
+- shapes and strides: torch_promote.reference.strides, torch_promote.reference.memory_format
 - `infer_elementwise`: torch_promote.reference.tensor_iterator
-- `why`, a derivation in words: torch_promote.reference.derivation
+- `why`, a derivation in words: torch_promote.reference.derivation, with its expressions and operators beside it
 
 Example:
     >>> import torch
@@ -16,13 +16,33 @@ Example:
 """
 
 from torch_promote.reference.casting import can_cast
+from torch_promote.reference.derivation import Derivation, why
+from torch_promote.reference.expression import ExpressionError
+from torch_promote.reference.memory_format import is_non_overlapping_and_dense, suggest_memory_format
 from torch_promote.reference.promotion import Operand, PromotionError, ResultTypeState, promote_types, result_type
+from torch_promote.reference.strides import ShapeError
+from torch_promote.reference.tensor_iterator import (
+    ElementwiseResult,
+    TensorIteratorConfig,
+    infer_elementwise,
+    infer_where,
+)
 
 __all__ = [
+    "Derivation",
+    "ElementwiseResult",
+    "ExpressionError",
     "Operand",
     "PromotionError",
     "ResultTypeState",
+    "ShapeError",
+    "TensorIteratorConfig",
     "can_cast",
+    "infer_elementwise",
+    "infer_where",
+    "is_non_overlapping_and_dense",
     "promote_types",
     "result_type",
+    "suggest_memory_format",
+    "why",
 ]

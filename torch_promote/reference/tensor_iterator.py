@@ -30,7 +30,7 @@ from torch_promote.reference.strides import (
     temporary_strides,
 )
 
-__all__ = ["PRESETS", "ElementwiseResult", "TensorIteratorConfig", "infer_elementwise", "infer_where"]
+__all__ = ["PRESETS", "ElementwiseResult", "TensorIteratorConfig", "infer_elementwise", "infer_where", "wrap_number"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ PRESETS: dict[str, TensorIteratorConfig] = {
     "comparison": TensorIteratorConfig(
         promote_inputs_to_common_dtype=True, allow_cpu_scalars=True, static_dtype=torch.bool
     ),
-    # addcmul, lerp with a tensor weight: build_ternary_op
+    # addcdiv: build_ternary_op; addcmul sets the flags of "binary" itself
     "ternary": replace(_BINARY, allow_cpu_scalars=False),
     # sum into a given output: reduce_op with one output
     "reduce": TensorIteratorConfig(
@@ -108,9 +108,6 @@ PRESETS: dict[str, TensorIteratorConfig] = {
     # random_, arange into a given output: nullary_op
     "nullary": TensorIteratorConfig(check_all_same_dtype=False, resize_outputs=False),
 }
-
-#: The dtype of the tensor that PyTorch wraps a Python number in, before any promotion.
-_WRAPPED_IN = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 class ElementwiseResult(NamedTuple):
@@ -249,11 +246,25 @@ def _as_operand(value: torch.Tensor | Number | Operand) -> Operand:
         return Operand(value.dtype, tuple(value.shape), value.stride(), value.device.type)
     if isinstance(value, Operand):
         return value
-    wrapped_in = _WRAPPED_IN.get(type(value))
-    if wrapped_in is None or wrapped_in is torch.int64:
-        found = number_dtype(value, torch.float64)
-        wrapped_in = found
-    return Operand(wrapped_in, (), (), "cpu", True)
+    return wrap_number(value)
+
+
+def wrap_number(number: Number) -> Operand:
+    """Returns the 0-dim operand that PyTorch wraps a Python number in. Its dtype is not yet what the number counts as.
+
+    Args:
+        number: The number.
+
+    Raises:
+        PromotionError: It is no number, or an int that no tensor holds.
+
+    Example:
+        >>> wrap_number(5.5).dtype, wrap_number(True).dtype
+        (torch.float64, torch.bool)
+
+    Source: aten/src/ATen/ScalarOps.h, scalar_to_tensor (v2.13).
+    """
+    return Operand(number_dtype(number, torch.float64), (), (), "cpu", True)
 
 
 def _strides(operand: Operand) -> Sizes:
