@@ -54,10 +54,15 @@ def layout(operands: tuple[torch.Tensor, ...]) -> list[tuple[Any, ...]]:
 def test_results_of_cpu_tensors(name: str, count: int) -> None:
     stock, ours, dtypes = OPS[name]
     seen = 0
-    for operands in random_operands(count, seed=count, dtypes=dtypes):
-        result, found = stock(*operands), ours(*operands)
+    for operands in random_operands(2 * count, seed=count, dtypes=dtypes):
+        found = ours(*operands)
+        if found.dtype not in TABLE_DTYPES:  # bcomplex32, where there is one, has no kernels
+            continue
+        result = stock(*operands)
         assert same(found, result), (layout(operands), result.dtype, result.stride(), found)
         seen += 1
+        if seen == count:
+            break
     assert seen == count
 
 
@@ -68,7 +73,7 @@ def test_results_of_cpu_tensors(name: str, count: int) -> None:
 # itself on every device, so its CPU result is what CUDA gets.
 @pytest.mark.parametrize("name", ["add", "addcmul"])
 def test_results_of_fake_cuda_tensors_by_tensor_iterator(name: str) -> None:
-    count = (PAIRS if name == "add" else TRIPLES) if FULL else 1_000
+    count = (PAIRS if name == "add" else TRIPLES) if FULL else 500
     here = Path(__file__).parent
     paths = [str(here), str(here.parent.parent), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
@@ -87,7 +92,7 @@ def test_results_of_fake_cuda_tensors_by_tensor_iterator(name: str) -> None:
 def test_results_of_fake_cuda_tensors_as_shipped(name: str) -> None:
     """Where FakeTensor and ours differ, and no temporaries are in play, eager PyTorch says what ours says."""
     stock, ours, dtypes = OPS[name]
-    count = (PAIRS if name == "add" else TRIPLES) if FULL else 1_000
+    count = (PAIRS if name == "add" else TRIPLES) if FULL else 500
     checked = 0
     for operands, fake, result in compare(
         stock, random_operands(count, seed=count + 1, dtypes=dtypes), FakeTensorMode()
@@ -95,7 +100,9 @@ def test_results_of_fake_cuda_tensors_as_shipped(name: str) -> None:
         found = ours(*fake)
         checked += 1
         assert found[:2] == (result.dtype, tuple(result.shape))
-        if not same(found, result) and (name == "where" or len({operand.dtype for operand in operands}) == 1):
+        no_temporaries = name == "where" or len({operand.dtype for operand in operands}) == 1
+        # bcomplex32, where there is one, has no kernels to ask.
+        if not same(found, result) and no_temporaries and found.dtype in TABLE_DTYPES:
             assert same(found, stock(*operands)), layout(operands)
     assert checked == count
 

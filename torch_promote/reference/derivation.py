@@ -156,26 +156,40 @@ class _Work:
         return value
 
     def _apply(self, node: Binary, left: Operand | Number, right: Operand | Number) -> Operand:
-        values = (left, right)
+        names = [f"({name})" if isinstance(name, Binary) else str(name) for name in (node.left, node.right)]
+        if node.symbol == "/" and isinstance(right, Operand) and not isinstance(left, Operand):
+            reciprocal = self._reciprocal(str(node), names[1], right)
+            return self._operate("*", [f"{names[1]}.reciprocal()", names[0]], (reciprocal, left))
+        return self._operate(node.symbol, names, (left, right))
+
+    def _reciprocal(self, expression: str, name: str, tensor: Operand) -> Operand:
+        """A number by a tensor is two ops. Source: torch/_tensor.py, __rtruediv__ (v2.13)."""
+        result = infer_elementwise(tensor, preset="unary_float", default_dtype=self.default_dtype)
+        refuse("/", (tensor, tensor), (None, None), result.dtype)
+        step = f"{expression} is computed as {name}.reciprocal() times the number. The reciprocal is "
+        step += dtype_name(result.dtype)
+        if result.dtype is not tensor.dtype:
+            step += f": what is integral, as {dtype_name(tensor.dtype)} is, becomes the default dtype"
+        self.steps.append(f"{step}.")
+        return Operand(result.dtype, result.shape)
+
+    def _operate(self, symbol: str, names: list[str], values: tuple[Operand | Number, Operand | Number]) -> Operand:
         sides = [value if isinstance(value, Operand) else wrap_number(value) for value in values]
         numbers = tuple(None if isinstance(value, Operand) else value for value in values)
-        names = [f"({name})" if isinstance(name, Binary) else str(name) for name in (node.left, node.right)]
         for name, side, number in zip(names, sides, numbers, strict=True):
             self.steps.append(self._describe(name, side, number))
         common = self._promote(sides)
-        chosen = OPERATORS[node.symbol]
-        if chosen.preset == "binary_float" and is_integral(common, include_bool=True):
+        preset = OPERATORS[symbol].preset
+        if preset == "binary_float" and is_integral(common, include_bool=True):
             self.steps.append(
-                f"{node.symbol} does not compute in {dtype_name(common)}: what is integral becomes the default dtype, "
+                f"{symbol} does not compute in {dtype_name(common)}: what is integral becomes the default dtype, "
                 f"{dtype_name(self.default_dtype)}."
             )
-        if node.symbol == "/" and numbers[0] is not None:
-            self.steps.append(f"It is computed as {numbers[0]} times the tensor's reciprocal, of the same dtype.")
-        result = infer_elementwise(*sides, preset=chosen.preset, default_dtype=self.default_dtype)
+        result = infer_elementwise(*sides, preset=preset, default_dtype=self.default_dtype)
         computed = result.computation_dtype
-        assert computed is not None, node
-        refuse(node.symbol, tuple(sides), numbers, computed)
-        self._compute(node.symbol, numbers, computed, result)
+        assert computed is not None, names
+        refuse(symbol, tuple(sides), numbers, computed)
+        self._compute(symbol, numbers, computed, result)
         return Operand(result.dtype, result.shape)
 
     def _describe(self, name: str, side: Operand, number: Number | None) -> str:

@@ -94,7 +94,7 @@ def _younger() -> str:
 
 def _states() -> str:
     """A row for the operand with dimensions, a column for a weaker one."""
-    strong = (torch.bool, torch.int8, torch.int64, torch.bfloat16, torch.float64, torch.complex64)
+    strong = (torch.bool, torch.int8, torch.int64, torch.float16, torch.float64, torch.complex64)
     weak: tuple[tuple[str, Operand | float | complex | int], ...] = (
         ("int64[]", Operand(torch.int64)),
         ("float64[]", Operand(torch.float64)),

@@ -132,9 +132,6 @@ def _no_kernel(
     if symbol == "**" and (numbers[1] in (0, 1) or (numbers[0] == 1 and numbers[0] is not True)):
         return None
     operator = OPERATORS[symbol]
-    if symbol == "/" and numbers[0] is not None and kind(operands[1].dtype) >= Kind.FLOATING:
-        # A number by a tensor is tensor.reciprocal() * number, and only the product has the computation dtype.
-        dtype = operands[1].dtype
     if not _has_kernel(operator, dtype):
         return f"{operator.op} has no CPU kernel for {dtype_name(dtype)}."
     return None
@@ -164,8 +161,7 @@ def refuse(
         ...
         torch_promote.reference.promotion.PromotionError: subtraction with a bool is not defined...
 
-    Source: aten/src/ATen/native/BinaryOps.h, sub_check; torch/_tensor.py, __rtruediv__;
-    aten/src/ATen/native/Pow.cpp (v2.13).
+    Source: aten/src/ATen/native/BinaryOps.h, sub_check; aten/src/ATen/native/Pow.cpp (v2.13).
     """
     for check in _CHECKS:
         why = check(symbol, operands, numbers, computation_dtype)
