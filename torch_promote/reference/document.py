@@ -214,6 +214,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0, or 1 if `--check` finds the page out of date.
+
+    Example:
+        >>> main(["--check"])
+        0
     """
     parser = argparse.ArgumentParser(prog="python -m torch_promote.reference.document", description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, default=_FILE)

@@ -74,6 +74,8 @@ def wrapped_value(number: Number, dtype: torch.dtype) -> Number:
     Example:
         >>> wrapped_value(1000, torch.uint8), wrapped_value(200, torch.int8), wrapped_value(1000, torch.float32)
         (232, -56, 1000)
+
+    Source: c10/util/TypeCast.h, convert, by which a copy changes the dtype (v2.13).
     """
     if kind(dtype) is not Kind.INTEGRAL or not isinstance(number, int):
         return number

@@ -231,6 +231,10 @@ class ResultTypeState(NamedTuple):
         Raises:
             PromotionError: It does not promote with the operands of its state.
 
+        Example:
+            >>> ResultTypeState().update(torch.int8, 1).update(torch.int64, 0)
+            ResultTypeState(dim=torch.int8, zero=torch.int64, wrapped=None)
+
         Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
         """
         if ndim > 0:
@@ -244,6 +248,10 @@ class ResultTypeState(NamedTuple):
 
         Raises:
             PromotionError: There is none: no operands, bits with something else, or no promotion between two states.
+
+        Example:
+            >>> ResultTypeState(dim=torch.int8, zero=torch.int64).result()
+            torch.int8
 
         Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
         """
@@ -298,6 +306,8 @@ def state_of(
     Example:
         >>> state_of([torch.ones(3, dtype=torch.int8), 2.5], default_dtype=torch.float32)
         ResultTypeState(dim=torch.int8, zero=None, wrapped=torch.float32)
+
+    Source: aten/src/ATen/native/TypeProperties.cpp, result_type of a list (v2.13).
     """
     state = ResultTypeState()
     for operand in operands:
