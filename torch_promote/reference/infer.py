@@ -83,7 +83,7 @@ def infer(
         no rule: never a guess.
 
     Raises:
-        PromotionError: The operands do not promote.
+        PromotionError: The operands do not promote, or the op wants one dtype, or a floating one, and has not got it.
 
     Example:
         >>> infer(torch.ops.aten.sum.default, (torch.ones(3, dtype=torch.int8),)).dtypes

@@ -10,8 +10,16 @@ from collections.abc import Callable
 
 import torch
 
-from torch_promote.reference.dtypes import default_complex, is_complex, is_integral, to_complex, to_real
-from torch_promote.reference.promotion import number_dtype, result_type
+from torch_promote.reference.dtypes import (
+    default_complex,
+    dtype_name,
+    is_complex,
+    is_floating,
+    is_integral,
+    to_complex,
+    to_real,
+)
+from torch_promote.reference.promotion import PromotionError, number_dtype, result_type
 from torch_promote.reference.rules.call import Call, TensorLike
 
 __all__ = ["DTYPE_RULES", "DtypeRule"]
@@ -29,6 +37,21 @@ def _given(call: Call, argument: str = "dtype") -> torch.dtype | None:
 def same(call: Call, name: str | None = None) -> torch.dtype:
     """The dtype of the named argument, or of the call's first tensor."""
     return call.tensor(name).dtype
+
+
+def one_dtype(call: Call, *names: str) -> torch.dtype:
+    """The one dtype of the named tensors, or of all: a product promotes nothing.
+
+    Source: aten/src/ATen/native/Blas.cpp, dot_check, and LinearAlgebra.cpp, addmm (v2.13).
+    """
+    dtypes = [operand.dtype for operand in call.operands(*names) if isinstance(operand, TensorLike)]
+    for dtype in dtypes:
+        if dtype is not dtypes[0]:
+            raise PromotionError(
+                f"{call.signature.name} takes tensors of one dtype, got {dtype_name(dtypes[0])} and "
+                f"{dtype_name(dtype)}. Convert one of the two first."
+            )
+    return dtypes[0]
 
 
 def promoted(call: Call, *names: str) -> torch.dtype:
@@ -80,9 +103,38 @@ def sum(call: Call) -> torch.dtype:  # noqa: A001 # the rule's name
     return _given(call) or (torch.int64 if is_integral(dtype, include_bool=True) else dtype)
 
 
+def mean(call: Call) -> torch.dtype:
+    """A mean is of floating or complex numbers: there is no dtype to fall back on for integers.
+
+    Source: aten/src/ATen/native/ReduceOps.cpp, mean (v2.13).
+    """
+    return _not_whole(call, _given(call) or same(call))
+
+
+def deviation(call: Call) -> torch.dtype:
+    """Deviations and variances are real, and of floating or complex numbers.
+
+    Source: aten/src/ATen/native/ReduceOps.cpp, std_var_out (v2.13).
+    """
+    return to_real(_not_whole(call, same(call)))
+
+
 def norm(call: Call) -> torch.dtype:
-    """A norm is real, whatever it is the norm of."""
+    """A norm is real, and of floating or complex numbers, whatever dtype is asked for.
+
+    Source: aten/src/ATen/native/LinearAlgebra.cpp, linalg_vector_norm (v2.13).
+    """
+    _not_whole(call, same(call))
     return to_real(_given(call) or same(call))
+
+
+def _not_whole(call: Call, dtype: torch.dtype) -> torch.dtype:
+    if is_floating(dtype) or is_complex(dtype):
+        return dtype
+    raise PromotionError(
+        f"{call.signature.name} is defined for floating and complex dtypes, got {dtype_name(dtype)}. "
+        "Convert the tensor first."
+    )
 
 
 def output_dtype(call: Call, argument: str = "dtype") -> torch.dtype:
@@ -188,6 +240,7 @@ DTYPE_RULES: dict[str, DtypeRule] = {
     rule.__name__: rule
     for rule in (
         same,
+        one_dtype,
         promoted,
         floating,
         real,
@@ -196,6 +249,8 @@ DTYPE_RULES: dict[str, DtypeRule] = {
         accumulate,
         dtype_or_same,
         sum,
+        mean,
+        deviation,
         norm,
         output_dtype,
         softmax,
