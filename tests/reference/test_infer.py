@@ -172,7 +172,7 @@ def differs(op: Any, args: Any, kwargs: Any) -> str | None:
         inferred = error
     try:
         result = op(*args, **kwargs)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         return None
     results = result if isinstance(result, tuple | list) else (result,)
     dtypes = tuple(None if x is None else x.dtype for x in results)

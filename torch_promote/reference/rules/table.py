@@ -1,4 +1,12 @@
-"""The table of op rules: the `.rules` files beside this module, one line for each overload."""
+"""The table of op rules: the `.rules` files beside this module, one line for each overload.
+
+    sort.stable                same int64
+    native_batch_norm_backward wanted(0, input) wanted(1, weight, save_mean) wanted(2, weight, save_mean)
+
+A line names an overload of aten and, for each of its results in turn, a rule or a dtype. In parentheses stand the names
+of the arguments that the rule looks at; without them it looks at the first tensor, or at all of them. An elementwise
+op has one result and an elementwise rule. Lines that start with # are comments.
+"""
 
 from __future__ import annotations
 
