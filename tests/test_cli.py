@@ -183,6 +183,7 @@ commands:
     info      versions, devices, and the op table against the running PyTorch
     policies  what autocast does with each op
     bench     time regions and ops against stock autocast
+    why       derive the dtype of an expression, step by step
 
 examples:
   torch-promote info                             versions, devices, table size
@@ -191,6 +192,7 @@ examples:
   torch-promote policies --op softmax            one op, with all its overloads
   torch-promote policies --op 'linalg_*' --json  a pattern; JSON for programs
   torch-promote bench --suite region             timings against stock
+  torch-promote why "int32[3] + 5.5"             how a result dtype comes about
 
 exit status: 0 done, 2 wrong command line; 1 is kept for commands with findings.
 `torch-promote policies --help` explains each policy.

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import torch_promote
-from torch_promote import _C, cli_bench
+from torch_promote import _C, cli_bench, cli_why
 from torch_promote._extension import OUR_KEY, built_with
 from torch_promote._terminal import check_rich, paint, render, table
 from torch_promote.errors import TorchPromoteError, did_you_mean
@@ -229,6 +229,7 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     cli_bench.add_parser(commands)
+    cli_why.add_parser(commands)
     for command in (info, policies):
         command.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
@@ -242,6 +243,7 @@ examples:
   torch-promote policies --op softmax            one op, with all its overloads
   torch-promote policies --op 'linalg_*' --json  a pattern; JSON for programs
   torch-promote bench --suite region             timings against stock
+  torch-promote why "int32[3] + 5.5"             how a result dtype comes about
 
 exit status: 0 done, 2 wrong command line; 1 is kept for commands with findings.
 `torch-promote policies --help` explains each policy.

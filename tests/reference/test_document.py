@@ -1,0 +1,60 @@
+"""docs/promotion.md is what the code prints, and the generator notices when it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_promote.reference import document
+
+PAGE = Path(__file__).parents[2] / "docs" / "promotion.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert document.render(text) == text, "run python -m torch_promote.reference.document"
+
+
+def test_the_check_fails_on_a_page_that_is_out_of_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    page = tmp_path / "page.md"
+    page.write_text(text.replace("Result: float32 of shape [3]", "Result: float64 of shape [3]"), encoding="utf-8")
+    assert document.main([str(page), "--check"]) == 1
+    assert "is out of date. Run python -m torch_promote.reference.document." in capsys.readouterr().err
+    assert document.main([str(page)]) == 0
+    assert page.read_text(encoding="utf-8") == text
+    assert document.main([str(page), "--check"]) == 0
+
+
+def test_a_page_that_lost_a_block_is_refused() -> None:
+    text = PAGE.read_text(encoding="utf-8").replace("<!-- end: strides -->", "")
+    with pytest.raises(ValueError, match="the page's blocks are not those of BLOCKS: strides"):
+        document.render(text)
+
+
+def test_what_is_printed_does_not_depend_on_the_default_dtype() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert document.render(text) == text
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_every_puzzle_of_the_page_is_what_pytorch_does() -> None:
+    ones = {
+        "int32[3] + 5.5": torch.ones(3, dtype=torch.int32) + 5.5,
+        "int8[3] * int64[]": torch.ones(3, dtype=torch.int8) * torch.tensor(1),
+        "int8[3] * float64[]": torch.ones(3, dtype=torch.int8) * torch.tensor(1.0, dtype=torch.float64),
+        "int32[3] + int64[]": torch.ones(3, dtype=torch.int32) + torch.tensor(1),
+        "uint8[2] + 1000": torch.zeros(2, dtype=torch.uint8) + 1000,
+        "bfloat16[3] + float16[3]": torch.ones(3, dtype=torch.bfloat16) + torch.ones(3, dtype=torch.float16),
+        "int64[3] / 5": torch.ones(3, dtype=torch.int64) / 5,
+    }
+    assert tuple(ones) == document.PUZZLES
+    for puzzle, result in ones.items():
+        assert document.why(puzzle, default_dtype=torch.float32).dtype is result.dtype
+    assert ones["uint8[2] + 1000"].tolist() == [232, 232]

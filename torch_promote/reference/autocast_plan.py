@@ -1,0 +1,275 @@
+"""What autocast does with one call of an op: which policy applies, what is cast to what, which overload runs.
+
+The op table, `op_policies.def`, is data and shared with the rest of the package. Everything else is said here anew,
+from what autocast is meant to do, so that it can be held against what runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from torch_promote.policies import CastPolicy, Row, op_table
+from torch_promote.reference.dtypes import dtype_name, is_floating
+from torch_promote.reference.rules.call import Call
+
+__all__ = ["AutocastPlan", "AutocastState", "Cast", "DeviceAutocast", "autocast_plan"]
+
+#: The device types that have policies, in the order of their turns, with the devices whose tensors they cast.
+_TURNS = {"cuda": ("cuda", "xla"), "cpu": ("cpu",)}
+#: The dispatch keys that PyTorch registers its autocast kernels on.
+_STOCK_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAutocast:
+    """Autocast's state for one device type.
+
+    Attributes:
+        enabled: Whether autocast is on.
+        dtype: The autocast dtype.
+    """
+
+    enabled: bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class AutocastState:
+    """What a call finds around it. Grad mode is no part of it: casts are the same with and without.
+
+    Attributes:
+        devices: The state for each device type; a device type that is not named is off.
+        cache_enabled: Whether casts of weights are cached.
+        overrides: Policies that replace the table's, on every device type, by overload name such as `aten::mm`.
+
+    Example:
+        >>> AutocastState.region("cpu").devices["cpu"]
+        DeviceAutocast(enabled=True, dtype=torch.bfloat16)
+    """
+
+    devices: Mapping[str, DeviceAutocast]
+    cache_enabled: bool = True
+    overrides: Mapping[str, CastPolicy | torch.dtype] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def region(
+        cls,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        *,
+        cache_enabled: bool = True,
+        overrides: Mapping[str, CastPolicy | torch.dtype] | None = None,
+    ) -> AutocastState:
+        """Returns the state in a region of one device type, whose default dtype is PyTorch's: bfloat16 on the CPU."""
+        chosen = dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16)
+        return cls({device_type: DeviceAutocast(True, chosen)}, cache_enabled, MappingProxyType(dict(overrides or {})))
+
+    @classmethod
+    def current(cls, overrides: Mapping[str, CastPolicy | torch.dtype] | None = None) -> AutocastState:
+        """Returns the state of this thread, as PyTorch holds it. It knows of no overrides."""
+        devices = {
+            device: DeviceAutocast(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in _TURNS
+        }
+        return cls(devices, torch.is_autocast_cache_enabled(), MappingProxyType(dict(overrides or {})))
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """One cast of an argument.
+
+    Attributes:
+        argument: The argument's name, with an index for a list's element: `mat2`, `tensors[1]`.
+        from_: The dtype that it has.
+        to: The dtype that the op gets it in.
+        cacheable: Whether a cache keeps the cast for the next use: of a float32 leaf that requires grad and is no view.
+    """
+
+    argument: str
+    from_: torch.dtype
+    to: torch.dtype
+    cacheable: bool
+
+    def __str__(self) -> str:
+        cached = ", cached" if self.cacheable else ""
+        return f"{self.argument}: {dtype_name(self.from_)} -> {dtype_name(self.to)}{cached}"
+
+
+@dataclass(frozen=True, slots=True)
+class AutocastPlan:
+    """What autocast does with a call.
+
+    Attributes:
+        policy: The policy that applies, a dtype for "run in this dtype"; None where no policy does.
+        device: The device type whose policy it is; None where no policy applies.
+        casts: The casts, in the order of the arguments.
+        runs: The overload that runs, such as `aten::mm`.
+        dtype_arguments: Keyword arguments that autocast adds or changes, by name.
+        error: Why autocast refuses the call; None where it does not.
+        then: The plan of the other device type, for a call with tensors of both; its turn comes after.
+    """
+
+    policy: CastPolicy | torch.dtype | None
+    device: str | None
+    casts: tuple[Cast, ...]
+    runs: str
+    dtype_arguments: Mapping[str, torch.dtype] = field(default_factory=lambda: MappingProxyType({}))
+    error: str | None = None
+    then: AutocastPlan | None = None
+
+    def all_casts(self) -> tuple[Cast, ...]:
+        """The casts of this plan and of the one that follows it."""
+        return self.casts if self.then is None else self.casts + self.then.all_casts()
+
+
+def autocast_plan(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None, state: AutocastState
+) -> AutocastPlan:
+    """Says what autocast does with a call of an op.
+
+    Args:
+        op: An overload, such as `torch.ops.aten.mm.default`.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        state: The state that the call finds.
+
+    Returns:
+        The plan. An op without a policy has one without casts.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2, 2))
+        >>> plan = autocast_plan(torch.ops.aten.mm.default, (torch.ones(2, 2), weight), {}, AutocastState.region("cpu"))
+        >>> plan.policy.value, [str(cast) for cast in plan.casts]
+        ('lower_precision_fp', ['self: float32 -> bfloat16', 'mat2: float32 -> bfloat16, cached'])
+
+    Source: aten/src/ATen/autocast_mode.h, WrapFunction_ (v2.13); `promote` is this package's own rule.
+    """
+    call = Call.of(op, args, kwargs or {}, torch.get_default_dtype())
+    name = call.signature.name
+    present = _devices(call)
+    for device in _TURNS:
+        here = state.devices.get(device)
+        if here is None or not here.enabled or device not in present:
+            continue
+        policy = _policy(name, device, state)
+        if policy is CastPolicy.fallthrough:
+            continue
+        plan = _plan(call, name, device, policy, here.dtype, state.cache_enabled)
+        if plan.error is not None or plan.runs != name:
+            return plan
+        off = {**state.devices, device: DeviceAutocast(False, here.dtype)}
+        then = autocast_plan(op, args, kwargs, replace(state, devices=off))
+        return plan if then.policy is None else replace(plan, then=then)
+    return AutocastPlan(None, None, (), name)
+
+
+def _plan(
+    call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, lower: torch.dtype, cache: bool
+) -> AutocastPlan:
+    """One device's turn."""
+    first = next(iter(call.values()), None)
+    first_eligible = isinstance(first, torch.Tensor) and _eligible(first, device)
+    if policy is CastPolicy.banned:
+        return AutocastPlan(policy, device, (), name, error=f"{name} is banned under autocast on {device}.")
+    if policy is CastPolicy.fp32_set_opt_dtype:
+        absent = [a.name for a in call.signature.arguments if a.type == "Optional[ScalarType]" and call[a.name] is None]
+        chosen = dict.fromkeys(absent if first_eligible else (), torch.float32)
+        return AutocastPlan(policy, device, (), name, MappingProxyType(chosen))
+    if policy is CastPolicy.fp32_append_dtype and isinstance(first, torch.Tensor):
+        dtype = torch.float32 if first_eligible else first.dtype
+        return AutocastPlan(policy, device, (), _with_dtype(name), MappingProxyType({"dtype": dtype}))
+    to = _target(call, device, policy, lower)
+    if to is None:
+        return AutocastPlan(policy, device, (), name)
+    casts = tuple(
+        Cast(path, tensor.dtype, to, cache and _is_weight(tensor))
+        for path, tensor in _cast_arguments(call)
+        if _eligible(tensor, device) and tensor.dtype is not to
+    )
+    return AutocastPlan(policy, device, casts, name)
+
+
+def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: torch.dtype) -> torch.dtype | None:
+    """The dtype that eligible arguments are cast to; None where a policy casts none."""
+    if isinstance(policy, torch.dtype):
+        return policy
+    if policy is CastPolicy.lower_precision_fp:
+        return lower
+    if policy is CastPolicy.fp32:
+        return torch.float32
+    if policy is CastPolicy.promote:
+        return _join(call, device)
+    return None
+
+
+def _join(call: Call, device: str) -> torch.dtype | None:
+    """Dtypes that are alike stay as they are; any mixture is float32. Optional tensors are cast, but not asked."""
+    asked = {a.name for a in call.signature.arguments if a.type in ("Tensor", "List[Tensor]")}
+    dtypes = {
+        tensor.dtype
+        for path, tensor in _cast_arguments(call)
+        if path.partition("[")[0] in asked and _eligible(tensor, device)
+    }
+    return None if not dtypes else dtypes.pop() if len(dtypes) == 1 else torch.float32
+
+
+def _cast_arguments(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that autocast may cast. A list of optional tensors, such as index_put's indices, is left alone."""
+    for argument in call.signature.arguments:
+        value = call[argument.name]
+        if argument.is_tensor and isinstance(value, torch.Tensor):
+            yield argument.name, value
+        elif argument.type == "List[Tensor]" and value is not None:
+            for index, tensor in enumerate(value):
+                yield f"{argument.name}[{index}]", tensor
+
+
+def _eligible(tensor: torch.Tensor, device: str) -> bool:
+    """Floating, no double, and on the device. Source: aten/src/ATen/autocast_mode.h, is_eligible (v2.13)."""
+    return is_floating(tensor.dtype) and tensor.dtype is not torch.float64 and tensor.device.type in _TURNS[device]
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """Whether a cast of it may be cached. Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13)."""
+    return (
+        tensor.dtype is torch.float32
+        and tensor.requires_grad
+        and tensor.is_leaf
+        and not tensor._is_view()
+        and not tensor.is_inference()
+    )
+
+
+def _devices(call: Call) -> set[str]:
+    """The device types of all tensors of a call; a Python number in a tensor's place is on the CPU."""
+    return {x.device.type if isinstance(x, torch.Tensor) else "cpu" for x in call.operands()}
+
+
+@functools.cache
+def _rows() -> Mapping[str, Row]:
+    return {row.name: row for row in op_table()}
+
+
+@functools.cache
+def _policy_of_row(name: str, device: str) -> CastPolicy:
+    """The table's policy, if the running PyTorch registers the op for the device."""
+    row = _rows().get(name)
+    if row is None or not torch._C._dispatch_has_kernel_for_dispatch_key(name, _STOCK_KEYS[device]):
+        return CastPolicy.fallthrough
+    return row.policy(device)
+
+
+def _policy(name: str, device: str, state: AutocastState) -> CastPolicy | torch.dtype:
+    return state.overrides.get(name) or _policy_of_row(name, device)
+
+
+def _with_dtype(name: str) -> str:
+    """The overload that fp32_append_dtype calls in place of another."""
+    row = _rows()[name]
+    return f"aten::{row.op}.{row.redispatch_overload}"

@@ -1,0 +1,123 @@
+"""Whether one dtype can be cast to another, by PyTorch's rule for `out=` and in-place ops and by NumPy's five."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple, get_args
+
+import torch
+
+from torch_promote.reference.dtypes import Kind, dtype_name, is_complex, is_floating, is_integral, kind, to_real
+
+__all__ = ["Casting", "can_cast"]
+
+Casting = Literal["torch", "no", "equiv", "safe", "same_kind", "unsafe"]
+"""PyTorch's rule, or one of NumPy's."""
+
+
+class _FloatFormat(NamedTuple):
+    precision: int  # bits of the significand, the hidden one included
+    lowest: int  # the exponent of the smallest positive value, subnormals included
+    highest: int  # the exponent of the largest value
+    signed: bool = True
+
+
+#: What each floating dtype can represent. A dtype holds another one's values if it is at least as good in every column.
+_FLOATS = {
+    "bfloat16": _FloatFormat(8, -133, 127),
+    "float16": _FloatFormat(11, -24, 15),
+    "float32": _FloatFormat(24, -149, 127),
+    "float64": _FloatFormat(53, -1074, 1023),
+    "float8_e4m3fn": _FloatFormat(4, -9, 8),
+    "float8_e4m3fnuz": _FloatFormat(4, -10, 7),
+    "float8_e5m2": _FloatFormat(3, -16, 15),
+    "float8_e5m2fnuz": _FloatFormat(3, -17, 15),
+    "float8_e8m0fnu": _FloatFormat(1, -127, 127, signed=False),
+}
+
+
+def can_cast(from_: torch.dtype, to: torch.dtype, casting: Casting = "torch") -> bool:
+    """Whether values of one dtype may be cast to another.
+
+    Args:
+        from_: The dtype of the values.
+        to: The dtype that they are to have.
+        casting: "torch" forbids what loses a kind: complex to real, floating to integer, anything else to bool.
+            The others are NumPy's: "no" and "equiv" allow the same dtype only, "safe" what keeps every value,
+            "same_kind" also what narrows within a kind, "unsafe" everything. As in NumPy, float64 is safe for int64.
+
+    Returns:
+        Whether the cast is allowed.
+
+    Raises:
+        ValueError: There is no such rule.
+
+    Example:
+        >>> can_cast(torch.float64, torch.float16), can_cast(torch.float32, torch.int64)
+        (True, False)
+        >>> can_cast(torch.float64, torch.float16, casting="safe")
+        False
+
+    Source: c10/core/ScalarType.h, canCast (v2.13); numpy.can_cast.
+    """
+    if casting == "torch":
+        if is_complex(from_) and not is_complex(to):
+            return False
+        if is_floating(from_) and is_integral(to):
+            return False
+        return from_ is torch.bool or to is not torch.bool
+    if casting == "unsafe":
+        return True
+    if casting in ("no", "equiv"):  # they differ in byte order, and a torch.dtype has none
+        return from_ is to
+    if casting == "safe":
+        return _is_safe(from_, to)
+    if casting == "same_kind":
+        return _is_safe(from_, to) or _rank(from_) <= _rank(to)
+    raise ValueError(f"no casting rule is called {casting!r}. Legal: {', '.join(get_args(Casting))}.")
+
+
+def _rank(dtype: torch.dtype) -> float:
+    """NumPy's order of kinds: unsigned integers come before signed ones, opaque dtypes compare with nothing."""
+    if kind(dtype) is Kind.OPAQUE:
+        return float("nan")
+    return kind(dtype) + (0.5 if kind(dtype) is Kind.INTEGRAL and not dtype_name(dtype).startswith("uint") else 0.0)
+
+
+def _is_safe(from_: torch.dtype, to: torch.dtype) -> bool:
+    if from_ is to:
+        return True
+    if Kind.OPAQUE in (kind(from_), kind(to)) or to is torch.bool or kind(from_) > kind(to):
+        return False
+    if from_ is torch.bool:
+        return True
+    if kind(to) is Kind.INTEGRAL:
+        return _integer_fits(from_, to)
+    held, holder = _FLOATS.get(dtype_name(to_real(from_))), _FLOATS.get(dtype_name(to_real(to)))
+    if holder is None:  # float4 packs two values into one element: nothing but itself casts to it
+        return False
+    if kind(from_) is Kind.INTEGRAL:
+        bits, signed = _integer_format(from_)
+        value_bits = bits - signed
+        exact = value_bits <= holder.precision and value_bits <= holder.highest and holder.signed
+        return exact or (bits == 64 and dtype_name(to_real(to)) == "float64")
+    return held is not None and (
+        held.precision <= holder.precision
+        and held.lowest >= holder.lowest
+        and held.highest <= holder.highest
+        and held.signed <= holder.signed
+    )
+
+
+def _integer_format(dtype: torch.dtype) -> tuple[int, bool]:
+    """The width in bits, and whether one of them is a sign."""
+    width = re.search(r"\d+$", dtype_name(dtype))
+    assert width is not None, dtype
+    return int(width.group()), not dtype_name(dtype).startswith("uint")
+
+
+def _integer_fits(from_: torch.dtype, to: torch.dtype) -> bool:
+    (from_bits, from_signed), (to_bits, to_signed) = _integer_format(from_), _integer_format(to)
+    if from_signed and not to_signed:
+        return False
+    return from_bits - from_signed <= to_bits - to_signed

@@ -1,0 +1,375 @@
+"""Every dtype as a value: its family, its kind, its short typecode, and the 13x13 promotion table.
+
+This is data first and a few predicates after it. Nothing here asks PyTorch what two dtypes give; a `torch.dtype` object
+serves as a name. A dtype that the running PyTorch lacks is simply absent from `ALL_DTYPES`.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+import torch
+
+__all__ = [
+    "ALL_DTYPES",
+    "PROMOTION_TABLE",
+    "TABLE_DTYPES",
+    "TYPECODES",
+    "Family",
+    "Kind",
+    "default_complex",
+    "dtype_name",
+    "family",
+    "is_barebones_unsigned",
+    "is_bits",
+    "is_complex",
+    "is_float8",
+    "is_floating",
+    "is_integral",
+    "is_quantized",
+    "kind",
+    "promotion_table",
+    "to_complex",
+    "to_real",
+    "typecode",
+]
+
+#: The short names of the dtypes that the table is written in. `bc` (torch.bcomplex32) is younger than the others and is
+#: left out where the running PyTorch has no such dtype.
+_TYPECODE_NAMES = {
+    "b1": "bool",
+    "u1": "uint8",
+    "i1": "int8",
+    "i2": "int16",
+    "i4": "int32",
+    "i8": "int64",
+    "bf": "bfloat16",
+    "f2": "float16",
+    "f4": "float32",
+    "f8": "float64",
+    "c2": "complex32",
+    "c4": "complex64",
+    "c8": "complex128",
+    "bc": "bcomplex32",
+}
+
+#: What two dtypes promote to. Source: c10/core/ScalarType.cpp, _promoteTypesLookup (v2.13).
+PROMOTION_TABLE = """
+     b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+b1   b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+u1   u1 u1 i2 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+i1   i1 i2 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+i2   i2 i2 i2 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+i4   i4 i4 i4 i4 i4 i8 bf f2 f4 f8 c2 c4 c8
+i8   i8 i8 i8 i8 i8 i8 bf f2 f4 f8 c2 c4 c8
+bf   bf bf bf bf bf bf bf f4 f4 f8 c4 c4 c8
+f2   f2 f2 f2 f2 f2 f2 f4 f2 f4 f8 c2 c4 c8
+f4   f4 f4 f4 f4 f4 f4 f4 f4 f4 f8 c4 c4 c8
+f8   f8 f8 f8 f8 f8 f8 f8 f8 f8 f8 c8 c8 c8
+c2   c2 c2 c2 c2 c2 c2 c4 c2 c4 c8 c2 c4 c8
+c4   c4 c4 c4 c4 c4 c4 c4 c4 c4 c8 c4 c4 c8
+c8   c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8
+"""
+
+#: The row, and by symmetry the column, of torch.bcomplex32, whose real and imaginary parts are bfloat16.
+BCOMPLEX32_ROW = """
+     b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8 bc
+bc   bc bc bc bc bc bc bc c4 c4 c8 c4 c4 c8 bc
+"""
+
+
+class Kind(enum.IntEnum):
+    """The kinds that promotion ranks: an operand of a higher kind decides over one of a lower kind.
+
+    Example:
+        >>> Kind.INTEGRAL < Kind.FLOATING
+        True
+    """
+
+    BOOL = 0
+    INTEGRAL = 1
+    FLOATING = 2
+    COMPLEX = 3
+    OPAQUE = 4  # bits and quantized dtypes: promotion has no rule for them
+
+
+class Family(enum.Enum):
+    """The families of dtypes that promotion tells apart.
+
+    Example:
+        >>> Family("float8")
+        <Family.FLOAT8: 'float8'>
+    """
+
+    BOOL = "bool"
+    INTEGER = "integer"
+    BAREBONES_UNSIGNED = "barebones unsigned"
+    SMALL_SIGNED = "small signed"
+    FLOAT = "float"
+    FLOAT8 = "float8"
+    FLOAT4 = "float4"
+    COMPLEX = "complex"
+    BITS = "bits"
+    QUANTIZED = "quantized"
+
+
+#: Which names belong to a family, and the family's kind. The first pattern that matches the whole name decides.
+_FAMILIES = (
+    (r"bool", Family.BOOL, Kind.BOOL),
+    (r"uint8|int(8|16|32|64)", Family.INTEGER, Kind.INTEGRAL),
+    (r"uint([1-7]|16|32|64)", Family.BAREBONES_UNSIGNED, Kind.INTEGRAL),
+    (r"int[1-7]", Family.SMALL_SIGNED, Kind.INTEGRAL),
+    (r"bfloat16|float(16|32|64)", Family.FLOAT, Kind.FLOATING),
+    (r"float8_\w+", Family.FLOAT8, Kind.FLOATING),
+    (r"float4_\w+", Family.FLOAT4, Kind.FLOATING),
+    (r"b?complex\d+", Family.COMPLEX, Kind.COMPLEX),
+    (r"bits\w+", Family.BITS, Kind.OPAQUE),
+    (r"qu?int\w+", Family.QUANTIZED, Kind.OPAQUE),
+)
+
+#: Which complex dtype has a floating dtype as its parts; the parts of complex dtypes, read backwards.
+_PARTS = (
+    ("bfloat16", "bcomplex32"),
+    ("float16", "complex32"),
+    ("float32", "complex64"),
+    ("float64", "complex128"),
+)
+
+
+def _named(name: str) -> torch.dtype | None:
+    found = getattr(torch, name, None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns a dtype's name without its module.
+
+    Example:
+        >>> dtype_name(torch.half)
+        'float16'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+#: Every dtype that the running PyTorch has, in the order of their names.
+ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
+    sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+)
+
+#: Typecode to dtype, for those that the running PyTorch has.
+TYPECODES: dict[str, torch.dtype] = {
+    code: dtype for code, name in _TYPECODE_NAMES.items() if (dtype := _named(name)) is not None
+}
+
+#: The thirteen dtypes of `PROMOTION_TABLE`, in its order.
+TABLE_DTYPES: tuple[torch.dtype, ...] = tuple(TYPECODES[code] for code in PROMOTION_TABLE.split("\n")[1].split())
+
+_CODE_OF = {dtype: code for code, dtype in TYPECODES.items()}
+
+
+def _classify(dtype: torch.dtype) -> tuple[Family, Kind]:
+    for pattern, the_family, the_kind in _FAMILIES:
+        if re.fullmatch(pattern, dtype_name(dtype)):
+            return the_family, the_kind
+    raise LookupError(f"{dtype} belongs to no known family of dtypes; add a pattern for it to _FAMILIES.")
+
+
+_CLASS = {dtype: _classify(dtype) for dtype in ALL_DTYPES}
+_INTEGRAL = frozenset(
+    d for d, (f, _) in _CLASS.items() if f is Family.INTEGER or dtype_name(d) in ("uint16", "uint32", "uint64")
+)
+_FLOATING = frozenset(d for d, (_, k) in _CLASS.items() if k is Kind.FLOATING)
+_COMPLEX = frozenset(d for d, (_, k) in _CLASS.items() if k is Kind.COMPLEX)
+_TO_REAL = {c: r for real, both in _PARTS if (r := _named(real)) and (c := _named(both))}
+_TO_COMPLEX = {r: c for c, r in _TO_REAL.items()} | {c: c for c in _COMPLEX}
+# A PyTorch without bcomplex32 gives bfloat16 the complex dtype of the same range.
+_TO_COMPLEX.setdefault(torch.bfloat16, torch.complex64)
+
+
+def promotion_table() -> dict[tuple[torch.dtype, torch.dtype], torch.dtype]:
+    """Returns the table as a mapping of ordered pairs, with torch.bcomplex32's row where PyTorch has that dtype.
+
+    Returns:
+        Pairs of dtypes to the dtype that they promote to.
+
+    Raises:
+        ValueError: The table's text has a row of a wrong length.
+
+    Example:
+        >>> promotion_table()[torch.bfloat16, torch.float16]
+        torch.float32
+
+    Source: c10/core/ScalarType.cpp, _promoteTypesLookup (v2.13).
+    """
+    pairs: dict[tuple[torch.dtype, torch.dtype], torch.dtype] = {}
+    for text in (PROMOTION_TABLE, BCOMPLEX32_ROW):
+        header, *rows = (line.split() for line in text.strip().splitlines())
+        for row_code, *results in rows:
+            for column_code, result in zip(header, results, strict=True):
+                if {row_code, column_code, result} <= TYPECODES.keys():
+                    pairs[TYPECODES[row_code], TYPECODES[column_code]] = TYPECODES[result]
+                    pairs[TYPECODES[column_code], TYPECODES[row_code]] = TYPECODES[result]
+    return pairs
+
+
+def typecode(dtype: torch.dtype) -> str | None:
+    """Returns a dtype's short typecode, or None if the table has no row for it.
+
+    Example:
+        >>> typecode(torch.bfloat16), typecode(torch.uint16)
+        ('bf', None)
+    """
+    return _CODE_OF.get(dtype)
+
+
+def family(dtype: torch.dtype) -> Family:
+    """Returns the family that promotion counts a dtype to.
+
+    Example:
+        >>> family(torch.uint64)
+        <Family.BAREBONES_UNSIGNED: 'barebones unsigned'>
+    """
+    return _CLASS[dtype][0]
+
+
+def kind(dtype: torch.dtype) -> Kind:
+    """Returns a dtype's kind.
+
+    Example:
+        >>> kind(torch.float8_e5m2)
+        <Kind.FLOATING: 2>
+    """
+    return _CLASS[dtype][1]
+
+
+def is_floating(dtype: torch.dtype) -> bool:
+    """Whether a dtype is floating; float8 and float4 are, complex dtypes are not.
+
+    Example:
+        >>> is_floating(torch.float8_e4m3fn), is_floating(torch.complex64)
+        (True, False)
+
+    Source: c10/core/ScalarType.h, isFloatingType (v2.13).
+    """
+    return dtype in _FLOATING
+
+
+def is_complex(dtype: torch.dtype) -> bool:
+    """Whether a dtype is complex.
+
+    Example:
+        >>> is_complex(torch.complex32)
+        True
+
+    Source: c10/core/ScalarType.h, isComplexType (v2.13).
+    """
+    return dtype in _COMPLEX
+
+
+def is_integral(dtype: torch.dtype, include_bool: bool = False) -> bool:
+    """Whether a dtype is one of the eight integer dtypes of whole bytes, or bool if that is asked for.
+
+    int1 to int7 and uint1 to uint7 are not, as in PyTorch.
+
+    Args:
+        dtype: The dtype.
+        include_bool: Whether bool counts.
+
+    Example:
+        >>> is_integral(torch.uint16), is_integral(torch.bool), is_integral(torch.bool, include_bool=True)
+        (True, False, True)
+
+    Source: c10/core/ScalarType.h, isIntegralType (v2.13).
+    """
+    return dtype in _INTEGRAL or (include_bool and dtype is torch.bool)
+
+
+def is_barebones_unsigned(dtype: torch.dtype) -> bool:
+    """Whether a dtype is an unsigned integer other than uint8: uint1 to uint7, uint16, uint32, uint64.
+
+    Example:
+        >>> is_barebones_unsigned(torch.uint16), is_barebones_unsigned(torch.uint8)
+        (True, False)
+
+    Source: c10/core/ScalarType.h, isBarebonesUnsignedType (v2.13).
+    """
+    return _CLASS[dtype][0] is Family.BAREBONES_UNSIGNED
+
+
+def is_float8(dtype: torch.dtype) -> bool:
+    """Whether a dtype is one of the eight-bit floats.
+
+    Example:
+        >>> is_float8(torch.float8_e5m2)
+        True
+
+    Source: c10/core/ScalarType.h, isFloat8Type (v2.13).
+    """
+    return _CLASS[dtype][0] is Family.FLOAT8
+
+
+def is_bits(dtype: torch.dtype) -> bool:
+    """Whether a dtype is uninterpreted bits.
+
+    Example:
+        >>> is_bits(torch.bits8)
+        True
+
+    Source: c10/core/ScalarType.h, isBitsType (v2.13).
+    """
+    return _CLASS[dtype][0] is Family.BITS
+
+
+def is_quantized(dtype: torch.dtype) -> bool:
+    """Whether a dtype is quantized.
+
+    Example:
+        >>> is_quantized(torch.qint8)
+        True
+
+    Source: torch/headeronly/core/ScalarType.h, isQIntType (v2.13).
+    """
+    return _CLASS[dtype][0] is Family.QUANTIZED
+
+
+def to_complex(dtype: torch.dtype) -> torch.dtype | None:
+    """Returns the complex dtype whose parts hold a floating dtype; a complex dtype is its own.
+
+    Args:
+        dtype: A dtype.
+
+    Returns:
+        The complex dtype, or None where PyTorch has none: integers, bool, float8, float4.
+
+    Example:
+        >>> to_complex(torch.float16), to_complex(torch.float64), to_complex(torch.float8_e5m2)
+        (torch.complex32, torch.complex128, None)
+
+    Source: c10/core/ScalarType.h, toComplexType (v2.13).
+    """
+    return _TO_COMPLEX.get(dtype)
+
+
+def to_real(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of a complex dtype's parts; any other dtype is its own.
+
+    Example:
+        >>> to_real(torch.complex64), to_real(torch.int8)
+        (torch.float32, torch.int8)
+
+    Source: c10/core/ScalarType.h, toRealValueType (v2.13).
+    """
+    return _TO_REAL.get(dtype, dtype)
+
+
+def default_complex(default_dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype that a complex Python number counts as under a default dtype.
+
+    Example:
+        >>> default_complex(torch.float16), default_complex(torch.bfloat16)
+        (torch.complex32, torch.complex64)
+
+    Source: c10/core/DefaultDtype.cpp, set_default_dtype (v2.13).
+    """
+    return {torch.float16: torch.complex32, torch.float64: torch.complex128}.get(default_dtype, torch.complex64)

@@ -1,0 +1,1 @@
+"""The op rules: a table of overloads in `.rules` files, and the few functions that its lines name."""
