@@ -5,6 +5,7 @@ Run: torchrun --nproc-per-node 2 examples/04_distributed.py --strategy ddp
 """
 
 import argparse
+import gc
 
 import torch
 import torch.distributed as dist
@@ -52,8 +53,10 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     train(arguments.strategy, arguments.steps)
-    # By now the model is gone. Were DistributedDataParallel the last to hold the process group, its end could hang:
-    # it waits, with the GIL, for a gloo thread that needs the GIL.
+    # By now the model is gone, but for what its cycles hold: the process group, whose threads have to end before Python
+    # does, here and in the other process.
+    gc.collect()
+    dist.barrier()
     dist.destroy_process_group()
 
 

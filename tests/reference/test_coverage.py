@@ -16,8 +16,9 @@ def test_op_db() -> None:
     assert result.wrong == {}, str(result)
     assert result.covered >= LEAST_COVERED, str(result)
     assert len(result.ruled) > 400
-    # These are compiled for a GPU, whatever the tensors are.
-    assert {name for name in result.refused if not name.startswith("jiterator_")} == set()
+    # jiterator's ops are compiled for a GPU, whatever the tensors are; torch._scaled_mm_v2 has had no CPU kernel always.
+    refused = {name for name in result.refused if not name.startswith("jiterator_")}
+    assert refused <= {"torch._scaled_mm_v2"}
 
 
 @pytest.mark.parametrize("run", [backward, variants])
