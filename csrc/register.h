@@ -5,8 +5,8 @@
 
 namespace torch_promote {
 
-// A library for implementations on our key, never destroyed: TORCH_LIBRARY_IMPL would take every kernel off again when
-// the process ends, and threads of PyTorch's that outlive Python (gloo's) need that time to be short.
+// A library for implementations on our key, never destroyed: TORCH_LIBRARY_IMPL would take every kernel off again, one
+// by one, as the process ends, which nobody needs.
 torch::Library& library_on_our_key(const char* name_space);
 
 // A wrapper for every row, and a fallthrough for every other op.
