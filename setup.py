@@ -22,6 +22,7 @@ SOURCES = (
     "module",
     "cast_cache",
     "cast_entry",
+    "tap",
     "region",
     "unversioned_writers",
     "op_table",

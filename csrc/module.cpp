@@ -3,6 +3,7 @@
 #include "op_table.h"
 #include "region.h"
 #include "register.h"
+#include "tap.h"
 #include "unversioned_writers.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -220,7 +221,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("register_overrides", &register_overrides);
   m.def("scalar_type", &scalar_type_of);
   m.def("policy_is_stock", [] { return &current_policy() == &stock_policy_table(); });
+  // Tables are kept for good, so an address is a table's name.
+  m.def("current_policy_id", [] { return reinterpret_cast<uintptr_t>(&current_policy()); });
   m.def("depth", &depth);
+
+  m.attr("OBSERVER_NAME") = kObserverName;
+  m.def("register_tap", &register_tap);
+  m.def("tap_key_name", &tap_key_name);
 
   py::class_<SuspendedHandle>(m, "SuspendedRegions");
   m.def("suspend_regions", [](size_t base) { return SuspendedHandle{suspend(base)}; });

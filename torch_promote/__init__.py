@@ -8,6 +8,7 @@ Where things are:
 - `my_autocast`, `cache_info`, `clear_cache`: torch_promote.autocast
 - `CastPolicy` and the op table: torch_promote.policies
 - errors, all subclasses of `TorchPromoteError`: torch_promote.errors
+- `crosscheck`: torch_promote.checking.crosscheck; `reference`: torch_promote.reference (loaded when first used)
 - the command `torch-promote`: torch_promote.cli
 
 Example:
@@ -16,6 +17,9 @@ Example:
     ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
     torch.bfloat16
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from torch_promote._extension import check_extension
 
@@ -28,6 +32,7 @@ from torch_promote.errors import (  # noqa: E402
     DeviceTypeError,
     DtypeError,
     ExtensionError,
+    OptionError,
     PolicyError,
     RegionError,
     TorchPromoteError,
@@ -35,16 +40,23 @@ from torch_promote.errors import (  # noqa: E402
 )
 from torch_promote.policies import CastPolicy  # noqa: E402
 
+if TYPE_CHECKING:
+    from torch_promote import reference
+    from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, crosscheck
+
 _compile.install(my_autocast)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CastPolicy",
+    "CrosscheckError",
+    "CrosscheckReport",
     "DecoratorError",
     "DeviceTypeError",
     "DtypeError",
     "ExtensionError",
+    "OptionError",
     "PolicyError",
     "RegionError",
     "TorchPromoteError",
@@ -52,5 +64,26 @@ __all__ = [
     "__version__",
     "cache_info",
     "clear_cache",
+    "crosscheck",
     "my_autocast",
+    "reference",
 ]
+
+#: What a training loop does not need is loaded when it is first asked for, and from where.
+_LAZY = {
+    "CrosscheckError": "torch_promote.checking.report",
+    "CrosscheckReport": "torch_promote.checking.report",
+    "crosscheck": "torch_promote.checking.crosscheck",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "reference":
+        return importlib.import_module("torch_promote.reference")
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,6 +10,7 @@ __all__ = [
     "DeviceTypeError",
     "DtypeError",
     "ExtensionError",
+    "OptionError",
     "PolicyError",
     "RegionError",
     "TorchPromoteError",
@@ -43,6 +44,10 @@ class DecoratorError(TorchPromoteError, TypeError):
 
 class PolicyError(TorchPromoteError, ValueError):
     """An op or a cast policy that does not exist, or a policy that is not legal for the op."""
+
+
+class OptionError(TorchPromoteError, ValueError):
+    """An option that does not exist, or a value of it that is not legal."""
 
 
 class RegionError(TorchPromoteError, RuntimeError):

@@ -1,0 +1,189 @@
+// file: the tap: a boxed fallback above the Autocast keys that calls an observer in Python around each op
+#include "tap.h"
+
+#include "region.h"
+
+#include <ATen/ThreadLocalPythonObjects.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace torch_promote {
+
+const char* const kObserverName = "torch_promote.tap";
+
+namespace {
+
+// NOTE [The tap's key]
+// A call has to be seen above the Autocast keys, where its arguments are still the caller's, in forward and backward
+// alike, and inside composite ops. Python's modes cannot do that: __torch_dispatch__ comes after autocast, and
+// __torch_function__ knows nothing of C++ callers. Of the keys above autocast this one alone has no kernels in PyTorch:
+// it is there to try out modes that are made in this way. It comes before functorch's keys, so under vmap the tap is
+// shown batched tensors first, and what they are made of after that.
+constexpr c10::DispatchKey kTapKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+constexpr c10::DispatchKeySet kBelowTap(c10::DispatchKeySet::FULL_AFTER, kTapKey);
+
+// An error of Python's on its way through C++. The engine may hand it to another thread, so it does not stay in the
+// thread's error indicator.
+[[noreturn]] void throw_python_error(py::error_already_set& error) {
+  error.restore();
+  python_error thrown;
+  thrown.persist();
+  throw std::move(thrown);
+}
+
+// The observer's own ops are none of its business.
+template <class Function>
+auto in_python(const Function& function) {
+  const py::gil_scoped_acquire gil;
+  const c10::impl::ExcludeDispatchKeyGuard unseen(kTapKey);
+  try {
+    return function();
+  } catch (py::error_already_set& error) {
+    throw_python_error(error);
+  }
+}
+
+py::object borrowed(PyObject* object) {
+  return py::reinterpret_borrow<py::object>(object);
+}
+
+// On the stack, dtypes, layouts and memory formats are numbers; the schema knows what they mean.
+py::object to_python(const c10::IValue& value, const c10::TypePtr& type) {
+  if (value.isInt()) {
+    const auto optional = type->cast<c10::OptionalType>();
+    const c10::TypePtr inner = optional ? optional->getElementType() : type;
+    switch (inner->kind()) {
+      case c10::TypeKind::ScalarTypeType:
+        return borrowed(reinterpret_cast<PyObject*>(torch::getTHPDtype(value.toScalarType())));
+      case c10::TypeKind::LayoutType:
+        return borrowed(reinterpret_cast<PyObject*>(torch::getTHPLayout(value.toLayout())));
+      case c10::TypeKind::MemoryFormatType:
+        return borrowed(torch::utils::getTHPMemoryFormat(value.toMemoryFormat()));
+      default:
+        break;
+    }
+  }
+  return torch::jit::toPyObject(value);
+}
+
+// What lies on the stack for a schema's arguments, or for its returns.
+py::list to_list(const torch::jit::Stack& stack, const std::vector<c10::Argument>& arguments) {
+  py::list values;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    values.append(to_python(stack[stack.size() - arguments.size() + i], arguments[i].real_type()));
+  }
+  return values;
+}
+
+// A reference that takes the interpreter lock to let go of what it holds. False for nothing, and for None.
+struct Reference {
+  py::object value;
+
+  Reference() = default;
+  Reference(const Reference&) = delete;
+  Reference& operator=(const Reference&) = delete;
+  Reference(Reference&&) = delete;
+  Reference& operator=(Reference&&) = delete;
+  ~Reference() {
+    const py::gil_scoped_acquire gil;
+    value = py::object();
+  }
+  explicit operator bool() const {
+    return value && !value.is_none();
+  }
+};
+
+py::object observer_of_this_thread() {
+  if (!at::impl::ThreadLocalPythonObjects::contains(kObserverName)) {
+    return py::none();
+  }
+  const auto& holder = at::impl::ThreadLocalPythonObjects::get(kObserverName);
+  return py::reinterpret_borrow<py::object>(holder->ptr(getPyInterpreter()));
+}
+
+// The same call with PyTorch's own autocast in the place of ours, unseen by the tap.
+void run_under_stock(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
+  const c10::impl::ExcludeDispatchKeyGuard without_ours(c10::DispatchKeySet(kTapKey).add(kOurKey));
+  op.redispatchBoxed((keys & kBelowTap).remove(kOurKey), &stack);
+}
+
+void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  Reference observer;
+  Reference token;
+  bool stock_too = false;
+  in_python([&] {
+    observer.value = observer_of_this_thread();
+    if (observer) {
+      token.value =
+          observer.value.attr("begin")(torch::detail::getTorchApiFunction(op), to_list(*stack, schema.arguments()));
+      stock_too = token && token.value.attr("stock_too").cast<bool>();
+    }
+  });
+  if (!token) {
+    op.redispatchBoxed(keys & kBelowTap, stack);
+    return;
+  }
+  try {
+    if (stock_too) {
+      // What the op writes to must not be written twice: the observer gives copies.
+      torch::jit::Stack again = in_python([&] {
+        const py::list values = observer.value.attr("before_stock")(token.value);
+        torch::jit::Stack made;
+        for (size_t i = 0; i < values.size(); ++i) {
+          const c10::IValue& original = (*stack)[stack->size() - values.size() + i];
+          made.push_back(
+              values[i].is_none() ? original : torch::jit::toIValue(values[i], schema.arguments()[i].real_type()));
+        }
+        return made;
+      });
+      std::string error;
+      try {
+        run_under_stock(op, keys, again);
+      } catch (const std::exception& raised) {
+        error = *raised.what() != '\0' ? raised.what() : "error";
+      }
+      in_python([&] {
+        if (error.empty()) {
+          observer.value.attr("after_stock")(token.value, to_list(again, schema.returns()), py::none());
+        } else {
+          observer.value.attr("after_stock")(token.value, py::list(), py::str(error));
+        }
+      });
+    }
+    op.redispatchBoxed(keys & kBelowTap, stack);
+    in_python([&] { observer.value.attr("end")(token.value, to_list(*stack, schema.returns())); });
+  } catch (...) {
+    in_python([&] { observer.value.attr("failed")(token.value); });
+    throw;
+  }
+}
+
+} // namespace
+
+void register_tap() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    auto* library = new torch::Library(torch::Library::IMPL, "_", kTapKey, __FILE__, __LINE__);
+    library->fallback(torch::CppFunction::makeFromBoxedFunction<&tap>());
+  });
+}
+
+std::string tap_key_name() {
+  return c10::toString(kTapKey);
+}
+
+} // namespace torch_promote

@@ -1,0 +1,67 @@
+"""A call in words: its arguments, and the line of Python that made it."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from torch_promote.reference.memory_format import contiguous_strides
+
+__all__ = ["calling_line", "describe_arguments", "describe_value"]
+
+#: Code that calls ops on behalf of other code.
+_BETWEEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), contextlib.__file__)
+
+
+def describe_arguments(args: Sequence[Any]) -> str:
+    """Returns the arguments of a call in words.
+
+    Example:
+        >>> describe_arguments([torch.ones(2, 3), torch.ones(3, 2).t(), 0.5, None])
+        'float32[2, 3], float32[2, 3] strides (1, 2), 0.5, None'
+    """
+    return ", ".join(map(describe_value, args))
+
+
+def describe_value(value: Any) -> str:
+    """Returns one argument in words: a tensor as `dtype[shape]`, with what is out of the ordinary after it.
+
+    Example:
+        >>> describe_value([torch.ones(2, dtype=torch.int8), torch.ones((), device="meta")])
+        '[int8[2], float32[] on meta]'
+    """
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(describe_value, value))}]"
+    if not isinstance(value, torch.Tensor):
+        return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else repr(value)
+    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if value.layout is not torch.strided:
+        text += f" {str(value.layout).removeprefix('torch.')}"
+    elif not value.is_nested and value.stride() != contiguous_strides(tuple(value.shape)):
+        text += f" strides {value.stride()}"
+    return text if value.device.type == "cpu" else f"{text} on {value.device}"
+
+
+def calling_line() -> str:
+    """Returns the innermost line of Python that is neither PyTorch's nor this package's: `file:line in function: text`.
+
+    Example:
+        >>> print(calling_line().partition(" in ")[2])
+        <module>: print(calling_line().partition(" in ")[2])
+    """
+    frame: FrameType | None = sys._getframe(1)
+    outermost = frame
+    while frame is not None and frame.f_code.co_filename.startswith((*_BETWEEN, "<frozen")):
+        outermost, frame = frame, frame.f_back
+    frame = frame or outermost
+    assert frame is not None
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(file, line).strip()
+    return f"{file}:{line} in {frame.f_code.co_name}" + (f": {text}" if text else "")

@@ -1,0 +1,139 @@
+"""What differs between two results that should be equal: structure, dtype, shape, strides, bits.
+
+Everything that compares with stock compares here: crosscheck, the parity command, and the tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+__all__ = ["Difference", "compare", "is_fake", "same_bits"]
+
+_ATTRIBUTES = ("dtype", "shape", "device", "layout", "requires_grad")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that differs.
+
+    Attributes:
+        kind: "structure", "value", an attribute of a tensor such as "dtype" or "shape", "strides", or "bits".
+        where: Which leaf of the result, such as "result[1]".
+        ours: What the first of the two has.
+        stock: What the second has.
+    """
+
+    kind: str
+    where: str
+    ours: str
+    stock: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.kind} {self.ours} against {self.stock}"
+
+
+def compare(ours: Any, stock: Any, where: str = "result") -> list[Difference]:
+    """Returns what differs between two results; for a tensor, the first thing that does.
+
+    Args:
+        ours: A tensor or a nested container of tensors and other values.
+        stock: What it should be equal to.
+        where: What to call it.
+
+    Returns:
+        The differences; none for results that are equal in structure, dtype, shape, device, layout, requires_grad,
+        strides and bits. NaNs are equal if their bits are. Fake tensors have no bits; all else of them is compared.
+
+    Example:
+        >>> compare(torch.ones(2), torch.ones(2))
+        []
+        >>> print(*compare((torch.ones(2), 1), (torch.ones(2).double(), 1)))
+        result[0]: dtype torch.float32 against torch.float64
+        >>> print(*compare(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])))
+        result[0]: bits 1 of 2 elements, the first at [1]: 2.0 against 2.5
+    """
+    ours_leaves, ours_tree = tree_flatten(ours)
+    stock_leaves, stock_tree = tree_flatten(stock)
+    if ours_tree != stock_tree:
+        return [Difference("structure", where, str(ours_tree), str(stock_tree))]
+    found = []
+    for index, (a, b) in enumerate(zip(ours_leaves, stock_leaves, strict=True)):
+        label = f"{where}[{index}]"
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+            if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or not _same_value(a, b):
+                found.append(Difference("value", label, repr(a), repr(b)))
+            continue
+        difference = _compare_tensors(a, b, label)
+        if difference is not None:
+            found.append(difference)
+    return found
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    # A NaN is not equal to itself, and 1 is equal to True.
+    return type(a) is type(b) and (a == b or repr(a) == repr(b))
+
+
+def _compare_tensors(a: torch.Tensor, b: torch.Tensor, where: str) -> Difference | None:
+    for attribute in _ATTRIBUTES:
+        x, y = getattr(a, attribute), getattr(b, attribute)
+        if x != y:
+            return Difference(attribute, where, str(x), str(y))
+    if b.layout is torch.strided and not b.is_nested and a.stride() != b.stride():
+        return Difference("strides", where, str(a.stride()), str(b.stride()))
+    if is_fake(a) or is_fake(b) or same_bits(a, b):
+        return None
+    return Difference("bits", where, *_first_bits(a.detach(), b.detach()))
+
+
+def _first_bits(a: torch.Tensor, b: torch.Tensor) -> tuple[str, str]:
+    """The first elements that differ, if there is an easy way to find them."""
+    if a.layout is not torch.strided or a.is_nested or a.is_quantized or a.numel() == 0:
+        return str(a), str(b)
+    x, y = _as_bytes(a), _as_bytes(b)
+    unequal = (x != y).reshape(a.numel(), -1).any(1).nonzero().flatten()
+    index = tuple(int(i) for i in torch.unravel_index(unequal[0], a.shape))
+    ours = f"{len(unequal)} of {a.numel()} elements, the first at {list(index)}: {_value(a[index])}"
+    return ours, _value(b[index])
+
+
+def _value(element: torch.Tensor) -> str:
+    try:
+        return str(element.item())
+    except (RuntimeError, NotImplementedError):  # dtypes that no Python number stands for
+        return str(element)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no data: a fake tensor, or one on the meta device.
+
+    Example:
+        >>> is_fake(torch.ones(2)), is_fake(torch.ones(2, device="meta"))
+        (False, True)
+    """
+    return isinstance(tensor, torch._subclasses.FakeTensor) or tensor.is_meta
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype and shape hold the same bits; NaNs are equal if their bits are.
+
+    Sparse, nested and quantized tensors are compared by torch.equal.
+
+    Example:
+        >>> same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+        False
+    """
+    if a.layout is not torch.strided or a.is_nested or a.is_quantized:
+        return torch.equal(a, b)
+    if a.numel() == 0:
+        return True
+    return torch.equal(_as_bytes(a), _as_bytes(b))
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    resolved = tensor.detach().resolve_conj().resolve_neg()
+    return resolved.contiguous().reshape(-1).view(torch.uint8)
