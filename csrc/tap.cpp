@@ -16,7 +16,10 @@
 #include <torch/library.h>
 
 #include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace py = pybind11;
 
@@ -120,21 +123,33 @@ void run_under_stock(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   op.redispatchBoxed((keys & kBelowTap).remove(kOurKey), &stack);
 }
 
+void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack, bool see_through) {
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> unseen;
+  if (!see_through) {
+    unseen.emplace(kTapKey);
+  }
+  op.redispatchBoxed(keys & kBelowTap, stack);
+}
+
 void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
   Reference observer;
   Reference token;
   bool stock_too = false;
+  bool see_through = false;
   in_python([&] {
     observer.value = observer_of_this_thread();
     if (observer) {
       token.value =
           observer.value.attr("begin")(torch::detail::getTorchApiFunction(op), to_list(*stack, schema.arguments()));
-      stock_too = token && token.value.attr("stock_too").cast<bool>();
+      if (token) {
+        stock_too = token.value.attr("stock_too").cast<bool>();
+        see_through = token.value.attr("see_through").cast<bool>();
+      }
     }
   });
   if (!token) {
-    op.redispatchBoxed(keys & kBelowTap, stack);
+    run(op, keys, stack, !observer);
     return;
   }
   try {
@@ -164,7 +179,7 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
         }
       });
     }
-    op.redispatchBoxed(keys & kBelowTap, stack);
+    run(op, keys, stack, see_through);
     in_python([&] { observer.value.attr("end")(token.value, to_list(*stack, schema.returns())); });
   } catch (...) {
     in_python([&] { observer.value.attr("failed")(token.value); });

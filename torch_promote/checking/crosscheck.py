@@ -127,10 +127,10 @@ class _Checker:
         return calls
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call | None:
+        if op.namespace in _IGNORED_NAMESPACES or _is_traced():
+            return None
         calls = self._open()
         inside = calls[-1] if calls else None
-        if (inside is not None and not inside.see_through) or op.namespace in _IGNORED_NAMESPACES or _is_traced():
-            return None
         self.stopped = False
         if _has_wrapped(args):  # of functorch; what they are made of is called next
             return self._push(_Call(None, args, see_through=True))

@@ -30,9 +30,11 @@ class Token(Protocol):
 
     Attributes:
         stock_too: Whether the call is to be made under PyTorch's own autocast too, before it is made as it is.
+        see_through: Whether the ops that the call makes in turn are to be seen.
     """
 
     stock_too: bool
+    see_through: bool
 
 
 class Observer(Protocol):
@@ -46,7 +48,7 @@ class Observer(Protocol):
             args: All its arguments, in the schema's order. A number that stands for a tensor is a Python number.
 
         Returns:
-            A token, or None for a call of which no more is to be seen.
+            A token, or None for a call of which no more is to be seen, nor of what is inside.
         """
 
     def before_stock(self, token: Any) -> list[Any]:
