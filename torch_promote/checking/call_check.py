@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.autocast_plan import AutocastPlan, AutocastState, Cast, autocast_plan
@@ -16,7 +15,16 @@ from torch_promote.reference.infer import Inference, NoRule, infer
 from torch_promote.reference.rules.call import described
 from torch_promote.reference.strides import temporary_strides
 
-__all__ = ["Expectation", "Finding", "expect", "find_overload", "is_composite", "overload_name", "tensor_arguments"]
+__all__ = [
+    "Expectation",
+    "Finding",
+    "expect",
+    "find_overload",
+    "is_composite",
+    "overload_name",
+    "tensor_arguments",
+    "tensors_in",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ class Expectation:
             return Finding("error", f"an error: {self.error}", "a result")
         if not isinstance(self.inference, Inference):
             return None
-        tensors = [leaf for leaf in tree_leaves(list(results)) if leaf is None or isinstance(leaf, torch.Tensor)]
+        tensors = list(_leaves(results))
         dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
         if self.inference.dtypes != dtypes:
             return Finding("dtype", _names(self.inference.dtypes), _names(dtypes))
@@ -210,6 +218,24 @@ def is_composite(op: torch._ops.OpOverload, device_type: str) -> bool:
     name = overload_name(op)
     own = {"cpu": "CPU", "cuda": "CUDA"}.get(device_type)
     return has_kernel(name, "CompositeImplicitAutograd") and not (own is not None and has_kernel(name, own))
+
+
+def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
+    """Returns the tensors among the arguments or the results of a call, those in lists too.
+
+    Example:
+        >>> len(tensors_in([torch.ones(1), [torch.ones(1), None], 2]))
+        2
+    """
+    return [leaf for leaf in _leaves(values) if leaf is not None]
+
+
+def _leaves(values: Sequence[Any]) -> Iterator[torch.Tensor | None]:
+    """Tensors and None, lists flattened. A schema nests no deeper."""
+    for value in values:
+        for leaf in value if isinstance(value, list | tuple) else (value,):
+            if leaf is None or isinstance(leaf, torch.Tensor):
+                yield leaf
 
 
 def _names(dtypes: Sequence[torch.dtype | None]) -> str:

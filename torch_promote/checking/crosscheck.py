@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from torch_promote.checking.active import active_state, ours_is_active
-from torch_promote.checking.call_check import Expectation, Finding, expect, is_composite, overload_name
+from torch_promote.checking.call_check import Expectation, Finding, expect, is_composite, overload_name, tensors_in
 from torch_promote.checking.call_site import calling_line, describe_arguments
 from torch_promote.checking.comparison import compare, is_fake
 from torch_promote.checking.known_gaps import Gap, dispatch_gaps, explained
@@ -164,7 +164,7 @@ class _Checker:
         reason = None
         if state is not None and overload_name(op) in state.overrides:
             reason = "the op's policy is overridden"
-        elif any(is_fake(leaf) for leaf in _tensors(args)):
+        elif any(is_fake(leaf) for leaf in tensors_in(args)):
             reason = "fake tensors have no bits"
         if reason is not None:
             self.report.not_compared[reason] += 1
@@ -232,7 +232,7 @@ class _Checker:
     def _found(self, call: _Call, finding: Finding, results: Sequence[Any] = ()) -> None:
         assert call.expectation is not None
         op = call.expectation.op
-        gap = explained(self.gaps, op, finding, [*_tensors(call.args), *_tensors(results)])
+        gap = explained(self.gaps, op, finding, [*tensors_in(call.args), *tensors_in(results)])
         if gap is not None:
             self.report.known_gaps[gap.reason] += 1
             return
@@ -244,18 +244,14 @@ class _Checker:
             raise CrosscheckError(str(mismatch))
 
 
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(list(values)) if isinstance(leaf, torch.Tensor)]
-
-
 def _device_type(values: Sequence[Any]) -> str:
     """The device type whose kernel runs: that of the first tensor that is not on the CPU."""
-    types = [tensor.device.type for tensor in _tensors(values)]
+    types = [tensor.device.type for tensor in tensors_in(values)]
     return next((device for device in types if device != "cpu"), "cpu")
 
 
 def _has_wrapped(values: Sequence[Any]) -> bool:
-    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in _tensors(values))
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors_in(values))
 
 
 def _is_traced() -> bool:
