@@ -3,6 +3,7 @@
 
 #include "region.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -47,11 +48,28 @@ constexpr c10::DispatchKeySet kBelowTap(c10::DispatchKeySet::FULL_AFTER, kTapKey
   throw std::move(thrown);
 }
 
+// While an observer looks at a tensor, neither a subclass nor a mode is asked what its dtype is.
+struct WithoutTorchFunction {
+  const at::impl::TorchFunctionDisabledState before = at::impl::PythonTorchFunctionTLS::get_disabled_state();
+
+  WithoutTorchFunction() {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  WithoutTorchFunction(const WithoutTorchFunction&) = delete;
+  WithoutTorchFunction& operator=(const WithoutTorchFunction&) = delete;
+  WithoutTorchFunction(WithoutTorchFunction&&) = delete;
+  WithoutTorchFunction& operator=(WithoutTorchFunction&&) = delete;
+  ~WithoutTorchFunction() {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(before);
+  }
+};
+
 // The observer's own ops are none of its business.
 template <class Function>
 auto in_python(const Function& function) {
   const py::gil_scoped_acquire gil;
   const c10::impl::ExcludeDispatchKeyGuard unseen(kTapKey);
+  const WithoutTorchFunction plain;
   try {
     return function();
   } catch (py::error_already_set& error) {
@@ -82,11 +100,58 @@ py::object to_python(const c10::IValue& value, const c10::TypePtr& type) {
   return torch::jit::toPyObject(value);
 }
 
+// NOTE [Tensors that Python has not met]
+// A tensor keeps the first Python object that it gets, and its class with it. What becomes a Parameter or another
+// subclass leaves an op as a tensor without one (nn.Parameter, as_subclass and FakeTensor call detach or alias for it),
+// and could not become one after an observer has seen it; an object also changes the use count, by which autograd tells
+// whether a gradient may be taken over. So the observer gets a copy that shares the data. functorch's wrappers cannot
+// be copied, and do not become subclasses.
+bool is_new_to_python(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet kWrappers(
+      {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() == nullptr &&
+         !tensor.key_set().has_any(kWrappers);
+}
+
+at::Tensor to_show(const at::Tensor& tensor) {
+  if (!is_new_to_python(tensor)) {
+    return tensor;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard without_modes(c10::DispatchKey::Python); // they would be asked to detach it
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  at::Tensor copy(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
+  if (tensor.requires_grad()) {
+    copy.set_requires_grad(true);
+  }
+  return copy;
+}
+
+c10::IValue to_show(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return to_show(value.toTensor());
+  }
+  if (value.isTensorList()) {
+    std::vector<at::Tensor> shown;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      shown.push_back(to_show(tensor));
+    }
+    return shown;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> shown;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+      shown.push_back(tensor ? std::optional<at::Tensor>(to_show(*tensor)) : std::nullopt);
+    }
+    return shown;
+  }
+  return value;
+}
+
 // What lies on the stack for a schema's arguments, or for its returns.
 py::list to_list(const torch::jit::Stack& stack, const std::vector<c10::Argument>& arguments) {
   py::list values;
   for (size_t i = 0; i < arguments.size(); ++i) {
-    values.append(to_python(stack[stack.size() - arguments.size() + i], arguments[i].real_type()));
+    values.append(to_python(to_show(stack[stack.size() - arguments.size() + i]), arguments[i].real_type()));
   }
   return values;
 }
@@ -170,6 +235,8 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
         run_under_stock(op, keys, again);
       } catch (const std::exception& raised) {
         error = *raised.what() != '\0' ? raised.what() : "error";
+        const py::gil_scoped_acquire gil;
+        PyErr_Clear(); // what a mode or a kernel in Python has raised
       }
       in_python([&] {
         if (error.empty()) {
@@ -182,6 +249,8 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
     run(op, keys, stack, see_through);
     in_python([&] { observer.value.attr("end")(token.value, to_list(*stack, schema.returns())); });
   } catch (...) {
+    const py::gil_scoped_acquire gil;
+    const py::error_scope in_flight; // Python code that runs while an error is set stops at its first look
     in_python([&] { observer.value.attr("failed")(token.value); });
     throw;
   }

@@ -12,6 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 SECONDS = 120
+#: A line of a crosscheck's report.
+COUNT = re.compile(r"(\D+?) +(\d+)(?:  |$)")
 
 
 def run(script: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> list[str]:
@@ -101,3 +103,16 @@ def test_distributed() -> None:
     assert len(seen) == 5
     assert seen == sorted(seen, reverse=True), "it learns"
     assert sharded == data_parallel
+
+
+def test_crosscheck() -> None:
+    lines = run(EXAMPLES / "05_crosscheck.py")
+    counts = {match.group(1).rstrip(): int(match.group(2)) for line in lines if (match := COUNT.match(line))}
+    assert counts["mismatches"] == counts["without a rule"] == counts["stock raised"] == 0
+    assert counts["compared with stock"] == counts["with a cast policy"] > 0
+    assert counts["calls"] == counts["checked against the reference"] + counts["composite"] > 50
+    (start,) = (index for index, line in enumerate(lines) if line.startswith("CrosscheckError: "))
+    assert lines[start].startswith("CrosscheckError: aten.sinh.default(float32[32, 8]): dtype")
+    assert lines[start + 1].split() == ["expected", "float32"]
+    assert lines[start + 2].split() == ["got", "float64"]
+    assert lines[start + 3].endswith("in <module>: torch.sinh(x)")

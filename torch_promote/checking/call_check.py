@@ -11,7 +11,7 @@ import torch
 
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.autocast_plan import AutocastPlan, AutocastState, Cast, autocast_plan
-from torch_promote.reference.infer import Inference, NoRule, infer
+from torch_promote.reference.infer import NO_RULE, Inference, NoRule, infer
 from torch_promote.reference.rules.call import described
 from torch_promote.reference.strides import temporary_strides
 
@@ -25,6 +25,9 @@ __all__ = [
     "tensor_arguments",
     "tensors_in",
 ]
+
+#: Ops with no policy whose kernels call ops that autocast casts. Their rules hold where autocast is off.
+_CALL_CAST_OPS = frozenset({"aten::linalg_pinv.atol_rtol_tensor"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         ((torch.bfloat16,), Finding(kind='dtype', expected='bfloat16', got='float32'))
     """
     planned = {path: tensor.dtype for path, tensor in tensor_arguments(op, args)}
+    nested = any(tensor.is_nested for _, tensor in tensor_arguments(op, args))
     plan = None
     runs, values = op, dict(zip(_argument_names(op), args, strict=False))
     if state is not None:
@@ -137,12 +141,15 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
             return Expectation(op, plan, None, plan.error, planned)
         for cast in plan.all_casts():
             planned[cast.argument] = cast.to
-            _apply(cast, values)
+            if not nested:
+                _apply(cast, values)
         last = plan
         while last.then is not None:
             last = last.then
         runs = find_overload(last.runs)
         values |= plan.dtype_arguments
+    if nested or (plan is not None and plan.runs in _CALL_CAST_OPS):
+        return Expectation(op, plan, NO_RULE, None, planned)
     try:
         return Expectation(op, plan, infer(runs, (), values), None, planned)
     except PromotionError as error:

@@ -41,7 +41,8 @@ def describe_value(value: Any) -> str:
         return f"[{', '.join(map(describe_value, value))}]"
     if not isinstance(value, torch.Tensor):
         return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else repr(value)
-    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    # A nested tensor has no shape.
+    text = str(value.dtype).removeprefix("torch.") + (" nested" if value.is_nested else str(list(value.shape)))
     if value.layout is not torch.strided:
         text += f" {str(value.layout).removeprefix('torch.')}"
     elif not value.is_nested and value.stride() != contiguous_strides(tuple(value.shape)):

@@ -14,6 +14,14 @@ from torch.utils._pytree import tree_flatten
 __all__ = ["Difference", "compare", "is_fake", "same_bits"]
 
 _ATTRIBUTES = ("dtype", "shape", "device", "layout", "requires_grad")
+#: What a sparse tensor consists of, by the methods that give it.
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,8 @@ def _same_value(a: Any, b: Any) -> bool:
 
 def _compare_tensors(a: torch.Tensor, b: torch.Tensor, where: str) -> Difference | None:
     for attribute in _ATTRIBUTES:
+        if attribute == "shape" and a.is_nested:  # it has none; its elements have
+            continue
         x, y = getattr(a, attribute), getattr(b, attribute)
         if x != y:
             return Difference(attribute, where, str(x), str(y))
@@ -121,19 +131,30 @@ def is_fake(tensor: torch.Tensor) -> bool:
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one dtype and shape hold the same bits; NaNs are equal if their bits are.
 
-    Sparse, nested and quantized tensors are compared by torch.equal.
+    Sparse and nested tensors are compared part by part, quantized ones by torch.equal.
 
     Example:
         >>> same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
         False
     """
-    if a.layout is not torch.strided or a.is_nested or a.is_quantized:
+    if a.layout in _PARTS and not a.is_nested:
+        return all(_same_parts(getattr(a, part)(), getattr(b, part)()) for part in _PARTS[a.layout])
+    if a.is_nested:
+        ours, stock = a.detach().unbind(), b.detach().unbind()
+        return len(ours) == len(stock) and all(map(_same_parts, ours, stock))
+    if a.layout is not torch.strided or a.is_quantized:
         return torch.equal(a, b)
     if a.numel() == 0:
         return True
     return torch.equal(_as_bytes(a), _as_bytes(b))
 
 
+def _same_parts(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (a.dtype, a.shape) == (b.dtype, b.shape) and same_bits(a, b)
+
+
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     resolved = tensor.detach().resolve_conj().resolve_neg()
-    return resolved.contiguous().reshape(-1).view(torch.uint8)
+    flat = resolved.contiguous().reshape(-1)
+    # A single element is contiguous whatever its stride is, but has to have stride 1 to be seen as bytes.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from torch_promote.checking.active import active_state, ours_is_active
 from torch_promote.checking.call_check import Expectation, Finding, expect, is_composite, overload_name, tensors_in
@@ -22,6 +21,7 @@ from torch_promote.checking.call_site import calling_line, describe_arguments
 from torch_promote.checking.comparison import compare, is_fake
 from torch_promote.checking.known_gaps import Gap, dispatch_gaps, explained
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
+from torch_promote.checking.stock_run import StockRun, written_results
 from torch_promote.checking.tap import tapped
 from torch_promote.errors import OptionError
 from torch_promote.reference.autocast_plan import AutocastState
@@ -92,9 +92,7 @@ class _Call:
         see_through: Whether the ops inside are to be checked too.
         stock_too: Whether the call is compared with stock.
         handed_on: Whether autocast has called on to the op that runs.
-        stock: The results under stock.
-        stock_error: What stock raised.
-        random_state: The random state from which both runs start.
+        stock: The run under stock, once it has begun.
     """
 
     expectation: Expectation | None
@@ -103,9 +101,7 @@ class _Call:
     written: str = ""
     stock_too: bool = False
     handed_on: bool = False
-    stock: list[Any] | None = None
-    stock_error: str | None = None
-    random_state: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    stock: StockRun | None = None
 
 
 @dataclass
@@ -137,7 +133,11 @@ class _Checker:
         if inside is not None and inside.expectation is not None:
             self._check_handed_on(inside, op, args)
         state = active_state()
-        expectation = expect(op, args, state)
+        try:
+            expectation = expect(op, args, state)
+        except Exception as error:  # the reference's own: not the affair of whoever calls the op
+            self._add(Finding("error", "an answer of the reference", f"{type(error).__name__}: {error}"), op, args)
+            return None
         plan = expectation.plan
         hands_on = plan is not None and bool(plan.casts or plan.runs != overload_name(op))
         see_through = hands_on or is_composite(op, _device_type(args))
@@ -166,6 +166,8 @@ class _Checker:
             reason = "the op's policy is overridden"
         elif any(is_fake(leaf) for leaf in tensors_in(args)):
             reason = "fake tensors have no bits"
+        elif _is_watched(args):
+            reason = "a dispatch mode or a tensor subclass would see the call twice"
         if reason is not None:
             self.report.not_compared[reason] += 1
         return reason is None
@@ -184,14 +186,13 @@ class _Checker:
 
     def before_stock(self, call: _Call) -> list[Any]:
         assert call.expectation is not None
-        call.random_state = _random_state()
-        written = [a.alias_info is not None and a.alias_info.is_write for a in call.expectation.op._schema.arguments]
-        return [_copy(value) if writes else None for value, writes in zip(call.args, written, strict=True)]
+        call.stock = StockRun()
+        return call.stock.start(call.expectation.op, call.args)
 
     def after_stock(self, call: _Call, results: list[Any], error: str | None) -> None:
-        call.stock, call.stock_error = results, error
-        if call.random_state is not None:
-            _set_random_state(call.random_state)
+        assert call.stock is not None
+        call.stock.stop()
+        call.stock.results, call.stock.error = results, error
 
     def end(self, call: _Call, results: list[Any]) -> None:
         self._pop(call)
@@ -211,22 +212,27 @@ class _Checker:
             finding = Finding("casts", planned, "the op did not run on cast arguments")
         if finding is not None:
             self._found(call, finding, results)
-        if call.stock_too:
-            self._compare_with_stock(call, op, results)
+        if call.stock is not None:
+            self._compare_with_stock(call, call.stock, results)
 
-    def _compare_with_stock(self, call: _Call, op: str, results: list[Any]) -> None:
-        if call.stock_error is not None:
-            self.report.stock_raised[op] += 1
+    def _compare_with_stock(self, call: _Call, stock: StockRun, results: list[Any]) -> None:
+        assert call.expectation is not None
+        op = call.expectation.op
+        if stock.error is not None:
+            self.report.stock_raised[str(op)] += 1
             return
-        self.report.with_stock[op] += 1
-        for difference in compare(results, call.stock):
+        self.report.with_stock[str(op)] += 1
+        for difference in compare(written_results(op, results), written_results(op, stock.results or ())):
             text = f"{difference.where}: {difference.kind}"
             self._found(call, Finding("bits", f"{text} {difference.stock}, as stock has", difference.ours), results)
 
     def failed(self, call: _Call) -> None:
         self._pop(call)
+        if call.stock is None:
+            return
+        call.stock.stop()
         # What both raise is the caller's affair, and what a check has raised is reported already.
-        if call.stock is not None and call.stock_error is None and not self.stopped:
+        if call.stock.results is not None and call.stock.error is None and not self.stopped:
             self._found(call, Finding("error", "a result, as stock has", "an error"))
 
     def _found(self, call: _Call, finding: Finding, results: Sequence[Any] = ()) -> None:
@@ -236,7 +242,10 @@ class _Checker:
         if gap is not None:
             self.report.known_gaps[gap.reason] += 1
             return
-        arguments = call.written or describe_arguments(call.args)
+        self._add(finding, op, call.args, call.written)
+
+    def _add(self, finding: Finding, op: torch._ops.OpOverload, args: Sequence[Any], written: str = "") -> None:
+        arguments = written or describe_arguments(args)
         mismatch = Mismatch(finding.kind, str(op), arguments, finding.expected, finding.got, calling_line())
         self.report.mismatches.append(mismatch)
         if self.raises:
@@ -254,21 +263,16 @@ def _has_wrapped(values: Sequence[Any]) -> bool:
     return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors_in(values))
 
 
+def _is_watched(values: Sequence[Any]) -> bool:
+    """Whether somebody in Python is handed each call."""
+    if torch._C._len_torch_dispatch_stack():
+        return True
+    return any(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) for tensor in tensors_in(values))
+
+
 def _is_traced() -> bool:
-    """Whether torch.compile is at work here: the ops are of its own making, and those of the code that it traces."""
-    return torch._guards.TracingContext.try_get() is not None
+    """Whether a compiler is at work here: the ops are of its own making, and those of the code that it traces.
 
-
-def _copy(value: Any) -> Any:
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
-
-
-def _random_state() -> tuple[torch.Tensor, torch.Tensor | None]:
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), cuda
-
-
-def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1])
+    Of torch.jit.trace, which would record what is asked about a tensor, or of torch.compile.
+    """
+    return torch._C._get_tracing_state() is not None or torch._guards.TracingContext.try_get() is not None

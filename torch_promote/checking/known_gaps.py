@@ -1,4 +1,8 @@
-"""What is known to differ between PyTorch, the reference and ours: `known_gaps.toml`, read and matched."""
+"""What is known to differ between PyTorch, the reference and ours: `known_gaps.toml`, read and matched.
+
+The file explains its entries: `[[call]]` for single calls, as crosscheck sees them, `[[sample]]` for the samples of the
+parity command, `[[nondeterministic]]` for what does not repeat.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ import fnmatch
 import functools
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,11 +20,26 @@ from torch_promote.checking.call_check import Finding, overload_name
 from torch_promote.checking.comparison import is_fake
 from torch_promote.errors import TorchPromoteError
 
-__all__ = ["Gap", "GapError", "dispatch_gaps", "explained", "parse_gaps"]
+__all__ = [
+    "Gap",
+    "GapError",
+    "Nondeterministic",
+    "SampleGap",
+    "dispatch_gaps",
+    "explained",
+    "nondeterministic",
+    "parse_gaps",
+    "parse_nondeterministic",
+    "parse_sample_gaps",
+    "sample_gaps",
+]
 
 _FILE = Path(__file__).with_name("known_gaps.toml")
 _WRONG = ("pytorch", "reference", "ours")
 _KINDS = ("dtype", "shape", "strides", "casts", "bits", "error")
+_SAMPLE_KINDS = (*_KINDS, "requires_grad", "structure", "value")
+_WHATS = ("ours against stock", "reference against stock", "reference against ours")
+_DEVICES = ("cpu", "cuda", "fake-cuda", "*")
 
 
 class GapError(TorchPromoteError, ValueError):
@@ -44,6 +63,46 @@ class Gap:
         return not self.fake or any(map(is_fake, tensors))
 
 
+@dataclass(frozen=True, slots=True)
+class SampleGap:
+    """One known gap of the parity command; the attributes are the keys of a `[[sample]]` entry, which explains them."""
+
+    entry: str
+    kind: str
+    what: str
+    wrong: str
+    reason: str
+    device: str = "*"
+    dtype: str = "*"
+    text: str = "*"
+
+    def covers(self, entry: str, device: str) -> bool:
+        """Whether the gap is to explain something in an entry on a device."""
+        return fnmatch.fnmatchcase(entry, self.entry) and self.device in (device, "*")
+
+    def explains(self, kind: str, what: str, sample: str, text: str) -> bool:
+        """Whether it explains a mismatch in an entry that it covers; `sample` is a label such as "float32/3/mixed"."""
+        return (
+            (kind, what) == (self.kind, self.what)
+            and fnmatch.fnmatchcase(sample.partition("/")[0], self.dtype)
+            and fnmatch.fnmatchcase(text, self.text)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Nondeterministic:
+    """Samples whose bits do not repeat; the attributes are the keys of a `[[nondeterministic]]` entry."""
+
+    entry: str
+    reason: str
+    device: str = "*"
+    always: bool = True
+
+    def covers(self, entry: str, device: str) -> bool:
+        """Whether it is about an entry on a device."""
+        return fnmatch.fnmatchcase(entry, self.entry) and self.device in (device, "*")
+
+
 @functools.cache
 def dispatch_gaps() -> tuple[Gap, ...]:
     """Returns the known gaps of single calls.
@@ -53,6 +112,23 @@ def dispatch_gaps() -> tuple[Gap, ...]:
         True
     """
     return parse_gaps(_FILE.read_text(encoding="utf-8"), str(_FILE))
+
+
+@functools.cache
+def sample_gaps() -> tuple[SampleGap, ...]:
+    """Returns the known gaps of the parity command's samples."""
+    return parse_sample_gaps(_FILE.read_text(encoding="utf-8"), str(_FILE))
+
+
+@functools.cache
+def nondeterministic() -> tuple[Nondeterministic, ...]:
+    """Returns what is known not to repeat.
+
+    Example:
+        >>> any(listed.covers("empty", "cpu") for listed in nondeterministic())
+        True
+    """
+    return parse_nondeterministic(_FILE.read_text(encoding="utf-8"), str(_FILE))
 
 
 def explained(
@@ -79,21 +155,42 @@ def parse_gaps(text: str, where: str) -> tuple[Gap, ...]:
         ...
         torch_promote.checking.known_gaps.GapError: gaps.toml, entry 1: missing kind, reason, wrong.
     """
+    return _parse(text, where, "call", Gap, {"wrong": _WRONG, "kind": _KINDS})
+
+
+def parse_sample_gaps(text: str, where: str) -> tuple[SampleGap, ...]:
+    """Reads the `[[sample]]` entries of a file of gaps, as `parse_gaps` reads its own."""
+    legal = {"wrong": _WRONG, "kind": _SAMPLE_KINDS, "what": _WHATS, "device": _DEVICES}
+    return _parse(text, where, "sample", SampleGap, legal)
+
+
+def parse_nondeterministic(text: str, where: str) -> tuple[Nondeterministic, ...]:
+    """Reads the `[[nondeterministic]]` entries of a file of gaps, as `parse_gaps` reads its own."""
+    return _parse(text, where, "nondeterministic", Nondeterministic, {"device": _DEVICES})
+
+
+_Entry = TypeVar("_Entry", Gap, SampleGap, Nondeterministic)
+
+
+def _parse(
+    text: str, where: str, section: str, kind: type[_Entry], legal: dict[str, tuple[str, ...]]
+) -> tuple[_Entry, ...]:
     try:
-        entries: list[dict[str, Any]] = tomllib.loads(text).get("call", [])
+        entries: list[dict[str, Any]] = tomllib.loads(text).get(section, [])
     except tomllib.TOMLDecodeError as error:
         raise GapError(f"{where}: {error}") from error
-    return tuple(_gap(entry, f"{where}, entry {number}") for number, entry in enumerate(entries, start=1))
+    return tuple(_gap(e, f"{where}, entry {number}", kind, legal) for number, e in enumerate(entries, start=1))
 
 
-def _gap(entry: dict[str, Any], where: str) -> Gap:
-    known = {field.name for field in fields(Gap)}
-    missing, strange = known - {"fake"} - entry.keys(), entry.keys() - known
+def _gap(entry: dict[str, Any], where: str, kind: type[_Entry], legal: dict[str, tuple[str, ...]]) -> _Entry:
+    known = {field.name for field in fields(kind)}
+    required = {field.name for field in fields(kind) if field.default is MISSING}
+    missing, strange = required - entry.keys(), entry.keys() - known
     if missing or strange:
         problems = [f"missing {', '.join(sorted(missing))}"] * bool(missing)
         problems += [f"unknown {', '.join(sorted(strange))}"] * bool(strange)
         raise GapError(f"{where}: {'; '.join(problems)}.")
-    for key, legal in (("wrong", _WRONG), ("kind", _KINDS)):
-        if entry[key] not in legal:
-            raise GapError(f"{where}: {key} is {entry[key]!r}. Legal: {', '.join(legal)}.")
-    return Gap(**entry)
+    for key, values in legal.items():
+        if key in entry and entry[key] not in values:
+            raise GapError(f"{where}: {key} is {entry[key]!r}. Legal: {', '.join(values)}.")
+    return kind(**entry)

@@ -1,0 +1,95 @@
+"""A call's second run, under stock autocast: where it starts from, and nothing of it to be seen afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+__all__ = ["StockRun", "written_results"]
+
+_hooks: Any = torch._C._autograd
+
+#: Results that are memory of the op's own, with bytes in between that nothing is written to, by their position.
+_WORKSPACES = {"aten::mkldnn_rnn_layer": {3}}
+
+
+@dataclass
+class StockRun:
+    """One such run. Between `start` and `stop`, stock's cache of casts is off, and hooks on saved tensors see nothing.
+
+    With its cache, stock could be wrong: in a region in which weights change, it goes on using their old casts. And
+    whoever counts what is saved for backward, as torch.utils.checkpoint does, must not count what the second run saves.
+
+    Attributes:
+        results: What it returned; None where it has not ended.
+        error: The text of what it raised.
+    """
+
+    results: list[Any] | None = None
+    error: str | None = None
+    _cache: bool = field(default_factory=torch.is_autocast_cache_enabled)
+    _random: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    _shielded: bool = False
+
+    def start(self, op: torch._ops.OpOverload, args: Sequence[Any]) -> list[Any]:
+        """Prepares the run.
+
+        Args:
+            op: The overload.
+            args: All its arguments, in the schema's order.
+
+        Returns:
+            For each argument a copy, if the op writes to it, or None.
+        """
+        written = [a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments]
+        copies = [_copy(value) if writes else None for value, writes in zip(args, written, strict=True)]
+        self._random = _random_state()
+        torch.set_autocast_cache_enabled(False)
+        if _hooks._saved_tensors_hooks_is_enabled():
+            _hooks._push_saved_tensors_default_hooks(_as_it_is, _as_it_is)
+            self._shielded = True
+        return copies
+
+    def stop(self) -> None:
+        """Puts everything back. A run that has been stopped, or was never started, is left alone."""
+        if self._random is None:
+            return
+        _set_random_state(self._random)
+        self._random = None
+        torch.set_autocast_cache_enabled(self._cache)
+        if self._shielded:
+            _hooks._pop_saved_tensors_default_hooks()
+
+
+def written_results(op: torch._ops.OpOverload, results: Sequence[Any]) -> list[Any]:
+    """Returns what can be compared of an op's results: None in the place of memory that it leaves as it found it.
+
+    Example:
+        >>> written_results(torch.ops.aten.mkldnn_rnn_layer.default, [1, 2, 3, 4])
+        [1, 2, 3, None]
+    """
+    left_out = _WORKSPACES.get(op._schema.name, ())
+    return [None if position in left_out else result for position, result in enumerate(results)]
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _copy(value: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
+
+
+def _random_state() -> tuple[torch.Tensor, torch.Tensor | None]:
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), cuda
+
+
+def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1])
