@@ -14,7 +14,7 @@ import torch
 from operands import random_operands
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_promote.reference.dtypes import TABLE_DTYPES
+from torch_promote.reference.promotion_table import TABLE_DTYPES
 from torch_promote.reference.tensor_iterator import infer_elementwise, infer_where
 
 #: addcmul has no kernel for these two on the CPU.

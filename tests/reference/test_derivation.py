@@ -15,9 +15,10 @@ from expecttest import assert_expected_inline
 
 from torch_promote import cli_why
 from torch_promote.reference.derivation import why
-from torch_promote.reference.dtypes import ALL_DTYPES, TABLE_DTYPES, Kind, dtype_name, kind
+from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, kind
 from torch_promote.reference.expression import ExpressionError, TensorTerm, parse
 from torch_promote.reference.operators import OPERATORS
+from torch_promote.reference.promotion_table import TABLE_DTYPES
 
 SHAPES = ((2,), ())
 NUMBERS = ("True", "3", "2.5", "1j", "1000", "0", "(-1)")

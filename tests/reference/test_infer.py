@@ -14,7 +14,7 @@ from operands import LAYOUTS, NDIMS, SIZES, random_tensor
 
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.reference.infer import NO_RULE, Inference, infer, rule_name
+from torch_promote.reference.infer import EACH, NO_RULE, Inference, infer, rule_name
 from torch_promote.reference.rules.call import signature_of
 from torch_promote.reference.rules.dtypes_of_results import DTYPE_RULES
 from torch_promote.reference.rules.elementwise import ELEMENTWISE_RULES
@@ -40,6 +40,11 @@ def overload(name: str) -> torch._ops.OpOverload | None:
 @pytest.mark.parametrize("entry", rule_table().values(), ids=lambda entry: entry.op)
 def test_a_line_says_something_of_each_result(entry: Entry) -> None:
     op = overload(entry.op)
+    if entry.terms[0].rule == EACH:
+        ((inner,),) = (term.names for term in entry.terms)
+        assert rule_table()[f"aten::{inner}"].terms[0].rule != EACH
+        assert op is None or [type_ for type_, _ in signature_of(op).returns] == ["List[Tensor]"]
+        return
     for term in entry.terms:
         dtype = getattr(torch, term.rule, None)
         is_rule = term.rule in DTYPE_RULES or term.rule in ELEMENTWISE_RULES
@@ -56,7 +61,7 @@ def test_a_line_says_something_of_each_result(entry: Entry) -> None:
 
 def test_every_rule_is_used() -> None:
     used = {term.rule for entry in rule_table().values() for term in entry.terms}
-    assert set(DTYPE_RULES) | set(ELEMENTWISE_RULES) <= used
+    assert set(DTYPE_RULES) | set(ELEMENTWISE_RULES) | {EACH} <= used
 
 
 # --- answers by hand
@@ -109,6 +114,16 @@ def t(dtype: torch.dtype, *shape: int) -> Operand:
         (aten.unbind.int, (t(H, 2, 3), 1), "float16 float16 float16"),
         (aten.native_layer_norm.default, (t(B), [2], t(F, 2), t(F, 2), 1e-5), "bfloat16 float32 float32"),
         (aten.add_.Tensor, (t(H), t(F)), "float16"),
+        (aten._foreach_add.List, ([t(I4), t(H)], [t(H), 2.5]), "float16 float16"),
+        (aten._foreach_add.ScalarList, ([t(I4), t(I4)], [1, 2.5]), "int32 float32"),
+        (aten._foreach_norm.Scalar, ([t(C4), t(H)],), "float32 float16"),
+        (aten._foreach_lerp.Scalar, ([t(F), t(D)], [t(F), t(D)], 1), "float32 float64"),
+        (aten._foreach_pow.ScalarAndTensor, (2.5, [t(I4), t(C8)]), "float32 complex128"),
+        (aten.index_put.default, (t(H), [t(torch.bool)], Operand(I8)), "float16"),
+        (aten.mse_loss_backward.default, (t(D), t(H), t(F), 0), "float16"),
+        (aten._softmax_backward_data.default, (t(D), t(D), 0, H), "float64"),
+        (aten._conj.default, (1 + 1j,), "complex128"),
+        (aten.add_.Scalar, (2.5, 1), ""),
         (aten.is_same_size.default, (t(H), t(F)), ""),
     ],
     ids=lambda value: str(value) if isinstance(value, torch._ops.OpOverload) else "",
@@ -151,6 +166,13 @@ def test_undefined_results() -> None:
     inferred = infer(aten.convolution_backward.default, args)
     assert isinstance(inferred, Inference)
     assert inferred.dtypes == (None, F, None)
+
+
+def test_a_dtype_that_is_given_as_none_is_not_left_out() -> None:
+    for kwargs, dtype in (({}, I8), ({"dtype": None}, D), ({"dtype": I4}, I4)):
+        inferred = infer(aten.randint.default, (10, [2]), kwargs, default_dtype=D)
+        assert isinstance(inferred, Inference)
+        assert inferred.dtypes == (dtype,)
 
 
 def test_the_default_dtype_is_asked_for() -> None:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from operands import LAYOUTS, random_operands, random_tensor
 
+from torch_promote.checking.comparison import same_bits
 from torch_promote.reference import PromotionError
-from torch_promote.reference.dtypes import ALL_DTYPES, TABLE_DTYPES, Kind, dtype_name, kind
+from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, kind
+from torch_promote.reference.promotion_table import TABLE_DTYPES
 from torch_promote.reference.strides import ShapeError
 from torch_promote.reference.tensor_iterator import infer_elementwise
-
-from support import same_bits
 
 
 @pytest.fixture(autouse=True)

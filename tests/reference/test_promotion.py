@@ -17,7 +17,6 @@ import torch
 from torch_promote.reference import Operand, PromotionError, ResultTypeState, can_cast, promote_types, result_type
 from torch_promote.reference.dtypes import (
     ALL_DTYPES,
-    TABLE_DTYPES,
     Family,
     default_complex,
     dtype_name,
@@ -25,12 +24,12 @@ from torch_promote.reference.dtypes import (
     is_complex,
     is_floating,
     is_integral,
-    promotion_table,
     to_complex,
     to_real,
     typecode,
 )
 from torch_promote.reference.promotion import combine_categories, number_dtype
+from torch_promote.reference.promotion_table import TABLE_DTYPES, promotion_table
 
 DEFAULT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 NUMBERS = (True, 3, 2.5, 1j, 2**63)

@@ -17,7 +17,6 @@ from fake_cuda import OPS, compare
 from operands import LAYOUTS, random_operands, random_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_promote.reference.dtypes import TABLE_DTYPES
 from torch_promote.reference.memory_format import (
     channels_last_3d_strides,
     channels_last_strides,
@@ -26,13 +25,14 @@ from torch_promote.reference.memory_format import (
     is_channels_last_contiguous,
     is_contiguous,
     is_non_overlapping_and_dense,
+    suggest_memory_format,
 )
+from torch_promote.reference.promotion_table import TABLE_DTYPES
 from torch_promote.reference.strides import (
     ShapeError,
     broadcast_shapes,
     dense_strides,
     output_strides,
-    suggest_memory_format,
     temporary_strides,
 )
 from torch_promote.reference.tensor_iterator import ElementwiseResult, infer_elementwise, infer_where

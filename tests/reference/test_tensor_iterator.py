@@ -13,9 +13,11 @@ from operands import random_operands
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_promote.reference import Operand, PromotionError
-from torch_promote.reference.dtypes import TABLE_DTYPES, dtype_name
+from torch_promote.reference.dtypes import dtype_name
+from torch_promote.reference.promotion_table import TABLE_DTYPES
 from torch_promote.reference.strides import ShapeError
-from torch_promote.reference.tensor_iterator import PRESETS, TensorIteratorConfig, infer_elementwise, infer_where
+from torch_promote.reference.tensor_iterator import infer_elementwise, infer_where
+from torch_promote.reference.tensor_iterator_config import PRESETS, TensorIteratorConfig
 
 
 @pytest.fixture(autouse=True)

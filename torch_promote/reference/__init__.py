@@ -2,10 +2,12 @@
 
 Where things are:
 
-- dtypes, their kinds and the table: torch_promote.reference.dtypes
-- `promote_types`, `result_type`: torch_promote.reference.promotion; `can_cast`: torch_promote.reference.casting
+- dtypes, their families and kinds: torch_promote.reference.dtypes
+- `promote_types`, two dtypes by a table: torch_promote.reference.promotion_table
+- `result_type`, operands by their states: torch_promote.reference.promotion
+- `can_cast`: torch_promote.reference.casting
 - shapes and strides: torch_promote.reference.strides, torch_promote.reference.memory_format
-- `infer_elementwise`: torch_promote.reference.tensor_iterator
+- `infer_elementwise`: torch_promote.reference.tensor_iterator, and torch_promote.reference.tensor_iterator_config
 - `infer`, the results of any op: torch_promote.reference.infer, with the op rules in torch_promote.reference.rules
 - `autocast_plan`: torch_promote.reference.autocast_plan
 - `why`, a derivation in words: torch_promote.reference.derivation, with its expressions and operators beside it
@@ -23,14 +25,11 @@ from torch_promote.reference.derivation import Derivation, why
 from torch_promote.reference.expression import ExpressionError
 from torch_promote.reference.infer import NO_RULE, Inference, NoRule, infer, rule_name
 from torch_promote.reference.memory_format import is_non_overlapping_and_dense, suggest_memory_format
-from torch_promote.reference.promotion import Operand, PromotionError, ResultTypeState, promote_types, result_type
+from torch_promote.reference.promotion import Operand, ResultTypeState, result_type
+from torch_promote.reference.promotion_table import PromotionError, promote_types
 from torch_promote.reference.strides import ShapeError
-from torch_promote.reference.tensor_iterator import (
-    ElementwiseResult,
-    TensorIteratorConfig,
-    infer_elementwise,
-    infer_where,
-)
+from torch_promote.reference.tensor_iterator import ElementwiseResult, infer_elementwise, infer_where
+from torch_promote.reference.tensor_iterator_config import TensorIteratorConfig
 
 __all__ = [
     "NO_RULE",

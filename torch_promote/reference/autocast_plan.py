@@ -15,69 +15,15 @@ from typing import Any
 import torch
 
 from torch_promote.policies import CastPolicy, Row, op_table
+from torch_promote.reference.autocast_state import TURNS, AutocastState, DeviceAutocast
 from torch_promote.reference.dtypes import dtype_name, is_floating
+from torch_promote.reference.registered import is_registered
 from torch_promote.reference.rules.call import Call
 
 __all__ = ["AutocastPlan", "AutocastState", "Cast", "DeviceAutocast", "autocast_plan"]
 
-#: The device types that have policies, in the order of their turns, with the devices whose tensors they cast.
-_TURNS = {"cuda": ("cuda", "xla"), "cpu": ("cpu",)}
 #: The dispatch keys that PyTorch registers its autocast kernels on.
 _STOCK_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceAutocast:
-    """Autocast's state for one device type.
-
-    Attributes:
-        enabled: Whether autocast is on.
-        dtype: The autocast dtype.
-    """
-
-    enabled: bool
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class AutocastState:
-    """What a call finds around it. Grad mode is no part of it: casts are the same with and without.
-
-    Attributes:
-        devices: The state for each device type; a device type that is not named is off.
-        cache_enabled: Whether casts of weights are cached.
-        overrides: Policies that replace the table's, on every device type, by overload name such as `aten::mm`.
-
-    Example:
-        >>> AutocastState.region("cpu").devices["cpu"]
-        DeviceAutocast(enabled=True, dtype=torch.bfloat16)
-    """
-
-    devices: Mapping[str, DeviceAutocast]
-    cache_enabled: bool = True
-    overrides: Mapping[str, CastPolicy | torch.dtype] = field(default_factory=lambda: MappingProxyType({}))
-
-    @classmethod
-    def region(
-        cls,
-        device_type: str,
-        dtype: torch.dtype | None = None,
-        *,
-        cache_enabled: bool = True,
-        overrides: Mapping[str, CastPolicy | torch.dtype] | None = None,
-    ) -> AutocastState:
-        """Returns the state in a region of one device type, whose default dtype is PyTorch's: bfloat16 on the CPU."""
-        chosen = dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16)
-        return cls({device_type: DeviceAutocast(True, chosen)}, cache_enabled, MappingProxyType(dict(overrides or {})))
-
-    @classmethod
-    def current(cls, overrides: Mapping[str, CastPolicy | torch.dtype] | None = None) -> AutocastState:
-        """Returns the state of this thread, as PyTorch holds it. It knows of no overrides."""
-        devices = {
-            device: DeviceAutocast(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in _TURNS
-        }
-        return cls(devices, torch.is_autocast_cache_enabled(), MappingProxyType(dict(overrides or {})))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +35,22 @@ class Cast:
         from_: The dtype that it has.
         to: The dtype that the op gets it in.
         cacheable: Whether a cache keeps the cast for the next use: of a float32 leaf that requires grad and is no view.
+        served: Whether no cast is made, because the cache has it: from before, or from an earlier argument of this
+            call that is the same weight.
+
+    Example:
+        >>> str(Cast("mat2", torch.float32, torch.bfloat16, cacheable=True, served=True))
+        'mat2: float32 -> bfloat16, from the cache'
     """
 
     argument: str
     from_: torch.dtype
     to: torch.dtype
     cacheable: bool
+    served: bool = False
 
     def __str__(self) -> str:
-        cached = ", cached" if self.cacheable else ""
+        cached = ", from the cache" if self.served else ", cached" if self.cacheable else ""
         return f"{self.argument}: {dtype_name(self.from_)} -> {dtype_name(self.to)}{cached}"
 
 
@@ -113,6 +66,12 @@ class AutocastPlan:
         dtype_arguments: Keyword arguments that autocast adds or changes, by name.
         error: Why autocast refuses the call; None where it does not.
         then: The plan of the other device type, for a call with tensors of both; its turn comes after.
+
+    Example:
+        >>> softmax = torch.ops.aten.softmax.int
+        >>> plan = autocast_plan(softmax, (torch.ones(2), 0), {}, AutocastState.region("cpu"))
+        >>> plan.policy, plan.casts, plan.runs
+        (None, (), 'aten::softmax.int')
     """
 
     policy: CastPolicy | torch.dtype | None
@@ -124,7 +83,13 @@ class AutocastPlan:
     then: AutocastPlan | None = None
 
     def all_casts(self) -> tuple[Cast, ...]:
-        """The casts of this plan and of the one that follows it."""
+        """The casts of this plan and of the one that follows it.
+
+        Example:
+            >>> plan = autocast_plan(torch.ops.aten.mm.default, [torch.ones(1, 1)] * 2, {}, AutocastState.region("cpu"))
+            >>> [cast.argument for cast in plan.all_casts()]
+            ['self', 'mat2']
+        """
         return self.casts if self.then is None else self.casts + self.then.all_casts()
 
 
@@ -147,20 +112,25 @@ def autocast_plan(
         >>> plan = autocast_plan(torch.ops.aten.mm.default, (torch.ones(2, 2), weight), {}, AutocastState.region("cpu"))
         >>> plan.policy.value, [str(cast) for cast in plan.casts]
         ('lower_precision_fp', ['self: float32 -> bfloat16', 'mat2: float32 -> bfloat16, cached'])
+        >>> state = replace(AutocastState.region("cpu"), cached=((weight, torch.bfloat16),))
+        >>> print(autocast_plan(torch.ops.aten.mm.default, (torch.ones(2, 2), weight), {}, state).casts[1])
+        mat2: float32 -> bfloat16, from the cache
 
-    Source: aten/src/ATen/autocast_mode.h, WrapFunction_ (v2.13); `promote` is this package's own rule.
+    The join of `promote`, overrides and the policies beyond PyTorch's own are this package's.
+
+    Source: aten/src/ATen/autocast_mode.h, WrapFunction_ (v2.13).
     """
     call = Call.of(op, args, kwargs or {}, torch.get_default_dtype())
     name = call.signature.name
     present = _devices(call)
-    for device in _TURNS:
+    for device in TURNS:
         here = state.devices.get(device)
         if here is None or not here.enabled or device not in present:
             continue
         policy = _policy(name, device, state)
         if policy is CastPolicy.fallthrough:
             continue
-        plan = _plan(call, name, device, policy, here.dtype, state.cache_enabled)
+        plan = _plan(call, name, device, policy, state)
         if plan.error is not None or plan.runs != name:
             return plan
         off = {**state.devices, device: DeviceAutocast(False, here.dtype)}
@@ -169,9 +139,7 @@ def autocast_plan(
     return AutocastPlan(None, None, (), name)
 
 
-def _plan(
-    call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, lower: torch.dtype, cache: bool
-) -> AutocastPlan:
+def _plan(call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, state: AutocastState) -> AutocastPlan:
     """One device's turn."""
     first = next(iter(call.values()), None)
     first_eligible = isinstance(first, torch.Tensor) and _eligible(first, device)
@@ -184,15 +152,20 @@ def _plan(
     if policy is CastPolicy.fp32_append_dtype and isinstance(first, torch.Tensor):
         dtype = torch.float32 if first_eligible else first.dtype
         return AutocastPlan(policy, device, (), _with_dtype(name), MappingProxyType({"dtype": dtype}))
-    to = _target(call, device, policy, lower)
-    if to is None:
-        return AutocastPlan(policy, device, (), name)
-    casts = tuple(
-        Cast(path, tensor.dtype, to, cache and _is_weight(tensor))
-        for path, tensor in _cast_arguments(call)
-        if _eligible(tensor, device) and tensor.dtype is not to
-    )
+    to = _target(call, device, policy, state.devices[device].dtype)
+    casts = () if to is None else tuple(_casts(call, device, to, state))
     return AutocastPlan(policy, device, casts, name)
+
+
+def _casts(call: Call, device: str, to: torch.dtype, state: AutocastState) -> Iterator[Cast]:
+    """The casts of one device's tensors. Which of two arguments that are one weight comes first makes no difference."""
+    held = [weight for weight, dtype in state.cached if dtype is to]
+    for path, tensor in _cast_arguments(call):
+        if not _eligible(tensor, device) or tensor.dtype is to:
+            continue
+        cacheable = state.cache_enabled and not state.inference_mode and _is_weight(tensor)
+        yield Cast(path, tensor.dtype, to, cacheable, cacheable and any(weight is tensor for weight in held))
+        held.append(tensor)
 
 
 def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: torch.dtype) -> torch.dtype | None:
@@ -232,11 +205,17 @@ def _cast_arguments(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _eligible(tensor: torch.Tensor, device: str) -> bool:
     """Floating, no double, and on the device. Source: aten/src/ATen/autocast_mode.h, is_eligible (v2.13)."""
-    return is_floating(tensor.dtype) and tensor.dtype is not torch.float64 and tensor.device.type in _TURNS[device]
+    return is_floating(tensor.dtype) and tensor.dtype is not torch.float64 and tensor.device.type in TURNS[device]
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Whether a cast of it may be cached. Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13)."""
+    """Whether a cast of it may be cached.
+
+    Left out: PyTorch caches no cast of what a CUDA graph holds. And it asks whether inference mode is on, not whether
+    the tensor was made in it, of which this package keeps nothing: such a tensor does not tell whether it has changed.
+
+    Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13).
+    """
     return (
         tensor.dtype is torch.float32
         and tensor.requires_grad
@@ -247,8 +226,14 @@ def _is_weight(tensor: torch.Tensor) -> bool:
 
 
 def _devices(call: Call) -> set[str]:
-    """The device types of all tensors of a call; a Python number in a tensor's place is on the CPU."""
-    return {x.device.type if isinstance(x, torch.Tensor) else "cpu" for x in call.operands()}
+    """The device types that have a say; a Python number in a tensor's place is on the CPU.
+
+    A tensor in MKLDNN's layout has none: its dispatch keys name no backend, and Autocast keys go with backends.
+
+    Source: c10/core/DispatchKeySet.h, getAutocastRelatedKeySetFromBackend (v2.13).
+    """
+    tensors = (x for x in call.operands() if not (isinstance(x, torch.Tensor) and x.is_mkldnn))
+    return {x.device.type if isinstance(x, torch.Tensor) else "cpu" for x in tensors}
 
 
 @functools.cache
@@ -260,7 +245,7 @@ def _rows() -> Mapping[str, Row]:
 def _policy_of_row(name: str, device: str) -> CastPolicy:
     """The table's policy, if the running PyTorch registers the op for the device."""
     row = _rows().get(name)
-    if row is None or not torch._C._dispatch_has_kernel_for_dispatch_key(name, _STOCK_KEYS[device]):
+    if row is None or not is_registered(name, _STOCK_KEYS[device]):
         return CastPolicy.fallthrough
     return row.policy(device)
 

@@ -43,8 +43,9 @@ def can_cast(from_: torch.dtype, to: torch.dtype, casting: Casting = "torch") ->
         from_: The dtype of the values.
         to: The dtype that they are to have.
         casting: "torch" forbids what loses a kind: complex to real, floating to integer, anything else to bool.
-            The others are NumPy's: "no" and "equiv" allow the same dtype only, "safe" what keeps every value,
-            "same_kind" also what narrows within a kind, "unsafe" everything. As in NumPy, float64 is safe for int64.
+            The others are those of numpy.can_cast: "no" and "equiv" allow the same dtype only, "safe" what keeps every
+            value, "same_kind" also what narrows within a kind, "unsafe" everything. As in NumPy, float64 is safe for
+            int64.
 
     Returns:
         Whether the cast is allowed.
@@ -58,7 +59,7 @@ def can_cast(from_: torch.dtype, to: torch.dtype, casting: Casting = "torch") ->
         >>> can_cast(torch.float64, torch.float16, casting="safe")
         False
 
-    Source: c10/core/ScalarType.h, canCast (v2.13); numpy.can_cast.
+    Source: c10/core/ScalarType.h, canCast (v2.13).
     """
     if casting == "torch":
         if is_complex(from_) and not is_complex(to):

@@ -1,7 +1,7 @@
 """Why an expression has the dtype that it has, in numbered steps and plain words.
 
-The words are written beside the rules of promotion.py, and the dtypes in them come from its functions; what is derived
-is what `infer_elementwise` gives.
+The words follow the rules of torch_promote.reference.promotion, and the dtypes in them come from its functions; what is
+derived is what `infer_elementwise` gives.
 """
 
 from __future__ import annotations
@@ -17,14 +17,8 @@ import torch
 from torch_promote.reference.dtypes import Kind, dtype_name, is_complex, is_floating, is_integral, kind, typecode
 from torch_promote.reference.expression import Binary, ExpressionError, Node, NumberTerm, TensorTerm, parse
 from torch_promote.reference.operators import OPERATORS, refuse, wrapped_value
-from torch_promote.reference.promotion import (
-    Number,
-    Operand,
-    PromotionError,
-    combine_categories,
-    number_dtype,
-    promote_types,
-)
+from torch_promote.reference.promotion import Number, Operand, combine_categories, number_dtype
+from torch_promote.reference.promotion_table import PromotionError, promote_types
 from torch_promote.reference.strides import ShapeError
 from torch_promote.reference.tensor_iterator import ElementwiseResult, infer_elementwise, wrap_number
 
@@ -72,6 +66,11 @@ class Derivation:
         dtype: The result's dtype; None if PyTorch raises.
         shape: The result's shape; None if PyTorch raises.
         error: Why PyTorch raises, or None.
+
+    Example:
+        >>> derivation = why("int8[3] * int64[]")
+        >>> derivation.dtype, derivation.shape, len(derivation.steps)
+        (torch.int8, (3,), 4)
     """
 
     expression: str
@@ -115,7 +114,8 @@ def why(expression: str, default_dtype: torch.dtype | None = None) -> Derivation
         4. + computes in float32 and returns float32.
         Result: float32 of shape [3]
 
-    Source: aten/src/ATen/native/TypeProperties.cpp, result_type, and aten/src/ATen/TensorIterator.cpp (v2.13).
+    Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13); aten/src/ATen/TensorIterator.cpp,
+    TensorIteratorBase::compute_types (v2.13).
     """
     tree = parse(expression)
     work = _Work(default_dtype or torch.get_default_dtype())
@@ -163,7 +163,7 @@ class _Work:
         return self._operate(node.symbol, names, (left, right))
 
     def _reciprocal(self, expression: str, name: str, tensor: Operand) -> Operand:
-        """A number by a tensor is two ops. Source: torch/_tensor.py, __rtruediv__ (v2.13)."""
+        """A number by a tensor is two ops. Source: torch/_tensor.py, __rdiv__ (v2.13)."""
         result = infer_elementwise(tensor, preset="unary_float", default_dtype=self.default_dtype)
         refuse("/", (tensor, tensor), (None, None), result.dtype)
         step = f"{expression} is computed as {name}.reciprocal() times the number. The reciprocal is "

@@ -17,11 +17,13 @@ import torch
 
 from torch_promote.reference.casting import Casting, can_cast
 from torch_promote.reference.derivation import why
-from torch_promote.reference.dtypes import TABLE_DTYPES, TYPECODES, dtype_name, promotion_table, typecode
+from torch_promote.reference.dtypes import TYPECODES, dtype_name, typecode
 from torch_promote.reference.memory_format import suggest_memory_format
 from torch_promote.reference.operators import OPERATORS
-from torch_promote.reference.promotion import Operand, PromotionError, promote_types, result_type
-from torch_promote.reference.tensor_iterator import PRESETS, TensorIteratorConfig, infer_elementwise
+from torch_promote.reference.promotion import Operand, result_type
+from torch_promote.reference.promotion_table import TABLE_DTYPES, PromotionError, promote_types, promotion_table
+from torch_promote.reference.tensor_iterator import infer_elementwise
+from torch_promote.reference.tensor_iterator_config import PRESETS, TensorIteratorConfig
 
 __all__ = ["BLOCKS", "main", "render"]
 

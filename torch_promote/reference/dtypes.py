@@ -1,7 +1,7 @@
-"""Every dtype as a value: its family, its kind, its short typecode, and the 13x13 promotion table.
+"""Every dtype as a value: its family, its kind, its short typecode, its complex and its real counterpart.
 
-This is data first and a few predicates after it. Nothing here asks PyTorch what two dtypes give; a `torch.dtype` object
-serves as a name. A dtype that the running PyTorch lacks is simply absent from `ALL_DTYPES`.
+This is data first and a few predicates after it. A `torch.dtype` object serves as a name, and nothing is asked of it. A
+dtype that the running PyTorch lacks is simply absent from `ALL_DTYPES`.
 """
 
 from __future__ import annotations
@@ -13,30 +13,23 @@ import torch
 
 __all__ = [
     "ALL_DTYPES",
-    "PROMOTION_TABLE",
-    "TABLE_DTYPES",
     "TYPECODES",
     "Family",
     "Kind",
     "default_complex",
     "dtype_name",
     "family",
-    "is_barebones_unsigned",
-    "is_bits",
     "is_complex",
-    "is_float8",
     "is_floating",
     "is_integral",
-    "is_quantized",
     "kind",
-    "promotion_table",
     "to_complex",
     "to_real",
     "typecode",
 ]
 
-#: The short names of the dtypes that the table is written in. `bc` (torch.bcomplex32) is younger than the others and is
-#: left out where the running PyTorch has no such dtype.
+#: The short names of the dtypes that the promotion table is written in. `bc` (torch.bcomplex32) is younger than the
+#: others and is left out where the running PyTorch has no such dtype.
 _TYPECODE_NAMES = {
     "b1": "bool",
     "u1": "uint8",
@@ -53,30 +46,6 @@ _TYPECODE_NAMES = {
     "c8": "complex128",
     "bc": "bcomplex32",
 }
-
-#: What two dtypes promote to. Source: c10/core/ScalarType.cpp, _promoteTypesLookup (v2.13).
-PROMOTION_TABLE = """
-     b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
-b1   b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
-u1   u1 u1 i2 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
-i1   i1 i2 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
-i2   i2 i2 i2 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
-i4   i4 i4 i4 i4 i4 i8 bf f2 f4 f8 c2 c4 c8
-i8   i8 i8 i8 i8 i8 i8 bf f2 f4 f8 c2 c4 c8
-bf   bf bf bf bf bf bf bf f4 f4 f8 c4 c4 c8
-f2   f2 f2 f2 f2 f2 f2 f4 f2 f4 f8 c2 c4 c8
-f4   f4 f4 f4 f4 f4 f4 f4 f4 f4 f8 c4 c4 c8
-f8   f8 f8 f8 f8 f8 f8 f8 f8 f8 f8 c8 c8 c8
-c2   c2 c2 c2 c2 c2 c2 c4 c2 c4 c8 c2 c4 c8
-c4   c4 c4 c4 c4 c4 c4 c4 c4 c4 c8 c4 c4 c8
-c8   c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8
-"""
-
-#: The row, and by symmetry the column, of torch.bcomplex32, whose real and imaginary parts are bfloat16.
-BCOMPLEX32_ROW = """
-     b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8 bc
-bc   bc bc bc bc bc bc bc c4 c4 c8 c4 c4 c8 bc
-"""
 
 
 class Kind(enum.IntEnum):
@@ -148,6 +117,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     Example:
         >>> dtype_name(torch.half)
         'float16'
+
+    Source: c10/core/ScalarType.cpp, getDtypeNames (v2.13).
     """
     return str(dtype).removeprefix("torch.")
 
@@ -161,9 +132,6 @@ ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
 TYPECODES: dict[str, torch.dtype] = {
     code: dtype for code, name in _TYPECODE_NAMES.items() if (dtype := _named(name)) is not None
 }
-
-#: The thirteen dtypes of `PROMOTION_TABLE`, in its order.
-TABLE_DTYPES: tuple[torch.dtype, ...] = tuple(TYPECODES[code] for code in PROMOTION_TABLE.split("\n")[1].split())
 
 _CODE_OF = {dtype: code for code, dtype in TYPECODES.items()}
 
@@ -187,34 +155,8 @@ _TO_COMPLEX = {r: c for c, r in _TO_REAL.items()} | {c: c for c in _COMPLEX}
 _TO_COMPLEX.setdefault(torch.bfloat16, torch.complex64)
 
 
-def promotion_table() -> dict[tuple[torch.dtype, torch.dtype], torch.dtype]:
-    """Returns the table as a mapping of ordered pairs, with torch.bcomplex32's row where PyTorch has that dtype.
-
-    Returns:
-        Pairs of dtypes to the dtype that they promote to.
-
-    Raises:
-        ValueError: The table's text has a row of a wrong length.
-
-    Example:
-        >>> promotion_table()[torch.bfloat16, torch.float16]
-        torch.float32
-
-    Source: c10/core/ScalarType.cpp, _promoteTypesLookup (v2.13).
-    """
-    pairs: dict[tuple[torch.dtype, torch.dtype], torch.dtype] = {}
-    for text in (PROMOTION_TABLE, BCOMPLEX32_ROW):
-        header, *rows = (line.split() for line in text.strip().splitlines())
-        for row_code, *results in rows:
-            for column_code, result in zip(header, results, strict=True):
-                if {row_code, column_code, result} <= TYPECODES.keys():
-                    pairs[TYPECODES[row_code], TYPECODES[column_code]] = TYPECODES[result]
-                    pairs[TYPECODES[column_code], TYPECODES[row_code]] = TYPECODES[result]
-    return pairs
-
-
 def typecode(dtype: torch.dtype) -> str | None:
-    """Returns a dtype's short typecode, or None if the table has no row for it.
+    """Returns a dtype's short typecode, or None if the promotion table has no row for it.
 
     Example:
         >>> typecode(torch.bfloat16), typecode(torch.uint16)
@@ -229,6 +171,11 @@ def family(dtype: torch.dtype) -> Family:
     Example:
         >>> family(torch.uint64)
         <Family.BAREBONES_UNSIGNED: 'barebones unsigned'>
+        >>> family(torch.qint8), family(torch.float8_e5m2)
+        (<Family.QUANTIZED: 'quantized'>, <Family.FLOAT8: 'float8'>)
+
+    Source: torch/headeronly/core/ScalarType.h, isQIntType (v2.13); c10/core/ScalarType.h, isBitsType (v2.13);
+    c10/core/ScalarType.h, isFloat8Type (v2.13); c10/core/ScalarType.h, isBarebonesUnsignedType (v2.13).
     """
     return _CLASS[dtype][0]
 
@@ -283,54 +230,6 @@ def is_integral(dtype: torch.dtype, include_bool: bool = False) -> bool:
     Source: c10/core/ScalarType.h, isIntegralType (v2.13).
     """
     return dtype in _INTEGRAL or (include_bool and dtype is torch.bool)
-
-
-def is_barebones_unsigned(dtype: torch.dtype) -> bool:
-    """Whether a dtype is an unsigned integer other than uint8: uint1 to uint7, uint16, uint32, uint64.
-
-    Example:
-        >>> is_barebones_unsigned(torch.uint16), is_barebones_unsigned(torch.uint8)
-        (True, False)
-
-    Source: c10/core/ScalarType.h, isBarebonesUnsignedType (v2.13).
-    """
-    return _CLASS[dtype][0] is Family.BAREBONES_UNSIGNED
-
-
-def is_float8(dtype: torch.dtype) -> bool:
-    """Whether a dtype is one of the eight-bit floats.
-
-    Example:
-        >>> is_float8(torch.float8_e5m2)
-        True
-
-    Source: c10/core/ScalarType.h, isFloat8Type (v2.13).
-    """
-    return _CLASS[dtype][0] is Family.FLOAT8
-
-
-def is_bits(dtype: torch.dtype) -> bool:
-    """Whether a dtype is uninterpreted bits.
-
-    Example:
-        >>> is_bits(torch.bits8)
-        True
-
-    Source: c10/core/ScalarType.h, isBitsType (v2.13).
-    """
-    return _CLASS[dtype][0] is Family.BITS
-
-
-def is_quantized(dtype: torch.dtype) -> bool:
-    """Whether a dtype is quantized.
-
-    Example:
-        >>> is_quantized(torch.qint8)
-        True
-
-    Source: torch/headeronly/core/ScalarType.h, isQIntType (v2.13).
-    """
-    return _CLASS[dtype][0] is Family.QUANTIZED
 
 
 def to_complex(dtype: torch.dtype) -> torch.dtype | None:

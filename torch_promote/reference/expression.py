@@ -38,12 +38,28 @@ _HELP = "Operands are dtype[sizes] such as int32[2, 3], dtype[] for 0-dim, and P
 
 
 class ExpressionError(TorchPromoteError, ValueError):
-    """An expression that cannot be read."""
+    """An expression that cannot be read.
+
+    Example:
+        >>> parse("int32 + 1")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        torch_promote.reference.expression.ExpressionError: int32 in 'int32 + 1' has no sizes. ...
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class TensorTerm:
-    """A tensor in an expression: `int32[2, 3]`, or `int32[]` for a 0-dim one."""
+    """A tensor in an expression: `int32[2, 3]`, or `int32[]` for a 0-dim one.
+
+    Attributes:
+        dtype: Its dtype.
+        shape: Its sizes.
+
+    Example:
+        >>> parse("int32[2, 3]")
+        TensorTerm(dtype=torch.int32, shape=(2, 3))
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -54,7 +70,15 @@ class TensorTerm:
 
 @dataclass(frozen=True, slots=True)
 class NumberTerm:
-    """A Python number in an expression."""
+    """A Python number in an expression.
+
+    Attributes:
+        value: The number.
+
+    Example:
+        >>> parse("-2.5")
+        NumberTerm(value=-2.5)
+    """
 
     value: Number
 
@@ -64,7 +88,17 @@ class NumberTerm:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """An operator between two expressions."""
+    """An operator between two expressions.
+
+    Attributes:
+        symbol: The operator, as Python writes it.
+        left: What stands on its left.
+        right: What stands on its right.
+
+    Example:
+        >>> print(parse("2 ** (int8[] - 1)"))
+        2 ** (int8[] - 1)
+    """
 
     symbol: str
     left: Node

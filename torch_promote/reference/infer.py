@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torch_promote.reference.registered import is_registered
 from torch_promote.reference.rules.call import Call, Signature, TensorLike, signature_of, strides_of
 from torch_promote.reference.rules.dtypes_of_results import DTYPE_RULES
 from torch_promote.reference.rules.elementwise import ELEMENTWISE_RULES
 from torch_promote.reference.rules.table import Entry, Term, rule_table
 
-__all__ = ["NO_RULE", "Inference", "NoRule", "infer", "rule_name"]
+__all__ = ["EACH", "NO_RULE", "Inference", "NoRule", "infer", "rule_name"]
 
 
 class NoRule(enum.Enum):
-    """The answer for an op that no rule covers. It is false."""
+    """The answer for an op that no rule covers. It is false.
+
+    Example:
+        >>> bool(NoRule.NO_RULE)
+        False
+    """
 
     NO_RULE = "no rule"
 
@@ -35,6 +41,9 @@ class NoRule(enum.Enum):
 
 
 NO_RULE = NoRule.NO_RULE
+
+#: The rule of ops on lists: `each(add.Tensor)` says that another op runs on one element of every list after the other.
+EACH = "each"
 
 #: In-place ops that change the shape or strides of what they write.
 _RESHAPING = (
@@ -54,6 +63,10 @@ class Inference:
         shape: The shape of an elementwise op's result; None for other ops.
         strides: Its strides in elements; None for other ops, for sparse tensors, which have
             none, and for outputs that an out= op without a kernel of its own resizes.
+
+    Example:
+        >>> infer(torch.ops.aten.sort.default, (torch.ones(3),))
+        Inference(rule='same, int64', dtypes=(torch.float32, torch.int64), shape=None, strides=None)
     """
 
     rule: str
@@ -79,8 +92,8 @@ def infer(
         default_dtype: What a Python float counts as; None means the current default dtype.
 
     Returns:
-        The results' dtypes, and shape and strides for an elementwise op. `NO_RULE`, which is false, for an op that has
-        no rule: never a guess.
+        The results' dtypes, and shape and strides for an elementwise op that is not on lists. `NO_RULE`, which is
+        false, for an op that has no rule: never a guess.
 
     Raises:
         PromotionError: The operands do not promote, or the op wants one dtype, or a floating one, and has not got it.
@@ -107,6 +120,9 @@ def infer(
 def rule_name(op: torch._ops.OpOverload) -> str | None:
     """Returns the rule that `infer` would use for an op, or None.
 
+    Args:
+        op: An overload.
+
     Example:
         >>> rule_name(torch.ops.aten.sort.default), rule_name(torch.ops.aten.add_.Tensor)
         ('same, int64', 'written')
@@ -126,6 +142,8 @@ def _returns_tensors(signature: Signature) -> bool:
 
 def _apply(entry: Entry, call: Call) -> Inference:
     first = entry.terms[0]
+    if first.rule == EACH:
+        return Inference(str(entry), tuple(_of_each(call, *first.names)))
     if first.rule in ELEMENTWISE_RULES:
         described = call.without_layout()
         result = ELEMENTWISE_RULES[first.rule](described or call, *first.names)
@@ -135,6 +153,26 @@ def _apply(entry: Entry, call: Call) -> Inference:
         found = _dtype(term, call)
         dtypes.extend(found if isinstance(found, tuple) else (found,))
     return Inference(str(entry), tuple(dtypes))
+
+
+def _of_each(call: Call, name: str) -> Iterator[torch.dtype | None]:
+    """The results of another op on one element of every list. An argument finds its place by name, else by position.
+
+    Source: aten/src/ATen/native/ForeachOpsKernels.cpp, FOREACH_BINARY_OP_LIST (v2.13).
+    """
+    packet, _, overload = name.partition(".")
+    namespace = getattr(torch.ops, call.signature.name.partition("::")[0])
+    op = getattr(getattr(namespace, packet), overload or "default")
+    places = [argument.name for argument in signature_of(op).arguments]
+    lists = [isinstance(value, list | tuple) for value in call.values()]
+    for index in range(len(next(value for value, is_list in zip(call.values(), lists, strict=True) if is_list))):
+        kwargs = {
+            argument if argument in places else places[place]: value[index] if is_list else value
+            for place, ((argument, value), is_list) in enumerate(zip(call.items(), lists, strict=True))
+        }
+        result = infer(op, (), kwargs, default_dtype=call.default_dtype)
+        assert isinstance(result, Inference), f"{name} has no rule"
+        yield from result.dtypes
 
 
 def _dtype(term: Term, call: Call) -> torch.dtype | tuple[torch.dtype, ...] | None:
@@ -151,26 +189,22 @@ def _written(op: torch._ops.OpOverload, call: Call) -> Inference:
     dtypes = tuple(x.dtype for name in names for x in call.operands(name) if isinstance(x, TensorLike))
     functional = _functional(op)
     entry = rule_table().get(functional) if functional is not None else None
-    out = call.tensor(names[0])
     if entry is None or entry.terms[0].rule not in ELEMENTWISE_RULES or call.without_layout() is not None:
         return Inference("written", dtypes)
+    if not dtypes:  # a Python number that was written to, which PyTorch gives back as a number
+        return Inference("written", dtypes)
+    out = call.tensor(names[0])
     if names[0] == "self":
         return Inference("written", dtypes, tuple(out.shape), strides_of(out))
     term = entry.terms[0]
     rule = functools.partial(ELEMENTWISE_RULES[term.rule], call, *term.names)
-    if not _copies(op):
+    # An out= op that is composite has no kernel of its own: it calls other ops and copies.
+    if not is_registered(call.signature.name, "CompositeExplicitAutograd"):
         result = rule(out=out)
         return Inference("written", dtypes, result.shape, result.strides)
     # How an output of another shape is resized is then the overload's own affair.
     shape = rule().shape
     return Inference("written", dtypes, shape, strides_of(out) if shape == tuple(out.shape) else None)
-
-
-@functools.cache
-def _copies(op: torch._ops.OpOverload) -> bool:
-    """Whether an out= op is no kernel of its own, but calls other ops and copies or resizes."""
-    name = signature_of(op).name
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeExplicitAutograd")
 
 
 @functools.cache

@@ -54,7 +54,7 @@ def strides_along(shape: Sizes, perm: Sequence[int]) -> Sizes:
         >>> strides_along((2, 3, 4), [0, 2, 1])
         (1, 8, 2)
 
-    Source: aten/src/ATen/TensorIterator.cpp, compatible_stride (v2.13).
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compatible_stride (v2.13).
     """
     strides = [0] * len(shape)
     step = 1
@@ -141,8 +141,8 @@ def is_non_overlapping_and_dense(shape: Sizes, strides: Sizes) -> bool:
         >>> is_non_overlapping_and_dense((2, 3), (1, 2)), is_non_overlapping_and_dense((2, 3), (6, 2))
         (True, False)
 
-    Source: c10/core/Contiguity.h, _compute_non_overlapping_and_dense, and c10/core/TensorImpl.h, _refresh_contiguous
-    (v2.13).
+    Source: c10/core/Contiguity.h, _compute_non_overlapping_and_dense (v2.13); c10/core/TensorImpl.h,
+    _refresh_contiguous (v2.13).
     """
     if 0 in shape:
         return True
@@ -232,8 +232,8 @@ def has_internal_overlap(shape: Sizes, strides: Sizes) -> bool:
     """Whether a tensor certainly uses an element of memory twice, as an expanded one does.
 
     Example:
-        >>> has_internal_overlap((2, 3), (0, 1))
-        True
+        >>> has_internal_overlap((2, 3), (0, 1)), has_internal_overlap((2, 3), (1, 1))
+        (True, False)
 
     Source: aten/src/ATen/MemoryOverlap.cpp, has_internal_overlap (v2.13).
     """

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 
 from torch_promote.reference.dtypes import TYPECODES, Family, Kind, dtype_name, family, kind
-from torch_promote.reference.promotion import Number, Operand, PromotionError
+from torch_promote.reference.promotion import Number, Operand
+from torch_promote.reference.promotion_table import PromotionError
 
 __all__ = ["OPERATORS", "Operator", "refuse", "wrapped_value"]
 
@@ -24,6 +25,10 @@ class Operator(NamedTuple):
         preset: Its TensorIterator configuration, a name in `PRESETS`.
         kernels: The dtypes that its CPU kernel knows: typecodes, or `unsigned` (uint16, uint32, uint64), `float8`,
             `float4`.
+
+    Example:
+        >>> OPERATORS["/"].op, OPERATORS["/"].preset
+        ('true_divide', 'binary_float')
     """
 
     op: str
@@ -31,7 +36,7 @@ class Operator(NamedTuple):
     kernels: str
 
 
-#: Symbol to operator. Source: torch/_tensor.py for the ops, aten/src/ATen/native/cpu for the kernels (v2.13).
+#: Symbol to operator. The dtypes are those that the kernels in PyTorch's aten/src/ATen/native/cpu dispatch over.
 OPERATORS: dict[str, Operator] = {
     "+": Operator("add", "binary", f"b1 {_REAL_NUMBERS} c2 c4 c8"),
     "-": Operator("sub", "binary", f"{_REAL_NUMBERS} c2 c4 c8"),
@@ -75,7 +80,7 @@ def wrapped_value(number: Number, dtype: torch.dtype) -> Number:
         >>> wrapped_value(1000, torch.uint8), wrapped_value(200, torch.int8), wrapped_value(1000, torch.float32)
         (232, -56, 1000)
 
-    Source: c10/util/TypeCast.h, convert, by which a copy changes the dtype (v2.13).
+    Source: c10/util/TypeCast.h, convert (v2.13).
     """
     if kind(dtype) is not Kind.INTEGRAL or not isinstance(number, int):
         return number
@@ -90,6 +95,7 @@ _Check = Callable[[str, tuple[Operand, ...], tuple["Number | None", ...], torch.
 def _bool_minus(
     symbol: str, operands: tuple[Operand, ...], numbers: tuple[Number | None, ...], dtype: torch.dtype
 ) -> str | None:
+    """Source: aten/src/ATen/native/BinaryOps.h, sub_check (v2.13)."""
     if symbol == "-" and any(operand.dtype is torch.bool for operand in operands):
         return "subtraction with a bool is not defined; use ^, or logical_not for 1 - x."
     return None
@@ -98,6 +104,7 @@ def _bool_minus(
 def _negative_power(
     symbol: str, operands: tuple[Operand, ...], numbers: tuple[Number | None, ...], dtype: torch.dtype
 ) -> str | None:
+    """Source: aten/src/ATen/native/Pow.cpp, TORCH_META_FUNC2(pow, Tensor_Scalar) (v2.13)."""
     exponent = numbers[1]
     integral = kind(operands[0].dtype) in (Kind.INTEGRAL, Kind.BOOL) and numbers[0] is None
     if symbol == "**" and integral and isinstance(exponent, int) and exponent < 0:
@@ -121,6 +128,7 @@ def _large_exponent(
 def _zero_divisor(
     symbol: str, operands: tuple[Operand, ...], numbers: tuple[Number | None, ...], dtype: torch.dtype
 ) -> str | None:
+    """Source: aten/src/ATen/native/cpu/BinaryOpsKernel.cpp, div_floor_kernel (v2.13)."""
     divisor = numbers[1]
     if symbol not in ("//", "%") or divisor is None or kind(dtype) is not Kind.INTEGRAL:
         return None
@@ -130,6 +138,7 @@ def _zero_divisor(
 def _no_kernel(
     symbol: str, operands: tuple[Operand, ...], numbers: tuple[Number | None, ...], dtype: torch.dtype
 ) -> str | None:
+    """Source: aten/src/ATen/native/Pow.cpp, TORCH_IMPL_FUNC(pow_Tensor_Scalar_out) (v2.13)."""
     # Filled or copied, without the kernel. A base of True equals 1 in Python only.
     if symbol == "**" and (numbers[1] in (0, 1) or (numbers[0] == 1 and numbers[0] is not True)):
         return None
@@ -161,9 +170,10 @@ def refuse(
         >>> refuse("-", operands, (None, None), torch.int8)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        torch_promote.reference.promotion.PromotionError: subtraction with a bool is not defined...
+        torch_promote.reference.promotion_table.PromotionError: subtraction with a bool is not defined...
 
-    Source: aten/src/ATen/native/BinaryOps.h, sub_check; aten/src/ATen/native/Pow.cpp (v2.13).
+    Source: aten/src/ATen/native/BinaryOps.h, sub_check (v2.13); aten/src/ATen/native/Pow.cpp,
+    TORCH_META_FUNC2(pow, Tensor_Scalar) (v2.13).
     """
     for check in _CHECKS:
         why = check(symbol, operands, numbers, computation_dtype)

@@ -1,7 +1,7 @@
-"""What dtype several operands promote to: two dtypes by a table, operands by three states.
+"""What dtype operands of any number promote to: by three states, each of them by the table of two dtypes.
 
-`promote_types` joins two dtypes. `result_type` joins operands of any number: tensors with dimensions, 0-dim tensors and
-Python numbers each have a state of their own, and a weaker state counts only where it brings a higher kind.
+Tensors with dimensions, 0-dim tensors and Python numbers each have a state of their own, and a weaker state counts only
+where it brings a higher kind.
 """
 
 from __future__ import annotations
@@ -11,33 +11,15 @@ from typing import NamedTuple
 
 import torch
 
-from torch_promote.errors import TorchPromoteError
-from torch_promote.reference.casting import can_cast
-from torch_promote.reference.dtypes import (
-    Family,
-    default_complex,
-    dtype_name,
-    family,
-    is_barebones_unsigned,
-    is_bits,
-    is_complex,
-    is_float8,
-    is_floating,
-    is_quantized,
-    promotion_table,
-    to_complex,
-)
+from torch_promote.reference.dtypes import default_complex, dtype_name, is_complex, is_floating, to_complex
+from torch_promote.reference.promotion_table import PromotionError, no_common_dtype, promote_skip_undefined
 
 __all__ = [
     "Number",
     "Operand",
-    "PromotionError",
     "ResultTypeState",
-    "can_cast",
     "combine_categories",
     "number_dtype",
-    "promote_skip_undefined",
-    "promote_types",
     "result_type",
     "state_of",
 ]
@@ -45,13 +27,8 @@ __all__ = [
 Number = bool | int | float | complex
 """A Python number as an operand. Its dtype is weak: a "wrapped number"."""
 
-_TABLE = promotion_table()
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
-
-
-class PromotionError(TorchPromoteError, TypeError):
-    """Operands that PyTorch cannot promote, or a result that cannot be cast to the dtype it is written to."""
 
 
 class Operand(NamedTuple):
@@ -67,6 +44,8 @@ class Operand(NamedTuple):
     Example:
         >>> result_type(Operand(torch.int32, (3,)), Operand(torch.int64))
         torch.int32
+
+    Source: aten/src/ATen/TensorIterator.h, OperandInfo (v2.13).
     """
 
     dtype: torch.dtype
@@ -74,87 +53,6 @@ class Operand(NamedTuple):
     strides: tuple[int, ...] | None = None
     device: str | None = None
     wrapped: bool = False
-
-
-def promote_types(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """Returns the dtype that two dtypes promote to.
-
-    Args:
-        a: A dtype.
-        b: Another.
-
-    Returns:
-        Their common dtype.
-
-    Raises:
-        PromotionError: PyTorch defines no promotion between the two; the message says which rule forbids it.
-
-    Example:
-        >>> promote_types(torch.uint8, torch.int8)
-        torch.int16
-        >>> promote_types(torch.uint16, torch.float32)
-        torch.float32
-        >>> promote_types(torch.qint8, torch.int8)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        torch_promote.reference.promotion.PromotionError: qint8 and int8 have no common dtype: ...
-
-    Source: aten/src/ATen/native/TypeProperties.cpp, promote_types, and c10/core/ScalarType.cpp, promoteTypes (v2.13).
-    """
-    promoted = _promote(a, b)
-    if promoted is None:
-        raise no_common_dtype(a, b, "bits dtypes are uninterpreted, and promote only with themselves")
-    return promoted
-
-
-def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
-    """Does c10's promoteTypes. None is its Undefined, which it returns for bits without raising."""
-    if a is b:
-        return a
-    found = _TABLE.get((a, b))
-    if found is not None:
-        return found
-    # No pair below is in the table, so the order of the questions is PyTorch's own from here on.
-    if is_quantized(a) or is_quantized(b):
-        raise no_common_dtype(a, b, "quantized dtypes promote only with themselves")
-    if is_bits(a) or is_bits(b):
-        return None
-    if is_float8(a) or is_float8(b):
-        raise no_common_dtype(a, b, "float8 dtypes promote only with themselves")
-    if is_barebones_unsigned(a) or is_barebones_unsigned(b):
-        if is_floating(a):
-            return a
-        if is_floating(b):
-            return b
-        raise no_common_dtype(a, b, "uint16, uint32, uint64 and uint1 to uint7 promote only with floating dtypes")
-    odd = a if family(a) in (Family.SMALL_SIGNED, Family.FLOAT4) else b
-    raise no_common_dtype(a, b, f"PyTorch's table has no row for {dtype_name(odd)}")
-
-
-def no_common_dtype(a: torch.dtype, b: torch.dtype, why: str) -> PromotionError:
-    """Returns the error for two dtypes that do not promote."""
-    return PromotionError(
-        f"{dtype_name(a)} and {dtype_name(b)} have no common dtype: {why}. Convert one of the two first."
-    )
-
-
-def promote_skip_undefined(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
-    """Promotes two dtypes, either of which may be undefined (None): then the other one is the result.
-
-    Raises:
-        PromotionError: As `promote_types`, except that bits give None here.
-
-    Example:
-        >>> promote_skip_undefined(None, torch.int8)
-        torch.int8
-
-    Source: aten/src/ATen/native/TypeProperties.cpp, promote_skip_undefined (v2.13).
-    """
-    if a is None:
-        return b
-    if b is None:
-        return a
-    return _promote(a, b)
 
 
 def combine_categories(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
@@ -281,7 +179,8 @@ def number_dtype(number: Number, default_dtype: torch.dtype | None = None) -> to
         >>> number_dtype(5.5, default_dtype=torch.float64), number_dtype(2**63)
         (torch.float64, torch.uint64)
 
-    Source: aten/src/ATen/ScalarOps.h, scalar_to_tensor, and TypeProperties.cpp, update_result_type_state (v2.13).
+    Source: aten/src/ATen/ScalarOps.h, scalar_to_tensor (v2.13); aten/src/ATen/native/TypeProperties.cpp,
+    update_result_type_state (v2.13).
     """
     if isinstance(number, bool | torch.SymBool):
         return torch.bool
@@ -307,7 +206,7 @@ def state_of(
         >>> state_of([torch.ones(3, dtype=torch.int8), 2.5], default_dtype=torch.float32)
         ResultTypeState(dim=torch.int8, zero=None, wrapped=torch.float32)
 
-    Source: aten/src/ATen/native/TypeProperties.cpp, result_type of a list (v2.13).
+    Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
     """
     state = ResultTypeState()
     for operand in operands:
@@ -326,7 +225,10 @@ def state_of(
 
 
 def _wrapped_dtype(dtype: torch.dtype, default_dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype that a wrapped number counts as, when it lies in a tensor of another dtype."""
+    """The dtype that a wrapped number counts as, when it lies in a tensor of another dtype.
+
+    Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
+    """
     if is_complex(dtype):
         return number_dtype(1j, default_dtype)
     return number_dtype(1.0, default_dtype) if is_floating(dtype) else dtype

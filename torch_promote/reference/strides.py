@@ -17,19 +17,15 @@ from torch_promote.reference.memory_format import (
     is_contiguous,
     is_non_overlapping_and_dense,
     strides_along,
-    suggest_memory_format,
 )
 
 __all__ = [
     "Layout",
     "ShapeError",
-    "Sizes",
     "broadcast_shapes",
     "dense_strides",
-    "is_non_overlapping_and_dense",
     "output_strides",
     "reorder_dimensions",
-    "suggest_memory_format",
     "temporary_strides",
 ]
 
@@ -38,7 +34,14 @@ Layout = tuple[Sizes, Sizes]
 
 
 class ShapeError(TorchPromoteError, ValueError):
-    """Shapes that do not broadcast, or an output that cannot take the result's shape."""
+    """Shapes that do not broadcast, or an output that cannot take the result's shape.
+
+    Example:
+        >>> broadcast_shapes((2, 3), (2,))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        torch_promote.reference.strides.ShapeError: shapes [2, 3] and [2] do not broadcast: dimension 1 has ...
+    """
 
 
 def broadcast_shapes(*shapes: Sizes) -> Sizes:
@@ -90,7 +93,7 @@ def reorder_dimensions(shape: Sizes, operands: Sequence[Sizes]) -> list[int]:
         >>> reorder_dimensions((2, 3), [(1, 2)])
         [0, 1]
 
-    Source: aten/src/ATen/TensorIterator.cpp, reorder_dimensions (v2.13).
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::reorder_dimensions (v2.13).
     """
     ndim = len(shape)
     perm = list(range(ndim - 1, -1, -1))
@@ -107,7 +110,10 @@ def reorder_dimensions(shape: Sizes, operands: Sequence[Sizes]) -> list[int]:
 
 
 def _should_swap(shape: Sizes, operands: Sequence[Sizes], dim0: int, dim1: int) -> int:
-    """1 if `dim0`, now further inside, belongs further outside than `dim1`; -1 if not; 0 if no operand can tell."""
+    """1 if `dim0`, now further inside, belongs further outside than `dim1`; -1 if not; 0 if no operand can tell.
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::reorder_dimensions (v2.13).
+    """
     for strides in operands:
         stride0, stride1 = strides[dim0], strides[dim1]
         if stride0 == 0 or stride1 == 0:  # stretched: this operand has no opinion
@@ -132,7 +138,8 @@ def output_strides(shape: Sizes, operands: Sequence[Layout]) -> Sizes:
         >>> output_strides((2, 3, 4, 5), [((2, 3, 4, 5), (60, 1, 15, 3)), ((3, 4, 5), (20, 5, 1))])
         (60, 1, 15, 3)
 
-    Source: aten/src/ATen/TensorIterator.cpp, compute_fast_setup_type and allocate_or_resize_outputs (v2.13).
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::fast_set_up (v2.13); aten/src/ATen/TensorIterator.cpp,
+    TensorIteratorBase::allocate_or_resize_outputs (v2.13).
     """
     if all(own == shape for own, _ in operands):
         fast = _fast_set_up(shape, [strides for _, strides in operands])
@@ -147,7 +154,10 @@ def output_strides(shape: Sizes, operands: Sequence[Layout]) -> Sizes:
 
 
 def _fast_set_up(shape: Sizes, operands: Sequence[Sizes]) -> Sizes | None:
-    """The strides for operands of one shape where nothing is sorted, or None. channels_last_3d has no such path."""
+    """The strides for operands of one shape where nothing is sorted, or None. channels_last_3d has no such path.
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_fast_setup_type (v2.13).
+    """
     if all(is_contiguous(shape, strides) for strides in operands):
         return contiguous_strides(shape)
     if len(shape) == 4 and all(is_channels_last_contiguous(shape, strides) for strides in operands):
@@ -159,7 +169,10 @@ def _fast_set_up(shape: Sizes, operands: Sequence[Sizes]) -> Sizes | None:
 
 
 def _stretch(shape: Sizes, own_shape: Sizes, strides: Sizes) -> Sizes:
-    """An operand's strides broadcast to a shape. Source: TensorIterator.cpp, compute_strides (v2.13)."""
+    """An operand's strides broadcast to a shape.
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_strides (v2.13).
+    """
     if own_shape == shape:
         return strides
     missing = len(shape) - len(own_shape)

@@ -1,113 +1,25 @@
 """TensorIterator: the dtype, shape and strides of what an elementwise op returns, and the dtype that it computes in.
 
-Almost every elementwise op of PyTorch is a TensorIterator with some flags set. The flags keep PyTorch's names here, and
-`PRESETS` holds the combinations that PyTorch itself has names for.
+Almost every elementwise op of PyTorch is a TensorIterator with some flags set, see
+torch_promote.reference.tensor_iterator_config.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from torch_promote.reference.casting import can_cast
 from torch_promote.reference.dtypes import dtype_name, is_integral
-from torch_promote.reference.memory_format import contiguous_strides, has_internal_overlap
-from torch_promote.reference.promotion import (
-    Number,
-    Operand,
-    PromotionError,
-    number_dtype,
-    state_of,
-)
-from torch_promote.reference.strides import (
-    Layout,
-    ShapeError,
-    Sizes,
-    broadcast_shapes,
-    output_strides,
-    temporary_strides,
-)
+from torch_promote.reference.memory_format import Sizes, contiguous_strides, has_internal_overlap
+from torch_promote.reference.promotion import Number, Operand, number_dtype, state_of
+from torch_promote.reference.promotion_table import PromotionError
+from torch_promote.reference.strides import Layout, ShapeError, broadcast_shapes, output_strides, temporary_strides
+from torch_promote.reference.tensor_iterator_config import PRESETS, TensorIteratorConfig
 
-__all__ = ["PRESETS", "ElementwiseResult", "TensorIteratorConfig", "infer_elementwise", "infer_where", "wrap_number"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorIteratorConfig:
-    """The flags of a TensorIterator, by PyTorch's names and with its defaults.
-
-    Attributes:
-        promote_inputs_to_common_dtype: Compute the common dtype of differing inputs; on the CPU, convert them to it.
-        promote_integer_inputs_to_float: A common dtype that is integral becomes the default dtype.
-        cast_common_dtype_to_outputs: An output may have another dtype than the common one; the result is cast to it.
-        enforce_safe_casting_to_output: That cast must not lose a kind, see `can_cast`.
-        check_all_same_dtype: All operands must have one dtype. Off where inputs are promoted or outputs cast.
-        check_all_same_device: All operands must be on one device.
-        allow_cpu_scalars: One 0-dim CPU tensor may stand among operands on another device.
-        check_mem_overlap: An output must not use an element of memory twice.
-        resize_outputs: An output of another shape is resized, and has no say in the shape.
-        is_reduction: The output may be smaller than the inputs.
-        static_dtype: The dtype of an output that the caller does not give, whatever the inputs are.
-
-    Example:
-        >>> PRESETS["binary"].check_all_same_dtype
-        False
-
-    Source: aten/src/ATen/TensorIterator.h, TensorIteratorConfig (v2.13).
-    """
-
-    promote_inputs_to_common_dtype: bool = False
-    promote_integer_inputs_to_float: bool = False
-    cast_common_dtype_to_outputs: bool = False
-    enforce_safe_casting_to_output: bool = False
-    check_all_same_dtype: bool = True
-    check_all_same_device: bool = True
-    allow_cpu_scalars: bool = False
-    check_mem_overlap: bool = True
-    resize_outputs: bool = True
-    is_reduction: bool = False
-    static_dtype: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        if self.promote_integer_inputs_to_float and not self.promote_inputs_to_common_dtype:
-            raise ValueError("promote_integer_inputs_to_float needs promote_inputs_to_common_dtype.")
-        if self.promote_inputs_to_common_dtype or self.cast_common_dtype_to_outputs:
-            object.__setattr__(self, "check_all_same_dtype", False)
-
-
-_BINARY = TensorIteratorConfig(
-    promote_inputs_to_common_dtype=True,
-    cast_common_dtype_to_outputs=True,
-    enforce_safe_casting_to_output=True,
-    allow_cpu_scalars=True,
-)
-
-#: The configurations that PyTorch has builders for. Source: aten/src/ATen/TensorIterator.cpp (v2.13).
-PRESETS: dict[str, TensorIteratorConfig] = {
-    # neg, conj_physical: build_borrowing_unary_op
-    "unary": TensorIteratorConfig(),
-    # sin, exp: build_borrowing_unary_float_op
-    "unary_float": replace(_BINARY, allow_cpu_scalars=False, promote_integer_inputs_to_float=True),
-    # isposinf: build_borrowing_unary_force_boolean_op
-    "unary_force_boolean": TensorIteratorConfig(check_all_same_dtype=False, static_dtype=torch.bool),
-    # add, maximum, bitwise_and: build_borrowing_binary_op
-    "binary": _BINARY,
-    # true division, atan2: build_borrowing_binary_float_op
-    "binary_float": replace(_BINARY, promote_integer_inputs_to_float=True),
-    # eq, lt, logical_and: build_borrowing_comparison_op; see _config for an output that the caller gives
-    "comparison": TensorIteratorConfig(
-        promote_inputs_to_common_dtype=True, allow_cpu_scalars=True, static_dtype=torch.bool
-    ),
-    # addcdiv: build_ternary_op; addcmul sets the flags of "binary" itself
-    "ternary": replace(_BINARY, allow_cpu_scalars=False),
-    # sum into a given output: reduce_op with one output
-    "reduce": TensorIteratorConfig(
-        promote_inputs_to_common_dtype=True, check_mem_overlap=False, resize_outputs=False, is_reduction=True
-    ),
-    # random_, arange into a given output: nullary_op
-    "nullary": TensorIteratorConfig(check_all_same_dtype=False, resize_outputs=False),
-}
+__all__ = ["ElementwiseResult", "infer_elementwise", "infer_where", "wrap_number"]
 
 
 class ElementwiseResult(NamedTuple):
@@ -118,6 +30,11 @@ class ElementwiseResult(NamedTuple):
         shape: Its sizes.
         strides: Its strides, in elements.
         computation_dtype: The dtype that the inputs are converted to; None where they differ and are not converted.
+
+    Example:
+        >>> result = infer_elementwise(torch.ones(3), torch.ones(3).double(), preset="comparison")
+        >>> result.dtype, result.computation_dtype
+        (torch.bool, torch.float64)
     """
 
     dtype: torch.dtype
@@ -280,7 +197,7 @@ def _comparison_with_output(config: TensorIteratorConfig, output: Operand) -> Te
 
 
 def _compute_shape(inputs: list[Operand], output: Operand | None, config: TensorIteratorConfig) -> Sizes:
-    """Source: aten/src/ATen/TensorIterator.cpp, compute_shape (v2.13)."""
+    """Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_shape (v2.13)."""
     shapes = [operand.shape for operand in inputs]
     if output is not None and not config.resize_outputs:
         shapes.insert(0, output.shape)
@@ -288,7 +205,7 @@ def _compute_shape(inputs: list[Operand], output: Operand | None, config: Tensor
 
 
 def _will_resize(output: Operand, shape: Sizes, config: TensorIteratorConfig, read_write: bool) -> bool:
-    """Source: aten/src/ATen/TensorIterator.cpp, mark_resize_outputs (v2.13)."""
+    """Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::mark_resize_outputs (v2.13)."""
     if output.shape == shape:
         return False
     if config.resize_outputs and not read_write:
@@ -299,7 +216,10 @@ def _will_resize(output: Operand, shape: Sizes, config: TensorIteratorConfig, re
 
 
 def _common_device(inputs: list[Operand], output: Operand | None, config: TensorIteratorConfig, device: str) -> str:
-    """The device type that the op runs on: that of the first operand which is not on the CPU."""
+    """The device type that the op runs on: that of the first operand which is not on the CPU.
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_types (v2.13).
+    """
     everything = inputs if output is None else [output, *inputs]
     devices = [operand.device or device for operand in everything]
     common = next((found for found in devices if found != "cpu"), "cpu")
@@ -322,7 +242,7 @@ def _common_device(inputs: list[Operand], output: Operand | None, config: Tensor
 def _compute_types(
     inputs: list[Operand], output: Operand | None, config: TensorIteratorConfig, default_dtype: torch.dtype | None
 ) -> torch.dtype | None:
-    """Returns the common dtype. Source: aten/src/ATen/TensorIterator.cpp, compute_types (v2.13)."""
+    """Returns the common dtype. Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_types (v2.13)."""
     common = inputs[0].dtype if inputs else None
     differ = any(operand.dtype is not common for operand in inputs)
     if config.check_all_same_dtype:

@@ -11,6 +11,7 @@ import torch
 
 from torch_promote.reference.memory_format import contiguous_strides
 from torch_promote.reference.promotion import Number, Operand
+from torch_promote.reference.tensor_iterator import wrap_number
 
 __all__ = ["Argument", "Call", "Signature", "TensorLike", "described", "signature_of", "strides_of"]
 
@@ -32,6 +33,13 @@ class Argument:
         alias: The names of what it aliases; empty for most arguments.
         written: Whether the op writes to it.
         is_out: Whether it is given for the result alone, as `out` is.
+
+    Example:
+        >>> argument = signature_of(torch.ops.aten.add.Tensor).arguments[2]
+        >>> argument.name, argument.type, argument.default
+        ('alpha', 'number', 1)
+
+    Source: aten/src/ATen/core/function_schema.h, Argument (v2.13).
     """
 
     name: str
@@ -43,12 +51,22 @@ class Argument:
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is one tensor or none."""
+        """Whether it is one tensor or none.
+
+        Example:
+            >>> [a.is_tensor for a in signature_of(torch.ops.aten.add.Tensor).arguments]
+            [True, True, False]
+        """
         return self.type in _TENSOR
 
     @property
     def is_list(self) -> bool:
-        """Whether it is a list of tensors."""
+        """Whether it is a list of tensors.
+
+        Example:
+            >>> [a.is_list for a in signature_of(torch.ops.aten.cat.default).arguments]
+            [True, False]
+        """
         return self.type in _TENSORS
 
 
@@ -60,6 +78,13 @@ class Signature:
         name: The overload's name, such as `aten::add.Tensor`; the default overload's is `aten::mm`.
         arguments: Its arguments, in order.
         returns: The type of each result, and the written argument that it is, if it is one.
+
+    Example:
+        >>> signature = signature_of(torch.ops.aten.add.out)
+        >>> signature.name, [argument.name for argument in signature.arguments if argument.is_out]
+        ('aten::add.out', ['out'])
+
+    Source: aten/src/ATen/core/function_schema.h, FunctionSchema (v2.13).
     """
 
     name: str
@@ -145,7 +170,20 @@ class Call(Mapping[str, Any]):
     def of(
         cls, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], default_dtype: torch.dtype
     ) -> Call:
-        """Binds arguments as the dispatcher does: by position, by name, then by default."""
+        """Binds arguments as the dispatcher does: by position, by name, then by default.
+
+        Args:
+            op: The overload.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            default_dtype: The default dtype in force.
+
+        Example:
+            >>> dict(Call.of(torch.ops.aten.clamp.default, ("x",), {"max": 2}, torch.float32))
+            {'self': 'x', 'min': None, 'max': 2}
+
+        Source: torch/csrc/jit/python/pybind_utils.h, createStackForSchema (v2.13).
+        """
         signature = signature_of(op)
         values = {argument.name: argument.default for argument in signature.arguments}
         values.update(zip(values, args, strict=False))
@@ -166,6 +204,15 @@ class Call(Mapping[str, Any]):
 
         Lists are yielded one by one, absent tensors not at all. A Python number stands where a tensor may: PyTorch's
         wrapped number.
+
+        Args:
+            names: The arguments; none means all tensors that are read.
+
+        Example:
+            >>> x, y = torch.ones(1), torch.ones(2)
+            >>> call = Call.of(torch.ops.aten.addcmul.out, (x, y, 3), {"out": torch.ones(2)}, torch.float32)
+            >>> [*call.operands()], [*call.operands("tensor2")]
+            ([tensor([1.]), tensor([1., 1.]), 3], [3])
         """
         chosen = names or tuple(a.name for a in self.signature.arguments if (a.is_tensor or a.is_list) and not a.is_out)
         for name in chosen:
@@ -176,12 +223,28 @@ class Call(Mapping[str, Any]):
                     yield operand
 
     def tensor(self, name: str | None = None) -> TensorLike:
-        """Returns the named tensor, the first of a list of them, or the first tensor of the call."""
-        found = self.operands(*(() if name is None else (name,)))
-        return next(operand for operand in found if isinstance(operand, TensorLike))
+        """Returns the named tensor, the first of a list of them, or the first tensor of the call.
+
+        A Python number in a tensor's place is the 0-dim tensor that PyTorch wraps it in.
+
+        Args:
+            name: The argument; None means the first that holds a tensor.
+
+        Example:
+            >>> Call.of(torch.ops.aten.pow.Scalar, (2, torch.ones(3)), {}, torch.float32).tensor()
+            tensor([1., 1., 1.])
+        """
+        operand = next(self.operands(*(() if name is None else (name,))))
+        return operand if isinstance(operand, TensorLike) else wrap_number(operand)
 
     def without_layout(self) -> Call | None:
-        """Returns the call with sparse and other tensors that have no strides described; None if it has none such."""
+        """Returns the call with sparse and other tensors that have no strides described; None if it has none such.
+
+        Example:
+            >>> call = Call.of(torch.ops.aten.neg.default, (torch.ones(2).to_sparse(),), {}, torch.float32)
+            >>> call.without_layout()["self"]
+            Operand(dtype=torch.float32, shape=(2,), strides=None, device='cpu', wrapped=False)
+        """
         odd = {
             name: described(value)
             for name, value in self.bound.items()

@@ -5,7 +5,8 @@
 
 A line names an overload of aten and, for each of its results in turn, a rule or a dtype. In parentheses stand the names
 of the arguments that the rule looks at; without them it looks at the first tensor, or at all of them. An elementwise
-op has one result and an elementwise rule. Lines that start with # are comments.
+op has one result and an elementwise rule. `each(add.Tensor)` says of an op on lists which op runs on their elements.
+Lines that start with # are comments.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class Term:
     Attributes:
         rule: The rule's name, or a dtype's.
         names: What stands in parentheses after it.
+
+    Example:
+        >>> str(Term("wanted", ("1", "weight")))
+        'wanted(1, weight)'
     """
 
     rule: str
@@ -45,6 +50,10 @@ class Entry:
         op: The overload's name, such as `aten::add.Tensor`.
         terms: One for each result.
         family: The file that the line stands in, such as `elementwise`.
+
+    Example:
+        >>> rule_table()["aten::sort"].terms, rule_table()["aten::sort"].family
+        ((Term(rule='same', names=()), Term(rule='int64', names=())), 'reductions')
     """
 
     op: str

@@ -1,0 +1,231 @@
+"""The reference is documentation too: each public name shows what it does, and says what of PyTorch it mirrors."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from torch_promote import reference
+
+ROOT = Path(reference.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+#: One file and function of PyTorch, as `c10/core/ScalarType.h, canCast (v2.13)`.
+CITATION = r"[\w.-]+(?:/[\w.-]+)+\.\w+, (?:TORCH_(?:META|IMPL)_FUNC2?\(\w+(?:, \w+)?\)|~?\w+(?:::\w+)*) \(v\d+\.\d+\)"
+CITATIONS = re.compile(rf"{CITATION}(?:; {CITATION})*\.")
+
+_CASTS = "PyTorch casts, and says nothing of it"
+_TABLE = "PyTorch has kernels in place of a table of op rules"
+_TEXT = "PyTorch derives and reads nothing in words"
+_ERROR = "PyTorch raises RuntimeError, of no class of its own"
+_READS_SCHEMA = "PyTorch's kernels have typed arguments, and read no schema"
+
+#: What mirrors no function of PyTorch, and why.
+MIRRORS_NOTHING = {
+    "autocast_plan.AutocastPlan": _CASTS,
+    "autocast_plan.AutocastPlan.all_casts": _CASTS,
+    "autocast_plan.Cast": _CASTS,
+    "derivation.Derivation": _TEXT,
+    "document.main": "the page is this project's own",
+    "document.render": "the page is this project's own",
+    "dtypes.Family": "PyTorch has a predicate for each family, see dtypes.family",
+    "dtypes.Kind": "PyTorch asks predicates one after the other, where a number ranks dtypes here",
+    "dtypes.kind": "PyTorch asks predicates one after the other, where a number ranks dtypes here",
+    "dtypes.typecode": "PyTorch's typecodes are constants of its table's source",
+    "expression.Binary": _TEXT,
+    "expression.ExpressionError": _TEXT,
+    "expression.NumberTerm": _TEXT,
+    "expression.TensorTerm": _TEXT,
+    "expression.parse": _TEXT,
+    "infer.Inference": "PyTorch returns tensors",
+    "infer.NoRule": _TABLE,
+    "infer.infer": _TABLE,
+    "infer.rule_name": _TABLE,
+    "operators.Operator": "PyTorch binds each operator to its op in code that it generates",
+    "promotion_table.PromotionError": _ERROR,
+    "promotion_table.no_common_dtype": _ERROR,
+    "rules.call.Argument.is_list": _READS_SCHEMA,
+    "rules.call.Argument.is_tensor": _READS_SCHEMA,
+    "rules.call.Call": _READS_SCHEMA,
+    "rules.call.Call.operands": _READS_SCHEMA,
+    "rules.call.Call.tensor": _READS_SCHEMA,
+    "rules.call.Call.without_layout": "PyTorch dispatches on the layout",
+    "rules.call.described": "PyTorch has tensors only",
+    "rules.call.signature_of": _READS_SCHEMA,
+    "rules.call.strides_of": "PyTorch has tensors only",
+    "rules.table.Entry": _TABLE,
+    "rules.table.Term": _TABLE,
+    "rules.table.rule_table": _TABLE,
+    "strides.ShapeError": _ERROR,
+    "tensor_iterator.ElementwiseResult": "PyTorch returns a tensor",
+}
+
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+def definitions(tree: ast.Module) -> Iterator[tuple[str, Definition]]:
+    """Every function, method, property and class outside of functions, by its qualified name."""
+    waiting: list[tuple[str, ast.AST]] = [("", tree)]
+    while waiting:
+        prefix, parent = waiting.pop(0)
+        for node in ast.iter_child_nodes(parent):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                assert not isinstance(node, ast.AsyncFunctionDef), node.name
+                yield f"{prefix}{node.name}", node
+                if isinstance(node, ast.ClassDef):
+                    waiting.append((f"{prefix}{node.name}.", node))
+            elif isinstance(node, ast.stmt | ast.ExceptHandler):
+                waiting.append((prefix, node))
+
+
+def is_public(name: str) -> bool:
+    return not any(part.startswith("_") for part in name.split("."))
+
+
+def sources(text: str) -> list[str]:
+    """What follows each `Source: `, up to the next empty line or the end, on one line."""
+    found = re.findall(r"Source: (.*?)(?:\n\s*\n|\Z)", text, re.DOTALL)
+    return [" ".join(part.split()) for part in found]
+
+
+def comments(text: str) -> Iterator[str]:
+    """The comments that stand on lines of their own, those on adjacent lines as one."""
+    for block in re.findall(r"(?:^ *#.*\n)+", text, re.MULTILINE):
+        yield re.sub(r"^ *#:? ?", "", block, flags=re.MULTILINE)
+
+
+def complaints(module: str, text: str, mirrors_nothing: Mapping[str, str]) -> list[str]:
+    """What a file's docstrings lack, and which sources are not spelt as a file and a function."""
+    found = []
+    tree = ast.parse(text)
+    documented = [(module, ast.get_docstring(tree) or "")]
+    for name, node in definitions(tree):
+        docstring = ast.get_docstring(node) or ""
+        documented.append((f"{module}.{name}", docstring))
+        if not is_public(name):
+            continue
+        if ">>> " not in docstring:
+            found.append(f"{module}.{name} shows no example")
+        if not sources(docstring) and f"{module}.{name}" not in mirrors_nothing:
+            found.append(f"{module}.{name} names no source")
+    documented += [(f"a comment in {module}", comment) for comment in comments(text)]
+    for where, words in documented:
+        found += [f"{where}: {s!r} is no source" for s in sources(words) if not CITATIONS.fullmatch(s)]
+    return found
+
+
+def stale(mirrors_nothing: Mapping[str, str], files: Mapping[str, str]) -> list[str]:
+    """Entries of the list that are of no public name, or of one that names a source after all."""
+    lacking = {
+        f"{module}.{name}"
+        for module, text in files.items()
+        for name, node in definitions(ast.parse(text))
+        if is_public(name) and not sources(ast.get_docstring(node) or "")
+    }
+    return sorted(mirrors_nothing.keys() - lacking)
+
+
+def module_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_public_names_have_an_example_and_a_source(file: Path) -> None:
+    assert complaints(module_of(file), file.read_text(encoding="utf-8"), MIRRORS_NOTHING) == []
+
+
+def test_no_exception_is_stale() -> None:
+    assert stale(MIRRORS_NOTHING, {module_of(file): file.read_text(encoding="utf-8") for file in FILES}) == []
+    assert all(reason.strip() for reason in MIRRORS_NOTHING.values())
+
+
+GOOD = '''
+"""A module."""
+
+#: Data. Source: c10/core/ScalarType.cpp, _promoteTypesLookup (v2.13).
+TABLE = ""
+
+
+def public(a):
+    """Does it.
+
+    Example:
+        >>> public(1)
+        1
+
+    Source: aten/src/ATen/native/Pow.cpp, TORCH_META_FUNC2(pow, Scalar) (v2.13); c10/core/ScalarType.h, canCast
+    (v2.13).
+    """
+    return a
+
+
+class Public:
+    """A value.
+
+    Example:
+        >>> Public()
+        Public()
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::build (v2.13).
+    """
+
+    @property
+    def shown(self):
+        """Whether it is. Source: c10/core/TensorImpl.h, is_wrapped_number (v2.13).
+
+        Example:
+            >>> Public().shown
+            True
+        """
+        return True
+
+    def __len__(self):
+        return 1
+
+
+def _private():
+    pass
+'''
+
+
+def test_a_good_file_has_no_complaints() -> None:
+    assert complaints("good", GOOD, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "complaint"),
+    [
+        ("        >>> public(1)\n", "", "good.public shows no example"),
+        ("            >>> Public().shown\n", "", "good.Public.shown shows no example"),
+        ("        >>> Public()\n", "", "good.Public shows no example"),
+        ("def _private", "def late", "good.late shows no example"),
+        ("def _private", "def late", "good.late names no source"),
+        ("def _private():", "if TABLE:\n  def late():", "good.late names no source"),
+        (" Source: c10/core/TensorImpl.h, is_wrapped_number (v2.13).", "", "good.Public.shown names no source"),
+        ("h, canCast\n    (v2.13)", "h, canCast", "is no source"),
+        ("; c10", " and c10", "is no source"),
+        ("c10/core/TensorImpl.h", "TensorImpl.h", "is no source"),
+        ("is_wrapped_number (", "and its is_wrapped_number (", "is no source"),
+        ("ScalarType.cpp, _promoteTypesLookup", "ScalarType.cpp", "a comment in good: "),
+        ("(pow, Scalar)", "(pow", "is no source"),
+    ],
+)
+def test_a_planted_gap_is_found(good: str, bad: str, complaint: str) -> None:
+    assert good in GOOD
+    found = complaints("good", GOOD.replace(good, bad, 1), {})
+    assert any(complaint in words for words in found), found
+
+
+def test_an_exception_is_for_the_source_alone() -> None:
+    planted = GOOD.replace("def _private", "def late")
+    assert complaints("good", planted, {"good.late": "a reason"}) == ["good.late shows no example"]
+
+
+def test_a_stale_exception_is_found() -> None:
+    planted = GOOD.replace("def _private", "def late")
+    exceptions = {"good.late": "it lacks one", "good.public": "it has one", "good.gone": "there is no such name"}
+    assert stale(exceptions, {"good": planted}) == ["good.gone", "good.public"]
