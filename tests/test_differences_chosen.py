@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 import torch_promote as tp
-from casts import Region, half, ours, stock
+from casts import Region, casts_made, half, ours, stock
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 F8 = torch.float8_e4m3fn
@@ -125,6 +125,17 @@ def test_a_cast_of_an_earlier_graph_has_a_node_of_its_own_in_the_next() -> None:
 
     assert cast_nodes(stock) == ["ToCopyBackward0", "ToCopyBackward0"]
     assert cast_nodes(ours) == ["ToCopyBackward0", "CastBackward"]
+
+
+def test_a_weight_made_in_inference_mode_is_cast_at_every_use() -> None:
+    with torch.inference_mode():
+        weight = torch.nn.Parameter(torch.ones(2, 2))
+
+    def program(region: Region) -> None:
+        with region(), torch.no_grad():
+            torch.mm(weight, weight)
+
+    assert (casts_made(program, stock), casts_made(program, ours)) == (1, 2)
 
 
 # --- the same on purpose: what each gives, or the error that it raises
