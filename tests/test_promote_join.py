@@ -10,9 +10,9 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 import torch_promote as tp
-from row_samples import SAMPLES, Make
 from rows import ROWS, listed, overload, tensors_of
 from side_by_side import Bound, Outcome, Watch, assert_alike, run
+from torch_promote.parity.row_samples import SAMPLES, Make
 from torch_promote.policies import CastPolicy, Row
 
 from support import assert_same

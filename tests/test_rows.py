@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from row_samples import SAMPLES
-from row_samples.known import FLOAT32, KINDS, NO_GRADIENT, PROCESSOR_BOUND, REFUSED, UNWRITTEN
 from rows import (
     LOWER_DTYPES,
     ROWS,
@@ -21,6 +19,8 @@ from rows import (
     refused,
     stock_and_ours,
 )
+from torch_promote.parity.row_samples import SAMPLES
+from torch_promote.parity.row_samples.known import FLOAT32, KINDS, NO_GRADIENT, PROCESSOR_BOUND, REFUSED, UNWRITTEN
 from torch_promote.policies import Row, op_table
 
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name.removeprefix("aten::"))

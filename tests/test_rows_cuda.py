@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from row_samples.known import KINDS
 from rows import (
     LOWER_DTYPES,
     ROWS,
@@ -19,6 +18,7 @@ from rows import (
     stock_and_ours,
     tensors_of,
 )
+from torch_promote.parity.row_samples.known import KINDS
 from torch_promote.policies import CastPolicy, Row
 
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name.removeprefix("aten::"))

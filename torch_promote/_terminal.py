@@ -5,10 +5,11 @@ This is the one module that imports rich, and does so when something is drawn: r
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch_promote.errors import TorchPromoteError
 from torch_promote.policies import CastPolicy
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["DrawingError", "check_rich", "paint", "render", "table"]
+__all__ = ["DrawingError", "check_rich", "let_go_of_stdout", "paint", "render", "show", "table", "write"]
 
 _STYLES = {
     CastPolicy.lower_precision_fp: "cyan",
@@ -92,3 +93,45 @@ def render(drawings: Sequence[RenderableType]) -> str:
             # A sentence is left to the terminal to wrap, and whole to grep.
             console.print(drawing, soft_wrap=isinstance(drawing, str))
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def show(
+    data: Mapping[str, Any],
+    draw: Callable[[Mapping[str, Any]], Sequence[RenderableType]],
+    as_json: bool,
+    status: int = 0,
+) -> int:
+    """Prints a command's data, as JSON or as the text that is drawn from it.
+
+    Args:
+        data: Plain data.
+        draw: Makes drawings of it.
+        as_json: Whether to print JSON.
+        status: The exit status that the command comes to.
+
+    Returns:
+        `status`.
+
+    Raises:
+        DrawingError: Text is wanted, and rich is not installed.
+    """
+    if as_json:
+        write(json.dumps(data, indent=2) + "\n")
+    else:
+        check_rich()
+        write(render(draw(data)))
+    return status
+
+
+def write(text: str) -> None:
+    """Writes text to stdout. A reader that has read enough (head, less) is no error."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        let_go_of_stdout()
+
+
+def let_go_of_stdout() -> None:
+    """Points stdout at nothing. Python flushes it once more at exit, which must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import torch
 
+from torch_promote._extension import OUR_KEY
 from torch_promote.errors import UnsupportedDeviceError, did_you_mean
 from torch_promote.policies import DEVICE_TYPES, CastPolicy, Row, op_table
 
-__all__ = ["missing_rows", "registered", "unlisted_ops"]
+__all__ = ["missing_rows", "registered", "registered_on_any", "unlisted_ops"]
 
 
 def registered(device_type: str) -> frozenset[str]:
@@ -39,7 +40,36 @@ def registered(device_type: str) -> frozenset[str]:
             f"the op table has no column for device type {device_type!r}. Legal: {legal}."
             f"{did_you_mean(device_type, DEVICE_TYPES)}"
         )
-    key = f"Autocast{device_type.upper()}"
+    return _with_kernel(f"Autocast{device_type.upper()}")
+
+
+def registered_on_any(device_type: str) -> frozenset[str]:
+    """Returns what `registered` does, for every device type that has an autocast in the running PyTorch.
+
+    Args:
+        device_type: "cpu", "cuda", "xpu", "mps". That of PrivateUse1 cannot be asked for: its autocast key is ours.
+
+    Returns:
+        Qualified names, as in `Row.name`.
+
+    Raises:
+        UnsupportedDeviceError: The running PyTorch registers nothing for autocast on this device type.
+
+    Example:
+        >>> registered_on_any("cpu") == registered("cpu")
+        True
+    """
+    stock_keys = [key for key in torch._C.DispatchKey.__members__ if key.startswith("Autocast") and key != OUR_KEY]
+    kernels = {key.removeprefix("Autocast").lower(): names for key in stock_keys if (names := _with_kernel(key))}
+    if device_type not in kernels:
+        raise UnsupportedDeviceError(
+            f"this PyTorch registers no op for autocast on device type {device_type!r}. "
+            f"Legal: {', '.join(map(repr, sorted(kernels)))}.{did_you_mean(device_type, kernels)}"
+        )
+    return kernels[device_type]
+
+
+def _with_kernel(key: str) -> frozenset[str]:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return frozenset(name for name in torch._C._dispatch_get_all_op_names() if has_kernel(name, key))
 

@@ -5,8 +5,8 @@ A sample is called through `torch.ops.aten.<op>.<overload>`, so that it reaches 
 
 from __future__ import annotations
 
-from row_samples import losses, matrices, pointwise, products, spatial
-from row_samples.make import Call, Make, Sample
+from torch_promote.parity.row_samples import losses, matrices, pointwise, products, spatial
+from torch_promote.parity.row_samples.make import Call, Make, Sample
 
 __all__ = ["SAMPLES", "Call", "Make", "Sample"]
 

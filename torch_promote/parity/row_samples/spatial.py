@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from row_samples.make import Call, Make, Sample, call
+from torch_promote.parity.row_samples.make import Call, Make, Sample, call
 
 CL2D = torch.channels_last
 CL3D = torch.channels_last_3d

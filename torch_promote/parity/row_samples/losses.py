@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from row_samples.make import Sample, call
+from torch_promote.parity.row_samples.make import Sample, call
 
 MEAN, SUM = 1, 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from row_samples.make import Call, Make, Sample, call
+from torch_promote.parity.row_samples.make import Call, Make, Sample, call
 
 
 def _unary(make: Make) -> Call:

@@ -1,0 +1,99 @@
+"""PyTorch's own lists of ops for autocast, and the calls that each of their entries stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+
+__all__ = ["ListedCall", "autocast_lists", "calls_of"]
+
+_C: Any = torch._C
+#: The first word of a list's name -> where its functions are, besides the methods of Tensor.
+_MODULES: dict[str, tuple[Any, ...]] = {
+    "torch": (torch,),
+    "nn": (_C._nn,),
+    "linalg": (_C._linalg,),
+    "fft": (_C._fft,),
+    "special": (_C._special,),
+    "methods": (),
+    "banned": (_C._nn,),
+}
+
+
+@dataclass(frozen=True)
+class ListedCall:
+    """One way to call one entry in a region of one dtype.
+
+    Attributes:
+        label: The call in words.
+        op: The name of the op.
+        where: "torch", "_nn" and so on, or "Tensor" for a method.
+        number: Which set of arguments it is.
+        function: What to call.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        lower: The dtype of the region that the arguments are meant for.
+        expected: The dtype of what comes out.
+        banned: Whether autocast refuses the op.
+    """
+
+    label: str
+    op: str
+    where: str
+    number: int
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    lower: torch.dtype
+    expected: torch.dtype
+    banned: bool
+
+
+def autocast_lists(device_type: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Returns the lists of a device type, by name, with their tensors made anew from a fixed seed.
+
+    Example:
+        >>> autocast_lists("cpu")["nn_16"][0][0]
+        'linear'
+    """
+    # PyTorch's test helpers freeze the flags of torch.backends for the whole process when they are imported.
+    with mock.patch("torch.backends.disable_global_flags"):
+        from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists
+    kind = AutocastTestLists if device_type == "cuda" else AutocastCPUTestLists
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return vars(kind(torch.device(device_type)))
+
+
+def calls_of(list_name: str, entry: tuple[Any, ...]) -> Iterator[ListedCall]:
+    """Yields the calls that an entry stands for. Its parts are told by their types: each list has its own."""
+    op, *parts = entry
+    family, _, rest = list_name.partition("_")
+    equation = tuple(part for part in parts if isinstance(part, str))
+    argument_sets = [equation + part for part in parts if isinstance(part, tuple)]
+    kwargs = next((part for part in parts if isinstance(part, dict)), {})
+    dtypes = [part for part in parts if isinstance(part, torch.dtype)]
+    # What is left says that ROCm is to skip the entry, or names the module of a banned op.
+    assert all(isinstance(part, str | tuple | dict | torch.dtype | bool) or part in _MODULES[family] for part in parts)
+    assert argument_sets, entry
+
+    functions = [(where, getattr(where, op)) for where in (*_MODULES[family], torch.Tensor) if hasattr(where, op)]
+    assert functions, f"{op} is neither a function of {_MODULES[family]} nor a method of Tensor"
+    for where, function in functions:
+        for number, args in enumerate(argument_sets):
+            # Two sets of arguments are one for each dtype. In stock, promote takes the region's own dtype only.
+            halves = (torch.bfloat16, torch.float16)
+            lowers = (halves[number],) if len(argument_sets) == 2 else halves
+            if "need_autocast_promote" in rest and len(argument_sets) == 1:
+                lowers = (torch.float16,)
+            for lower in lowers:
+                expected = dtypes[0] if dtypes else lower if rest in ("fp16", "16") else torch.float32
+                name = where.__name__.removeprefix("torch._C.")
+                label = f"{list_name}: {where.__name__}.{op}, arguments {number}, {lower}"
+                yield ListedCall(
+                    label, op, name, number, function, args, kwargs, lower, expected, banned=family == "banned"
+                )

@@ -1,0 +1,95 @@
+"""Where samples run: real devices, and CUDA pretended at the level of dtypes, shapes and strides."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from unittest import mock
+
+import torch
+from torch._subclasses import FakeTensorMode
+
+from torch_promote.errors import OptionError, did_you_mean
+from torch_promote.parity.model import DEVICES, Options
+
+__all__ = ["asks_for_a_gpu", "check_device", "on_device", "pretend_cuda"]
+
+_ONLY_WITH_A_GPU = (
+    "Torch not compiled with CUDA enabled",
+    "PyTorch is not linked with support for cuda devices",
+    "Found no NVIDIA driver",
+)
+
+
+@contextlib.contextmanager
+def pretend_cuda() -> Iterator[None]:
+    """Lets regions of "cuda", stock's and ours, be enabled where there is no GPU, for use with fake tensors.
+
+    Example:
+        >>> with pretend_cuda(), torch.autocast("cuda"):
+        ...     torch.is_autocast_enabled("cuda")
+        True
+    """
+    if torch.cuda.is_available():
+        yield
+        return
+    with (
+        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
+        mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True),
+    ):
+        yield
+
+
+def asks_for_a_gpu(error: Exception | None) -> bool:
+    """Whether an error says that there is no GPU, or no CUDA in this build: a kernel was asked, fake tensors or not.
+
+    Example:
+        >>> asks_for_a_gpu(AssertionError("Torch not compiled with CUDA enabled"))
+        True
+    """
+    return error is not None and any(text in str(error) for text in _ONLY_WITH_A_GPU)
+
+
+def check_device(device: str) -> None:
+    """Checks that samples can run on a device.
+
+    Raises:
+        OptionError: There is no such device, or none in this machine.
+
+    Example:
+        >>> check_device("cpu")
+    """
+    if device not in DEVICES:
+        raise OptionError(f"there is no device {device!r}. Legal: {', '.join(DEVICES)}.{did_you_mean(device, DEVICES)}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("device 'cuda' needs a GPU, and PyTorch finds none. Without one: fake-cuda.")
+
+
+@contextlib.contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """Silences a logger: it writes a traceback for each meta kernel that raises, which samples are there to find."""
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@contextlib.contextmanager
+def on_device(options: Options) -> Iterator[None]:
+    """What all samples of an entry run in: one thread, random numbers of their own, and fake tensors if asked for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the bits of a sum depend on how it is split
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, threads)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(torch.random.fork_rng(devices=[0] if options.device == "cuda" else []))
+        if options.fake:
+            stack.enter_context(pretend_cuda())
+            stack.enter_context(_quiet(logging.getLogger("torch._subclasses.fake_tensor")))
+            stack.enter_context(FakeTensorMode())
+        yield

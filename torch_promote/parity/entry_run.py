@@ -1,0 +1,211 @@
+"""The run of one entry: each sample under stock and under ours, and what differs."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_promote.autocast import my_autocast
+from torch_promote.checking.call_site import describe_arguments
+from torch_promote.checking.comparison import compare
+from torch_promote.checking.crosscheck import crosscheck
+from torch_promote.checking.known_gaps import SampleGap, nondeterministic, sample_gaps
+from torch_promote.checking.report import CrosscheckReport
+from torch_promote.parity.devices import asks_for_a_gpu
+from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
+from torch_promote.parity.outcome import Outcome, error_type, run, without_bits
+from torch_promote.parity.row_samples.known import UNWRITTEN
+from torch_promote.parity.samples import Sample
+
+__all__ = ["EntryRun"]
+
+_OURS, _REFERENCE_STOCK, _REFERENCE_OURS = (
+    "ours against stock", "reference against stock", "reference against ours",
+)  # fmt: skip
+#: What stock says where ours works on purpose: docs/differences.md, row 7.
+_MENDED = ("Unexpected floating ScalarType in at::autocast::prioritize",)
+
+
+@dataclass
+class EntryRun:
+    """Adds up what the samples of one entry give."""
+
+    entry: Entry
+    options: Options
+    samples: int = 0
+    refused: int = 0
+    stock_raised: int = 0
+    not_generated: dict[str, str] = field(default_factory=dict)
+    mismatches: dict[tuple[str, ...], SampleMismatch] = field(default_factory=dict)
+    gaps: Counter[str] = field(default_factory=Counter)
+    explained: set[SampleGap] = field(default_factory=set)
+    without_bits: Counter[str] = field(default_factory=Counter)
+    differed: bool = False
+    total: CrosscheckReport = field(default_factory=CrosscheckReport)
+
+    def __post_init__(self) -> None:
+        name, device = self.entry.name, self.options.device
+        self._gaps = [gap for gap in sample_gaps() if gap.covers(name, device)]
+        self._nondeterministic = [listed for listed in nondeterministic() if listed.covers(name, device)]
+
+    def add(self, sample: Sample) -> None:
+        """Runs a sample under stock and under ours."""
+        self.samples += 1
+        stock = self._checked(sample, _REFERENCE_STOCK)
+        if self._nondeterministic:
+            self.without_bits[self._nondeterministic[0].reason] += 1
+            self.differed = self.differed or self._repeats(sample, stock) is not None
+        if self.options.stock_only:
+            # What a check raises is no answer of PyTorch's.
+            self._compare(sample, self._run(sample, ours=False), stock, _REFERENCE_STOCK)
+            self.refused += stock.error is not None or stock.backward_error is not None
+            return
+        plain = self._run(sample, ours=True)
+        ours = self._checked(sample, _REFERENCE_OURS)
+        if self._is_refused(stock, plain):
+            self.refused += 1
+        elif _is_mended(stock, plain) and _is_mended(stock, ours):
+            self.stock_raised += 1
+            return
+        for outcome in (plain, ours):
+            self._compare(sample, outcome, stock, _OURS)
+
+    def _is_refused(self, stock: Outcome, ours: Outcome) -> bool:
+        errors = (stock.error or stock.backward_error, ours.error or ours.backward_error)
+        return all(errors) or (self.options.fake and any(map(asks_for_a_gpu, errors)))
+
+    def _run(self, sample: Sample, *, ours: bool, **checks: Any) -> Outcome:
+        region = my_autocast if ours else torch.autocast
+        made = region(self.options.device_type, self.options.lower)
+        outcome = run(made, sample.bound, finish=sample.finish, **checks)
+        if self.entry.source == "row" and self.entry.name in UNWRITTEN:
+            return without_bits(outcome, UNWRITTEN[self.entry.name])
+        return outcome
+
+    def _checked(self, sample: Sample, what: str) -> Outcome:
+        """Runs a sample with every call held against the reference."""
+        report = CrosscheckReport()
+        checks = {"forward": _crosschecked(report), "backward": _crosschecked(report)}
+        outcome = self._run(sample, ours=what == _REFERENCE_OURS, **checks)
+        for found in report.mismatches:
+            self._found(sample, found.kind, what, str(found).partition("\n    at ")[0])
+        self.gaps.update(report.known_gaps)
+        report.mismatches.clear()
+        self.total.add(report)
+        return outcome
+
+    def _compare(self, sample: Sample, ours: Outcome, stock: Outcome, what: str) -> None:
+        if self.options.fake and any(asks_for_a_gpu(outcome.error) for outcome in (ours, stock)):
+            return
+        for kind, text in self._differences(ours, stock):
+            if kind == "bits" and not self._nondeterministic:
+                again = self._repeats(sample, stock)
+                text += "" if again is None else f"\n    stock against itself: {again}; list it as nondeterministic"
+            arguments = describe_arguments([*sample.bound[1], *sample.bound[2].values()])
+            self._found(sample, kind, what, f"{self.entry.name}({arguments}): {kind}\n    {text}")
+
+    def _differences(self, ours: Outcome, stock: Outcome) -> Iterator[tuple[str, str]]:
+        for name, where in (("error", ""), ("backward_error", " in the backward")):
+            a, b = getattr(ours, name), getattr(stock, name)
+            if error_type(a) != error_type(b):
+                yield "error", f"expected {_spelt(b)}{where}, as stock has\n    got      {_spelt(a)}"
+                return
+        if self._nondeterministic:
+            ours, stock = without_bits(ours), without_bits(stock)
+        for name, a, b in (("result", ours.result, stock.result), ("gradients", ours.gradients, stock.gradients)):
+            for difference in compare(a, b, name):
+                expected = f"{difference.where}: {difference.kind} {difference.stock}, as stock has"
+                yield difference.kind, f"expected {expected}\n    got      {difference.ours}"
+
+    def _repeats(self, sample: Sample, stock: Outcome) -> str | None:
+        """What differs between two runs of stock; None if nothing does."""
+        for byte in (0x5A, 0xA5):
+            _soil_memory(byte, self.options.device_type)
+            again = self._run(sample, ours=False)
+            for a, b in ((again.result, stock.result), (again.gradients, stock.gradients)):
+                for difference in compare(a, b):
+                    return str(difference)
+        return None
+
+    def _found(self, sample: Sample, kind: str, what: str, text: str) -> None:
+        gap = next((gap for gap in self._gaps if gap.explains(kind, what, sample.label, text)), None)
+        if gap is not None:
+            self.gaps[gap.reason] += 1
+            self.explained.add(gap)
+            return
+        mismatch = SampleMismatch(self.entry.name, sample.label, kind, what, text, self._reproduce(sample))
+        self.mismatches.setdefault((sample.label, kind, what, text), mismatch)
+
+    def _reproduce(self, sample: Sample) -> str:
+        options = self.options
+        words = ["torch-promote", "parity", "--device", options.device, "--ops", self.entry.name]
+        words += ["--sample", sample.label]
+        if options.autocast_dtype is not None:
+            words += ["--autocast-dtype", options.autocast_dtype]
+        return shlex.join(words + ["--stock-only"] * options.stock_only)
+
+    def _stale(self) -> Iterator[str]:
+        if not self.options.full:
+            return
+        place = f"{self.entry.name} on {self.options.device}"
+        for gap in self._gaps:
+            if gap not in self.explained and not (self.options.stock_only and gap.what != _REFERENCE_STOCK):
+                yield f"{place}: the known gap ({gap.kind}, {gap.what}: {gap.reason}) explains nothing"
+        if not self.options.fake and self.samples and not self.differed:
+            for listed in self._nondeterministic:
+                if listed.always:
+                    yield f"{place}: listed as nondeterministic ({listed.reason}), and repeats"
+
+    def result(self, seconds: float) -> EntryResult:
+        """Returns what has been added up."""
+        return EntryResult(
+            self.entry,
+            self.samples,
+            self.refused,
+            self.not_generated,
+            tuple(self.mismatches.values()),
+            dict(self.gaps),
+            dict(self.without_bits),
+            tuple(self._stale()),
+            frozenset(map(_row_name, self.total.with_policy)),
+            dict(self.total.checked),
+            dict(self.total.no_rule),
+            self.stock_raised,
+            seconds,
+        )
+
+
+@contextlib.contextmanager
+def _crosschecked(report: CrosscheckReport) -> Iterator[None]:
+    with crosscheck() as part:
+        try:
+            yield
+        finally:
+            report.add(part)
+
+
+def _is_mended(stock: Outcome, ours: Outcome) -> bool:
+    return ours.error is None and any(text in str(stock.error) for text in _MENDED)
+
+
+def _spelt(error: Exception | None) -> str:
+    first_line = str(error).partition("\n")[0]
+    return error_type(error) if error is None else f"{error_type(error)}: {first_line}"
+
+
+def _row_name(op: str) -> str:
+    """`aten::softmax.int` for `aten.softmax.int`, `aten::mm` for `aten.mm.default`."""
+    return op.replace(".", "::", 1).removesuffix(".default")
+
+
+def _soil_memory(byte: int, device_type: str) -> None:
+    """Leaves freed memory full of a byte, so that results which nothing is written to do not repeat by chance."""
+    sizes = [64 << shift for shift in range(15)]
+    soiled = [torch.full((size,), byte, dtype=torch.uint8, device=device_type) for size in sizes for _ in range(4)]
+    del soiled

@@ -1,0 +1,87 @@
+"""Samples from PyTorch's op database, which its own tests are made of.
+
+What an op gives for a dtype depends on nothing but the op and the dtype: the seeds are its own, and all samples of a
+dtype are made before the first one runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import zlib
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._pytree import tree_map
+
+from torch_promote.parity.model import Options
+
+__all__ = ["generated", "op_database", "supported_dtypes"]
+
+
+@functools.cache
+def op_database() -> dict[str, Any]:
+    """Returns the entries of the op database by their names, variants such as "std_mean.unbiased" among them.
+
+    Example:
+        >>> op_database()["mm"].supports_autograd
+        True
+    """
+    # PyTorch's test helpers freeze the flags of torch.backends for the whole process when they are imported.
+    with mock.patch("torch.backends.disable_global_flags"):
+        from torch.testing._internal.common_methods_invocations import op_db
+    return {op.full_name: op for op in op_db}
+
+
+def supported_dtypes(name: str, device_type: str) -> list[torch.dtype]:
+    """Returns the dtypes that an op supports on a device type, in a fixed order.
+
+    Example:
+        >>> torch.float64 in supported_dtypes("mm", "cpu"), torch.bool in supported_dtypes("mm", "cpu")
+        (True, False)
+    """
+    return sorted(op_database()[name].supported_dtypes(device_type), key=str)
+
+
+def generated(name: str, dtype: torch.dtype, options: Options) -> list[Any]:
+    """Returns PyTorch's samples of one op and dtype, inputs that can have a gradient requiring one.
+
+    Fake ones are made on the CPU, where their values can be looked at, and have no gradient: a build without CUDA
+    ends the process where a fake CUDA tensor requires one.
+
+    Raises:
+        Exception: What PyTorch raised as it made them.
+    """
+    op = op_database()[name]
+    grad = not options.fake and op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    seed = zlib.crc32(f"{name} {dtype}".encode())
+    torch.manual_seed(seed)
+    random.seed(seed)
+    _seed_numpy(seed)
+    # Not through op.sample_inputs, which walks the stack for each sample to name the test that it is for.
+    if not options.fake:
+        return list(op.sample_inputs_func(op, options.device, dtype, grad))
+    with torch._subclasses.fake_tensor.unset_fake_temporarily():
+        samples = list(op.sample_inputs_func(op, "cpu", dtype, grad))
+    return [_on_fake_cuda(sample) for sample in samples]
+
+
+def _on_fake_cuda(sample: Any) -> Any:
+    def fake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return "cuda" if str(value) == "cpu" else value
+        if value.layout is not torch.strided:
+            raise NotImplementedError(f"no fake tensor is made of one with the layout {value.layout}")
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+
+    sample.input, sample.args, sample.kwargs = tree_map(fake, (sample.input, sample.args, sample.kwargs))
+    return sample
+
+
+def _seed_numpy(seed: int) -> None:
+    try:
+        import numpy as np
+    except ImportError:  # PyTorch's samples then do without it too
+        return
+    np.random.seed(seed)

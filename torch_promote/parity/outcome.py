@@ -1,0 +1,177 @@
+"""Runs one call in one region, on copies of its arguments: results and gradients, or what was raised instead."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from torch_promote.checking.comparison import is_fake
+
+__all__ = ["Bound", "Outcome", "copied", "error_type", "restrided", "run", "without_bits"]
+
+#: What to call, and its positional and keyword arguments.
+Bound = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass
+class Outcome:
+    """What came of one run.
+
+    Attributes:
+        result: What the call returned.
+        gradients: Those of the inputs that require one, in their order; None without a backward.
+        error: What the call raised.
+        backward_error: What the backward raised.
+    """
+
+    result: Any = None
+    gradients: Any = None
+    error: Exception | None = None
+    backward_error: Exception | None = None
+
+
+_AnyOutcome = TypeVar("_AnyOutcome", bound=Outcome)
+
+
+def run(
+    region: contextlib.AbstractContextManager[Any],
+    bound: Bound,
+    *,
+    forward: contextlib.AbstractContextManager[Any] | None = None,
+    backward: contextlib.AbstractContextManager[Any] | None = None,
+    finish: Callable[[Any], Any] | None = None,
+) -> Outcome:
+    """Runs a call in a region, from a fixed seed, and then its backward, outside of the region.
+
+    Args:
+        region: The region.
+        bound: The call. Its arguments are copied.
+        forward: Is entered inside the region.
+        backward: Is entered around the backward.
+        finish: Makes what is differentiated out of the results, outside of the region.
+
+    Returns:
+        The outcome.
+
+    Example:
+        >>> run(torch.autocast("cpu"), (torch.mm, (torch.ones(2, 2), torch.ones(2, 2)), {})).result.dtype
+        torch.bfloat16
+    """
+    outcome = Outcome()
+    func, args, kwargs = bound
+    args, kwargs = copied((args, kwargs))
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated ops are run too
+        try:
+            with region, forward or contextlib.nullcontext():
+                outcome.result = func(*args, **kwargs)
+        except Exception as error:
+            outcome.error = error
+        else:
+            with backward or contextlib.nullcontext():
+                _run_backward(outcome, (args, kwargs), finish)
+    return outcome
+
+
+def _run_backward(outcome: Outcome, inputs: Any, finish: Callable[[Any], Any] | None) -> None:
+    leaves = [leaf for leaf in _tensors(inputs) if leaf.requires_grad]
+    if not leaves or not any(out.requires_grad for out in _tensors(outcome.result)):
+        return
+    try:
+        finished = outcome.result if finish is None else finish(outcome.result)
+        outputs = [out for out in _tensors(finished) if out.requires_grad]
+        # An eigenvector is only defined up to its phase, so of a complex output the absolute value has a gradient.
+        outputs = [out.abs() if out.is_complex() else out for out in outputs]
+        torch.autograd.backward(outputs, [_ramp(out) for out in outputs])
+    except Exception as error:
+        outcome.backward_error = error
+    else:
+        outcome.gradients = [leaf.grad for leaf in leaves]
+
+
+def _ramp(output: torch.Tensor) -> torch.Tensor:
+    """A gradient that differs from element to element: softmax has none for equal ones."""
+    ramp = torch.linspace(0.5, 1.5, output.numel(), dtype=torch.float64, device=output.device)
+    return ramp.reshape(output.shape).to(output.dtype)
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def copied(tree: Any) -> Any:
+    """Copies the tensors of a tree as leaves with their strides; one that occurs twice stays one.
+
+    Example:
+        >>> copied([torch.ones(1).expand(3)])[0].stride()
+        (0,)
+    """
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in copies:
+            copies[id(tensor)] = restrided(tensor).requires_grad_(tensor.requires_grad)
+        return copies[id(tensor)]
+
+    return tree_map_only(torch.Tensor, copy, tree)
+
+
+def restrided(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Returns a copy with the same strides, gaps and overlaps included, in another dtype if one is given.
+
+    Example:
+        >>> restrided(torch.ones(4)[::2], torch.float64).stride()
+        (2,)
+    """
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return tensor.clone() if dtype is None else tensor.to(dtype, copy=True)
+    if is_fake(tensor):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=tensor.device)
+    if tensor.is_conj():
+        return restrided(tensor.conj(), dtype).conj()
+    if tensor.is_neg():
+        return torch._neg_view(restrided(torch._neg_view(tensor), dtype))
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.as_strided((extent if tensor.numel() else 0,), (1,)).to(dtype or tensor.dtype, copy=True)
+    return flat.as_strided(tensor.shape, tensor.stride())
+
+
+def without_bits(outcome: _AnyOutcome, positions: tuple[int, ...] | None = None) -> _AnyOutcome:
+    """Returns the same outcome with zeros for values: dtypes, shapes and strides are left.
+
+    Args:
+        outcome: The outcome.
+        positions: Which of several results; None means all, and the gradients.
+    """
+    if positions is not None:
+        if outcome.error is not None:
+            return outcome
+        result = tuple(_zeros(leaf) if i in positions else leaf for i, leaf in enumerate(outcome.result))
+        return replace(outcome, result=result)
+    result, gradients = tree_map_only(torch.Tensor, _zeros, (outcome.result, outcome.gradients))
+    return replace(outcome, result=result, gradients=gradients)
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return torch.zeros_like(tensor)
+    blank = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).zero_()
+    return blank.requires_grad_(tensor.requires_grad)
+
+
+def error_type(error: Exception | None) -> str:
+    """Returns the name of an error's type, or "a result" where there is none.
+
+    Example:
+        >>> error_type(ValueError("no")), error_type(None)
+        ('ValueError', 'a result')
+    """
+    return "a result" if error is None else type(error).__qualname__

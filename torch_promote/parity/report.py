@@ -1,0 +1,276 @@
+"""What came of a parity run, or of the shards of one: totals, exit status, and the JSON that they are merged from."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+import torch_promote
+from torch_promote.checking.known_gaps import dispatch_gaps
+from torch_promote.errors import OptionError
+from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
+from torch_promote.policies import CastPolicy, op_table
+from torch_promote.registrations import registered
+
+__all__ = ["Report", "about", "merged"]
+
+_OK, _FOUND, _NOTHING_CHECKED, _INTERRUPTED = 0, 1, 2, 130
+#: Changes when a program that reads the JSON would have to.
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a run.
+
+    Attributes:
+        about: Versions, and the device by its name.
+        options: What was asked for.
+        entries: How many entries the options choose, in all shards.
+        results: What came of an entry, by its position among those.
+        shards: Which shards these are, as in "1/3".
+        seconds: How long it took; of several shards, the sum.
+        interrupted: Whether it was stopped before its end.
+    """
+
+    about: Mapping[str, str]
+    options: Options
+    entries: int
+    results: Mapping[int, EntryResult]
+    shards: tuple[str, ...] = ("1/1",)
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def ordered(self) -> list[EntryResult]:
+        """The results in the order of the entries."""
+        return [self.results[position] for position in sorted(self.results)]
+
+    @property
+    def mismatches(self) -> list[SampleMismatch]:
+        """All mismatches, in the order of the entries."""
+        return [mismatch for result in self.ordered for mismatch in result.mismatches]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every entry that there is was run."""
+        return len(self.results) == self.entries and not self.options.ops and not self.options.dtypes
+
+    @property
+    def stale(self) -> list[str]:
+        """The known gaps that explain nothing any more: those of entries, and then those of single calls."""
+        return [*(gap for result in self.ordered for gap in result.stale), *self.stale_calls]
+
+    @property
+    def stale_calls(self) -> list[str]:
+        """The known gaps of single calls of which a whole run, with all samples, sees nothing."""
+        if not (self.whole and self.options.full):
+            return []
+        seen = [op.replace(".", "::", 1).removesuffix(".default") for op in self.counted("checked")]
+        explained = self.counted("gaps")
+        return [
+            f"{gap.op} on {self.options.device}: the known gap ({gap.kind}: {gap.reason}) explains nothing"
+            for gap in dispatch_gaps()
+            if (self.options.fake or not gap.fake) and fnmatch.filter(seen, gap.op) and gap.reason not in explained
+        ]
+
+    @property
+    def rows(self) -> list[str]:
+        """The rows whose policy applied to a call, in the order of the table."""
+        seen = {row for result in self.results.values() for row in result.rows}
+        return [row for row in _rows_with_a_policy(self.options.device_type) if row in seen]
+
+    @property
+    def rows_not_reached(self) -> list[str]:
+        """The rows with a policy on the device that no call was seen of."""
+        seen = set(self.rows)
+        return [row for row in _rows_with_a_policy(self.options.device_type) if row not in seen]
+
+    def counted(self, name: str) -> Counter[str]:
+        """Adds up one of the results' mappings: "gaps", "nondeterministic", "checked" or "no_rule"."""
+        total: Counter[str] = Counter()
+        for result in self.results.values():
+            total.update(getattr(result, name))
+        return total
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """The figures of the last table.
+
+        Example:
+            >>> Report({}, Options(), 0, {}).totals["mismatches"]
+            0
+        """
+        results = self.results.values()
+        return {
+            "rows": len(self.rows),
+            "rows_with_policy": len(_rows_with_a_policy(self.options.device_type)),
+            "entries": len(results),
+            "entries_chosen": self.entries,
+            "samples": sum(result.samples for result in results),
+            "refused": sum(result.refused for result in results),
+            "stock_raised": sum(result.stock_raised for result in results),
+            "not_generated": sum(len(result.not_generated) for result in results),
+            "nondeterministic": self.counted("nondeterministic").total(),
+            "calls_checked": self.counted("checked").total(),
+            "calls_without_rule": self.counted("no_rule").total(),
+            "ops_checked": len(self.counted("checked")),
+            "ops_without_rule": len(self.counted("no_rule")),
+            "mismatches": len(self.mismatches),
+            "gaps": self.counted("gaps").total(),
+            "stale_gaps": len(self.stale),
+            "seconds": round(self.seconds, 3),
+        }
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 nothing found, 1 something, 2 nothing was checked, 130 interrupted.
+
+        Example:
+            >>> Report({}, Options(), 0, {}).status
+            2
+        """
+        if self.interrupted:
+            return _INTERRUPTED
+        if self.mismatches or self.stale:
+            return _FOUND
+        return _OK if any(result.samples > result.refused for result in self.results.values()) else _NOTHING_CHECKED
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as plain data, for JSON."""
+        return {
+            "format": _FORMAT,
+            **self.about,
+            "options": asdict(self.options),
+            "shards": list(self.shards),
+            "interrupted": self.interrupted,
+            "status": self.status,
+            "totals": self.totals,
+            "rows_not_reached": self.rows_not_reached,
+            "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
+            "entries": [_entry_data(position, self.results[position]) for position in sorted(self.results)],
+        }
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Report:
+        """Reads what `to_dict` gave.
+
+        Args:
+            text: JSON.
+            where: Where it comes from, for errors.
+
+        Raises:
+            OptionError: It is something else.
+        """
+        try:
+            data = json.loads(text)
+            if data["format"] != _FORMAT:
+                raise OptionError(f"{where} has format {data['format']}, and this version reads {_FORMAT}.")
+            return cls(
+                about={name: data[name] for name in about("")},
+                options=Options(**{name: _tuple(value) for name, value in data["options"].items()}),
+                entries=data["totals"]["entries_chosen"],
+                results=_results(data),
+                shards=tuple(data["shards"]),
+                seconds=data["totals"]["seconds"],
+                interrupted=data["interrupted"],
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, OptionError):
+                raise
+            raise OptionError(f"{where} is not what `torch-promote parity --json` writes ({error!r}).") from error
+
+
+def about(device: str) -> dict[str, str]:
+    """Returns the versions that a run is of, and its device by name.
+
+    Args:
+        device: "cpu", "cuda" or "fake-cuda".
+
+    Example:
+        >>> sorted(about("cpu"))
+        ['device', 'platform', 'python', 'torch', 'torch_promote']
+    """
+    names = {"cpu": platform.machine, "cuda": torch.cuda.get_device_name}
+    return {
+        "torch": torch.__version__,
+        "torch_promote": torch_promote.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": names[device]() if device in names else device,
+    }
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """Returns the report of the run that some shards make up.
+
+    Args:
+        reports: At least one.
+
+    Raises:
+        OptionError: They are not all the shards of one run, or one was interrupted.
+    """
+    first = reports[0]
+    shards = tuple(shard for report in reports for shard in report.shards)
+    results: dict[int, EntryResult] = {}
+    for report in reports:
+        named = f"shard {', '.join(report.shards)}"
+        for what, mine, theirs in (
+            ("options", report.options, first.options),
+            ("torch", report.about["torch"], first.about["torch"]),
+            ("torch_promote", report.about["torch_promote"], first.about["torch_promote"]),
+            ("number of entries", report.entries, first.entries),
+        ):
+            if mine != theirs:
+                raise OptionError(
+                    f"these are not shards of one run: {named} has {what} {mine}, the first has {theirs}."
+                )
+        if report.interrupted:
+            raise OptionError(f"{named} was interrupted. Run it again.")
+        if twice := results.keys() & report.results.keys():
+            raise OptionError(f"{len(twice)} entries are there twice: the shards are {', '.join(shards)}.")
+        results.update(report.results)
+    if len(results) != first.entries:
+        lacking = first.entries - len(results)
+        raise OptionError(f"{lacking} of {first.entries} entries are missing: the shards are {', '.join(shards)}.")
+    seconds = sum(report.seconds for report in reports)
+    return replace(first, results=dict(sorted(results.items())), shards=shards, seconds=seconds)
+
+
+def _rows_with_a_policy(device_type: str) -> list[str]:
+    names = registered(device_type)
+    with_policy = (row.name for row in op_table() if row.policy(device_type) is not CastPolicy.fallthrough)
+    return [name for name in with_policy if name in names]
+
+
+def _entry_data(position: int, result: EntryResult) -> dict[str, Any]:
+    data = asdict(result)
+    del data["entry"]
+    data["mismatches"] = len(result.mismatches)
+    data["rows"] = sorted(result.rows)
+    for name in ("checked", "no_rule"):
+        data[name] = dict(sorted(data[name].items()))
+    return {"position": position, "name": result.entry.name, "source": result.entry.source, **data}
+
+
+def _results(data: Mapping[str, Any]) -> dict[int, EntryResult]:
+    mismatches: dict[str, list[SampleMismatch]] = {}
+    for mismatch in data["mismatches"]:
+        mismatches.setdefault(mismatch["entry"], []).append(SampleMismatch(**mismatch))
+    results = {}
+    for entry in data["entries"]:
+        fields = {name: _tuple(value) for name, value in entry.items() if name not in ("position", "name", "source")}
+        fields |= {"mismatches": tuple(mismatches.get(entry["name"], ())), "rows": frozenset(fields["rows"])}
+        results[entry["position"]] = EntryResult(Entry(entry["name"], entry["source"]), **fields)
+    return results
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
