@@ -225,7 +225,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("current_policy_id", [] { return reinterpret_cast<uintptr_t>(&current_policy()); });
   m.def("depth", &depth);
 
-  m.attr("OBSERVER_NAME") = kObserverName;
+  m.def("swap_observer", &swap_observer);
   m.def("register_tap", &register_tap);
   m.def("tap_key_name", &tap_key_name);
 

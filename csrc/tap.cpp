@@ -16,6 +16,7 @@
 #include <torch/csrc/utils/tensor_memoryformats.h>
 #include <torch/library.h>
 
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -26,9 +27,11 @@ namespace py = pybind11;
 
 namespace torch_promote {
 
-const char* const kObserverName = "torch_promote.tap";
-
 namespace {
+
+// Where a thread's observer is found in ThreadLocalPythonObjects, which autograd hands on to the threads that run a
+// backward. (Python's own way there, torch._C._stash_obj_in_tls, takes a reference too few in PyTorch 2.11.)
+constexpr const char* kObserverName = "torch_promote.tap";
 
 // NOTE [The tap's key]
 // A call has to be seen above the Autocast keys, where its arguments are still the caller's, in forward and backward
@@ -257,6 +260,13 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
 }
 
 } // namespace
+
+py::object swap_observer(py::object observer) {
+  py::object before = observer_of_this_thread();
+  auto holder = std::make_shared<c10::SafePyObject>(observer.release().ptr(), getPyInterpreter());
+  at::impl::ThreadLocalPythonObjects::set(kObserverName, std::move(holder));
+  return before;
+}
 
 void register_tap() {
   static std::once_flag once;

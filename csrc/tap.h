@@ -1,13 +1,14 @@
 // file: the tap, which shows an observer in Python each call of an op before autocast has its turn
 #pragma once
 
+#include <pybind11/pybind11.h>
+
 #include <string>
 
 namespace torch_promote {
 
-// Where a thread's observer is found: under this name in at::impl::ThreadLocalPythonObjects, which autograd hands on to
-// the threads that run a backward. None, or no such name: nobody observes.
-extern const char* const kObserverName;
+// Makes an object this thread's observer, and returns the one before it. None means that nobody observes.
+pybind11::object swap_observer(pybind11::object observer);
 
 // Registers the tap's kernel. Until then it costs nothing, and afterwards only where the key is included. Raises if
 // some other library has a fallback on the key.

@@ -67,7 +67,9 @@ def test_a_planted_bug_is_found_and_its_line_reproduces_it(
 def test_as_a_process_with_workers() -> None:
     command = [sys.executable, "-m", "torch_promote", "parity", "--ops", "aten::mm", "--jobs", "2", "--json"]
     process = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
-    assert (process.returncode, process.stderr) == (0, "")
+    # A PyTorch built for CUDA says where there is none.
+    said = [line for line in process.stderr.splitlines() if "No CUDA runtime is found" not in line]
+    assert (process.returncode, said) == (0, [])
     data = json.loads(process.stdout)
     assert (data["torch"], data["status"], data["totals"]["mismatches"]) == (torch.__version__, 0, 0)
     assert [entry["rows"] for entry in data["entries"]] == [["aten::mm"]]

@@ -1,5 +1,7 @@
 """Types of the extension; csrc/module.cpp."""
 
+from typing import Any
+
 import torch
 
 TORCH_VERSION: str
@@ -13,9 +15,6 @@ ROW_NAMES: tuple[str, ...]
 
 UNVERSIONED_WRITERS: tuple[str, ...]
 """Ops that clear the cast cache, because they write weights without bumping their version."""
-
-OBSERVER_NAME: str
-"""Under which name a thread's observer is found by the tap; csrc/tap.h."""
 
 class SuspendedRegions:
     """Regions taken off a thread by `suspend_regions`."""
@@ -37,5 +36,6 @@ def current_policy_id() -> int: ...
 def scalar_type(dtype: torch.dtype) -> int: ...
 def cache_info() -> dict[str, int]: ...
 def clear_cache() -> None: ...
+def swap_observer(observer: object, /) -> Any: ...
 def register_tap() -> None: ...
 def tap_key_name() -> str: ...

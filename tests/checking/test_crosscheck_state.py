@@ -22,7 +22,8 @@ KEY = torch._C._dispatch_key_parse(_C.tap_key_name())
 
 def is_on() -> bool:
     included = torch._C._dispatch_tls_is_dispatch_key_included(KEY)
-    observer = torch._C._get_obj_in_tls(_C.OBSERVER_NAME) if torch._C._is_key_in_tls(_C.OBSERVER_NAME) else None
+    observer = _C.swap_observer(None)
+    _C.swap_observer(observer)
     assert included == (observer is not None)
     return included
 

@@ -234,3 +234,21 @@ def test_calls_of_two_devices(name: str, policy: CastPolicy | torch.dtype | None
 
 def both_on() -> dict[str, DeviceAutocast]:
     return {"cpu": DeviceAutocast(True, torch.bfloat16), "cuda": DeviceAutocast(True, torch.float16)}
+
+
+# --- kernels that the table knows nothing of
+
+
+def test_an_op_that_a_library_registers_on_stocks_key_is_left_to_stock() -> None:
+    with torch.library._scoped_library("plan_test", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x + x, "CompositeExplicitAutograd")
+        twice, state = torch.ops.plan_test.twice.default, AutocastState.region("cpu")
+        assert not autocast_plan(twice, (torch.ones(2),), {}, state).left_to_stock
+        library.impl("twice", lambda x: x.half(), "AutocastCPU")
+        plan = autocast_plan(twice, (torch.ones(2),), {}, state)
+        assert (plan.left_to_stock, plan.policy, plan.casts) == (True, None, ())
+        overridden = autocast_plan(
+            twice, (torch.ones(2),), {}, replace(state, overrides={"plan_test::twice": CastPolicy.fp32})
+        )
+        assert (overridden.left_to_stock, overridden.policy) == (False, CastPolicy.fp32)

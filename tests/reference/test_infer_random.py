@@ -15,8 +15,12 @@ import pytest
 import torch
 from op_db_coverage import described, differs
 from random_calls import RandomCall, changed, forms, recorded
+from torch.utils._pytree import tree_map_only
 
 from torch_promote.reference.infer import Inference, infer
+from torch_promote.reference.promotion import Operand
+from torch_promote.reference.promotion_table import PromotionError
+from torch_promote.reference.rules.call import described as described_tensor
 from torch_promote.reference.rules.table import Entry, Term, rule_table
 
 aten = torch.ops.aten
@@ -97,6 +101,29 @@ def test_changed_calls_of_the_op_database() -> None:
     assert sum(name.startswith("aten._foreach") for name in result.compared) > 80
     assert sum("_." in name for name in result.compared) > 150
     assert sum("out" in name for name in result.compared) > 150
+
+
+def test_no_rule_loses_the_device() -> None:
+    """What an op gives for tensors on the CPU, it gives for the same on another device, and needs nothing on the CPU."""
+
+    def moved(tensor: torch.Tensor) -> Operand:
+        return described_tensor(tensor)._replace(device="cuda")
+
+    compared = 0
+    for op, calls in recorded(most=4).items():
+        for call in calls:
+            try:
+                on_cpu = infer(call.op, call.args, call.kwargs)
+            except PromotionError:  # PyTorch refuses some of its own samples
+                continue
+            args, kwargs = tree_map_only(torch.Tensor, moved, (call.args, call.kwargs))
+            elsewhere = infer(call.op, args, kwargs)
+            # CUDA's kernels keep the statistics of half precision in float32.
+            if isinstance(on_cpu, Inference) and "statistics" not in on_cpu.rule:
+                assert isinstance(elsewhere, Inference), op
+                assert (elsewhere.dtypes, elsewhere.shape) == (on_cpu.dtypes, on_cpu.shape), op
+                compared += 1
+    assert compared > 1000
 
 
 SHAPES = (((2, 3), (3,)), ((2, 3, 4), (2, 3, 4)))

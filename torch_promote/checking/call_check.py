@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from torch_promote._extension import OUR_KEY
+from torch_promote.policies import DEVICE_TYPES
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.autocast_plan import AutocastPlan, AutocastState, Cast, autocast_plan
 from torch_promote.reference.infer import NO_RULE, Inference, NoRule, infer
@@ -21,6 +23,7 @@ __all__ = [
     "expect",
     "find_overload",
     "is_composite",
+    "may_be_cast",
     "overload_name",
     "tensor_arguments",
     "tensors_in",
@@ -28,6 +31,9 @@ __all__ = [
 
 #: Ops with no policy whose kernels call ops that autocast casts. Their rules hold where autocast is off.
 _CALL_CAST_OPS = frozenset({"aten::linalg_pinv.atol_rtol_tensor"})
+
+#: The keys on which autocast has its kernels.
+_AUTOCAST_KEYS = (OUR_KEY, *(f"Autocast{device.upper()}" for device in DEVICE_TYPES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,7 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
             last = last.then
         runs = find_overload(last.runs)
         values |= plan.dtype_arguments
-    if nested or (plan is not None and plan.runs in _CALL_CAST_OPS):
+    if nested or (plan is not None and (plan.left_to_stock or plan.runs in _CALL_CAST_OPS)):
         return Expectation(op, plan, NO_RULE, None, planned)
     try:
         return Expectation(op, plan, infer(runs, (), values), None, planned)
@@ -223,8 +229,20 @@ def is_composite(op: torch._ops.OpOverload, device_type: str) -> bool:
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     name = overload_name(op)
-    own = {"cpu": "CPU", "cuda": "CUDA"}.get(device_type)
-    return has_kernel(name, "CompositeImplicitAutograd") and not (own is not None and has_kernel(name, own))
+    own = torch._C._dispatch_key_for_device(device_type)
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, own)
+
+
+def may_be_cast(op: torch._ops.OpOverload) -> bool:
+    """Whether autocast, ours or PyTorch's on some device type, has a kernel for an op: no other can get cast arguments.
+
+    Example:
+        >>> may_be_cast(torch.ops.aten.mm.default), may_be_cast(torch.ops.aten.neg.default)
+        (True, False)
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = overload_name(op)  # asked at each call: a library may register a kernel at any time
+    return any(has_kernel(name, key) for key in _AUTOCAST_KEYS)
 
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:

@@ -16,7 +16,15 @@ from typing import Any, Literal, get_args
 import torch
 
 from torch_promote.checking.active import active_state, ours_is_active
-from torch_promote.checking.call_check import Expectation, Finding, expect, is_composite, overload_name, tensors_in
+from torch_promote.checking.call_check import (
+    Expectation,
+    Finding,
+    expect,
+    is_composite,
+    may_be_cast,
+    overload_name,
+    tensors_in,
+)
 from torch_promote.checking.call_site import calling_line, describe_arguments
 from torch_promote.checking.comparison import compare, is_fake
 from torch_promote.checking.known_gaps import Gap, dispatch_gaps, explained
@@ -91,6 +99,7 @@ class _Call:
         written: The arguments in words, for an op that changes them; "" for other ops.
         see_through: Whether the ops inside are to be checked too.
         stock_too: Whether the call is compared with stock.
+        uncast: Whether autocast has a kernel for the op, and is to cast nothing: inside, only that is looked at.
         handed_on: Whether autocast has called on to the op that runs.
         stock: The run under stock, once it has begun.
     """
@@ -100,6 +109,7 @@ class _Call:
     see_through: bool
     written: str = ""
     stock_too: bool = False
+    uncast: bool = False
     handed_on: bool = False
     stock: StockRun | None = None
 
@@ -130,9 +140,13 @@ class _Checker:
         self.stopped = False
         if _has_wrapped(args):  # of functorch; what they are made of is called next
             return self._push(_Call(None, args, see_through=True))
+        state = active_state()
+        if inside is not None and inside.uncast:
+            if state is None:  # autocast hands on with autocast off; else the op's own kernel calls, which may be itself
+                self._check_handed_on(inside, op, args)
+            return None
         if inside is not None and inside.expectation is not None:
             self._check_handed_on(inside, op, args)
-        state = active_state()
         try:
             expectation = expect(op, args, state)
         except Exception as error:  # the reference's own: not the affair of whoever calls the op
@@ -141,7 +155,8 @@ class _Checker:
         plan = expectation.plan
         hands_on = plan is not None and bool(plan.casts or plan.runs != overload_name(op))
         see_through = hands_on or is_composite(op, _device_type(args))
-        call = _Call(expectation, args, see_through)
+        uncast = plan is not None and not (see_through or plan.left_to_stock) and may_be_cast(op)
+        call = _Call(expectation, args, see_through or uncast, uncast=uncast)
         if op._schema.is_mutable:
             call.written = describe_arguments(args)
         if expectation.has_policy:
@@ -177,7 +192,9 @@ class _Checker:
         expectation = outer.expectation
         assert expectation is not None
         plan = expectation.plan
-        if outer.handed_on or plan is None or plan.policy is None or plan.runs != overload_name(op):
+        if outer.handed_on or plan is None or plan.runs != overload_name(op):
+            return
+        if plan.policy is None and not outer.uncast:
             return
         outer.handed_on = True
         finding = expectation.check_casts(args)

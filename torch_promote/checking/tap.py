@@ -97,18 +97,11 @@ def tapped(observer: Observer) -> Iterator[None]:
             f"the dispatch key {_C.tap_key_name()}, which has no kernels in PyTorch, has a fallback of another "
             f"library's in this process; crosscheck cannot work beside that library. PyTorch said: {error}"
         ) from error
-    outer = _observer()
     included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
-    torch._C._stash_obj_in_tls(_C.OBSERVER_NAME, observer)
+    outer = _C.swap_observer(observer)
     torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
     try:
         yield
     finally:
         torch._C._dispatch_tls_set_dispatch_key_included(_KEY, included)
-        torch._C._stash_obj_in_tls(_C.OBSERVER_NAME, outer)
-
-
-def _observer() -> Any:
-    """The observer of this thread, or None."""
-    name = _C.OBSERVER_NAME
-    return torch._C._get_obj_in_tls(name) if torch._C._is_key_in_tls(name) else None
+        _C.swap_observer(outer)

@@ -52,19 +52,34 @@ def asks_for_a_gpu(error: Exception | None) -> bool:
     return error is not None and any(text in str(error) for text in _ONLY_WITH_A_GPU)
 
 
-def check_device(device: str) -> None:
+def check_device(device: str, *, stock_only: bool = False) -> None:
     """Checks that samples can run on a device.
+
+    Args:
+        device: One of `DEVICES`; any device type, if ours is left out.
+        stock_only: Whether ours is left out.
 
     Raises:
         OptionError: There is no such device, or none in this machine.
 
     Example:
         >>> check_device("cpu")
+        >>> check_device("meta", stock_only=True)
     """
-    if device not in DEVICES:
-        raise OptionError(f"there is no device {device!r}. Legal: {', '.join(DEVICES)}.{did_you_mean(device, DEVICES)}")
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError("device 'cuda' needs a GPU, and PyTorch finds none. Without one: fake-cuda.")
+    if device in DEVICES:
+        return
+    if not stock_only:
+        raise OptionError(
+            f"there is no device {device!r}. Legal: {', '.join(DEVICES)}, and with --stock-only every device type that "
+            f"this PyTorch has.{did_you_mean(device, DEVICES)}"
+        )
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise OptionError(f"this PyTorch cannot make a tensor on device {device!r}: {first_line}") from error
 
 
 @contextlib.contextmanager

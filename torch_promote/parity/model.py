@@ -9,10 +9,11 @@ from typing import Literal
 import torch
 
 from torch_promote.errors import OptionError, did_you_mean
+from torch_promote.policies import DEVICE_TYPES
 
 __all__ = ["DEVICES", "Entry", "EntryResult", "Options", "SampleMismatch", "named_dtype"]
 
-#: Where samples run: "fake-cuda" is CUDA at the level of dtypes, shapes and strides, with no GPU.
+#: Where samples run under stock and ours: "fake-cuda" is CUDA at the level of dtypes, shapes and strides, with no GPU.
 DEVICES = ("cpu", "cuda", "fake-cuda")
 
 Source = Literal["op_db", "autocast_lists", "row"]
@@ -23,7 +24,7 @@ class Options:
     """What a run is asked for.
 
     Attributes:
-        device: "cpu", "cuda" or "fake-cuda".
+        device: "cpu", "cuda" or "fake-cuda"; with `stock_only` any device type that the running PyTorch has.
         ops: Globs over the names of entries; none means all.
         dtypes: Names of the dtypes of samples, as in "float32"; none means all.
         sample: The one sample to run, as in "float32/3/mixed"; `ops` then selects one entry.
@@ -42,8 +43,13 @@ class Options:
 
     @property
     def device_type(self) -> str:
-        """The device type of the regions: "cpu" or "cuda"."""
-        return "cpu" if self.device == "cpu" else "cuda"
+        """The device type of the tensors, and of the regions where there are any."""
+        return self.device.removeprefix("fake-")
+
+    @property
+    def has_policies(self) -> bool:
+        """Whether the op table has a column for the device type. Samples of others run with autocast off."""
+        return self.device_type in DEVICE_TYPES
 
     @property
     def fake(self) -> bool:
@@ -60,7 +66,7 @@ class Options:
         """
         if self.autocast_dtype is not None:
             return named_dtype(self.autocast_dtype)
-        return torch.bfloat16 if self.device == "cpu" else torch.float16
+        return torch.float16 if self.device_type == "cuda" else torch.bfloat16
 
     @property
     def full(self) -> bool:

@@ -16,7 +16,7 @@ import torch_promote
 from torch_promote.checking.known_gaps import dispatch_gaps
 from torch_promote.errors import OptionError
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
-from torch_promote.policies import CastPolicy, op_table
+from torch_promote.policies import DEVICE_TYPES, CastPolicy, op_table
 from torch_promote.registrations import registered
 
 __all__ = ["Report", "about", "merged"]
@@ -245,6 +245,8 @@ def merged(reports: Sequence[Report]) -> Report:
 
 
 def _rows_with_a_policy(device_type: str) -> list[str]:
+    if device_type not in DEVICE_TYPES:
+        return []
     names = registered(device_type)
     with_policy = (row.name for row in op_table() if row.policy(device_type) is not CastPolicy.fallthrough)
     return [name for name in with_policy if name in names]

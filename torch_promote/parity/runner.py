@@ -40,8 +40,8 @@ def entries(options: Options) -> list[Entry]:
         >>> [entry.name for entry in entries(Options("cpu", ops=("aten::mm", "mm")))]
         ['aten::mm', 'mm']
     """
-    check_device(options.device)
-    everything = _all_entries(options.device_type, options.fake)
+    check_device(options.device, stock_only=options.stock_only)
+    everything = _all_entries(options.device)
     names = [entry.name for entry in everything]
     for glob in options.ops:
         if not fnmatch.filter(names, glob):
@@ -69,11 +69,15 @@ def _check_dtypes(chosen: list[Entry], options: Options) -> None:
 
 
 @functools.cache
-def _all_entries(device_type: str, fake: bool) -> tuple[Entry, ...]:
+def _all_entries(device: str) -> tuple[Entry, ...]:
+    from_database = tuple(Entry(name, "op_db") for name in op_database())
+    options = Options(device)
+    if not options.has_policies:
+        return from_database
     rows = [Entry(row.name, "row") for row in op_table() if schema_of(row) is not None]
-    with on_device(Options("fake-cuda" if fake else device_type)):
-        listed = [Entry(name, "autocast_lists") for name in listed_entries(autocast_lists(device_type))]
-    return (*rows, *listed, *(Entry(name, "op_db") for name in op_database()))
+    with on_device(options):
+        listed = [Entry(name, "autocast_lists") for name in listed_entries(autocast_lists(options.device_type))]
+    return (*rows, *listed, *from_database)
 
 
 def run_entry(entry: Entry, options: Options) -> EntryResult:

@@ -66,6 +66,8 @@ class AutocastPlan:
         dtype_arguments: Keyword arguments that autocast adds or changes, by name.
         error: Why autocast refuses the call; None where it does not.
         then: The plan of the other device type, for a call with tensors of both; its turn comes after.
+        left_to_stock: Whether PyTorch has an autocast kernel for the op on a device on which the table has no policy: a
+            newer PyTorch's, or a library's. What it does is not known here, and the rest of the plan is empty.
 
     Example:
         >>> softmax = torch.ops.aten.softmax.int
@@ -81,6 +83,7 @@ class AutocastPlan:
     dtype_arguments: Mapping[str, torch.dtype] = field(default_factory=lambda: MappingProxyType({}))
     error: str | None = None
     then: AutocastPlan | None = None
+    left_to_stock: bool = False
 
     def all_casts(self) -> tuple[Cast, ...]:
         """The casts of this plan and of the one that follows it.
@@ -129,6 +132,8 @@ def autocast_plan(
             continue
         policy = _policy(name, device, state)
         if policy is CastPolicy.fallthrough:
+            if name not in state.overrides and _has_stock_kernel(name, device):
+                return AutocastPlan(None, None, (), name, left_to_stock=True)
             continue
         plan = _plan(call, name, device, policy, state)
         if plan.error is not None or plan.runs != name:
@@ -241,11 +246,19 @@ def _rows() -> Mapping[str, Row]:
     return {row.name: row for row in op_table()}
 
 
+_in_aten = functools.cache(is_registered)
+
+
+def _has_stock_kernel(name: str, device: str) -> bool:
+    """Whether PyTorch's own autocast does something with an op. Libraries may register theirs at any time."""
+    return (_in_aten if name.startswith("aten::") else is_registered)(name, _STOCK_KEYS[device])
+
+
 @functools.cache
 def _policy_of_row(name: str, device: str) -> CastPolicy:
     """The table's policy, if the running PyTorch registers the op for the device."""
     row = _rows().get(name)
-    if row is None or not is_registered(name, _STOCK_KEYS[device]):
+    if row is None or not _has_stock_kernel(name, device):
         return CastPolicy.fallthrough
     return row.policy(device)
 

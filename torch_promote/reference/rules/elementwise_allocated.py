@@ -199,7 +199,7 @@ def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None)
     tensor = call.tensor(name)
     made = _like(tensor, tensor.dtype, None)
     config = replace(PRESETS["unary"], check_all_same_dtype=False)
-    written = Operand(made.dtype, made.shape, made.strides) if out is None else out
+    written = Operand(made.dtype, made.shape, made.strides, described(tensor).device) if out is None else out
     return infer_elementwise(*call.operands(*names), preset=config, out=written)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch_promote.reference.dtypes import to_complex
 from torch_promote.reference.promotion import Operand
-from torch_promote.reference.rules.call import Call, TensorLike
+from torch_promote.reference.rules.call import Call, TensorLike, described
 from torch_promote.reference.tensor_iterator import ElementwiseResult, infer_elementwise, infer_where
 from torch_promote.reference.tensor_iterator_config import PRESETS
 
@@ -60,9 +60,10 @@ def product(call: Call, *names: str, out: TensorLike | None = None) -> Elementwi
     Source: aten/src/ATen/native/Dropout.cpp, native_dropout_backward (v2.13).
     """
     first, *rest = call.operands(*names)
+    device = described(call.tensor()).device
     for factor in rest:
         result = infer_elementwise(first, factor, default_dtype=call.default_dtype)
-        first = Operand(result.dtype, result.shape, result.strides)
+        first = Operand(result.dtype, result.shape, result.strides, device)
     return result
 
 
