@@ -60,12 +60,14 @@ class _Check:
         level: Its level.
         blocks: Ends it when closed.
         told: How many of the mismatches a phase of the test (setup, call, teardown) has failed with.
+        calling: Whether the test itself is running. What is reported meanwhile is a subtest, and no phase's end.
     """
 
     report: CrosscheckReport
     level: str
     blocks: ExitStack
     told: int = 0
+    calling: bool = False
 
     def news(self) -> list[Mismatch]:
         """The mismatches of this phase."""
@@ -197,7 +199,14 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    yield
+    check = item.stash.get(_check_key, None)
+    if check is None:
+        return (yield)
+    check.calling = True
+    try:
+        yield
+    finally:
+        check.calling = False
     _fail_if_news(item)
 
 
@@ -248,7 +257,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     check = item.stash.get(_check_key, None)
-    if check is None:
+    if check is None or check.calling:
         return (yield)
     _end_traceback_at_the_op(call)
     report = yield

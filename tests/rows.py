@@ -13,9 +13,10 @@ from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
 from side_by_side import Outcome, Watch, assert_alike, run
+from torch_promote.checking.unwritten import UNWRITTEN
 from torch_promote.parity.outcome import Bound, without_bits
 from torch_promote.parity.row_samples import SAMPLES, Make
-from torch_promote.parity.row_samples.known import KINDS, PROCESSOR_BOUND, RARE, REFUSED, UNWRITTEN, dtypes_of
+from torch_promote.parity.row_samples.known import KINDS, PROCESSOR_BOUND, RARE, REFUSED, dtypes_of
 from torch_promote.policies import CastPolicy, Row, op_table, schema_of
 
 #: The rows that the running PyTorch has.

@@ -170,7 +170,11 @@ def test_progress_is_a_bar_on_a_terminal(capsys: Capture, monkeypatch: pytest.Mo
     [
         ("--ops mmm", "no entry is called 'mmm'. Closest: mm, bmm, minimum."),
         ("--ops mm sofmax", "no entry is called 'sofmax'. Closest: softmax, fmax, log_softmax."),
-        ("--device cdua", "there is no device 'cdua'. Legal: cpu, cuda, fake-cuda. Closest: cuda."),
+        (
+            "--device cdua",
+            "there is no device 'cdua'. Legal: cpu, cuda, fake-cuda, and with --stock-only every device type that this "
+            "PyTorch has. Closest: cuda.",
+        ),
         ("--dtypes flaot32", "there is no dtype 'flaot32'. Closest: float32, float, cfloat."),
         ("--autocast-dtype int8", "the autocast dtype 'int8' is no floating dtype."),
         ("--ops mm --jobs 0 --sample float32/9/plain", "mm has no sample 'float32/9/plain'."),
@@ -261,7 +265,7 @@ what runs:
   --dtypes DTYPE [DTYPE ...]
                         only samples of these dtypes
   --sample LABEL        only this sample of one entry
-  --quick               the first sample of each op, in two dtypes
+  --quick               the first three samples of each op, in two dtypes
   --stock-only          PyTorch against the reference, without ours
   --autocast-dtype DTYPE
                         the regions' dtype (default: the device's)

@@ -193,6 +193,34 @@ def test_unittest(run: Run, pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.usefixtures("wrong_cell")
+def test_a_mismatch_in_a_subtest_fails_the_test(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import unittest, torch
+
+        def mixed():
+            return torch.ones(3, dtype=torch.int8) + torch.ones(3, dtype=torch.int16)
+
+        class Test(unittest.TestCase):
+            def test_bad(self):
+                with self.subTest(): mixed()
+                with self.subTest(): self.assertEqual(int(torch.ones(2).sum()), 2)
+            def test_bad_and_skipped(self):
+                with self.subTest(): mixed(); self.skipTest("not now")
+            def test_good(self):
+                with self.subTest(): self.assertEqual(int(torch.ones(2).sum()), 2)
+        """
+    )
+    result = run("--torch-promote-crosscheck")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    failed = [line for line in result.outlines if line.startswith("FAILED")]
+    assert [line.partition("::")[2].partition(" in ")[0] for line in failed] == [
+        "Test::test_bad - Failed: crosscheck: 1 mismatch",
+        "Test::test_bad_and_skipped - Failed: crosscheck: 1 mismatch",
+    ]
+
+
+@pytest.mark.usefixtures("wrong_cell")
 def test_fixtures_are_checked_in_the_phase_they_run_in(run: Run, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         BAD.replace("def test_bad():\n        mixed()", "")

@@ -19,8 +19,9 @@ from rows import (
     refused,
     stock_and_ours,
 )
+from torch_promote.checking.unwritten import UNWRITTEN
 from torch_promote.parity.row_samples import SAMPLES
-from torch_promote.parity.row_samples.known import FLOAT32, KINDS, NO_GRADIENT, PROCESSOR_BOUND, REFUSED, UNWRITTEN
+from torch_promote.parity.row_samples.known import FLOAT32, KINDS, NO_GRADIENT, PROCESSOR_BOUND, REFUSED
 from torch_promote.policies import Row, op_table
 
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name.removeprefix("aten::"))

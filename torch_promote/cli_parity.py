@@ -88,7 +88,7 @@ def add_parser(commands: Any) -> None:
     chosen.add_argument("--ops", nargs="+", action="extend", metavar="GLOB", help="only entries of these names")
     chosen.add_argument("--dtypes", nargs="+", action="extend", metavar="DTYPE", help="only samples of these dtypes")
     chosen.add_argument("--sample", metavar="LABEL", help="only this sample of one entry")
-    chosen.add_argument("--quick", action="store_true", help="the first sample of each op, in two dtypes")
+    chosen.add_argument("--quick", action="store_true", help="the first three samples of each op, in two dtypes")
     chosen.add_argument("--stock-only", action="store_true", help="PyTorch against the reference, without ours")
     chosen.add_argument("--autocast-dtype", metavar="DTYPE", help="the regions' dtype (default: the device's)")
     chosen.add_argument("--shard", default="1/1", metavar="I/N", help="only every N-th entry, from the I-th on")

@@ -16,10 +16,26 @@ import torch
 
 from torch_promote.errors import PolicyError
 
-__all__ = ["DEVICE_TYPES", "CastPolicy", "Row", "check_legal", "legal_policies", "op_table", "parse_table", "schema_of"]
+__all__ = [
+    "DEVICE_TYPES",
+    "LEFT_TO_STOCK",
+    "TABLE_VERSION",
+    "CastPolicy",
+    "Row",
+    "check_legal",
+    "legal_policies",
+    "op_table",
+    "parse_table",
+    "schema_of",
+]
 
 #: The device types that have a column in the table, in the order of the columns.
 DEVICE_TYPES = ("cpu", "cuda")
+
+#: The PyTorch whose registrations the table describes. Other versions register other sets.
+TABLE_VERSION = "2.13"
+#: What PyTorch registers, and the table leaves to stock on purpose: a wrapper of its own, which flattens weights anew.
+LEFT_TO_STOCK = frozenset({"aten::_cudnn_rnn"})
 
 _DEF_FILE = Path(__file__).with_name("op_policies.def")
 _ROW = re.compile(r"^ROW\(\s*(\w+)\s*,\s*(\w*)\s*,\s*(\w+)\s*,\s*(\w+)\s*(?:,\s*(\w+)\s*)?\)$")

@@ -143,7 +143,7 @@ def test_a_training_has_no_mismatch(name: str, dtype: torch.dtype, region: str, 
     assert report.known_gaps.total() == 0
     assert report.stock_raised.total() == 0
     assert report.not_compared.total() == 0
-    assert report.with_stock == report.with_policy
+    assert report.with_stock >= report.with_policy  # and calls of our wrappers that no policy applies to
     assert report.with_policy["aten.linear.default"] >= STEPS
     assert report.checked.total() > 100 * STEPS
 

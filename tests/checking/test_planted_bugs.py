@@ -70,6 +70,8 @@ def a_wrong_cast(patch: MonkeyPatch) -> None:
 
 def a_missing_row(patch: MonkeyPatch) -> None:
     right = PLAN._policy_of_row
+    # The table answers for the release that it describes, whichever runs.
+    patch.setattr("torch_promote.checking.call_check.TABLE_VERSION", ".".join(torch.__version__.split(".")[:2]))
     patch.setattr(
         PLAN,
         "_policy_of_row",
@@ -110,7 +112,12 @@ PLANTED = [
     (a_wrong_cell, mixed_products, MUL, ("dtype", "float64", "float32")),
     (a_wrong_stride, mixed_products, MUL, ("strides", "(1, 2)", "(3, 1)")),
     (a_wrong_cast, matrices, MM, ("casts", "self in float64", "self in bfloat16")),
-    (a_missing_row, matrices, MM, ("dtype", "float32", "bfloat16")),
+    (
+        a_missing_row,
+        matrices,
+        MM,
+        ("row", "a row with a policy in the op table", "a kernel of PyTorch's autocast, and no policy"),
+    ),
 ]
 
 
@@ -165,6 +172,27 @@ def test_a_wrong_bit_is_found(monkeypatch: MonkeyPatch, backward: bool, raises: 
     assert found.expected.startswith("result[0]: bits ")
     assert "elements, the first at [0, 1]: " in found.got
     assert f"{__file__}:" in found.where
+
+
+def test_a_cast_where_the_plan_has_no_policy_is_found_in_the_bits() -> None:
+    """The result is a bool, so no dtype tells of the cast."""
+
+    def wrong(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
+            return torch.gt(a.to(BF16), b.to(BF16))
+
+    x, y = torch.tensor([1.001, 2.0]), torch.tensor([1.0, 1.0])
+    library = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
+    try:
+        library.impl("gt.Tensor", wrong)
+        with tp.crosscheck(level="bits") as report, tp.my_autocast("cpu"):
+            torch.gt(x, y)
+    finally:
+        library._destroy()
+    (found,) = report.mismatches
+    assert (found.op, found.kind) == ("aten.gt.Tensor", "bits")
+    assert report.with_stock == {"aten.gt.Tensor": 1}
+    assert report.with_policy.total() == 0
 
 
 def test_a_rule_that_is_missing_is_counted(monkeypatch: MonkeyPatch) -> None:

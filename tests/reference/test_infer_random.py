@@ -104,7 +104,7 @@ def test_changed_calls_of_the_op_database() -> None:
 
 
 def test_no_rule_loses_the_device() -> None:
-    """What an op gives for tensors on the CPU, it gives for the same on another device, and needs nothing on the CPU."""
+    """What an op gives for tensors on the CPU, it gives for the same on another device, with nothing on the CPU."""
 
     def moved(tensor: torch.Tensor) -> Operand:
         return described_tensor(tensor)._replace(device="cuda")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_promote._extension import OUR_KEY
-from torch_promote.policies import DEVICE_TYPES
+from torch_promote.policies import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.autocast_plan import AutocastPlan, AutocastState, Cast, autocast_plan
 from torch_promote.reference.infer import NO_RULE, Inference, NoRule, infer
@@ -22,8 +22,8 @@ __all__ = [
     "Finding",
     "expect",
     "find_overload",
+    "has_our_kernel",
     "is_composite",
-    "may_be_cast",
     "overload_name",
     "tensor_arguments",
     "tensors_in",
@@ -32,16 +32,13 @@ __all__ = [
 #: Ops with no policy whose kernels call ops that autocast casts. Their rules hold where autocast is off.
 _CALL_CAST_OPS = frozenset({"aten::linalg_pinv.atol_rtol_tensor"})
 
-#: The keys on which autocast has its kernels.
-_AUTOCAST_KEYS = (OUR_KEY, *(f"Autocast{device.upper()}" for device in DEVICE_TYPES))
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What a call has that it should not.
 
     Attributes:
-        kind: "dtype", "shape", "strides", "casts", "bits" or "error".
+        kind: "dtype", "shape", "strides", "casts", "bits", "error" or "row".
         expected: What it should be.
         got: What it is.
     """
@@ -61,6 +58,8 @@ class Expectation:
         inference: What its results are like; NO_RULE where no rule covers it.
         error: Why the reference expects it to raise; None where it does not.
         arguments: The dtype in which the op that runs gets each tensor, by the argument's name.
+        row_is_missing: Whether PyTorch's autocast has a kernel for the op and the op table should have a row, and has
+            none.
     """
 
     op: torch._ops.OpOverload
@@ -68,6 +67,7 @@ class Expectation:
     inference: Inference | NoRule | None
     error: str | None
     arguments: Mapping[str, torch.dtype]
+    row_is_missing: bool = False
 
     @property
     def has_policy(self) -> bool:
@@ -83,6 +83,10 @@ class Expectation:
         Returns:
             The first thing that differs; None if nothing does, or if there is no rule.
         """
+        if self.row_is_missing:
+            return Finding(
+                "row", "a row with a policy in the op table", "a kernel of PyTorch's autocast, and no policy"
+            )
         if self.error is not None:
             return Finding("error", f"an error: {self.error}", "a result")
         if not isinstance(self.inference, Inference):
@@ -154,12 +158,20 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
             last = last.then
         runs = find_overload(last.runs)
         values |= plan.dtype_arguments
-    if nested or (plan is not None and (plan.left_to_stock or plan.runs in _CALL_CAST_OPS)):
+    if plan is not None and plan.left_to_stock:
+        return Expectation(op, plan, NO_RULE, None, planned, _should_have_a_row(overload_name(op)))
+    if nested or (plan is not None and plan.runs in _CALL_CAST_OPS):
         return Expectation(op, plan, NO_RULE, None, planned)
     try:
         return Expectation(op, plan, infer(runs, (), values), None, planned)
     except PromotionError as error:
         return Expectation(op, plan, None, str(error), planned)
+
+
+def _should_have_a_row(name: str) -> bool:
+    """Whether the table speaks of the running PyTorch, and the op is PyTorch's own."""
+    same_release = torch.__version__.startswith(f"{TABLE_VERSION}.")
+    return same_release and name.startswith("aten::") and name not in LEFT_TO_STOCK
 
 
 def _apply(cast: Cast, values: dict[str, Any]) -> None:
@@ -233,16 +245,14 @@ def is_composite(op: torch._ops.OpOverload, device_type: str) -> bool:
     return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, own)
 
 
-def may_be_cast(op: torch._ops.OpOverload) -> bool:
-    """Whether autocast, ours or PyTorch's on some device type, has a kernel for an op: no other can get cast arguments.
+def has_our_kernel(op: torch._ops.OpOverload) -> bool:
+    """Whether calls of an op pass through a wrapper of ours, whatever its policy. Asked anew: a library may add one.
 
     Example:
-        >>> may_be_cast(torch.ops.aten.mm.default), may_be_cast(torch.ops.aten.neg.default)
+        >>> has_our_kernel(torch.ops.aten.mm.default), has_our_kernel(torch.ops.aten.neg.default)
         (True, False)
     """
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    name = overload_name(op)  # asked at each call: a library may register a kernel at any time
-    return any(has_kernel(name, key) for key in _AUTOCAST_KEYS)
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload_name(op), OUR_KEY))
 
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:

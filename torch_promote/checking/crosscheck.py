@@ -20,8 +20,8 @@ from torch_promote.checking.call_check import (
     Expectation,
     Finding,
     expect,
+    has_our_kernel,
     is_composite,
-    may_be_cast,
     overload_name,
     tensors_in,
 )
@@ -99,7 +99,6 @@ class _Call:
         written: The arguments in words, for an op that changes them; "" for other ops.
         see_through: Whether the ops inside are to be checked too.
         stock_too: Whether the call is compared with stock.
-        uncast: Whether autocast has a kernel for the op, and is to cast nothing: inside, only that is looked at.
         handed_on: Whether autocast has called on to the op that runs.
         stock: The run under stock, once it has begun.
     """
@@ -109,7 +108,6 @@ class _Call:
     see_through: bool
     written: str = ""
     stock_too: bool = False
-    uncast: bool = False
     handed_on: bool = False
     stock: StockRun | None = None
 
@@ -140,13 +138,9 @@ class _Checker:
         self.stopped = False
         if _has_wrapped(args):  # of functorch; what they are made of is called next
             return self._push(_Call(None, args, see_through=True))
-        state = active_state()
-        if inside is not None and inside.uncast:
-            if state is None:  # autocast hands on with autocast off; else the op's own kernel calls, which may be itself
-                self._check_handed_on(inside, op, args)
-            return None
         if inside is not None and inside.expectation is not None:
             self._check_handed_on(inside, op, args)
+        state = active_state()
         try:
             expectation = expect(op, args, state)
         except Exception as error:  # the reference's own: not the affair of whoever calls the op
@@ -155,13 +149,14 @@ class _Checker:
         plan = expectation.plan
         hands_on = plan is not None and bool(plan.casts or plan.runs != overload_name(op))
         see_through = hands_on or is_composite(op, _device_type(args))
-        uncast = plan is not None and not (see_through or plan.left_to_stock) and may_be_cast(op)
-        call = _Call(expectation, args, see_through or uncast, uncast=uncast)
+        call = _Call(expectation, args, see_through)
         if op._schema.is_mutable:
             call.written = describe_arguments(args)
         if expectation.has_policy:
             self.report.with_policy[str(op)] += 1
-            call.stock_too = self.level == "bits" and self._comparable(op, args, state)
+        # Where the plan has no policy, a wrapper of ours might cast all the same, and the result's dtype not tell.
+        if self.level == "bits" and (expectation.has_policy or (plan is not None and has_our_kernel(op))):
+            call.stock_too = self._comparable(op, args, state)
         return self._push(call)
 
     def _push(self, call: _Call) -> _Call:
@@ -192,9 +187,7 @@ class _Checker:
         expectation = outer.expectation
         assert expectation is not None
         plan = expectation.plan
-        if outer.handed_on or plan is None or plan.runs != overload_name(op):
-            return
-        if plan.policy is None and not outer.uncast:
+        if outer.handed_on or plan is None or plan.policy is None or plan.runs != overload_name(op):
             return
         outer.handed_on = True
         finding = expectation.check_casts(args)

@@ -36,7 +36,7 @@ __all__ = [
 
 _FILE = Path(__file__).with_name("known_gaps.toml")
 _WRONG = ("pytorch", "reference", "ours")
-_KINDS = ("dtype", "shape", "strides", "casts", "bits", "error")
+_KINDS = ("dtype", "shape", "strides", "casts", "bits", "error", "row")
 _SAMPLE_KINDS = (*_KINDS, "requires_grad", "structure", "value")
 _WHATS = ("ours against stock", "reference against stock", "reference against ours")
 _DEVICES = ("cpu", "cuda", "fake-cuda", "*")

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from torch_promote.checking.call_check import overload_name
+from torch_promote.checking.unwritten import UNWRITTEN
+
 __all__ = ["StockRun", "written_results"]
 
 _hooks: Any = torch._C._autograd
-
-#: Results that are memory of the op's own, with bytes in between that nothing is written to, by their position.
-_WORKSPACES = {"aten::mkldnn_rnn_layer": {3}}
 
 
 @dataclass
@@ -72,7 +72,7 @@ def written_results(op: torch._ops.OpOverload, results: Sequence[Any]) -> list[A
         >>> written_results(torch.ops.aten.mkldnn_rnn_layer.default, [1, 2, 3, 4])
         [1, 2, 3, None]
     """
-    left_out = _WORKSPACES.get(op._schema.name, ())
+    left_out = UNWRITTEN.get(overload_name(op), ())
     return [None if position in left_out else result for position, result in enumerate(results)]
 
 

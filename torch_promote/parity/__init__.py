@@ -6,4 +6,6 @@
   (autocast_lists) and from the row samples (row_samples)
 - one sample's run in one region: torch_promote.parity.outcome
 - devices, a pretended one among them: torch_promote.parity.devices
+- many entries in processes that may die: torch_promote.parity.jobs, and a process's side of it: worker
+- what all of them came to, as a table and as JSON: torch_promote.parity.report; as JUnit's XML: junit
 """

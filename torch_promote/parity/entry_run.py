@@ -17,10 +17,10 @@ from torch_promote.checking.comparison import compare
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.checking.known_gaps import SampleGap, nondeterministic, sample_gaps
 from torch_promote.checking.report import CrosscheckReport
+from torch_promote.checking.unwritten import UNWRITTEN
 from torch_promote.parity.devices import asks_for_a_gpu
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
 from torch_promote.parity.outcome import Outcome, error_type, run, without_bits
-from torch_promote.parity.row_samples.known import UNWRITTEN
 from torch_promote.parity.samples import Sample
 
 __all__ = ["EntryRun"]

@@ -54,11 +54,5 @@ NO_GRADIENT: dict[str, str] = {
     "aten::linalg_matrix_rank.tol_tensor": "returns integers",
 }
 
-#: Rows with results that nothing is written to: their positions. Dtype, shape and strides count, the bits do not.
-UNWRITTEN: dict[str, tuple[int, ...]] = {
-    "aten::mkldnn_rnn_layer": (3,),  # oneDNN's workspace
-    "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, of which nothing is used without dropout
-}
-
 #: Rows that some processors refuse in some or all dtypes. There, it counts that the call arrives below autocast.
 PROCESSOR_BOUND = {"aten::mkldnn_rnn_layer"}
