@@ -1,5 +1,6 @@
 # make demo    trains a small GPT under fp32, torch.autocast and my_autocast, and compares their bits
 # make test    runs the tests (make test ARGS="-k cache -x" for some of them)
+# make parity  PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)
 # make lint    ruff, mypy and clang-format
 # make bench   times regions and ops against stock autocast
 #
@@ -20,13 +21,16 @@ SOURCES := setup.py pyproject.toml torch_promote/op_policies.def $(wildcard csrc
 BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
-.PHONY: demo test lint bench build clean force
+.PHONY: demo test parity lint bench build clean force
 
 demo: build
 	$(PY) examples/train_gpt.py $(ARGS)
 
 test: build
 	$(PY) -m pytest $(ARGS)
+
+parity: build
+	$(PY) -m torch_promote parity $(ARGS)
 
 lint: build
 	$(VENV)/bin/ruff check .
