@@ -20,6 +20,7 @@ GENERATED = ROOT / "build" / f"generated-{torch.__version__}"
 SOURCES = (
     "register",
     "module",
+    "boxed",
     "cast_cache",
     "cast_entry",
     "tap",
@@ -27,6 +28,7 @@ SOURCES = (
     "unversioned_writers",
     "op_table",
     "policy_registry",
+    "extra_ops",
     "region_spec",
 )
 ROW = re.compile(r"^ROW\(\s*(\w+)\s*,", re.MULTILINE)

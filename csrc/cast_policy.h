@@ -19,6 +19,7 @@ enum class CastPolicy : uint8_t {
   fp32_set_opt_dtype,
   fp32_append_dtype,
   promote,
+  match_self,
   // From here on a byte is `run_in + ScalarType`: cast the eligible arguments to that dtype.
   run_in = 64,
 };

@@ -1,5 +1,6 @@
 // file: the Python face of the extension: torch_promote._C
 #include "cast_cache.h"
+#include "extra_ops.h"
 #include "op_table.h"
 #include "region.h"
 #include "register.h"
@@ -14,6 +15,7 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/version.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -147,15 +149,28 @@ PolicyByte checked_byte(unsigned int byte) {
   return static_cast<PolicyByte>(byte);
 }
 
-uint32_t register_overrides(const std::vector<std::tuple<size_t, size_t, unsigned int>>& changes) {
-  std::vector<Override> overrides;
-  overrides.reserve(changes.size());
-  for (const auto& [row, device, byte] : changes) {
-    TORCH_CHECK_INDEX(row < kNumRows, "the op table has ", kNumRows, " rows; got row ", row);
+uint32_t register_change(const std::vector<std::tuple<OpNumber, size_t, unsigned int>>& overrides, bool replaces) {
+  PolicyChange change;
+  change.base = replaces ? PolicyChange::Base::registered : PolicyChange::Base::around;
+  for (const auto& [op, device, byte] : overrides) {
+    TORCH_CHECK_INDEX(op < number_of_ops(), "there are ", number_of_ops(), " ops with a number; got ", op);
     TORCH_CHECK_INDEX(device < kNumDevices, "there are ", kNumDevices, " device types; got ", device);
-    overrides.push_back({static_cast<Row>(row), static_cast<Device>(device), checked_byte(byte)});
+    change.overrides.push_back({op, static_cast<Device>(device), checked_byte(byte)});
   }
-  return intern_overrides(std::move(overrides));
+  return replaces || !change.overrides.empty() ? intern_change(std::move(change)) : 0;
+}
+
+// What differs from stock in the policy in force: the bytes for each device type, by the op's name.
+std::map<std::string, std::vector<unsigned int>> current_policy_by_name() {
+  std::map<std::string, std::vector<unsigned int>> result;
+  for (const Override& change : overrides_of(current_policy())) {
+    std::vector<unsigned int>& bytes = result[op_name(change.op)];
+    bytes.clear();
+    for (size_t device = 0; device < kNumDevices; ++device) {
+      bytes.push_back(current_policy().lookup(static_cast<Device>(device), change.op));
+    }
+  }
+  return result;
 }
 
 // The number of a torch.dtype in c10::ScalarType.
@@ -201,6 +216,7 @@ PYBIND11_MODULE(_C, m) {
   policies["fp32_set_opt_dtype"] = to_byte(CastPolicy::fp32_set_opt_dtype);
   policies["fp32_append_dtype"] = to_byte(CastPolicy::fp32_append_dtype);
   policies["promote"] = to_byte(CastPolicy::promote);
+  policies["match_self"] = to_byte(CastPolicy::match_self);
   policies["run_in"] = to_byte(CastPolicy::run_in);
   m.attr("POLICY_BYTES") = policies;
 
@@ -218,7 +234,11 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("stock_policy_bytes", [] { return bytes_of(stock_policy_table()); });
   m.def("current_policy_bytes", [] { return bytes_of(current_policy()); });
-  m.def("register_overrides", &register_overrides);
+  m.def("current_policy", &current_policy_by_name);
+  m.def("register_op", &register_op);
+  m.def("register_change", &register_change);
+  m.def("capture_policy", [] { return change_to(current_policy()); });
+  m.def("set_defaults", &set_defaults);
   m.def("scalar_type", &scalar_type_of);
   m.def("policy_is_stock", [] { return &current_policy() == &stock_policy_table(); });
   // Tables are kept for good, so an address is a table's name.

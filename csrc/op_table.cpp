@@ -27,6 +27,21 @@ std::string RowInfo::name() const {
   return result;
 }
 
+void PolicyTable::put(Device device, OpNumber op, PolicyByte policy) {
+  if (op < kNumRows) {
+    bytes[static_cast<size_t>(device)][op] = policy;
+    return;
+  }
+  const size_t index = op - kNumRows;
+  if (index >= extra.size()) {
+    extra.resize(index + 1);
+  }
+  extra[index][static_cast<size_t>(device)] = policy;
+  while (!extra.empty() && extra.back() == std::array<PolicyByte, kNumDevices>{}) {
+    extra.pop_back();
+  }
+}
+
 const std::array<RowInfo, kNumRows>& rows() {
   static const std::array<RowInfo, kNumRows> info = {{
 #define ROW(op, overload, cpu, cuda, ...)  \

@@ -3,9 +3,12 @@
 
 #include "cast_policy.h"
 
+#include <c10/core/ScalarType.h>
+
 #include <array>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 // The name of an overload's struct in at::_ops: `op`, or `op_overload`. (__VA_OPT__ because an empty macro argument
 // must leave no underscore behind.)
@@ -27,14 +30,37 @@ enum class Device : uint8_t { cpu, cuda, count };
 
 constexpr size_t kNumDevices = static_cast<size_t>(Device::count);
 
+// Every op that may have a policy has a number: a row its place in the table, other ops (extra_ops.h) the numbers
+// after.
+using OpNumber = uint32_t;
+
+constexpr OpNumber number_of(Row row) {
+  return static_cast<OpNumber>(row);
+}
+
+// PyTorch's autocast state has room for one dtype each in the slots of device types that have no tensors here. See NOTE
+// [ Policy fingerprint ].
+using Fingerprint = std::array<c10::ScalarType, 5>;
+
 struct PolicyTable {
   std::array<std::array<PolicyByte, kNumRows>, kNumDevices> bytes{};
+  // Of ops that are no rows, by their number less kNumRows. What is beyond the end is unlisted, and so is not the last.
+  std::vector<std::array<PolicyByte, kNumDevices>> extra;
+  Fingerprint fingerprint{}; // of the rest, from the registry
 
   PolicyByte lookup(Device device, Row row) const {
     return bytes[static_cast<size_t>(device)][static_cast<size_t>(row)];
   }
+  PolicyByte lookup(Device device, OpNumber op) const {
+    if (op < kNumRows) {
+      return lookup(device, static_cast<Row>(op));
+    }
+    const size_t index = op - kNumRows;
+    return index < extra.size() ? extra[index][static_cast<size_t>(device)] : to_byte(CastPolicy::unlisted);
+  }
+  void put(Device device, OpNumber op, PolicyByte policy);
   bool operator==(const PolicyTable& other) const {
-    return bytes == other.bytes;
+    return bytes == other.bytes && extra == other.extra;
   }
 };
 

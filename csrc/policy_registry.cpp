@@ -1,8 +1,11 @@
-// file: every set of overrides and every policy table that regions of this process have used
+// file: every change of policy and every policy table that regions of this process have used
 #include "policy_registry.h"
+
+#include "extra_ops.h"
 
 #include <c10/util/Exception.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -32,9 +35,11 @@ constexpr ScalarType kDigits[1U << kBitsPerSlot] = {
 
 struct Registry {
   std::mutex mutex;
-  std::vector<std::vector<Override>> overrides{{}}; // number 0: none
+  std::vector<PolicyChange> changes{{}}; // number 0: none
   std::map<Fingerprint, std::unique_ptr<const PolicyTable>> tables;
   std::map<std::pair<const PolicyTable*, uint32_t>, const PolicyTable*> composed;
+  std::atomic<const PolicyTable*> registered{&stock_policy_table()};
+  std::atomic<const PolicyTable*> by_default{&stock_policy_table()};
 };
 
 Registry& registry() {
@@ -42,40 +47,86 @@ Registry& registry() {
   return *instance;
 }
 
+class Hash {
+ public:
+  void mix(PolicyByte byte) {
+    hash_ = (hash_ ^ byte) * 1099511628211ULL;
+  }
+  void mix(const std::string& name) {
+    for (const char c : name) {
+      mix(static_cast<uint8_t>(c));
+    }
+  }
+  uint64_t value() const {
+    return hash_ ^ hash_ >> 32;
+  }
+
+ private:
+  uint64_t hash_ = 14695981039346656037ULL; // FNV-1a: the same in every process, which a cache on disk needs
+};
+
+// By names, so that neither rows added to the table later nor the order in which other ops got their numbers moves it.
+Fingerprint fingerprint_of(const PolicyTable& table) {
+  std::map<std::string, std::array<PolicyByte, kNumDevices>> changed;
+  for (const Override& change : overrides_of(table)) {
+    auto& bytes = changed[op_name(change.op)];
+    for (size_t device = 0; device < kNumDevices; ++device) {
+      bytes[device] = table.lookup(static_cast<Device>(device), change.op);
+    }
+  }
+  Hash hash;
+  for (const auto& [name, bytes] : changed) {
+    hash.mix(name);
+    for (const PolicyByte byte : bytes) {
+      hash.mix(byte);
+    }
+  }
+  Fingerprint result{};
+  for (size_t slot = 0; slot < result.size(); ++slot) {
+    result[slot] = kDigits[(hash.value() >> (slot * kBitsPerSlot)) & ((1U << kBitsPerSlot) - 1)];
+  }
+  return result;
+}
+
 } // namespace
 
-uint32_t intern_overrides(std::vector<Override> overrides) {
+uint32_t intern_change(PolicyChange change) {
   constexpr size_t kMost = 1U << 24; // what a packed region spec has room for
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  for (size_t number = 0; number < all.overrides.size(); ++number) {
-    if (all.overrides[number] == overrides) {
+  for (size_t number = 0; number < all.changes.size(); ++number) {
+    if (all.changes[number] == change) {
       return static_cast<uint32_t>(number);
     }
   }
-  TORCH_CHECK(all.overrides.size() < kMost, "torch_promote: more than ", kMost, " sets of overrides in one process");
-  all.overrides.push_back(std::move(overrides));
-  return static_cast<uint32_t>(all.overrides.size() - 1);
+  TORCH_CHECK(all.changes.size() < kMost, "torch_promote: more than ", kMost, " sets of overrides in one process");
+  all.changes.push_back(std::move(change));
+  return static_cast<uint32_t>(all.changes.size() - 1);
 }
 
-const PolicyTable* compose(const PolicyTable* base, uint32_t overrides) {
-  if (overrides == 0) {
-    return base;
+const PolicyTable* compose(const PolicyTable* around, uint32_t change) {
+  if (change == 0) {
+    return around;
   }
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto known = all.composed.find({base, overrides});
+  TORCH_CHECK(change < all.changes.size(), "torch_promote: no set of overrides has the number ", change);
+  const PolicyChange& wanted = all.changes[change];
+  const PolicyTable* base = wanted.base == PolicyChange::Base::around       ? around
+                            : wanted.base == PolicyChange::Base::registered ? all.registered.load()
+                                                                            : &stock_policy_table();
+  const auto known = all.composed.find({base, change});
   if (known != all.composed.end()) {
     return known->second;
   }
-  TORCH_CHECK(overrides < all.overrides.size(), "torch_promote: no set of overrides has the number ", overrides);
   PolicyTable table = *base;
-  for (const Override& change : all.overrides[overrides]) {
-    table.bytes[static_cast<size_t>(change.device)][static_cast<size_t>(change.row)] = change.policy;
+  for (const Override& one : wanted.overrides) {
+    table.put(one.device, one.op, one.policy);
   }
   const PolicyTable* result = &stock_policy_table();
   if (!(table == *result)) {
-    auto& place = all.tables[fingerprint_of(table)];
+    table.fingerprint = fingerprint_of(table);
+    auto& place = all.tables[table.fingerprint];
     if (place == nullptr) {
       place = std::make_unique<const PolicyTable>(table);
     }
@@ -85,33 +136,36 @@ const PolicyTable* compose(const PolicyTable* base, uint32_t overrides) {
         "not tell them apart. Change one of the overrides, and please report both.");
     result = place.get();
   }
-  all.composed.emplace(std::make_pair(base, overrides), result);
+  all.composed.emplace(std::make_pair(base, change), result);
   return result;
 }
 
-Fingerprint fingerprint_of(const PolicyTable& table) {
-  uint64_t hash = 14695981039346656037ULL; // FNV-1a: the same in every process, which a cache on disk needs
-  const auto mix = [&hash](uint8_t byte) { hash = (hash ^ byte) * 1099511628211ULL; };
-  for (size_t row = 0; row < kNumRows; ++row) {
-    bool differs = false;
-    for (size_t device = 0; device < kNumDevices; ++device) {
-      differs |= table.bytes[device][row] != stock_policy_table().bytes[device][row];
-    }
-    if (differs) { // named, so that rows added to the table later do not move the hash of this policy
-      for (const char c : rows()[row].name()) {
-        mix(static_cast<uint8_t>(c));
-      }
-      for (size_t device = 0; device < kNumDevices; ++device) {
-        mix(table.bytes[device][row]);
+uint32_t change_to(const PolicyTable& table) {
+  return intern_change({PolicyChange::Base::stock, overrides_of(table)});
+}
+
+std::vector<Override> overrides_of(const PolicyTable& table) {
+  std::vector<Override> result;
+  for (OpNumber op = 0; op < kNumRows + table.extra.size(); ++op) {
+    for (size_t index = 0; index < kNumDevices; ++index) {
+      const Device device = static_cast<Device>(index);
+      const PolicyByte policy = table.lookup(device, op);
+      if (policy != stock_policy_table().lookup(device, op)) {
+        result.push_back({op, device, policy});
       }
     }
-  }
-  hash ^= hash >> 32;
-  Fingerprint result{};
-  for (size_t slot = 0; slot < result.size(); ++slot) {
-    result[slot] = kDigits[(hash >> (slot * kBitsPerSlot)) & ((1U << kBitsPerSlot) - 1)];
   }
   return result;
+}
+
+void set_defaults(uint32_t registered, uint32_t policy) {
+  const PolicyTable* with_registered = compose(&stock_policy_table(), registered); // may throw; what follows does not
+  registry().registered = with_registered;
+  registry().by_default = compose(with_registered, policy);
+}
+
+const PolicyTable* default_policy_table() {
+  return registry().by_default.load();
 }
 
 const PolicyTable& find_policy(const Fingerprint& fingerprint) {

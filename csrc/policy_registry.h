@@ -1,4 +1,4 @@
-// file: every set of overrides and every policy table that regions of this process have used
+// file: every change of policy and every policy table that regions of this process have used
 #pragma once
 
 #include "op_table.h"
@@ -7,28 +7,55 @@
 
 #include <array>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 namespace torch_promote {
 
-// One change that a region makes to the policy in force around it.
+// One op's policy on one device type.
 struct Override {
-  Row row;
+  OpNumber op;
   Device device;
   PolicyByte policy;
 
   bool operator==(const Override& other) const {
-    return row == other.row && device == other.device && policy == other.policy;
+    return op == other.op && device == other.device && policy == other.policy;
   }
 };
 
-// The number of a set of overrides; the same set gets the same number, and no overrides are number 0. Never forgotten:
-// there are as many as the program spells.
-uint32_t intern_overrides(std::vector<Override> overrides);
+// What a region does to the policy in force around it.
+struct PolicyChange {
+  enum class Base : uint8_t {
+    around,     // adds to the policy around
+    registered, // replaces it: starts from stock's and what `register_policy` has added
+    stock,      // replaces it: starts from stock's alone
+  };
+  Base base = Base::around;
+  std::vector<Override> overrides;
 
-// The table that `overrides` make of `base`. Tables live for good, and equal tables are one object: stock's if it is
+  bool operator==(const PolicyChange& other) const {
+    return base == other.base && overrides == other.overrides;
+  }
+};
+
+// The number of a change; the same change gets the same number, and none at all is number 0. Never forgotten: there are
+// as many as the program spells.
+uint32_t intern_change(PolicyChange change);
+
+// The table that a change makes of `around`. Tables live for good, and equal tables are one object: stock's if it is
 // equal to that.
-const PolicyTable* compose(const PolicyTable* base, uint32_t overrides);
+const PolicyTable* compose(const PolicyTable* around, uint32_t change);
+
+// The number of the change that makes this table of any.
+uint32_t change_to(const PolicyTable& table);
+
+// What differs from stock.
+std::vector<Override> overrides_of(const PolicyTable& table);
+
+// The policy that outermost regions start from, and what the ops of `register_policy` have in every region that does
+// not say otherwise. Regions that are open keep theirs.
+void set_defaults(uint32_t registered, uint32_t policy);
+const PolicyTable* default_policy_table();
 
 // NOTE [ Policy fingerprint ]
 // torch.compile guards on the enabled flag and dtype of every Autocast device, AOTAutograd's cache keys on the dtypes
@@ -37,7 +64,7 @@ const PolicyTable* compose(const PolicyTable* base, uint32_t overrides);
 // device types that this library does not serve and that have no tensors here: a function compiled under one policy is
 // then not reused under another, and an autograd thread finds the table again. Under the stock policy the slots keep
 // their values, and our key alone tells our regions from stock's.
-constexpr std::array<c10::DeviceType, 5> kSlots = {
+constexpr std::array<c10::DeviceType, std::tuple_size_v<Fingerprint>> kSlots = {
     c10::DeviceType::PrivateUse1, // our own key's device type comes first: its dtype tells whether there is a
                                   // fingerprint
     c10::DeviceType::IPU,
@@ -45,12 +72,9 @@ constexpr std::array<c10::DeviceType, 5> kSlots = {
     c10::DeviceType::HPU,
     c10::DeviceType::MTIA,
 };
-using Fingerprint = std::array<c10::ScalarType, kSlots.size()>;
 
 // The first slot's dtype where there is no fingerprint: PyTorch's default for PrivateUse1, and never part of one.
 constexpr c10::ScalarType kNoFingerprint = c10::ScalarType::Half;
-
-Fingerprint fingerprint_of(const PolicyTable& table);
 
 // The table with this fingerprint; stock's if none has.
 const PolicyTable& find_policy(const Fingerprint& fingerprint);

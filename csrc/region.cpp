@@ -20,6 +20,7 @@ struct Frame {
   const void* owner;
   RegionSpec spec;
   ThreadState before;
+  const PolicyTable* around; // what its policy is made from; never null
 
   bool names(size_t device) const {
     return spec.devices[device].named;
@@ -30,7 +31,7 @@ using Slots = std::array<DeviceState, kSlots.size()>;
 
 struct Thread {
   std::vector<Frame> frames;
-  Slots slots_outside; // what the fingerprint's slots held before the first open region with overrides
+  Slots slots_outside; // what the fingerprint's slots held before the first open region that writes them
 };
 
 Thread& thread() {
@@ -38,13 +39,14 @@ Thread& thread() {
   return instance;
 }
 
-bool has_overrides(const Frame& frame) {
-  return frame.spec.overrides != 0;
+// Whether a region says something about the policy, or is the outermost under a default policy that is not stock's.
+bool writes_slots(const Frame& frame) {
+  return frame.spec.change != 0 || (frame.before.policy == nullptr && frame.around != &stock_policy_table());
 }
 
-bool any_overrides() {
+bool any_writes_slots() {
   const auto& frames = thread().frames;
-  return std::any_of(frames.begin(), frames.end(), has_overrides);
+  return std::any_of(frames.begin(), frames.end(), writes_slots);
 }
 
 void read_slots_outside() {
@@ -61,17 +63,16 @@ void write_slots(const Slots& slots) {
   }
 }
 
-// Puts a policy in force in this thread. `with_overrides`: an open region has some, so the slots are ours.
-void put_policy(const PolicyTable* policy, bool with_overrides) {
+// Puts a policy in force in this thread. `in_slots`: an open region writes the slots, so they are ours.
+void put_policy(const PolicyTable* policy, bool in_slots) {
   tls_policy = policy;
   Slots slots = thread().slots_outside;
-  if (with_overrides) {
+  if (in_slots) {
     if (policy == &stock_policy_table()) { // overridden back to what it was
       slots[0].dtype = kNoFingerprint;
     } else {
-      const Fingerprint digits = fingerprint_of(*policy);
       for (size_t slot = 0; slot < slots.size(); ++slot) {
-        slots[slot] = {true, digits[slot]};
+        slots[slot] = {true, policy->fingerprint[slot]};
       }
     }
   }
@@ -88,8 +89,13 @@ void put_key(const PolicyTable* policy) {
   c10::impl::tls_set_dispatch_key_excluded(kOurKey, !on);
 }
 
-const PolicyTable* policy_or_carried(const PolicyTable* policy) {
-  return policy != nullptr ? policy : &policy_of_carried_state();
+// The policy that a region entered now is made from: that of the region around it, which PyTorch may have carried here
+// from another thread, or else the default.
+const PolicyTable* policy_around() {
+  if (tls_policy != nullptr) {
+    return tls_policy;
+  }
+  return c10::impl::tls_is_dispatch_key_included(kOurKey) ? &policy_of_carried_state() : default_policy_table();
 }
 
 void write_devices(const ThreadState& state) {
@@ -106,8 +112,8 @@ void restore(const Frame& frame) {
   }
   frame.before.write_key();
   at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
-  if (has_overrides(frame)) {
-    put_policy(frame.before.policy, any_overrides());
+  if (writes_slots(frame)) {
+    put_policy(frame.before.policy, any_writes_slots());
   } else {
     tls_policy = frame.before.policy;
   }
@@ -130,14 +136,16 @@ void end_innermost() {
   leave_nesting();
 }
 
-// Gives each frame from `first` on the policy around it as what it restores, and returns the innermost policy.
-const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const PolicyTable* around) {
-  const PolicyTable* policy = around;
+// Gives each frame from `first` on the policy around it as what it restores, and returns the innermost policy. `before`
+// is what this thread had around the first, null for none, and `around` what that one's policy is made from.
+const PolicyTable* recompose(
+    std::vector<Frame>& frames, size_t first, const PolicyTable* before, const PolicyTable* around) {
   for (size_t i = first; i < frames.size(); ++i) {
-    frames[i].before.policy = policy;
-    policy = compose(policy_or_carried(policy), frames[i].spec.overrides);
+    frames[i].before.policy = before;
+    frames[i].around = around;
+    before = around = compose(around, frames[i].spec.change);
   }
-  return policy;
+  return before;
 }
 
 // Ends a region while others, opened later, are still open.
@@ -165,9 +173,9 @@ void end_below(size_t position) {
   above.cache_enabled = frame.before.cache_enabled;
   std::for_each(
       frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [](Frame& f) { --f.before.nesting; });
-  const PolicyTable* policy = recompose(frames, position, frame.before.policy);
-  if (has_overrides(frame)) {
-    put_policy(policy, any_overrides());
+  const PolicyTable* policy = recompose(frames, position, frame.before.policy, frame.around);
+  if (writes_slots(frame)) {
+    put_policy(policy, any_writes_slots());
   }
   put_key(policy);
   leave_nesting();
@@ -187,10 +195,9 @@ const PolicyTable& policy_of_carried_state() {
 }
 
 void enter(const void* owner, const RegionSpec& spec) {
-  const Frame frame{owner, spec, ThreadState::read()};
-  const PolicyTable* policy =
-      compose(policy_or_carried(tls_policy), spec.overrides); // may throw; what follows does not
-  if (has_overrides(frame) && !any_overrides()) {
+  const Frame frame{owner, spec, ThreadState::read(), policy_around()};
+  const PolicyTable* policy = compose(frame.around, spec.change); // may throw; what follows does not
+  if (writes_slots(frame) && !any_writes_slots()) {
     read_slots_outside();
   }
   thread().frames.push_back(frame);
@@ -204,8 +211,8 @@ void enter(const void* owner, const RegionSpec& spec) {
   put_key(policy);
   at::autocast::increment_nesting();
   at::autocast::set_autocast_cache_enabled(spec.cache_enabled);
-  if (has_overrides(frame)) {
-    put_policy(policy, /*with_overrides=*/true);
+  if (writes_slots(frame)) {
+    put_policy(policy, /*in_slots=*/true);
   } else {
     tls_policy = policy;
   }
@@ -288,9 +295,9 @@ void resume(const Suspended& regions) {
   resumed.front().before.key_excluded = around.key_excluded;
   resumed.front().before.cache_enabled = around.cache_enabled;
   resumed.front().before.nesting = around.nesting;
-  const PolicyTable* policy = recompose(resumed, 0, around.policy);
-  const bool changes_policy = std::any_of(resumed.begin(), resumed.end(), has_overrides);
-  if (changes_policy && !any_overrides()) {
+  const PolicyTable* policy = recompose(resumed, 0, around.policy, policy_around());
+  const bool changes_policy = std::any_of(resumed.begin(), resumed.end(), writes_slots);
+  if (changes_policy && !any_writes_slots()) {
     read_slots_outside();
   }
   thread().frames.insert(thread().frames.end(), resumed.begin(), resumed.end());
@@ -300,7 +307,7 @@ void resume(const Suspended& regions) {
   inside.write_key();
   at::autocast::set_autocast_cache_enabled(inside.cache_enabled);
   if (changes_policy) {
-    put_policy(policy, /*with_overrides=*/true);
+    put_policy(policy, /*in_slots=*/true);
   } else {
     tls_policy = policy;
   }

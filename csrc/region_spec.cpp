@@ -9,7 +9,7 @@ constexpr unsigned kBitsPerDevice = 16;
 constexpr unsigned kNamedBit = 8;
 constexpr unsigned kEnabledBit = 9;
 constexpr unsigned kCacheBit = 32;
-constexpr unsigned kOverridesShift = 40;
+constexpr unsigned kChangeShift = 40;
 
 } // namespace
 
@@ -22,12 +22,12 @@ RegionSpec RegionSpec::unpack(uint64_t packed) {
     spec.devices[device].dtype = static_cast<c10::ScalarType>(field & 0xFF);
   }
   spec.cache_enabled = (packed >> kCacheBit & 1) != 0;
-  spec.overrides = static_cast<uint32_t>(packed >> kOverridesShift);
+  spec.change = static_cast<uint32_t>(packed >> kChangeShift);
   return spec;
 }
 
 uint64_t RegionSpec::pack() const {
-  uint64_t packed = static_cast<uint64_t>(overrides) << kOverridesShift;
+  uint64_t packed = static_cast<uint64_t>(change) << kChangeShift;
   packed |= static_cast<uint64_t>(cache_enabled) << kCacheBit;
   for (size_t device = 0; device < kNumDevices; ++device) {
     const PerDevice& wanted = devices[device];

@@ -1,5 +1,7 @@
 // file: registers a wrapper for every row, and a fallthrough for every other op, on our key
 #include "register.h"
+
+#include "extra_ops.h"
 #include "wrapper.h"
 
 #include <torch/library.h>
@@ -16,13 +18,13 @@ namespace at::_ops {
 
 namespace torch_promote {
 
-void raise_banned(Row row, Device device) {
-  const std::string name = rows()[static_cast<size_t>(row)].name();
+void raise_banned(OpNumber op, Device device) {
+  const std::string name = op_name(op);
   const std::string device_name = c10::DeviceTypeName(device_type_of(device), /*lower_case=*/true);
   std::string remedy =
       "Run it in a nested `my_autocast(enabled=False)` on inputs of the dtype that you want, or give "
       "the op another policy in this region's overrides.";
-  if (row == Row::binary_cross_entropy) {
+  if (op == number_of(Row::binary_cross_entropy)) {
     remedy =
         "A sigmoid in half precision saturates before its logarithm is taken, so use "
         "binary_cross_entropy_with_logits (BCEWithLogitsLoss) on what goes into the sigmoid. Otherwise: " +

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cast_args.h"
-#include "region.h"
+#include "decision.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -11,62 +11,6 @@
 #include <utility>
 
 namespace torch_promote {
-
-// The device whose policy a call obeys now, and the dispatch keys that are off while the op runs.
-struct Decision {
-  Device device = Device::cpu;
-  PolicyByte policy = to_byte(CastPolicy::unlisted);
-  bool other_device_waits = false; // the call has tensors of the other device, and that one's turn comes next
-  bool other_device_on = false;
-};
-
-[[noreturn]] void raise_banned(Row row, Device device);
-
-constexpr c10::DispatchKeySet kBelowOurs(c10::DispatchKeySet::FULL_AFTER, kOurKey);
-
-// Which policy applies to a call with this key set. CUDA's turn is before the CPU's, as AutocastCUDA is above
-// AutocastCPU. Whether a device's autocast is on is stock's to say: its key is excluded where it is off.
-inline Decision decide(Row row, c10::DispatchKeySet keys) {
-  const c10::DispatchKeySet off = c10::impl::tls_local_dispatch_key_set().excluded_;
-  const bool cuda_on = !off.has(stock_key_of(Device::cuda));
-  const bool cpu_on = !off.has(stock_key_of(Device::cpu));
-  const bool cuda = cuda_on && keys.has_backend(c10::BackendComponent::CUDABit);
-  const bool cpu = cpu_on && keys.has_backend(c10::BackendComponent::CPUBit);
-  const PolicyTable& table = current_policy();
-  Decision decision;
-  if (cuda) {
-    decision.policy = table.lookup(Device::cuda, row);
-    if (decision.policy > to_byte(CastPolicy::fallthrough)) {
-      decision.device = Device::cuda;
-      decision.other_device_on = cpu_on;
-      decision.other_device_waits = cpu;
-      return decision;
-    }
-  }
-  if (cpu) {
-    const PolicyByte policy = table.lookup(Device::cpu, row);
-    if (policy > to_byte(CastPolicy::fallthrough)) {
-      decision.policy = policy;
-      decision.device = Device::cpu;
-      decision.other_device_on = cuda_on;
-      return decision;
-    }
-  }
-  return decision;
-}
-
-// The keys below ours, without the Autocast keys of devices whose policy says `fallthrough` in so many words. Where the
-// table is silent, PyTorch's own kernel, if it has one, stays in place.
-inline c10::DispatchKeySet keys_without_policy(Row row, c10::DispatchKeySet keys) {
-  const PolicyTable& table = current_policy();
-  keys = keys & kBelowOurs;
-  for (const Device device : {Device::cpu, Device::cuda}) {
-    if (table.lookup(device, row) == to_byte(CastPolicy::fallthrough)) {
-      keys = keys.remove(stock_key_of(device));
-    }
-  }
-  return keys;
-}
 
 template <class... Args>
 constexpr bool has_optional_dtype() {
@@ -85,20 +29,14 @@ template <Row row, class Op, class WithDtype, class Result, class... Args>
 struct Wrapper<row, Op, WithDtype, Result(Args...)> {
   static Result call(c10::DispatchKeySet keys, Args... args) {
     const Decision decision = decide(row, keys);
-    if (decision.policy <= to_byte(CastPolicy::fallthrough)) {
+    if (decision.is_none()) {
       return Op::redispatch(keys_without_policy(row, keys), std::forward<Args>(args)...);
     }
     const Device device = decision.device;
     if (decision.policy == to_byte(CastPolicy::banned)) {
-      raise_banned(row, device);
+      raise_banned(number_of(row), device);
     }
-    // As stock: this device's autocast is off for the op and for what is inside it. Our own key goes off with it,
-    // unless the other device's autocast is on and may have work further down.
-    c10::DispatchKeySet off(stock_key_of(device));
-    if (!decision.other_device_on) {
-      off = off.add(kOurKey);
-    }
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(off);
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(decision.keys_off());
 
     const at::ScalarType dtype = target_dtype(decision, args...);
     if (dtype != at::ScalarType::Undefined && (needs_cast(args, dtype, device) || ...)) {

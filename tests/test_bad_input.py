@@ -11,19 +11,16 @@ import torch
 
 import torch_promote as tp
 from probes import autocast_dtype, leaves_no_trace
-from torch_promote.policies import op_table
 
 from support import thread_state
 
 aten = torch.ops.aten
 
-ROWS = len(op_table())
 POLICIES = (
-    "lower_precision_fp, fp32, fp32_set_opt_dtype, fp32_append_dtype, promote, fallthrough, keep, banned, "
-    "fp16 or a floating dtype."
+    "lower_precision_fp, fp32, fp32_set_opt_dtype, fp32_append_dtype, promote, match_self, fallthrough, keep, "
+    "banned, fp16 or a floating dtype."
 )
 POLICIES_OF_MM = "lower_precision_fp, fp32, promote, fallthrough, keep, banned or a floating dtype."
-ONLY_ROWS = f"`torch-promote policies` lists its {ROWS} overloads; only they can be overridden."
 
 DEVICE_TYPES: list[tuple[Any, str]] = [
     (
@@ -86,60 +83,33 @@ DTYPES: list[tuple[Any, str]] = [
     (True, "dtype is a torch.dtype, such as torch.bfloat16, or None; got True of type bool."),
 ]
 
+# What else can be wrong with an op or a policy: tests/test_overrides_input.py.
 OVERRIDES: list[tuple[Any, str]] = [
-    # ops
     (
         {"sofmax": "fp16"},
-        f"'sofmax' has no row in the op table. Closest: softmax, softmax.int, log_softmax. {ONLY_ROWS}",
+        "no op is called 'sofmax'. Closest: softmax, _softmax, fmax. Ops are named as in torch.ops: 'softmax', "
+        "'aten::softmax.int', 'mylib::op'.",
     ),
     (
-        {"aten::sofmax.int": "fp16"},
-        f"'aten::sofmax.int' has no row in the op table. Closest: softmax.int, log_softmax.int, softmax. {ONLY_ROWS}",
+        {"zzz::mm": "fp16"},
+        "no op is registered in namespace 'zzz'. Import the library that defines 'zzz::mm' first.",
     ),
-    ({"mm.out": "fp16"}, f"'mm.out' has no row in the op table. {ONLY_ROWS}"),
-    (
-        {"softmax.dim": "fp16"},
-        f"'softmax.dim' has no row in the op table. Closest: softmax.int, softmax, log_softmax.int. {ONLY_ROWS}",
-    ),
-    ({"mylib::mm": "fp16"}, f"'mylib::mm' has no row in the op table. {ONLY_ROWS}"),
-    ({"": "fp16"}, f"'' has no row in the op table. {ONLY_ROWS}"),
-    ({aten.relu: "fp16"}, f"'aten.relu' has no row in the op table. {ONLY_ROWS}"),
-    ({aten.relu.default: "fp16"}, f"'aten.relu.default' has no row in the op table. {ONLY_ROWS}"),
     ({3: "fp16"}, "an op is named by a str, an OpOverload or an OpOverloadPacket, got 3."),
     ({("mm",): "fp16"}, "an op is named by a str, an OpOverload or an OpOverloadPacket, got ('mm',)."),
-    # policies
-    ({"mm": "fp61"}, f"aten::mm: no cast policy is called 'fp61'. Closest: fp16. Legal: {POLICIES}"),
-    ({"mm": "fallthru"}, f"aten::mm: no cast policy is called 'fallthru'. Closest: fallthrough. Legal: {POLICIES}"),
-    ({"mm": "zzz"}, f"aten::mm: no cast policy is called 'zzz'. Legal: {POLICIES}"),
-    ({"mm": "unlisted"}, f"aten::mm: no cast policy is called 'unlisted'. Legal: {POLICIES}"),
-    ({"mm": "nn"}, f"aten::mm: no cast policy is called 'nn'. Legal: {POLICIES}"),
-    ({"mm": 3}, f"aten::mm: a policy is a str, a CastPolicy or a torch.dtype, got 3. Legal: {POLICIES}"),
-    ({"mm": None}, f"aten::mm: a policy is a str, a CastPolicy or a torch.dtype, got None. Legal: {POLICIES}"),
+    ({"mm": "fp61"}, f"'mm': no cast policy is called 'fp61'. Closest: fp16. Legal: {POLICIES}"),
+    ({"mm.default": None}, f"aten::mm: a policy is a str, a CastPolicy or a torch.dtype, got None. Legal: {POLICIES}"),
     (
-        {"mm": torch.int32},
+        {"mm.default": torch.int32},
         f"aten::mm: torch.int32 is not a floating dtype, so nothing can be run in it. Legal: {POLICIES}",
     ),
-    ({"mm": "int32"}, f"aten::mm: torch.int32 is not a floating dtype, so nothing can be run in it. Legal: {POLICIES}"),
-    # policies that are not for this op
     (
-        {"mm": "fp32_set_opt_dtype"},
+        {"exp": "fp16", "mm.default": "fp32_set_opt_dtype"},
         f"aten::mm cannot use 'fp32_set_opt_dtype': its schema has no optional dtype argument. Legal: {POLICIES_OF_MM}",
     ),
     (
-        {"mm": tp.CastPolicy.fp32_append_dtype},
-        "aten::mm cannot use 'fp32_append_dtype': no overload of it that takes an output dtype is known for it. "
-        f"Legal: {POLICIES_OF_MM}",
-    ),
-    (
-        {"softmax": "fp32_append_dtype"},
-        "aten::softmax.int cannot use 'fp32_append_dtype': no overload of it that takes an output dtype is known for "
-        "it. Legal: lower_precision_fp, fp32, fp32_set_opt_dtype, promote, fallthrough, keep, banned or a floating "
-        "dtype.",
-    ),
-    (
-        {"exp": "fp16", "pow": "fp32_set_opt_dtype"},
-        "aten::pow.Scalar cannot use 'fp32_set_opt_dtype': its schema has no optional dtype argument. "
-        f"Legal: {POLICIES_OF_MM}",
+        {"mm.out": "fp16"},
+        "aten::mm.out cannot use 'lower_precision_fp': it writes to an argument, and what is written to is never cast. "
+        "Legal: match_self, fallthrough, keep, banned.",
     ),
     # conflicts
     (

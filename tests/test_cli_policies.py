@@ -155,7 +155,8 @@ def test_help_of_policies(capsys: Capture) -> None:
         help_of(capsys, "policies"),
         """\
 usage: torch-promote policies [-h] [--device {cpu,cuda}] [--op PATTERN]
-                              [--diff [DEVICE ...]] [--json]
+                              [--diff [WITH ...]] [--policy NAME|FILE]
+                              [--json]
 
 Shows the op table: the cast policy of each op on each device type, and the rows
 on which the PyTorch that is running differs. PATTERN is a shell pattern, held
@@ -170,12 +171,19 @@ the table (xpu, mps) is known by the ops that PyTorch registers for it.
 The dispatcher tells which ops are registered, and not what their kernels do.
 `torch-promote parity --stock-only` runs them, and measures that.
 
+--policy shows a policy instead of the table, as it is in the running PyTorch: a
+named one (stock, cpu, cuda, fp32_safe, off) or a policy file. With it, --diff
+takes another policy, and not devices: `--policy cuda --diff cpu` is about what
+two policies do on each device type, `--diff cuda cpu` about two columns of the
+table.
+
 options:
   -h, --help           show this help message and exit
   --device {cpu,cuda}  only this device type, and ops with a policy there
   --op PATTERN         only these ops, by a shell pattern
-  --diff [DEVICE ...]  only what differs: PyTorch from the table, or two
-                       devices
+  --diff [WITH ...]    only what differs: PyTorch from the table, two devices,
+                       or --policy from another policy
+  --policy NAME|FILE   a policy instead of the table
   --json               print JSON, for programs
 
 policies:
@@ -188,6 +196,8 @@ policies:
                       dtype, with float32.
   promote             Cast every eligible argument to the widest dtype among the
                       eligible tensors and tensor lists.
+  match_self          Of an op that writes to an argument: cast the other
+                      floating arguments to the dtype of what is written.
   fallthrough         Do nothing; ops inside a composite op still see autocast.
   keep                Cast nothing, and run the op and what is inside it with
                       autocast off.
@@ -198,8 +208,10 @@ examples:
   torch-promote policies --diff             is this PyTorch the one of the table?
   torch-promote policies --diff cpu cuda    where the two columns differ
   torch-promote policies --diff xpu cuda    what a backend registers, and CUDA
+  torch-promote policies --policy fp32_safe --diff stock
+  torch-promote policies --policy ./mine.toml --op softmax
 
-exit status: 0 done; 1 --diff without devices found a difference; 2 wrong
-command line.
+exit status: 0 done; 1 --diff found a difference of PyTorch from the table, or
+of a policy from another; 2 wrong command line.
 """,
     )

@@ -116,3 +116,32 @@ def test_crosscheck() -> None:
     assert lines[start + 1].split() == ["expected", "float32"]
     assert lines[start + 2].split() == ["got", "float64"]
     assert lines[start + 3].endswith("in <module>: torch.sinh(x)")
+
+
+def test_module_policies() -> None:
+    lines = run(EXAMPLES / "06_module_policies.py")
+    shown = {line[:22].strip(): line[22:].split() for line in lines if " lm_head " in line}
+    plain = ["blocks.0.mlp.0", "bfloat16", "blocks.1.mlp.0", "bfloat16", "lm_head", "bfloat16"]
+    chosen = ["blocks.0.mlp.0", "bfloat16", "blocks.1.mlp.0", "float16", "lm_head", "float32"]
+    assert shown == {
+        "no policies": plain,
+        "three policies": chosen,
+        "a copy has them": chosen,
+        "taken off again": plain,
+    }
+    assert "|       `-- mlp: Sequential  [{linear: float16}]" in lines
+    assert "4 of 15 modules have a policy." in lines
+    assert lines[-1] == "PolicyError: no module of the model is named 'lm_haed'. Closest: lm_head."
+
+
+def test_custom_op() -> None:
+    lines = run(EXAMPLES / "07_custom_op.py")
+    assert lines[0].endswith("blend takes one dtype, got torch.bfloat16 and torch.float32")
+    assert [line[20:].partition(",")[0] for line in lines[1:]] == [
+        "torch.float32",
+        "torch.bfloat16",
+        "torch.float64",
+        "torch.float16",
+        "torch.float32",
+    ]
+    assert all(line.endswith("the weight's gradient torch.float32") for line in lines[1:4])

@@ -252,10 +252,10 @@ def test_after_an_exception_they_are_gone() -> None:
 
 
 def test_no_overrides_and_those_that_say_what_stock_says_are_the_stock_policy() -> None:
-    for overrides in (None, {}, {"mm": "fp16", "linear": "lower_precision_fp"}):
+    for overrides in (None, {}, {"mm.default": "fp16", "linear.default": "lower_precision_fp"}):
         with tp.my_autocast("cpu", overrides=overrides):
             assert _C.policy_is_stock()
-    with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
+    with tp.my_autocast("cpu", overrides={"mm.default": "fp32"}):
         assert not _C.policy_is_stock()
-        with tp.my_autocast("cpu", overrides={"mm": "fp16"}):
+        with tp.my_autocast("cpu", overrides={"mm.default": "fp16"}):
             assert _C.policy_is_stock()

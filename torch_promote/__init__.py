@@ -7,6 +7,9 @@ Where things are:
 
 - `my_autocast`, `cache_info`, `clear_cache`: torch_promote.autocast
 - `CastPolicy` and the op table: torch_promote.policies
+- `Policy`, policy files and named policies: torch_promote.policy; what holds for a whole program
+  (`set_default_policy`, `register_policy`): torch_promote.defaults
+- policies of modules (`set_module_policy`): torch_promote.modules (loaded when first used)
 - errors, all subclasses of `TorchPromoteError`: torch_promote.errors
 - `crosscheck`: torch_promote.checking.crosscheck; `reference`: torch_promote.reference (loaded when first used)
 - the command `torch-promote`: torch_promote.cli
@@ -26,7 +29,16 @@ from torch_promote._extension import check_extension
 check_extension()
 
 from torch_promote import _compile  # noqa: E402 (what follows needs the extension)
+from torch_promote._checkpoint import checkpoint_contexts  # noqa: E402
 from torch_promote.autocast import cache_info, clear_cache, my_autocast  # noqa: E402
+from torch_promote.defaults import (  # noqa: E402
+    RegisteredPolicy,
+    default_policy,
+    register_policy,
+    registered_policies,
+    set_default_policy,
+    use_environment,
+)
 from torch_promote.errors import (  # noqa: E402
     DecoratorError,
     DeviceTypeError,
@@ -39,12 +51,21 @@ from torch_promote.errors import (  # noqa: E402
     UnsupportedDeviceError,
 )
 from torch_promote.policies import CastPolicy  # noqa: E402
+from torch_promote.policy import Policy  # noqa: E402
 
 if TYPE_CHECKING:
     from torch_promote import reference
     from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, crosscheck
+    from torch_promote.modules import (
+        format_module_policy,
+        module_policies,
+        print_module_policy,
+        remove_module_policy,
+        set_module_policy,
+    )
 
 _compile.install(my_autocast)
+use_environment()
 
 __version__ = "0.1.0"
 
@@ -57,16 +78,28 @@ __all__ = [
     "DtypeError",
     "ExtensionError",
     "OptionError",
+    "Policy",
     "PolicyError",
     "RegionError",
+    "RegisteredPolicy",
     "TorchPromoteError",
     "UnsupportedDeviceError",
     "__version__",
     "cache_info",
+    "checkpoint_contexts",
     "clear_cache",
     "crosscheck",
+    "default_policy",
+    "format_module_policy",
+    "module_policies",
     "my_autocast",
+    "print_module_policy",
     "reference",
+    "register_policy",
+    "registered_policies",
+    "remove_module_policy",
+    "set_default_policy",
+    "set_module_policy",
 ]
 
 #: What a training loop does not need is loaded when it is first asked for, and from where.
@@ -74,6 +107,16 @@ _LAZY = {
     "CrosscheckError": "torch_promote.checking.report",
     "CrosscheckReport": "torch_promote.checking.report",
     "crosscheck": "torch_promote.checking.crosscheck",
+    **dict.fromkeys(
+        (
+            "format_module_policy",
+            "module_policies",
+            "print_module_policy",
+            "remove_module_policy",
+            "set_module_policy",
+        ),
+        "torch_promote.modules",
+    ),
 }
 
 

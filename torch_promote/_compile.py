@@ -22,15 +22,26 @@ import torch
 from torch_promote import _C
 from torch_promote._export import record_enter, record_exit
 
-__all__ = ["GraphRegion", "graph_enter", "graph_exit", "install"]
+__all__ = ["GraphRegion", "graph_enter", "graph_exit", "graphs_open_regions", "install"]
 
 # Instead of an object that owns the region. A graph that raised has not ended its regions; the extension ends those of
 # this owner together with the region around them.
 _GRAPH = None
 
 
+#: Whether a graph has opened a region yet, in whichever thread.
+_opened: list[bool] = []
+
+
+def graphs_open_regions() -> bool:
+    """Whether a compiled function, or one that was being compiled, has opened a region in this process."""
+    return bool(_opened)
+
+
 def graph_enter(spec: str) -> None:
     """Opens a region from a graph. `spec` is the packed spec of `my_autocast`."""
+    if not _opened:
+        _opened.append(True)
     base = _C.depth()
     notes = _C.enter_region(_GRAPH, spec)
     _unwind_after_tracing(base)

@@ -1,4 +1,4 @@
-"""Shell patterns over the names of ops, as the commands take them."""
+"""Shell patterns over the names of ops."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from collections.abc import Iterable
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.policies import op_table
 
-__all__ = ["matches", "no_match"]
+__all__ = ["is_pattern", "matches", "no_match"]
+
+
+def is_pattern(name: str) -> bool:
+    """Says whether a name has a wildcard in it; names of ops have none.
+
+    Example:
+        >>> is_pattern("linalg_*"), is_pattern("softmax.int")
+        (True, False)
+    """
+    return any(wildcard in name for wildcard in "*?[")
 
 
 def matches(name: str, pattern: str) -> bool:

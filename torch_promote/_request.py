@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from torch_promote import _C
-from torch_promote.errors import DeviceTypeError, DtypeError, UnsupportedDeviceError, did_you_mean
+from torch_promote import _C, _checkpoint
+from torch_promote.errors import DeviceTypeError, DtypeError, PolicyError, UnsupportedDeviceError, did_you_mean
 from torch_promote.overrides import parse_overrides
 from torch_promote.policies import DEVICE_TYPES, CastPolicy
+from torch_promote.policy import Policy
 
-__all__ = ["has_cache", "pack_spec", "unpack_devices", "with_overrides"]
+__all__ = ["has_cache", "pack_spec", "policy_number", "register_change", "unpack_devices", "with_policy"]
 
 _CPU_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -27,7 +28,7 @@ _BITS_PER_DEVICE = 16
 _NAMED = 1 << 8
 _ENABLED = 1 << 9
 _CACHE_ENABLED = 1 << 32
-_OVERRIDES_DIGITS = 6  # the first of the 16
+_CHANGE_DIGITS = 6  # of the policy; the first of the 16
 _NUMBERS = {
     dtype: _C.scalar_type(dtype)
     for dtype in vars(torch).values()
@@ -48,13 +49,13 @@ def pack_spec(device_type: object, dtype: object, enabled: object, cache_enabled
     return f"{spec:016x}"
 
 
-def with_overrides(spec: str, overrides: Mapping[Any, Any] | None) -> str:
-    """Returns a spec with this set of overrides, or with none.
+def with_policy(spec: str, policy: object, overrides: Mapping[Any, Any] | None) -> str:
+    """Returns a spec with this policy and these overrides, or without any.
 
     Their number means something in this process only.
     """
-    number = overrides_number(overrides) if overrides is not None else 0
-    return f"{number:0{_OVERRIDES_DIGITS}x}" + spec[_OVERRIDES_DIGITS:]
+    number = 0 if policy is None and overrides is None else policy_number(policy, overrides)
+    return f"{number:0{_CHANGE_DIGITS}x}" + spec[_CHANGE_DIGITS:]
 
 
 def has_cache(spec: str) -> bool:
@@ -141,30 +142,53 @@ def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=5)
 
 
-def overrides_number(overrides: Mapping[Any, Any]) -> int:
-    """Returns the number of a set of overrides in the extension; the same set gets the same number."""
+def policy_number(policy: object, overrides: Mapping[Any, Any] | None) -> int:
+    """Returns the number in the extension of what a region does to the policy; the same gets the same number."""
+    chosen = None if policy is None else Policy.of(policy)  # type: ignore[arg-type]
     try:
-        return _register(tuple(overrides.items()))
+        return _register(chosen, None if overrides is None else tuple(overrides.items()))
     except (AttributeError, TypeError):  # no mapping, or a value without a hash: nothing legal, and worth its own error
-        parse_overrides(overrides)
+        parse_overrides(overrides)  # type: ignore[arg-type]
         raise
 
 
 # Dynamo calls it while it traces, and keeps the number.
-overrides_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
+policy_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
-def _register(items: tuple[tuple[Any, Any], ...]) -> int:
-    changes = [
-        (row.index, device, _policy_byte(policy))
-        for row, policy in parse_overrides(dict(items))
-        for device in range(len(DEVICE_TYPES))
-    ]
-    return _C.register_overrides(changes)
+def _register(policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | None) -> int:
+    changes = [] if policy is None else list(policy.changes)
+    for name, value in parse_overrides(dict(overrides or ())):
+        changes += [(name, device, value) for device in DEVICE_TYPES]
+    number = register_change(changes, replaces=policy is not None)
+    if number:
+        _checkpoint.install()
+    return number
 
 
-def _policy_byte(policy: CastPolicy | torch.dtype) -> int:
+def register_change(changes: Iterable[tuple[str, str, CastPolicy | torch.dtype]], replaces: bool = False) -> int:
+    """Returns the number of a change of policy in the extension; an op that has no row gets a kernel on our key.
+
+    Args:
+        changes: Overloads by their full names, device types, and policies that are legal.
+        replaces: Whether the policy is made anew, from stock's and what `register_policy` has given, and not from the
+            one around.
+    """
+    coded = [(_number(name), DEVICE_TYPES.index(device), policy_byte(policy)) for name, device, policy in changes]
+    return _C.register_change(coded, replaces)
+
+
+def _number(name: str) -> int:
+    namespace, colons, rest = name.partition("::")
+    op, _, overload = rest.partition(".")
+    try:
+        return _C.register_op(namespace + colons + op, overload)
+    except RuntimeError as error:
+        raise PolicyError(str(error).partition("\n")[0]) from error
+
+
+def policy_byte(policy: CastPolicy | torch.dtype) -> int:
     if isinstance(policy, CastPolicy):
         return _C.POLICY_BYTES[policy.value]
     return _C.POLICY_BYTES["run_in"] + _NUMBERS[policy]

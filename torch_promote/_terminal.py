@@ -27,10 +27,13 @@ _STYLES = {
     CastPolicy.fp32_set_opt_dtype: "yellow",
     CastPolicy.fp32_append_dtype: "yellow",
     CastPolicy.promote: "magenta",
+    CastPolicy.match_self: "green",
     CastPolicy.fallthrough: "dim",
     CastPolicy.keep: "blue",
     CastPolicy.banned: "bold red",
 }
+
+_DTYPE_STYLE = "yellow"
 
 # A row of a table stays one line where grep reads it.
 _WIDTH_OF_A_PIPE = 160
@@ -75,10 +78,11 @@ def table(
 
 
 def paint(policy: str) -> Text:
-    """Returns a policy's name in the policy's colour."""
+    """Returns the name of a policy, or of a dtype to run in, in its colour."""
     from rich.text import Text
 
-    return Text(policy, style=_STYLES[CastPolicy(policy)])
+    is_policy = policy in CastPolicy.__members__
+    return Text(policy, style=_STYLES[CastPolicy(policy)] if is_policy else _DTYPE_STYLE)
 
 
 def render(drawings: Sequence[RenderableType]) -> str:

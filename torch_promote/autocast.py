@@ -6,6 +6,7 @@ decorating is torch_promote/_decorator.py's.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -15,11 +16,12 @@ import torch
 from torch_promote import _C
 from torch_promote._decorator import decorate
 from torch_promote._export import record_enter, record_exit
-from torch_promote._request import pack_spec, unpack_devices, with_overrides
+from torch_promote._request import pack_spec, unpack_devices, with_policy
 from torch_promote._steps import guard_tasks
 from torch_promote.errors import DecoratorError, RegionError
 from torch_promote.overrides import find_op, name_op
 from torch_promote.policies import CastPolicy
+from torch_promote.policy import Policy
 
 __all__ = ["cache_info", "clear_cache", "my_autocast"]
 
@@ -41,16 +43,20 @@ class my_autocast:  # noqa: N801 (the name that people type)
             `torch.bfloat16` for the CPU and `torch.float16` for CUDA.
         enabled: False makes a region in which autocast is off for these device types.
         cache_enabled: Whether casts of trainable float32 leaf tensors are reused within the region. None: as it is now.
-        overrides: Other cast policies for some ops, in this region and those nested in it: maps an op ("softmax",
-            "aten::softmax.int", `torch.ops.aten.mm`, `torch.ops.aten.mm.default`) to a cast policy ("fp16", "fp32",
-            "promote", "keep", "fallthrough", "banned", a `CastPolicy`) or to a floating dtype to run it in. Nested
-            regions add to the overrides of the region around them.
+        policy: What is done with each op, in this region and those nested in it: a `Policy`, the name of one ("cuda",
+            "cpu", "fp32_safe", "off", "stock"; see `Policy.named`) or the path of a policy file, which is read here.
+            None: the policy of the region around, or outside of regions the default (`set_default_policy`).
+        overrides: Other cast policies for some ops, on top of the policy: maps an op ("softmax", "softmax.int",
+            "mylib::op", "linalg_*", `torch.ops.aten.mm`, `torch.ops.aten.mm.default`) to a cast policy ("fp16", "fp32",
+            "promote", "match_self", "keep", "fallthrough", "banned", a `CastPolicy`) or to a floating dtype to run it
+            in. Nested regions add to the overrides of the region around them.
 
     Raises:
         DeviceTypeError: A device type is not a str, or a sequence is empty or names one twice. It is a ValueError.
         UnsupportedDeviceError: A device type has no autocast here. It is a RuntimeError.
         DtypeError: dtype is not a floating torch.dtype. It is a TypeError.
-        PolicyError: An op or policy in `overrides` does not exist or is not legal. It is a ValueError.
+        PolicyError: A policy or op does not exist, a policy is not legal for an op, or a policy file is wrong. It is a
+            ValueError.
 
     Warns:
         UserWarning: CUDA is asked for and not available, or the CPU with a dtype other than bfloat16 and float16. The
@@ -80,16 +86,17 @@ class my_autocast:  # noqa: N801 (the name that people type)
         enabled: bool = True,
         cache_enabled: bool | None = None,
         *,
+        policy: Policy | str | os.PathLike[str] | None = None,
         overrides: Mapping[Any, Any] | None = None,
     ) -> None:
         spec = _C.pack_cpu_spec(device_type, dtype, enabled, cache_enabled)
         if spec is None:
             spec = pack_spec(device_type, dtype, enabled, cache_enabled)
-        if overrides is not None:
+        if overrides is not None or policy is not None:
             overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
-            spec = with_overrides(spec, overrides)
+            spec = with_policy(spec, policy, overrides)
         self._spec = spec
-        self._arguments = (device_type, dtype, enabled, cache_enabled, overrides)
+        self._arguments = (device_type, dtype, enabled, cache_enabled, policy, overrides)
 
     def __enter__(self) -> my_autocast:
         notes = _C.enter_region(self, self._spec)
@@ -124,14 +131,15 @@ class my_autocast:  # noqa: N801 (the name that people type)
         # A copy has the defaults that its original found.
         *arguments, overrides = self._arguments
         named = None if overrides is None else [(name_op(op), policy) for op, policy in overrides.items()]
-        return _rebuild, (with_overrides(self._spec, None), arguments, named)
+        return _rebuild, (with_policy(self._spec, None, None), arguments, named)
 
     def __repr__(self) -> str:
-        device_type, dtype, enabled, cache_enabled, overrides = self._arguments
+        device_type, dtype, enabled, cache_enabled, policy, overrides = self._arguments
         parts = [repr(device_type) if device_type is not None else repr(next(unpack_devices(self._spec))[0])]
         parts += [f"dtype={dtype}"] if dtype is not None else []
         parts += [] if enabled else ["enabled=False"]
         parts += [f"cache_enabled={cache_enabled}"] if cache_enabled is not None else []
+        parts += [f"policy={policy!r}"] if policy is not None else []
         parts += [f"overrides={_short(overrides)}"] if overrides else []
         return f"my_autocast({', '.join(parts)})"
 
@@ -149,7 +157,7 @@ class my_autocast:  # noqa: N801 (the name that people type)
 def _rebuild(spec: str, arguments: Sequence[Any], named: Sequence[tuple[Any, Any]] | None) -> my_autocast:
     region = my_autocast.__new__(my_autocast)
     overrides = None if named is None else {find_op(name): policy for name, policy in named}
-    region._spec = with_overrides(spec, overrides)
+    region._spec = with_policy(spec, arguments[-1], overrides)
     region._arguments = (*arguments, overrides)
     return region
 

@@ -1,7 +1,8 @@
 """Timings against stock autocast: ratios, interleaved in one process, one thread.
 
 Each case is a statement run under stock's region and under ours, in turn, for a number of rounds; the figure is the
-median over the rounds of ours / stock, with its quartiles. Absolute times are shown to give a sense of scale; on a busy
+median over the rounds of ours / stock, with its quartiles. Of overrides, which stock lacks, the other side is the same
+call outside of regions with the casts written by hand. Absolute times are shown to give a sense of scale; on a busy
 machine only the ratios mean something.
 """
 
@@ -114,6 +115,35 @@ def _in_regions(time: Callable[[], float]) -> _Round:
     return one_round
 
 
+def _override_cases() -> Iterator[tuple[str, _Round]]:
+    names = {
+        "torch": torch,
+        "low": torch.randn(4, 4, dtype=torch.bfloat16),
+        "single": torch.randn(4, 4),
+        "written": torch.zeros(4, 4),
+    }
+    overrides = {"mm": "fp32", "aten::neg": "fp32", "aten::add_.Tensor": "match_self"}
+    for case, statement, by_hand in (
+        ("a row (mm as fp32), two casts", "torch.mm(low, low)", "torch.mm(low.float(), low.float())"),
+        ("a row (mm as fp32), nothing to cast", "torch.mm(single, single)", "torch.mm(single, single)"),
+        ("another op (neg as fp32), a cast", "torch.neg(low)", "torch.neg(low.float())"),
+        ("another op (neg as fp32), nothing to cast", "torch.neg(single)", "torch.neg(single)"),
+        ("another op (add_ as match_self), a cast", "written.add_(low)", "written.add_(low.float())"),
+        ("an op that is not overridden (abs)", "torch.abs(single)", "torch.abs(single)"),
+    ):
+        ours, hand = _timer(statement, names), _timer(by_hand, names)
+        yield case, _overridden(overrides, ours, hand)
+
+
+def _overridden(overrides: dict[str, str], ours: Callable[[], float], by_hand: Callable[[], float]) -> _Round:
+    def one_round() -> tuple[float, float]:
+        with tp.my_autocast("cpu", overrides=overrides):
+            mine = ours()
+        return mine, by_hand()
+
+    return one_round
+
+
 # Times an op at each line of its input. Imports nothing of ours by itself.
 _WORKER = """
 import sys, torch
@@ -158,6 +188,7 @@ class _Worker:
 SUITES: dict[str, Callable[[], Iterator[tuple[str, _Round]]]] = {
     "region": _region_cases,
     "ops": _op_cases,
+    "overrides": _override_cases,
     "import": _import_cases,
 }
 

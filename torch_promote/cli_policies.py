@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_promote import cli_policies_diff
+from torch_promote import cli_policies_diff, cli_policies_given
 from torch_promote._op_patterns import matches, no_match
 from torch_promote._terminal import paint, show, table
 from torch_promote.errors import OptionError
@@ -32,6 +32,12 @@ the table (xpu, mps) is known by the ops that PyTorch registers for it.
 
 The dispatcher tells which ops are registered, and not what their kernels do.
 `torch-promote parity --stock-only` runs them, and measures that.
+
+--policy shows a policy instead of the table, as it is in the running PyTorch: a
+named one (stock, cpu, cuda, fp32_safe, off) or a policy file. With it, --diff
+takes another policy, and not devices: `--policy cuda --diff cpu` is about what
+two policies do on each device type, `--diff cuda cpu` about two columns of the
+table.
 """
 
 _EXAMPLES = """
@@ -40,9 +46,11 @@ examples:
   torch-promote policies --diff             is this PyTorch the one of the table?
   torch-promote policies --diff cpu cuda    where the two columns differ
   torch-promote policies --diff xpu cuda    what a backend registers, and CUDA
+  torch-promote policies --policy fp32_safe --diff stock
+  torch-promote policies --policy ./mine.toml --op softmax
 
-exit status: 0 done; 1 --diff without devices found a difference; 2 wrong
-command line.
+exit status: 0 done; 1 --diff found a difference of PyTorch from the table, or
+of a policy from another; 2 wrong command line.
 """
 
 
@@ -60,9 +68,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--diff",
         nargs="*",
-        metavar="DEVICE",
-        help="only what differs: PyTorch from the table, or two devices",
+        metavar="WITH",
+        help="only what differs: PyTorch from the table, two devices, or --policy from another policy",
     )
+    parser.add_argument("--policy", metavar="NAME|FILE", help="a policy instead of the table")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(run=_run)
 
@@ -76,6 +85,8 @@ def _meanings() -> str:
 
 def _run(arguments: argparse.Namespace) -> int:
     devices = [arguments.device] if arguments.device else DEVICE_TYPES
+    if arguments.policy is not None:
+        return cli_policies_given.run(arguments.policy, arguments.diff, devices, arguments.op, arguments.json)
     if arguments.diff is None:
         return show(_listing(arguments.op, devices), _draw, arguments.json)
     if arguments.diff and arguments.device:

@@ -44,7 +44,8 @@ def run(compared: Sequence[str], columns: Sequence[str], pattern: str | None, as
         return show(data, _draw_against_pytorch, as_json, _FOUND if data["differences"] else 0)
     if len(compared) != 2 or compared[0] == compared[1]:
         raise OptionError(
-            f"--diff takes no device (PyTorch against the table) or two different ones, got {' '.join(compared)!r}."
+            f"--diff takes no device (PyTorch against the table) or two different ones, got {' '.join(compared)!r}. "
+            f"To compare policies, name the other with --policy."
         )
     return show(_against_each_other(compared, pattern), _draw_against_each_other, as_json)
 

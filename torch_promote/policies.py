@@ -9,8 +9,11 @@ from __future__ import annotations
 import enum
 import functools
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -24,9 +27,13 @@ __all__ = [
     "Row",
     "check_legal",
     "legal_policies",
+    "legal_text",
     "op_table",
     "parse_table",
+    "rows_by_name",
     "schema_of",
+    "spell_policy",
+    "why_illegal",
 ]
 
 #: The device types that have a column in the table, in the order of the columns.
@@ -76,6 +83,10 @@ class CastPolicy(enum.Enum):
         "promote",
         "Cast every eligible argument to the widest dtype among the eligible tensors and tensor lists.",
     )
+    match_self = (
+        "match_self",
+        "Of an op that writes to an argument: cast the other floating arguments to the dtype of what is written.",
+    )
     fallthrough = "fallthrough", "Do nothing; ops inside a composite op still see autocast."
     keep = "keep", "Cast nothing, and run the op and what is inside it with autocast off."
     banned = "banned", "Raise: the op's results are unsafe under autocast."
@@ -90,6 +101,10 @@ class CastPolicy(enum.Enum):
     @classmethod
     def _missing_(cls, value: object) -> CastPolicy | None:
         return cls.lower_precision_fp if value == "fp16" else None
+
+
+#: What is legal for every overload that takes a tensor, also for one that writes.
+_CASTING_NOTHING = (CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +151,17 @@ def op_table() -> tuple[Row, ...]:
     return parse_table(_DEF_FILE.read_text(encoding="utf-8"), str(_DEF_FILE))
 
 
+@functools.cache
+def rows_by_name() -> Mapping[str, Row]:
+    """Returns the rows of `op_table`, by their full names.
+
+    Example:
+        >>> rows_by_name()["aten::mm"].cpu
+        <CastPolicy.lower_precision_fp: 'lower_precision_fp'>
+    """
+    return MappingProxyType({row.name: row for row in op_table()})
+
+
 def parse_table(text: str, where: str) -> tuple[Row, ...]:
     """Parses the text of a table file; `where` is named in errors."""
     rows: list[Row] = []
@@ -156,41 +182,143 @@ def parse_table(text: str, where: str) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def schema_of(row: Row) -> torch._C.FunctionSchema | None:
-    """Returns the op's schema in the running PyTorch, or None if that has no such overload."""
+def schema_of(op: Row | str) -> torch._C.FunctionSchema | None:
+    """Returns the schema of a row or of an overload's full name, or None if the running PyTorch has no such overload.
+
+    Example:
+        >>> schema_of("aten::softmax.int").arguments[0].name
+        'self'
+        >>> schema_of("aten::softmax.out") is None
+        True
+    """
+    name, _, overload = (op.name if isinstance(op, Row) else op).partition(".")
     try:
-        return torch._C._get_schema(f"aten::{row.op}", row.overload)
+        return torch._C._get_schema(name, overload)
     except RuntimeError:
         return None
 
 
-def _has_optional_dtype(row: Row) -> bool:
-    schema = schema_of(row)
-    return schema is not None and any(str(a.real_type) == "Optional[ScalarType]" for a in schema.arguments)
+def legal_policies(op: Row | str) -> tuple[CastPolicy, ...]:
+    """Returns the cast policies that an overload's schema allows.
 
+    A floating dtype to run in is legal wherever `CastPolicy.fp32` is.
 
-def legal_policies(row: Row) -> tuple[CastPolicy, ...]:
-    """Returns the cast policies that the row's schema allows; a floating dtype is legal for every row besides.
+    Args:
+        op: A row, or an overload's full name, such as "aten::mm.out".
+
+    Returns:
+        The policies in the order of the enum; none for an overload that does not exist or takes no tensor.
 
     Example:
         >>> mm = next(row for row in op_table() if row.name == "aten::mm")
         >>> CastPolicy.fp32_set_opt_dtype in legal_policies(mm)
         False
+        >>> [policy.value for policy in legal_policies("aten::add_.Tensor")]
+        ['match_self', 'fallthrough', 'keep', 'banned']
     """
-    return tuple(policy for policy in CastPolicy if _why_illegal(row, policy) is None)
+    facts = _facts(op)
+    return tuple(policy for policy in CastPolicy if _why_illegal(facts, policy) is None)
 
 
-def _why_illegal(row: Row, policy: CastPolicy) -> str | None:
-    if policy is CastPolicy.fp32_set_opt_dtype and not _has_optional_dtype(row):
-        return "its schema has no optional dtype argument"
-    if policy is CastPolicy.fp32_append_dtype and not row.redispatch_overload:
+def check_legal(op: Row | str, policy: CastPolicy | torch.dtype) -> None:
+    """Makes sure that an overload may be given a policy.
+
+    Args:
+        op: A row, or an overload's full name.
+        policy: A cast policy or a floating dtype to run in.
+
+    Raises:
+        PolicyError: The policy is not legal; the text says why, and what is.
+
+    Example:
+        >>> check_legal("aten::mm", torch.float64)
+        >>> try:
+        ...     check_legal("aten::mm.out", CastPolicy.fp32)
+        ... except PolicyError as error:
+        ...     print(str(error).partition(". ")[2])
+        Legal: match_self, fallthrough, keep, banned.
+    """
+    why = why_illegal(op, policy)
+    if why is not None:
+        name = op.name if isinstance(op, Row) else op
+        raise PolicyError(f"{name} cannot use {spell_policy(policy)!r}: {why}.{legal_text(legal_policies(op))}")
+
+
+def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
+    """Returns the reason why an overload may not be given a policy, or None if it may.
+
+    Example:
+        >>> why_illegal("aten::mm", CastPolicy.match_self)
+        'it writes to no argument, so there is no dtype to match'
+    """
+    return _why_illegal(_facts(op), policy)
+
+
+def legal_text(policies: Iterable[CastPolicy]) -> str:
+    """Returns legal policies as the end of an error text.
+
+    Example:
+        >>> legal_text(legal_policies("aten::mm.out"))
+        ' Legal: match_self, fallthrough, keep, banned.'
+    """
+    names = [policy.value for policy in policies]
+    if not names:
+        return ""
+    return f" Legal: {', '.join(names)}{' or a floating dtype' if 'fp32' in names else ''}."
+
+
+def spell_policy(policy: CastPolicy | torch.dtype) -> str:
+    """Returns a policy's name as people write it: `fp32`, `float64`."""
+    return policy.value if isinstance(policy, CastPolicy) else str(policy).removeprefix("torch.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What an overload's schema says about the policies that it may have."""
+
+    exists: bool = False
+    takes_tensors: bool = False
+    writes: bool = False
+    starts_with_tensor: bool = False
+    has_optional_dtype: bool = False
+    has_form_with_dtype: bool = False
+
+
+def _facts(op: Row | str) -> _Facts:
+    schema = schema_of(op)
+    if schema is None:
+        return _Facts()
+    row = op if isinstance(op, Row) else rows_by_name().get(op)
+    arguments = schema.arguments
+    return _Facts(
+        exists=True,
+        takes_tensors=any(_holds_tensors(argument.type) for argument in arguments),
+        writes=any(argument.alias_info is not None and argument.alias_info.is_write for argument in arguments),
+        starts_with_tensor=bool(arguments) and arguments[0].type.kind() == "TensorType",
+        has_optional_dtype=any(str(argument.real_type) == "Optional[ScalarType]" for argument in arguments),
+        has_form_with_dtype=row is not None and bool(row.redispatch_overload),
+    )
+
+
+def _holds_tensors(kind: Any) -> bool:
+    return kind.kind() == "TensorType" or any(map(_holds_tensors, kind.containedTypes()))
+
+
+def _why_illegal(facts: _Facts, policy: CastPolicy | torch.dtype) -> str | None:
+    if not facts.exists:
+        return f"torch {torch.__version__} has no such overload"
+    if not facts.takes_tensors:
+        return "it takes no tensor, so autocast never sees its device"
+    if policy in _CASTING_NOTHING:
+        return None
+    if policy is CastPolicy.match_self:
+        return None if facts.writes else "it writes to no argument, so there is no dtype to match"
+    if facts.writes:
+        return "it writes to an argument, and what is written to is never cast"
+    if policy is CastPolicy.fp32_set_opt_dtype:
+        if not facts.has_optional_dtype:
+            return "its schema has no optional dtype argument"
+        return None if facts.starts_with_tensor else "its first argument, which decides, is no tensor"
+    if policy is CastPolicy.fp32_append_dtype and not facts.has_form_with_dtype:
         return "no overload of it that takes an output dtype is known for it"
     return None
-
-
-def check_legal(row: Row, policy: CastPolicy) -> None:
-    """Raises a PolicyError that says what is legal, unless the policy is legal for the row."""
-    why = _why_illegal(row, policy)
-    if why is not None:
-        legal = ", ".join(p.value for p in legal_policies(row))
-        raise PolicyError(f"{row.name} cannot use {policy.value!r}: {why}. Legal: {legal} or a floating dtype.")

@@ -76,9 +76,9 @@ def test_arguments_in_words() -> None:
         nested,
         [torch.ones(1), None],
     ]
-    assert describe_arguments([*args, torch.int8, "x", 2]) == (
+    assert describe_arguments([*args, torch.int8, "x", 2, {"k": torch.ones(1)}]) == (
         "float32[3, 2] strides (1, 3), float32[] on meta, float32[2, 2] sparse_coo, float32 nested, "
-        "[float32[1], None], int8, 'x', 2"
+        "[float32[1], None], int8, 'x', 2, {k: float32[1]}"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import torch_promote as tp
+from planned import Kept, carry_out
 from rows import calls
 from side_by_side import Bound, SeenOp, Watch
 from torch_promote.parity.row_samples.known import KINDS
@@ -22,8 +23,6 @@ from torch_promote.reference.autocast_plan import AutocastPlan, AutocastState, a
 Autocast = Callable[..., contextlib.AbstractContextManager[Any]]
 #: What came of a call: the ops below autocast, and the type and text of the error if it raised.
 Seen = tuple[list[SeenOp], tuple[type, str] | None]
-#: Casts that were made by hand and are kept, with their sources.
-Kept = dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
 
 #: A cast as it arrives below autograd, and where autograd is passed by.
 _CASTS = ("aten._to_copy.default", "aten.to.dtype")
@@ -48,10 +47,6 @@ def watched(call: Callable[[], Any], region: contextlib.AbstractContextManager[A
     return sorted(watch.ops[:first]) + watch.ops[first:], error
 
 
-def qualified(op: Any) -> str:
-    return op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
-
-
 def overriding(
     autocast: Autocast,
     device: str,
@@ -63,36 +58,6 @@ def overriding(
     if overrides:
         region["overrides"] = {name if "." in name else f"{name}.default": p for name, p in overrides.items()}
     return autocast(device, lower, **region)
-
-
-def by_hand(plan: AutocastPlan, bound: Bound, kept: Kept) -> None:
-    """Carries out a plan with autocast off. Served casts are taken from `kept`; the cacheable ones get in."""
-    op, args, kwargs = bound
-    names = [argument.name for argument in op._schema.arguments]
-    arguments = dict(zip(names, args, strict=False)) | kwargs
-    for cast in plan.all_casts():
-        name, _, index = cast.argument.removesuffix("]").partition("[")
-        source = arguments[name][int(index)] if index else arguments[name]
-        assert source.dtype is cast.from_
-        key = id(source), cast.to
-        made = kept[key][1] if cast.served else source.to(cast.to)
-        if cast.cacheable:
-            kept[key] = source, made
-        if index:
-            arguments[name] = [made if i == int(index) else tensor for i, tensor in enumerate(arguments[name])]
-        else:
-            arguments[name] = made
-    arguments |= plan.dtype_arguments
-    if plan.runs != qualified(op):  # the defaults are those of the overload that was called
-        arguments = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()} | arguments
-    op_name, _, overload_name = plan.runs.removeprefix("aten::").partition(".")
-    runs = getattr(getattr(torch.ops.aten, op_name), overload_name or "default")
-    positional = []
-    for argument in runs._schema.arguments:
-        if argument.kwarg_only or argument.name not in arguments:
-            break
-        positional.append(arguments.pop(argument.name))
-    runs(*positional, **arguments)
 
 
 def check_call(
@@ -128,7 +93,7 @@ def check_call(
             ):
                 return plan  # refused while the arguments are read, before autocast sees them
             else:
-                hand = functools.partial(by_hand, planned, bound, kept)
+                hand = functools.partial(carry_out, planned, bound, kept)
                 off = watched(hand, autocast(device, enabled=False), fake=fake)
                 assert real == off, f"{label}: {planned}"
     return plan

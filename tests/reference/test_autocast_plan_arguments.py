@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from carried_out import Autocast, by_hand, check_call, watched
+from carried_out import Autocast, check_call, watched
 from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
 from casts import casts_made
+from planned import carry_out
 from rows import ROWS, calls, listed
 from side_by_side import Bound
 from torch_promote.parity.row_samples.known import MIXED
@@ -222,7 +223,7 @@ def test_calls_of_two_devices(name: str, policy: CastPolicy | torch.dtype | None
                     assert (real, error is not None) == ([], True)
                     continue
                 hand, by_hand_error = watched(
-                    functools.partial(by_hand, plan, (op, args, {}), {}),
+                    functools.partial(carry_out, plan, (op, args, {}), {}),
                     tp.my_autocast(["cuda", "cpu"], enabled=False),
                     fake=True,
                 )

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from carried_out import check_call, overriding, qualified, watched
+from carried_out import check_call, overriding, watched
 
 import torch_promote as tp
+from planned import full_name
 from rows import ROWS, calls, listed, tensors_of
 from side_by_side import Bound
 from torch_promote.parity.row_samples.known import FLOAT32, MIXED_LOWER_FIRST
@@ -40,10 +41,10 @@ def check(row: Row, device: str, *, fake: bool) -> None:
 def check_fallthrough(what: str, bound: Bound, device: str, *, fake: bool) -> None:
     """The op is left alone, and the ops that a composite calls are not."""
     op, args, kwargs = bound
-    overrides = {qualified(op): CastPolicy.fallthrough}
+    overrides = {full_name(op): CastPolicy.fallthrough}
     plan = autocast_plan(op, args, kwargs, AutocastState.region(device, LOWER, overrides=overrides))
-    assert plan == AutocastPlan(None, None, (), qualified(op)), what
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(qualified(op), "CompositeImplicitAutograd")
+    assert plan == AutocastPlan(None, None, (), full_name(op)), what
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(full_name(op), "CompositeImplicitAutograd")
     kernel = functools.partial(op._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd) if composite else op
     called = functools.partial(kernel, *args, **kwargs)
     real = watched(lambda: op(*args, **kwargs), overriding(tp.my_autocast, device, LOWER, overrides), fake=fake)

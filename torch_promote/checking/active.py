@@ -1,4 +1,4 @@
-"""The autocast state that a call made now would find: PyTorch's, and the overrides of the innermost region of ours."""
+"""The autocast state that a call made now would find: PyTorch's, and the policy of the innermost region of ours."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import torch
 
 from torch_promote import _C
 from torch_promote._extension import OUR_KEY
-from torch_promote.policies import DEVICE_TYPES, CastPolicy, op_table
-from torch_promote.reference.autocast_plan import AutocastState, DeviceAutocast
+from torch_promote.policies import DEVICE_TYPES, CastPolicy
+from torch_promote.reference.autocast_state import AutocastState, DeviceAutocast
 
 __all__ = ["active_overrides", "active_state", "ours_is_active"]
 
 _KEY = getattr(torch._C.DispatchKey, OUR_KEY)
+#: The bytes of an op about which stock's policy says nothing.
+_UNLISTED = (0,) * len(DEVICE_TYPES)
 
 
 def ours_is_active() -> bool:
@@ -29,28 +31,32 @@ def ours_is_active() -> bool:
     return included and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
 
 
-def active_overrides() -> Mapping[str, CastPolicy | torch.dtype]:
-    """Returns the overrides in force in this thread, by the overload's name.
+def active_overrides() -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
+    """Returns what differs from stock in the policy in force in this thread: by overload, then by device type.
 
     Example:
         >>> import torch_promote as tp
         >>> with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
-        ...     dict(active_overrides())
-        {'aten::mm': <CastPolicy.fp32: 'fp32'>}
+        ...     active_overrides()["aten::mm"]["cpu"]
+        <CastPolicy.fp32: 'fp32'>
     """
     return _overrides_of(_C.current_policy_id()) if ours_is_active() else MappingProxyType({})
 
 
-@functools.cache
-def _overrides_of(policy_id: int) -> Mapping[str, CastPolicy | torch.dtype]:
-    """What differs from stock in the policy in force, whose id this is. An override holds for every device type."""
+@functools.lru_cache(maxsize=64)
+def _overrides_of(policy_id: int) -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
+    """What differs from stock in the policy in force, whose id this is."""
     del policy_id
     found = {}
-    for stock, current in zip(_C.stock_policy_bytes(), _C.current_policy_bytes(), strict=True):
-        for row in op_table():
-            if current[row.index] != stock[row.index]:
-                found[row.name] = _policy(current[row.index])
+    for name, bytes_ in _C.current_policy().items():
+        changed = zip(DEVICE_TYPES, bytes_, _stock_bytes().get(name, _UNLISTED), strict=True)
+        found[name] = MappingProxyType({device: _policy(byte) for device, byte, stock in changed if byte != stock})
     return MappingProxyType(found)
+
+
+@functools.cache
+def _stock_bytes() -> dict[str, tuple[int, ...]]:
+    return dict(zip(_C.ROW_NAMES, zip(*_C.stock_policy_bytes(), strict=True), strict=True))
 
 
 def _policy(byte: int) -> CastPolicy | torch.dtype:

@@ -12,7 +12,9 @@ import torch
 from torch_promote._extension import OUR_KEY
 from torch_promote.policies import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError
-from torch_promote.reference.autocast_plan import AutocastPlan, AutocastState, Cast, autocast_plan
+from torch_promote.reference.autocast_plan import AutocastPlan, AutocastState, autocast_plan
+from torch_promote.reference.cast_arguments import replace_tensors
+from torch_promote.reference.cast_arguments import tensors_in as tensors_by_path
 from torch_promote.reference.infer import NO_RULE, Inference, NoRule, infer
 from torch_promote.reference.rules.call import described
 from torch_promote.reference.strides import temporary_strides
@@ -151,8 +153,8 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
             return Expectation(op, plan, None, plan.error, planned)
         for cast in plan.all_casts():
             planned[cast.argument] = cast.to
-            if not nested:
-                _apply(cast, values)
+        if not nested:
+            values = _cast_values(plan, values)
         last = plan
         while last.then is not None:
             last = last.then
@@ -174,29 +176,26 @@ def _should_have_a_row(name: str) -> bool:
     return same_release and name.startswith("aten::") and name not in LEFT_TO_STOCK
 
 
-def _apply(cast: Cast, values: dict[str, Any]) -> None:
-    """Puts a description of the cast tensor in the place of the tensor."""
-    name, _, index = cast.argument.removesuffix("]").partition("[")
-    source = described(values[name][int(index)] if index else values[name])
-    strides = None if source.strides is None else temporary_strides(source.shape, source.strides)
-    made = Operand(cast.to, source.shape, strides, source.device)
-    values[name] = [made if i == int(index) else x for i, x in enumerate(values[name])] if index else made
+def _cast_values(plan: AutocastPlan, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by name, with descriptions of the cast tensors in the tensors' places."""
+    by_path = {path: tensor for name, value in values.items() for path, tensor in tensors_by_path(name, value)}
+    made: dict[str, Operand] = {}
+    for cast in plan.all_casts():
+        source = described(made.get(cast.argument, by_path[cast.argument]))
+        strides = None if source.strides is None else temporary_strides(source.shape, source.strides)
+        made[cast.argument] = Operand(cast.to, source.shape, strides, source.device)
+    return {name: replace_tensors(name, value, made) for name, value in values.items()}
 
 
 def tensor_arguments(op: torch._ops.OpOverload, args: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors among a call's arguments, by their names in the schema: `mat2`, `tensors[1]`.
+    """Yields the tensors among a call's arguments, by their paths: `mat2`, `tensors[1]`, `inputs[key]`.
 
     Example:
         >>> [name for name, _ in tensor_arguments(torch.ops.aten.cat.default, [[torch.ones(1), torch.ones(1)], 0])]
         ['tensors[0]', 'tensors[1]']
     """
     for name, value in zip(_argument_names(op), args, strict=False):
-        if isinstance(value, torch.Tensor):
-            yield name, value
-        elif isinstance(value, list | tuple):
-            for index, element in enumerate(value):
-                if isinstance(element, torch.Tensor):
-                    yield f"{name}[{index}]", element
+        yield from tensors_by_path(name, value)
 
 
 @functools.cache
@@ -256,7 +255,7 @@ def has_our_kernel(op: torch._ops.OpOverload) -> bool:
 
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
-    """Returns the tensors among the arguments or the results of a call, those in lists too.
+    """Returns the tensors among the arguments or the results of a call, those in containers too.
 
     Example:
         >>> len(tensors_in([torch.ones(1), [torch.ones(1), None], 2]))
@@ -266,11 +265,14 @@ def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _leaves(values: Sequence[Any]) -> Iterator[torch.Tensor | None]:
-    """Tensors and None, lists flattened. A schema nests no deeper."""
+    """Tensors and None, containers flattened."""
     for value in values:
-        for leaf in value if isinstance(value, list | tuple) else (value,):
-            if leaf is None or isinstance(leaf, torch.Tensor):
-                yield leaf
+        if value is None or isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _leaves(value)
+        elif isinstance(value, Mapping):
+            yield from _leaves(tuple(value.values()))
 
 
 def _names(dtypes: Sequence[torch.dtype | None]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -39,6 +39,8 @@ def describe_value(value: Any) -> str:
     """
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(describe_value, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {describe_value(item)}' for key, item in value.items())}}}"
     if not isinstance(value, torch.Tensor):
         return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else repr(value)
     # A nested tensor has no shape.

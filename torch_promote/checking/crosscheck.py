@@ -148,7 +148,7 @@ class _Checker:
             return None
         plan = expectation.plan
         hands_on = plan is not None and bool(plan.casts or plan.runs != overload_name(op))
-        see_through = hands_on or is_composite(op, _device_type(args))
+        see_through = hands_on or _is_made_of_others(op, args)
         call = _Call(expectation, args, see_through)
         if op._schema.is_mutable:
             call.written = describe_arguments(args)
@@ -156,7 +156,7 @@ class _Checker:
             self.report.with_policy[str(op)] += 1
         # Where the plan has no policy, a wrapper of ours might cast all the same, and the result's dtype not tell.
         if self.level == "bits" and (expectation.has_policy or (plan is not None and has_our_kernel(op))):
-            call.stock_too = self._comparable(op, args, state)
+            call.stock_too = self._comparable(expectation, args, state)
         return self._push(call)
 
     def _push(self, call: _Call) -> _Call:
@@ -168,12 +168,14 @@ class _Checker:
         if calls and calls[-1] is call:
             calls.pop()
 
-    def _comparable(self, op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState | None) -> bool:
+    def _comparable(self, expectation: Expectation, args: Sequence[Any], state: AutocastState | None) -> bool:
         if not ours_is_active():
             return False
-        reason = None
-        if state is not None and overload_name(op) in state.overrides:
+        reason, op = None, expectation.op
+        if state is not None and _is_overridden(overload_name(op), args, state):
             reason = "the op's policy is overridden"
+        elif state is not None and state.overrides and not expectation.has_policy and _is_made_of_others(op, args):
+            reason = "the policy of an op inside it may be overridden"
         elif any(is_fake(leaf) for leaf in tensors_in(args)):
             reason = "fake tensors have no bits"
         elif _is_watched(args):
@@ -212,7 +214,7 @@ class _Checker:
         op = str(expectation.op)
         if isinstance(expectation.inference, Inference) or expectation.error is not None:
             self.report.checked[op] += 1
-        elif is_composite(expectation.op, _device_type(call.args)):
+        elif _is_made_of_others(expectation.op, call.args):
             self.report.composite[op] += 1
         else:
             self.report.no_rule[op] += 1
@@ -261,6 +263,14 @@ class _Checker:
         if self.raises:
             self.stopped = True
             raise CrosscheckError(str(mismatch))
+
+
+def _is_overridden(name: str, args: Sequence[Any], state: AutocastState) -> bool:
+    return any(state.override(name, tensor.device.type) is not None for tensor in tensors_in(args))
+
+
+def _is_made_of_others(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    return is_composite(op, _device_type(args))
 
 
 def _device_type(values: Sequence[Any]) -> str:

@@ -68,11 +68,15 @@ class StockRun:
 def written_results(op: torch._ops.OpOverload, results: Sequence[Any]) -> list[Any]:
     """Returns what can be compared of an op's results: None in the place of memory that it leaves as it found it.
 
+    What an op has written to is detached: stock was given a detached copy.
+
     Example:
         >>> written_results(torch.ops.aten.mkldnn_rnn_layer.default, [1, 2, 3, 4])
         [1, 2, 3, None]
     """
     left_out = UNWRITTEN.get(overload_name(op), ())
+    if op._schema.is_mutable:
+        results = tree_map_only(torch.Tensor, torch.Tensor.detach, list(results))
     return [None if position in left_out else result for position, result in enumerate(results)]
 
 

@@ -16,6 +16,7 @@ import torch
 
 from torch_promote.policies import CastPolicy, Row, op_table
 from torch_promote.reference.autocast_state import TURNS, AutocastState, DeviceAutocast
+from torch_promote.reference.cast_arguments import candidates, devices_of, written_tensors
 from torch_promote.reference.dtypes import dtype_name, is_floating
 from torch_promote.reference.registered import is_registered
 from torch_promote.reference.rules.call import Call
@@ -31,7 +32,7 @@ class Cast:
     """One cast of an argument.
 
     Attributes:
-        argument: The argument's name, with an index for a list's element: `mat2`, `tensors[1]`.
+        argument: The argument's name, with an index or a key for what is inside of it: `mat2`, `tensors[1]`.
         from_: The dtype that it has.
         to: The dtype that the op gets it in.
         cacheable: Whether a cache keeps the cast for the next use: of a float32 leaf that requires grad and is no view.
@@ -67,7 +68,8 @@ class AutocastPlan:
         error: Why autocast refuses the call; None where it does not.
         then: The plan of the other device type, for a call with tensors of both; its turn comes after.
         left_to_stock: Whether PyTorch has an autocast kernel for the op on a device on which the table has no policy: a
-            newer PyTorch's, or a library's. What it does is not known here, and the rest of the plan is empty.
+            newer PyTorch's, or a library's, and nothing overrides it. What it does is not known here, and the rest of
+            the plan is empty.
 
     Example:
         >>> softmax = torch.ops.aten.softmax.int
@@ -108,7 +110,7 @@ def autocast_plan(
         state: The state that the call finds.
 
     Returns:
-        The plan. An op without a policy has one without casts.
+        The plan. An op without a policy has one without casts. Whether a policy is legal for an op is not asked.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2, 2))
@@ -125,14 +127,14 @@ def autocast_plan(
     """
     call = Call.of(op, args, kwargs or {}, torch.get_default_dtype())
     name = call.signature.name
-    present = _devices(call)
+    present = devices_of(call)
     for device in TURNS:
         here = state.devices.get(device)
         if here is None or not here.enabled or device not in present:
             continue
         policy = _policy(name, device, state)
         if policy is CastPolicy.fallthrough:
-            if name not in state.overrides and _has_stock_kernel(name, device):
+            if state.override(name, device) is None and _has_stock_kernel(name, device):
                 return AutocastPlan(None, None, (), name, left_to_stock=True)
             continue
         plan = _plan(call, name, device, policy, state)
@@ -158,15 +160,16 @@ def _plan(call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, 
         dtype = torch.float32 if first_eligible else first.dtype
         return AutocastPlan(policy, device, (), _with_dtype(name), MappingProxyType({"dtype": dtype}))
     to = _target(call, device, policy, state.devices[device].dtype)
-    casts = () if to is None else tuple(_casts(call, device, to, state))
+    with_doubles = policy is CastPolicy.match_self
+    casts = () if to is None else tuple(_casts(call, device, to, state, with_doubles))
     return AutocastPlan(policy, device, casts, name)
 
 
-def _casts(call: Call, device: str, to: torch.dtype, state: AutocastState) -> Iterator[Cast]:
+def _casts(call: Call, device: str, to: torch.dtype, state: AutocastState, with_doubles: bool) -> Iterator[Cast]:
     """The casts of one device's tensors. Which of two arguments that are one weight comes first makes no difference."""
     held = [weight for weight, dtype in state.cached if dtype is to]
-    for path, tensor in _cast_arguments(call):
-        if not _eligible(tensor, device) or tensor.dtype is to:
+    for path, tensor, _ in candidates(call, in_table=call.signature.name in _rows()):
+        if tensor.dtype is to or not _eligible(tensor, device, with_doubles):
             continue
         cacheable = state.cache_enabled and not state.inference_mode and _is_weight(tensor)
         yield Cast(path, tensor.dtype, to, cacheable, cacheable and any(weight is tensor for weight in held))
@@ -183,34 +186,23 @@ def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: to
         return torch.float32
     if policy is CastPolicy.promote:
         return _join(call, device)
+    if policy is CastPolicy.match_self:
+        written = next(written_tensors(call), None)
+        return written.dtype if written is not None and _eligible(written, device, with_doubles=True) else None
     return None
 
 
 def _join(call: Call, device: str) -> torch.dtype | None:
     """Dtypes that are alike stay as they are; any mixture is float32. Optional tensors are cast, but not asked."""
-    asked = {a.name for a in call.signature.arguments if a.type in ("Tensor", "List[Tensor]")}
-    dtypes = {
-        tensor.dtype
-        for path, tensor in _cast_arguments(call)
-        if path.partition("[")[0] in asked and _eligible(tensor, device)
-    }
+    found = candidates(call, in_table=call.signature.name in _rows())
+    dtypes = {tensor.dtype for _, tensor, asked in found if asked and _eligible(tensor, device)}
     return None if not dtypes else dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
-def _cast_arguments(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that autocast may cast. A list of optional tensors, such as index_put's indices, is left alone."""
-    for argument in call.signature.arguments:
-        value = call[argument.name]
-        if argument.is_tensor and isinstance(value, torch.Tensor):
-            yield argument.name, value
-        elif argument.type == "List[Tensor]" and value is not None:
-            for index, tensor in enumerate(value):
-                yield f"{argument.name}[{index}]", tensor
-
-
-def _eligible(tensor: torch.Tensor, device: str) -> bool:
-    """Floating, no double, and on the device. Source: aten/src/ATen/autocast_mode.h, is_eligible (v2.13)."""
-    return is_floating(tensor.dtype) and tensor.dtype is not torch.float64 and tensor.device.type in TURNS[device]
+def _eligible(tensor: torch.Tensor, device: str, with_doubles: bool = False) -> bool:
+    """Floating, no double unless asked, on the device. Source: aten/src/ATen/autocast_mode.h, is_eligible (v2.13)."""
+    double = tensor.dtype is torch.float64
+    return is_floating(tensor.dtype) and (with_doubles or not double) and tensor.device.type in TURNS[device]
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
@@ -228,17 +220,6 @@ def _is_weight(tensor: torch.Tensor) -> bool:
         and not tensor._is_view()
         and not tensor.is_inference()
     )
-
-
-def _devices(call: Call) -> set[str]:
-    """The device types that have a say; a Python number in a tensor's place is on the CPU.
-
-    A tensor in MKLDNN's layout has none: its dispatch keys name no backend, and Autocast keys go with backends.
-
-    Source: c10/core/DispatchKeySet.h, getAutocastRelatedKeySetFromBackend (v2.13).
-    """
-    tensors = (x for x in call.operands() if not (isinstance(x, torch.Tensor) and x.is_mkldnn))
-    return {x.device.type if isinstance(x, torch.Tensor) else "cpu" for x in tensors}
 
 
 @functools.cache
@@ -264,7 +245,7 @@ def _policy_of_row(name: str, device: str) -> CastPolicy:
 
 
 def _policy(name: str, device: str, state: AutocastState) -> CastPolicy | torch.dtype:
-    return state.overrides.get(name) or _policy_of_row(name, device)
+    return state.override(name, device) or _policy_of_row(name, device)
 
 
 def _with_dtype(name: str) -> str:

@@ -10,10 +10,15 @@ import torch
 
 from torch_promote.policies import CastPolicy
 
-__all__ = ["TURNS", "AutocastState", "DeviceAutocast"]
+__all__ = ["TURNS", "AutocastState", "DeviceAutocast", "Override", "Overrides"]
 
 #: The device types that have policies, in the order of their turns, with the devices whose tensors they cast.
 TURNS = {"cuda": ("cuda", "xla"), "cpu": ("cpu",)}
+
+#: A policy for every device type, or one for each of some device types.
+Override = CastPolicy | torch.dtype | Mapping[str, CastPolicy | torch.dtype]
+#: What replaces the table's policies: an overload's full name, such as `aten::mm` or `mylib::op`, to its override.
+Overrides = Mapping[str, Override]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,8 @@ class AutocastState:
     Attributes:
         devices: The state for each device type; a device type that is not named is off.
         cache_enabled: Whether casts of weights are cached.
-        overrides: Policies that replace the table's, on every device type, by overload name such as `aten::mm`.
+        overrides: Policies of ops in and outside of the table, by the overload's full name, such as `aten::mm`: for
+            every device type, or by device type. Where they say nothing, the table's policy stands.
         inference_mode: Whether the call is made in inference mode, in which no cast is kept or used again.
         cached: The casts that the cache holds: weights, and the dtypes that they were cast to. A weight that has
             changed since does not count, as its cast is no longer good.
@@ -58,7 +64,7 @@ class AutocastState:
 
     devices: Mapping[str, DeviceAutocast]
     cache_enabled: bool = True
-    overrides: Mapping[str, CastPolicy | torch.dtype] = field(default_factory=lambda: MappingProxyType({}))
+    overrides: Overrides = field(default_factory=lambda: MappingProxyType({}))
     inference_mode: bool = False
     cached: tuple[tuple[torch.Tensor, torch.dtype], ...] = field(default=(), compare=False)
 
@@ -69,7 +75,7 @@ class AutocastState:
         dtype: torch.dtype | None = None,
         *,
         cache_enabled: bool = True,
-        overrides: Mapping[str, CastPolicy | torch.dtype] | None = None,
+        overrides: Overrides | None = None,
     ) -> AutocastState:
         """Returns the state in a region of one device type.
 
@@ -77,7 +83,7 @@ class AutocastState:
             device_type: "cpu" or "cuda".
             dtype: The autocast dtype; None means PyTorch's default, bfloat16 on the CPU and float16 on CUDA.
             cache_enabled: Whether casts of weights are cached.
-            overrides: Policies that replace the table's, by overload name.
+            overrides: Policies of ops, by the overload's full name: for every device type, or by device type.
 
         Example:
             >>> AutocastState.region("cuda", cache_enabled=False).devices
@@ -89,11 +95,11 @@ class AutocastState:
         return cls({device_type: DeviceAutocast(True, chosen)}, cache_enabled, MappingProxyType(dict(overrides or {})))
 
     @classmethod
-    def current(cls, overrides: Mapping[str, CastPolicy | torch.dtype] | None = None) -> AutocastState:
+    def current(cls, overrides: Overrides | None = None) -> AutocastState:
         """Returns the state of this thread, as PyTorch holds it, with nothing in the cache.
 
         Args:
-            overrides: Policies that replace the table's, by overload name: PyTorch's state knows of none.
+            overrides: Policies of ops, by the overload's full name: PyTorch's state knows of none.
 
         Example:
             >>> with torch.autocast("cpu"):
@@ -108,3 +114,18 @@ class AutocastState:
         }
         chosen = MappingProxyType(dict(overrides or {}))
         return cls(devices, torch.is_autocast_cache_enabled(), chosen, torch.is_inference_mode_enabled())
+
+    def override(self, name: str, device: str) -> CastPolicy | torch.dtype | None:
+        """Returns the policy that the overrides give an op on a device type; None where they say nothing.
+
+        Args:
+            name: The overload's full name.
+            device: "cpu" or "cuda".
+
+        Example:
+            >>> state = AutocastState.region("cpu", overrides={"aten::mm": {"cpu": CastPolicy.fp32}})
+            >>> state.override("aten::mm", "cpu"), state.override("aten::mm", "cuda")
+            (<CastPolicy.fp32: 'fp32'>, None)
+        """
+        found = self.overrides.get(name)
+        return found.get(device) if isinstance(found, Mapping) else found

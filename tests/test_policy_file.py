@@ -1,0 +1,394 @@
+"""Policy files: what is written, that it comes back, and every error's text with its line."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from library_for_policies import NAMESPACE
+from test_overrides_input import LEGAL_WRITING, NAMED, NO_DTYPE, WRITES
+from test_policy_laws import POLICIES
+from torch_promote import CastPolicy, PolicyError, policy_data, policy_file
+from torch_promote.policies import TABLE_VERSION
+from torch_promote.policy import Policy
+
+TORCH = torch.__version__.partition("+")[0]
+FP64 = torch.float64
+MINE = (
+    Policy.stock()
+    .override({"mm.default": "fp32", "softmax.int": "fp16", f"{NAMESPACE}::many.out": "match_self"})
+    .override({"exp.default": FP64, "add_.Tensor": "match_self"}, "cpu")
+)
+TEXT = f"""\
+# A policy of torch_promote: where it differs from PyTorch's autocast. Policy.load() reads it.
+format = 1
+torch = "{TORCH}"
+table = "{TABLE_VERSION}"
+
+[all]
+"aten::mm.default" = "fp32"
+"aten::softmax.int" = "lower_precision_fp"
+"policy_tests::many.out" = "match_self"
+
+[cpu]
+"aten::add_.Tensor" = "match_self"
+"aten::exp.default" = "float64"
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path("p.toml")
+
+
+# --- what is written, and comes back
+
+
+def test_a_file_has_a_line_for_each_op(path: Path) -> None:
+    MINE.save(path)
+    assert path.read_text(encoding="utf-8") == TEXT
+    assert Policy.load(path) == MINE
+
+
+def test_as_a_dict_it_has_the_same_structure() -> None:
+    assert MINE.to_dict() == {
+        "format": 1,
+        "torch": TORCH,
+        "table": TABLE_VERSION,
+        "all": {
+            "aten::mm.default": "fp32",
+            "aten::softmax.int": "lower_precision_fp",
+            "policy_tests::many.out": "match_self",
+        },
+        "cpu": {"aten::add_.Tensor": "match_self", "aten::exp.default": "float64"},
+    }
+    assert Policy.stock().to_dict() == {"format": 1, "torch": TORCH, "table": TABLE_VERSION}
+
+
+@pytest.mark.parametrize("name", Policy.names())
+def test_named_policies_come_back(path: Path, name: str) -> None:
+    Policy.named(name).save(path)
+    assert Policy.load(path) == Policy.named(name)
+    again = path.read_bytes()
+    Policy.load(path).save(path)
+    assert path.read_bytes() == again
+
+
+@given(POLICIES)
+@settings(max_examples=50, deadline=None)
+def test_any_policy_comes_back(tmp_path_factory: pytest.TempPathFactory, policy: Policy) -> None:
+    path = tmp_path_factory.mktemp("policies") / "p.toml"
+    policy.save(path)
+    assert Policy.load(path) == policy
+    sections = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith('"')]
+    assert len(sections) <= len(policy.changes), "no op is named twice for a device"
+
+
+def test_what_a_person_writes(path: Path) -> None:
+    path.write_text(
+        "format = 1\n\n[cpu]\nsoftmax = 'fp16' # a comment\n'mm.default' = \"torch.float64\"\n[cuda]\n"
+        '"linalg_*" = "fp32"\n[all]\n"policy_tests::many" = "match_self"\n',
+        encoding="utf-8",
+    )
+    by_hand = (
+        Policy.stock()
+        .override({"softmax": "fp16", "mm.default": FP64}, "cpu")
+        .override({"linalg_*": "fp32"}, "cuda")
+        .override({f"{NAMESPACE}::many": "match_self"})
+    )
+    assert Policy.load(path) == Policy.load(str(path)) == by_hand
+
+
+def test_windows_line_ends(path: Path) -> None:
+    path.write_bytes(TEXT.replace("\n", "\r\n").encode())
+    assert Policy.load(path) == MINE
+    path.write_bytes(TEXT.replace("fp32", "pf32").replace("\n", "\r\n").encode())
+    with pytest.raises(PolicyError, match=r"^p\.toml:7: "):
+        Policy.load(path)
+
+
+# --- writing is whole or not at all
+
+
+def test_a_file_is_replaced_as_a_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    MINE.save(path)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "no space left on device")
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fail)
+            with pytest.raises(PolicyError) as error:
+                Policy.named("cuda").save(path)
+        assert str(error.value) == "cannot write the policy file 'p.toml': no space left on device."
+        assert os.listdir() == ["p.toml"], "nothing is left beside it"
+        assert Policy.load(path) == MINE
+
+
+def test_a_link_stays_and_so_do_the_permissions(path: Path) -> None:
+    target = Path("target.toml")
+    MINE.save(target)
+    target.chmod(0o640)
+    path.symlink_to(target)
+    Policy.named("cuda").save(path)
+    assert path.is_symlink()
+    assert Policy.load(target) == Policy.named("cuda")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    mask = os.umask(0)
+    os.umask(mask)
+    MINE.save("new.toml")
+    assert stat.S_IMODE(Path("new.toml").stat().st_mode) == 0o666 & ~mask
+
+
+def test_where_nothing_can_be_written(path: Path) -> None:
+    path.mkdir()
+    for target, why in {"p.toml": "it is a directory", "no/p.toml": "No such file or directory"}.items():
+        with pytest.raises(PolicyError) as error:
+            MINE.save(target)
+        assert str(error.value) == f"cannot write the policy file {target!r}: {why}."
+    assert os.listdir() == ["p.toml"]
+
+
+# --- errors of reading
+
+SECTIONS = "Legal: format, torch, table and the sections [all], [cpu], [cuda]."
+POLICIES_TEXT = (
+    "Legal: lower_precision_fp, fp32, fp32_set_opt_dtype, fp32_append_dtype, promote, match_self, fallthrough, keep, "
+    "banned, fp16 or a floating dtype."
+)
+QUOTED = 'A line of a section is "OP" = "POLICY", both quoted.'
+HERE = f"torch {TORCH}, table {TABLE_VERSION}"
+
+ERRORS: dict[str, tuple[str, str]] = {
+    "empty": ("", "p.toml:1: it does not say which format it has. Begin it with: format = 1"),
+    "no format": ("[cpu]\nmm = 'fp32'\n", "p.toml:1: it does not say which format it has. Begin it with: format = 1"),
+    "a newer format": (
+        '# new\nformat = 2\ntorch = "3.0"\n[cpu]\nwhatever = 3\n',
+        "p.toml:2: format 2 is newer than 1, the newest that this torch_promote reads. It was written with torch 3.0. "
+        "Use a newer torch_promote.",
+    ),
+    "a format in words": ("format = 'one'\n", "p.toml:1: format is a number from 1 to 1, got 'one'."),
+    "a format that is a bool": ("format = true\n", "p.toml:1: format is a number from 1 to 1, got True."),
+    "format zero": ("\nformat = 0\n", "p.toml:2: format is a number from 1 to 1, got 0."),
+    "a version that is a number": (
+        "format = 1\ntorch = 2.13\n",
+        f"p.toml:2: torch is a version such as {TORCH!r}, got 2.13.",
+    ),
+    "a version that is none": (
+        "format = 1\ntable = 'latest'\n",
+        f"p.toml:2: table is a version such as {TABLE_VERSION!r}, got 'latest'.",
+    ),
+    "an unknown key": (
+        "format = 1\ntroch = '2.13'\n",
+        f"p.toml:2: a policy has no 'troch'. Closest: torch. {SECTIONS}",
+    ),
+    "an unknown section": (
+        "format = 1\n\n[cuad]\nmm = 'fp32'\n",
+        f"p.toml:3: a policy has no 'cuad'. Closest: cuda. {SECTIONS}",
+    ),
+    "another device's section": ("format = 1\n[xla]\nmm = 'fp32'\n", f"p.toml:2: a policy has no 'xla'. {SECTIONS}"),
+    "an op outside of sections": (
+        "format = 1\n'aten::mm' = 'fp32'\n",
+        f"p.toml:2: a policy has no 'aten::mm'. {SECTIONS}",
+    ),
+    "a section that is none": (
+        "format = 1\ncpu = 'fp32'\n",
+        "p.toml:2: cpu is a section of ops, got 'fp32'. Write [cpu].",
+    ),
+    "a misspelt op": (
+        'format = 1\n[all]\n\n"policy_tests::jion" = "fp32"\n',
+        f"p.toml:4: no op is called 'policy_tests::jion'. Closest: join. {NAMED}",
+    ),
+    "a pattern that matches nothing": (
+        'format = 1\n[cuda]\n"policy_tests::jion*" = "fp32"\n',
+        f"p.toml:3: the pattern 'policy_tests::jion*' matches no op. Closest: join. {NAMED}",
+    ),
+    "a library that is not there": (
+        'format = 1\n[cuda]\n"zzz::op" = "fp32"\n',
+        "p.toml:3: no op is registered in namespace 'zzz'. Import the library that defines 'zzz::op' first.",
+    ),
+    "a misspelt policy": (
+        'format = 1\n[cpu]\nmm = "fp16"\nbmm = "promot"\n',
+        f"p.toml:4: 'bmm': no cast policy is called 'promot'. Closest: promote. {POLICIES_TEXT}",
+    ),
+    "a dtype that is not floating": (
+        'format = 1\n[cpu]\n"mm.default" = "int8"\n',
+        f"p.toml:3: 'mm.default': torch.int8 is not a floating dtype, so nothing can be run in it. {POLICIES_TEXT}",
+    ),
+    "a policy that is not for this op": (
+        'format = 1\n[cpu]\n"mm.default" = "fp32_set_opt_dtype"\n',
+        f"p.toml:3: aten::mm cannot use 'fp32_set_opt_dtype': {NO_DTYPE}. Legal: lower_precision_fp, fp32, promote, "
+        "fallthrough, keep, banned or a floating dtype.",
+    ),
+    "a cast of what is written": (
+        'format = 1\n[cpu]\n"mm.out" = "fp32"\n',
+        f"p.toml:3: aten::mm.out cannot use 'fp32': {WRITES}. {LEGAL_WRITING}",
+    ),
+    "a number for a policy": (
+        'format = 1\n[cpu]\n"mm.default" = 32\n',
+        "p.toml:3: 'mm.default' is given a policy as a quoted name, got 32.",
+    ),
+    "a list for a policy": (
+        'format = 1\n[cpu]\n"mm.default" = ["fp32"]\n',
+        "p.toml:3: 'mm.default' is given a policy as a quoted name, got ['fp32'].",
+    ),
+    "an overload without quotes": (
+        "format = 1\n[cpu]\nsoftmax.int = 'fp32'\n",
+        "p.toml:3: 'softmax' is no section within a section. Quote names of ops: \"softmax.int\".",
+    ),
+    "a section within a section": (
+        "format = 1\n[cpu.cuda]\nmm = 'fp32'\n",
+        "p.toml:2: 'cuda' is no section within a section. Quote names of ops: \"cuda.mm\".",
+    ),
+    "one op by two names": (
+        'format = 1\n[cpu]\n"mm.default" = "fp32"\n"aten::mm.default" = "fp32"\n',
+        "p.toml:4: 'aten::mm.default' in [cpu] names aten::mm on cpu, which 'mm.default' in [cpu] on line 3 names too. "
+        "Name each overload once.",
+    ),
+    "one op for all and for one": (
+        'format = 1\n[cuda]\n"mm.default" = "fp32"\n[all]\n"mm" = "fp32"\n',
+        "p.toml:5: 'mm' in [all] names aten::mm on cuda, which 'mm.default' in [cuda] on line 3 names too. Name each "
+        "overload once.",
+    ),
+    "one op by a pattern and by name": (
+        'format = 1\n[cpu]\n"policy_tests::j*" = "fp32"\n"policy_tests::join" = "keep"\n',
+        "p.toml:4: 'policy_tests::join' in [cpu] names policy_tests::join on cpu, which 'policy_tests::j*' in [cpu] on "
+        "line 3 names too. Name each overload once.",
+    ),
+    "one line twice": (
+        "format = 1\n[cpu]\nmm = 'fp32'\n\"mm\" = 'keep'\n",
+        "p.toml:4: 'mm' stands twice in [cpu], first on line 3. Write it once.",
+    ),
+    "a section twice": (
+        "format = 1\n[cpu]\nmm = 'fp32'\n[cuda]\n[cpu]\n",
+        "p.toml:5: 'cpu' stands twice, first on line 2. Write it once.",
+    ),
+    "format twice": ("format = 1\nformat = 1\n", "p.toml:2: 'format' stands twice, first on line 1. Write it once."),
+    "a newer PyTorch's": (
+        'format = 1\ntorch = "9.5.0"\ntable = "9.5"\n[all]\n"mm.default" = "fp32"\n"policy_tests::new" = "fp32"\n'
+        '[xpu]\n"mm" = "fp32"\n[cpu]\n"bmm" = "stochastic"\n"newlib::op" = "keep"\n',
+        "p.toml was written with torch 9.5.0, table 9.5. This is "
+        f"{HERE}, and does not know op 'policy_tests::new' on line 6; 'xpu' on line 7; policy 'stochastic' on line 10; "
+        "op 'newlib::op' on line 11. Use the newer version, or take these out.",
+    ),
+    "a newer table's": (
+        f'format = 1\ntorch = "{TORCH}"\ntable = "9.5"\n[all]\n"policy_tests::new" = "fp32"\n',
+        f"p.toml was written with torch {TORCH}, table 9.5. This is {HERE}, and does not know op 'policy_tests::new' "
+        "on line 5. Use the newer version, or take these out.",
+    ),
+    "an older PyTorch's": (
+        'format = 1\ntorch = "1.0"\ntable = "1.0"\n[all]\n"policy_tests::jion" = "fp32"\n',
+        f"p.toml:5: no op is called 'policy_tests::jion'. Closest: join. {NAMED}",
+    ),
+    "a newer PyTorch's, illegal here": (
+        'format = 1\ntorch = "9.5"\n[all]\n"mm.out" = "fp32"\n"policy_tests::new" = "fp32"\n',
+        f"p.toml was written with torch 9.5. This is {HERE}, and does not know policy 'fp32' for 'mm.out' on line 4; "
+        "op 'policy_tests::new' on line 5. Use the newer version, or take these out.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), ERRORS.values(), ids=ERRORS)
+def test_a_wrong_file(path: Path, text: str, message: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(PolicyError) as error:
+        Policy.load(path)
+    assert str(error.value) == message
+
+
+def test_a_file_from_a_newer_pytorch_that_says_nothing_new_is_read(path: Path) -> None:
+    path.write_text(TEXT.replace(TORCH, "9.5.0").replace(TABLE_VERSION, "9.5"), encoding="utf-8")
+    assert Policy.load(path) == MINE
+
+
+# What tomllib says is worded differently from one Python to the next; the line and the remedy are ours.
+SYNTAX: dict[str, tuple[str, int]] = {
+    "an op without quotes": ("format = 1\n[cpu]\naten::mm = 'fp32'\n", 3),
+    "a pattern without quotes": ("format = 1\n[cpu]\n\nlinalg_* = 'fp32'\n", 4),
+    "a policy without quotes": ("format = 1\n[cpu]\n'mm' = fp32\n", 3),
+    "an open quote": ("format = 1\n[cpu]\n'mm' = 'fp32\n", 3),
+    "an open section": ("format = 1\n[cpu\n", 2),
+    "no value": ("format = 1\n[cpu]\n'mm'\n", 3),
+    "no toml": ("format: 1\n", 1),
+    "an open list at the end": ("format = 1\n[cpu]\nmm = ['fp32',", 3),
+}
+
+
+@pytest.mark.parametrize(("text", "line"), SYNTAX.values(), ids=SYNTAX)
+def test_no_toml(path: Path, text: str, line: int) -> None:
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(PolicyError) as error:
+        Policy.load(path)
+    message = str(error.value)
+    assert message.startswith(f"p.toml:{line}: not TOML: ")
+    assert message.endswith(f". {QUOTED}")
+    assert "(at " not in message
+    assert "\n" not in message
+
+
+def test_what_is_no_file(path: Path) -> None:
+    def message(name: Any) -> str:
+        with pytest.raises(PolicyError) as error:
+            Policy.load(name)
+        return str(error.value)
+
+    named = "Policies that need none: stock, cpu, cuda, fp32_safe, off."
+    assert message("p.toml") == f"there is no policy file 'p.toml'. {named}"
+    assert message("no/p.toml") == f"there is no policy file 'no/p.toml'. {named}"
+    assert message(".") == "cannot read the policy file '.': Is a directory."
+    path.write_bytes(b"format = 1\n# \xff\n")
+    assert message(path) == "p.toml: not a text file in UTF-8 (byte 13). Policy.save() writes one."
+    assert message(3) == "the path of a policy file is a str or a path, got 3."
+
+
+WRONG_DATA: list[tuple[Any, str]] = [
+    (None, "a policy as data is a mapping, got NoneType. Policy.to_dict() makes one."),
+    ([("format", 1)], "a policy as data is a mapping, got list. Policy.to_dict() makes one."),
+    ({}, "the policy: it does not say which format it has. Begin it with: format = 1"),
+    (
+        {"format": 1, "cpu": {"mm.out": "fp32"}},
+        f"the policy['cpu']['mm.out']: aten::mm.out cannot use 'fp32': {WRITES}. {LEGAL_WRITING}",
+    ),
+    (
+        {"format": 1, "cpu": {"mm": CastPolicy.fp32}},
+        "the policy['cpu']['mm']: 'mm' is given a policy as a quoted name, got <CastPolicy.fp32: 'fp32'>.",
+    ),
+    (
+        {"format": 1, "cpu": {3: "fp32"}},
+        "the policy['cpu'][3]: an op is named by a str, an OpOverload or an OpOverloadPacket, got 3.",
+    ),
+    ({"format": 1, 7: {}}, f"the policy[7]: a policy has no 7. {SECTIONS}"),
+    (
+        {"format": 1, "cpu": {"mm.default": "keep"}, "all": {"mm.default": "keep"}},
+        "the policy['all']['mm.default']: 'mm.default' in [all] names aten::mm on cpu, which 'mm.default' in [cpu] at "
+        "['cpu']['mm.default'] names too. Name each overload once.",
+    ),
+    (
+        {"format": 1, "torch": "9.0", "xpu": {}},
+        f"the policy was written with torch 9.0. This is {HERE}, and does not know 'xpu' at ['xpu']. Use the newer "
+        "version, or take these out.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), WRONG_DATA, ids=lambda value: str(value)[:50])
+def test_wrong_data(data: Any, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        Policy.from_dict(data)
+    assert str(error.value) == message
+
+
+def test_a_higher_format_would_be_written_in_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(policy_data, "FORMAT", 2)
+        policy_file.save(MINE.changes, path)
+    with pytest.raises(PolicyError, match=r"^p\.toml:2: format 2 is newer than 1"):
+        Policy.load(path)
