@@ -165,13 +165,16 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def _wanted(item: pytest.Item) -> _Wanted | None:
     """What the test's marker, fixtures and the command line ask for; None for nothing."""
     level = item.config.stash[_level_key]
-    marker = item.get_closest_marker(_NAME)
-    if level == "off" and (marker is not None or _NAME in getattr(item, "fixturenames", ())):
+    markers = list(item.iter_markers(_NAME))  # the test's own first, then its class's and its module's
+    if level == "off" and (markers or _NAME in getattr(item, "fixturenames", ())):
         level = "dtype"
-    options: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
+    options: dict[str, Any] = {}
+    for marker in reversed(markers):
+        options.update(marker.kwargs)
+    arguments = [argument for marker in markers for argument in marker.args]
     wanted = _Wanted(options.pop("level", level), options.pop("raise_on_mismatch", False))
-    if marker is not None and (marker.args or options):
-        strange = ", ".join([*map(repr, marker.args), *options])
+    if arguments or options:
+        strange = ", ".join([*map(repr, arguments), *options])
         pytest.fail(f"marker {_NAME} has level= and raise_on_mismatch= alone, got {strange}.", pytrace=False)
     if wanted.level not in _LEVELS:
         pytest.fail(f"marker {_NAME}: there is no level {wanted.level!r}. {_LEGAL}", pytrace=False)
@@ -262,7 +265,10 @@ def pytest_runtest_makereport(
     _end_traceback_at_the_op(call)
     report = yield
     if check.news():
-        _show(report, check, call)
+        if report.skipped and not hasattr(report, "wasxfail"):  # what was found before the skip counts
+            report.outcome, report.longrepr = "failed", _text(check.news(), check.report.calls)
+        else:
+            _show(report, check, call)
         check.told = len(check.report.mismatches)
     if call.when == "teardown":
         # An attribute of plain data: pytest-xdist takes it from the worker's report to the controller's.

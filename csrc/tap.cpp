@@ -51,6 +51,29 @@ constexpr c10::DispatchKeySet kBelowTap(c10::DispatchKeySet::FULL_AFTER, kTapKey
   throw std::move(thrown);
 }
 
+// Set where no op is to be shown: in the observer itself, in a run under stock, and inside ops that nobody looks into.
+// The tap's key is excluded there too, which is cheaper, but functorch's layers run what is below them in the dispatch
+// state that they were entered in, and there it is not.
+thread_local bool tls_unseen = false;
+
+class Unseen {
+ public:
+  Unseen() : before_(tls_unseen), key_(kTapKey) {
+    tls_unseen = true;
+  }
+  Unseen(const Unseen&) = delete;
+  Unseen& operator=(const Unseen&) = delete;
+  Unseen(Unseen&&) = delete;
+  Unseen& operator=(Unseen&&) = delete;
+  ~Unseen() {
+    tls_unseen = before_;
+  }
+
+ private:
+  bool before_;
+  c10::impl::ExcludeDispatchKeyGuard key_;
+};
+
 // While an observer looks at a tensor, neither a subclass nor a mode is asked what its dtype is.
 struct WithoutTorchFunction {
   const at::impl::TorchFunctionDisabledState before = at::impl::PythonTorchFunctionTLS::get_disabled_state();
@@ -71,7 +94,7 @@ struct WithoutTorchFunction {
 template <class Function>
 auto in_python(const Function& function) {
   const py::gil_scoped_acquire gil;
-  const c10::impl::ExcludeDispatchKeyGuard unseen(kTapKey);
+  const Unseen unseen;
   const WithoutTorchFunction plain;
   try {
     return function();
@@ -182,24 +205,32 @@ py::object observer_of_this_thread() {
     return py::none();
   }
   const auto& holder = at::impl::ThreadLocalPythonObjects::get(kObserverName);
+  if (holder == nullptr) {
+    return py::none();
+  }
   return py::reinterpret_borrow<py::object>(holder->ptr(getPyInterpreter()));
 }
 
 // The same call with PyTorch's own autocast in the place of ours, unseen by the tap.
 void run_under_stock(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
-  const c10::impl::ExcludeDispatchKeyGuard without_ours(c10::DispatchKeySet(kTapKey).add(kOurKey));
+  const Unseen unseen;
+  const c10::impl::ExcludeDispatchKeyGuard without_ours(kOurKey);
   op.redispatchBoxed((keys & kBelowTap).remove(kOurKey), &stack);
 }
 
 void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack, bool see_through) {
-  std::optional<c10::impl::ExcludeDispatchKeyGuard> unseen;
+  std::optional<Unseen> unseen;
   if (!see_through) {
-    unseen.emplace(kTapKey);
+    unseen.emplace();
   }
   op.redispatchBoxed(keys & kBelowTap, stack);
 }
 
 void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (tls_unseen) {
+    op.redispatchBoxed(keys & kBelowTap, stack);
+    return;
+  }
   const c10::FunctionSchema& schema = op.schema();
   Reference observer;
   Reference token;
@@ -263,7 +294,11 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
 
 py::object swap_observer(py::object observer) {
   py::object before = observer_of_this_thread();
-  auto holder = std::make_shared<c10::SafePyObject>(observer.release().ptr(), getPyInterpreter());
+  // Nothing in the place of None: what is left when a thread ends may be let go of after Python is gone.
+  std::shared_ptr<c10::SafePyObject> holder;
+  if (!observer.is_none()) {
+    holder = std::make_shared<c10::SafePyObject>(observer.release().ptr(), getPyInterpreter());
+  }
   at::impl::ThreadLocalPythonObjects::set(kObserverName, std::move(holder));
   return before;
 }

@@ -76,6 +76,9 @@ def _lines(what: str, total: int) -> Step:
             return
         said = now
         left = (now - started) / done * (total - done)
-        print(f"{what}: {done} of {total}, {remark}, {now - started:.0f} s, about {left:.0f} s left", file=sys.stderr)
+        with contextlib.suppress(OSError):  # nobody reads it any more, which is no reason to stop
+            print(
+                f"{what}: {done} of {total}, {remark}, {now - started:.0f} s, about {left:.0f} s left", file=sys.stderr
+            )
 
     return step

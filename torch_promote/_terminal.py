@@ -89,7 +89,7 @@ def render(drawings: Sequence[RenderableType]) -> str:
     """Returns drawings as text for stdout: as wide as the terminal, and in colour if it is one."""
     from rich.console import Console
 
-    fits_a_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
+    fits_a_terminal = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
     console = Console(width=None if fits_a_terminal else _WIDTH_OF_A_PIPE, highlight=False, markup=False)
     # Captured, because rich's own print exits with 1 when the reader of a pipe goes away.
     with console.capture() as capture:
@@ -128,12 +128,21 @@ def show(
 
 
 def write(text: str) -> None:
-    """Writes text to stdout. A reader that has read enough (head, less) is no error."""
+    """Writes text to stdout. A reader that has read enough (head, less) is no error.
+
+    Raises:
+        DrawingError: stdout is closed, or what it leads to is full.
+    """
+    if sys.stdout is None:
+        raise DrawingError("cannot write: stdout is closed.")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         let_go_of_stdout()
+    except OSError as error:
+        let_go_of_stdout()
+        raise DrawingError(f"cannot write to stdout: {error.strerror}.") from error
 
 
 def let_go_of_stdout() -> None:

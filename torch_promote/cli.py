@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,11 +20,18 @@ from torch_promote.errors import TorchPromoteError
 
 __all__ = ["main"]
 
-_OK, _WRONG_COMMAND_LINE, _INTERRUPTED = 0, 2, 130  # 1 is for commands that find something
+_WRONG_COMMAND_LINE, _INTERRUPTED = 2, 130  # 0 is for what is done, 1 for commands that find something
+
+
+class _Parser(argparse.ArgumentParser):
+    """One whose errors are one line, like those of the commands. Its subparsers are of the same class."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_WRONG_COMMAND_LINE, f"torch-promote: error: {message}. `{self.prog} --help` tells more.\n")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="torch-promote",
         description="Autocast with open policies: what is installed, and what happens to each op.",
         epilog=_EPILOG,
@@ -31,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     version = f"torch-promote {torch_promote.__version__} (torch {torch.__version__})"
     parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     cli_info.add_parser(commands)
     cli_policies.add_parser(commands)
@@ -77,13 +85,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         2
     """
     try:
-        try:
-            return _run(argv)
-        finally:
+        return _run(argv)
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Has what argparse wrote, for --help, go now where it goes: as Python exits, it would fail with a traceback."""
+    try:
+        if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:  # a reader that has read enough, most likely
         let_go_of_stdout()
-        return _OK
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -109,9 +109,13 @@ def _run(arguments: argparse.Namespace) -> int:
     for name in (arguments.json, arguments.junit):
         if name not in (None, _STDOUT):
             _check_writable(Path(name))
+    if arguments.json is not None and arguments.json == arguments.junit:
+        raise OptionError(f"--json and --junit both name {arguments.json}. Give each a file of its own.")
     if arguments.merge:
         return _tell(_merge(arguments), arguments)
     options = _options(arguments)
+    if options.sample is not None and (options.quick or options.dtypes):
+        raise OptionError("--sample names the one sample to run. Leave out --quick and --dtypes.")
     index, count = _shard(arguments.shard)
     jobs = _jobs(arguments.jobs, options)
     entries, positions = _chosen(options, index, count)
@@ -204,11 +208,13 @@ def _checked(options: Options, entries: Sequence[Entry], positions: range, jobs:
 
 def _tell(report: Report, arguments: argparse.Namespace) -> int:
     as_json = json.dumps(report.to_dict(), indent=2) + "\n"
-    if arguments.json not in (None, _STDOUT):
-        _write_file(arguments.json, as_json)
-    if arguments.junit is not None:
-        _write_file(arguments.junit, junit(report))
+    files = {arguments.json: as_json, arguments.junit: junit(report)}
+    failed = [
+        error for name, text in files.items() if name not in (None, _STDOUT) and (error := _write_file(name, text))
+    ]
     write(as_json if arguments.json == _STDOUT else render(cli_parity_text.draw(report)))
+    if failed:
+        raise OptionError(" ".join(failed))
     if report.status == 2:
         raise OptionError("nothing was checked: PyTorch has no sample of what was asked for that it can run.")
     return report.status
@@ -221,8 +227,8 @@ def _list(entries: Sequence[Entry], arguments: argparse.Namespace) -> int:
     text = json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2) + "\n"
     if arguments.json == _STDOUT:
         write(text)
-    else:
-        _write_file(arguments.json, text)
+    elif error := _write_file(arguments.json, text):
+        raise OptionError(error)
     return 0
 
 
@@ -233,11 +239,13 @@ def _check_writable(path: Path) -> None:
         raise OptionError(f"cannot write {path}: it is a folder, or its folder is not there or not writable.")
 
 
-def _write_file(name: str, text: str) -> None:
+def _write_file(name: str, text: str) -> str | None:
+    """Writes a file. Returns what is to be said if it cannot be, after the rest of what a long run has found."""
     try:
         Path(name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise OptionError(f"cannot write {name}: {error.strerror}.") from error
+        return f"cannot write {name}: {error.strerror}."
+    return None
 
 
 def _read_file(name: str) -> str:

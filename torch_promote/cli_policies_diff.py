@@ -13,7 +13,7 @@ import torch
 from torch_promote._op_patterns import matches, no_match
 from torch_promote._terminal import paint, show, table
 from torch_promote.errors import OptionError
-from torch_promote.policies import DEVICE_TYPES, CastPolicy, op_table, schema_of
+from torch_promote.policies import DEVICE_TYPES, LEFT_TO_STOCK, CastPolicy, op_table, schema_of
 from torch_promote.registrations import missing_rows, registered_on_any, unlisted_ops
 
 __all__ = ["run"]
@@ -78,7 +78,7 @@ def _differences(device: str, pattern: str | None) -> dict[str, list[Any]]:
             }
             for row in (missing[name] for name in _chosen(missing, pattern))
         ],
-        "unlisted": _chosen(unlisted_ops(device), pattern),
+        "unlisted": _chosen((op for op in unlisted_ops(device) if op not in LEFT_TO_STOCK), pattern),
     }
 
 

@@ -97,6 +97,8 @@ def test_a_gap_of_calls_that_a_whole_run_does_not_see_is_stale(monkeypatch: pyte
     gaps = (gap("aten::mm", "unseen"), gap("aten::bmm", "not run"), gap("*", "fake", fake=True))
     gaps += (gap("*", "the kernel reads what it has not written"),)
     monkeypatch.setattr(report_module, "dispatch_gaps", lambda: gaps)
+    for listed in ("sample_gaps", "nondeterministic"):
+        monkeypatch.setattr(report_module, listed, lambda: ())
     chosen = report("good", "gap")
     whole = dataclasses.replace(chosen, options=Options("cpu"))
     unseen = "aten::mm on cpu: the known gap (bits: unseen) explains nothing"

@@ -31,9 +31,6 @@ __all__ = [
     "tensors_in",
 ]
 
-#: Ops with no policy whose kernels call ops that autocast casts. Their rules hold where autocast is off.
-_CALL_CAST_OPS = frozenset({"aten::linalg_pinv.atol_rtol_tensor"})
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -162,7 +159,7 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         values |= plan.dtype_arguments
     if plan is not None and plan.left_to_stock:
         return Expectation(op, plan, NO_RULE, None, planned, _should_have_a_row(overload_name(op)))
-    if nested or (plan is not None and plan.runs in _CALL_CAST_OPS):
+    if nested:
         return Expectation(op, plan, NO_RULE, None, planned)
     try:
         return Expectation(op, plan, infer(runs, (), values), None, planned)

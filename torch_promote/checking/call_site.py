@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,11 @@ from torch_promote.reference.memory_format import contiguous_strides
 __all__ = ["calling_line", "describe_arguments", "describe_value"]
 
 #: Code that calls ops on behalf of other code.
-_BETWEEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), contextlib.__file__)
+_BETWEEN = (
+    f"{Path(torch.__file__).parent}{os.sep}",  # and not torchvision's
+    f"{Path(__file__).parents[1]}{os.sep}",
+    contextlib.__file__,
+)
 
 
 def describe_arguments(args: Sequence[Any]) -> str:

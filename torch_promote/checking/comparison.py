@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_flatten
 __all__ = ["Difference", "compare", "is_fake", "same_bits"]
 
 _ATTRIBUTES = ("dtype", "shape", "device", "layout", "requires_grad")
+#: Bits that say how to read the data, by the methods that give them.
+_LAZY = ("is_conj", "is_neg")
 #: What a sparse tensor consists of, by the methods that give it.
 _PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -64,10 +66,13 @@ def compare(ours: Any, stock: Any, where: str = "result") -> list[Difference]:
         >>> print(*compare(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])))
         result[0]: bits 1 of 2 elements, the first at [1]: 2.0 against 2.5
     """
-    ours_leaves, ours_tree = tree_flatten(ours)
-    stock_leaves, stock_tree = tree_flatten(stock)
-    if ours_tree != stock_tree:
-        return [Difference("structure", where, str(ours_tree), str(stock_tree))]
+    if _is_flat(ours) and _is_flat(stock) and len(ours) == len(stock):
+        ours_leaves, stock_leaves = ours, stock
+    else:
+        ours_leaves, ours_tree = tree_flatten(ours)
+        stock_leaves, stock_tree = tree_flatten(stock)
+        if ours_tree != stock_tree:
+            return [Difference("structure", where, str(ours_tree), str(stock_tree))]
     found = []
     for index, (a, b) in enumerate(zip(ours_leaves, stock_leaves, strict=True)):
         label = f"{where}[{index}]"
@@ -79,6 +84,11 @@ def compare(ours: Any, stock: Any, where: str = "result") -> list[Difference]:
         if difference is not None:
             found.append(difference)
     return found
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether a value is a list of leaves, as an op's results mostly are. tree_flatten leaves garbage cycles behind."""
+    return type(value) is list and not any(isinstance(leaf, tuple | list | dict) for leaf in value)
 
 
 def _same_value(a: Any, b: Any) -> bool:
@@ -93,6 +103,10 @@ def _compare_tensors(a: torch.Tensor, b: torch.Tensor, where: str) -> Difference
         x, y = getattr(a, attribute), getattr(b, attribute)
         if x != y:
             return Difference(attribute, where, str(x), str(y))
+    for flag in _LAZY:
+        lazy, expected = getattr(a, flag)(), getattr(b, flag)()
+        if lazy != expected:
+            return Difference(flag, where, str(lazy), str(expected))
     if b.layout is torch.strided and not b.is_nested and a.stride() != b.stride():
         return Difference("strides", where, str(a.stride()), str(b.stride()))
     if is_fake(a) or is_fake(b) or same_bits(a, b):

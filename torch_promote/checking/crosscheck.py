@@ -11,7 +11,8 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from types import TracebackType
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 
@@ -31,7 +32,8 @@ from torch_promote.checking.known_gaps import Gap, dispatch_gaps, explained
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.checking.stock_run import StockRun, written_results
 from torch_promote.checking.tap import tapped
-from torch_promote.errors import OptionError
+from torch_promote.checking.unwritten import UNREPEATABLE
+from torch_promote.errors import DecoratorError, OptionError
 from torch_promote.reference.autocast_plan import AutocastState
 from torch_promote.reference.infer import Inference
 
@@ -46,27 +48,24 @@ _IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
 _reports = threading.local()
 
 
-@contextlib.contextmanager
-def crosscheck(*, level: Level = "dtype", raise_on_mismatch: bool = False) -> Iterator[CrosscheckReport]:
+class crosscheck:  # noqa: N801 (what people write after `with`)
     """Checks every op that is dispatched in the block, forward and backward.
 
     The dtypes of each result, and for elementwise ops shape and strides, are compared with what the reference says;
     the dtypes in which autocast hands arguments on, under `my_autocast` or `torch.autocast`, with the autocast plan.
     Ops that no rule covers are counted and listed. Blocks may be nested: the innermost checks, and the outer ones get
-    what it found.
+    what it found. Entering one gives the report, which fills while the block runs.
 
     Args:
         level: "dtype" for that. "bits" also runs each call that a policy applies to a second time, under stock
             autocast, on the same inputs and from the same random state, and compares the results bit for bit.
         raise_on_mismatch: Raise at the first mismatch, from the line that called the op.
 
-    Yields:
-        The report, which fills while the block runs.
-
     Raises:
         OptionError: There is no such level.
         CrosscheckError: The first mismatch, under `raise_on_mismatch`.
-        TapError: Another library holds the dispatch key that this needs.
+        TapError: Another library holds the dispatch key that this needs, or a block is ended in another thread.
+        DecoratorError: It is used as a decorator, which would leave nobody to read the report.
 
     Example:
         >>> import torch_promote as tp
@@ -75,18 +74,56 @@ def crosscheck(*, level: Level = "dtype", raise_on_mismatch: bool = False) -> It
         >>> report.ok, report.with_policy["aten.linear.default"], report.no_rule.total()
         (True, 1, 0)
     """
-    if level not in get_args(Level):
-        raise OptionError(f"crosscheck has no level {level!r}. Legal: {', '.join(map(repr, get_args(Level)))}.")
+
+    __slots__ = ("_blocks", "level", "raise_on_mismatch")
+
+    def __init__(self, *, level: Level = "dtype", raise_on_mismatch: bool = False) -> None:
+        if level not in get_args(Level):
+            raise OptionError(f"crosscheck has no level {level!r}. Legal: {', '.join(map(repr, get_args(Level)))}.")
+        self.level: Level = level
+        self.raise_on_mismatch = raise_on_mismatch
+        self._blocks: list[contextlib.AbstractContextManager[CrosscheckReport]] = []
+
+    def __enter__(self) -> CrosscheckReport:
+        block = _checked(self.level, self.raise_on_mismatch)
+        report = block.__enter__()
+        self._blocks.append(block)
+        return report
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._blocks.pop().__exit__(kind, value, traceback)
+
+    def __call__(self, function: object) -> NoReturn:
+        """Refuses to decorate; see the class."""
+        raise DecoratorError(
+            "crosscheck is no decorator: nobody could read its report. Write `with crosscheck() as report:` around the "
+            "call, or inside the function."
+        )
+
+
+@contextlib.contextmanager
+def _checked(level: Level, raise_on_mismatch: bool) -> Iterator[CrosscheckReport]:
     report = CrosscheckReport()
-    outer: CrosscheckReport | None = getattr(_reports, "current", None)
-    _reports.current = report
-    try:
-        with tapped(_Checker(report, level, raise_on_mismatch)):
+    around = _open_reports()
+    outer = around[-1] if around else None
+    with tapped(_Checker(report, level, raise_on_mismatch)):
+        around.append(report)
+        try:
             yield report
-    finally:
-        _reports.current = outer
-        if outer is not None:
-            outer.add(report)
+        finally:
+            around[:] = [one for one in around if one is not report]  # tasks need not end in the order they began in
+            if outer is not None:
+                outer.add(report)
+
+
+def _open_reports() -> list[CrosscheckReport]:
+    """Those of this thread's open blocks."""
+    reports: list[CrosscheckReport] | None = getattr(_reports, "open", None)
+    if reports is None:
+        reports = _reports.open = []
+    return reports
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +137,7 @@ class _Call:
         see_through: Whether the ops inside are to be checked too.
         stock_too: Whether the call is compared with stock.
         handed_on: Whether autocast has called on to the op that runs.
+        casts_inside: Whether an op inside has a policy; then the op's own rule may not hold, as it is for autocast off.
         stock: The run under stock, once it has begun.
     """
 
@@ -109,6 +147,7 @@ class _Call:
     written: str = ""
     stock_too: bool = False
     handed_on: bool = False
+    casts_inside: bool = False
     stock: StockRun | None = None
 
 
@@ -144,16 +183,19 @@ class _Checker:
         try:
             expectation = expect(op, args, state)
         except Exception as error:  # the reference's own: not the affair of whoever calls the op
-            self._add(Finding("error", "an answer of the reference", f"{type(error).__name__}: {error}"), op, args)
+            self._add(Finding("reference", "an answer", f"{type(error).__name__}: {error}"), op, args)
             return None
         plan = expectation.plan
         hands_on = plan is not None and bool(plan.casts or plan.runs != overload_name(op))
-        see_through = hands_on or _is_made_of_others(op, args)
+        # Kernels call ops too, and where autocast is on some of these have policies.
+        see_through = hands_on or _is_made_of_others(op, args) or not (plan is None or expectation.has_policy)
         call = _Call(expectation, args, see_through)
         if op._schema.is_mutable:
             call.written = describe_arguments(args)
         if expectation.has_policy:
             self.report.with_policy[str(op)] += 1
+            for outer in calls:
+                outer.casts_inside = True
         # Where the plan has no policy, a wrapper of ours might cast all the same, and the result's dtype not tell.
         if self.level == "bits" and (expectation.has_policy or (plan is not None and has_our_kernel(op))):
             call.stock_too = self._comparable(expectation, args, state)
@@ -174,6 +216,8 @@ class _Checker:
         reason, op = None, expectation.op
         if state is not None and _is_overridden(overload_name(op), args, state):
             reason = "the op's policy is overridden"
+        elif overload_name(op) in UNREPEATABLE:
+            reason = "PyTorch does not give the same bits twice"
         elif state is not None and state.overrides and not expectation.has_policy and _is_made_of_others(op, args):
             reason = "the policy of an op inside it may be overridden"
         elif any(is_fake(leaf) for leaf in tensors_in(args)):
@@ -212,13 +256,18 @@ class _Checker:
         if expectation is None:
             return
         op = str(expectation.op)
-        if isinstance(expectation.inference, Inference) or expectation.error is not None:
+        finding = expectation.check(results)
+        no_rule = finding is not None and call.casts_inside and not expectation.has_policy
+        if no_rule:
+            finding = None
+        elif isinstance(expectation.inference, Inference) or expectation.error is not None:
             self.report.checked[op] += 1
         elif _is_made_of_others(expectation.op, call.args):
             self.report.composite[op] += 1
         else:
+            no_rule = True
+        if no_rule:
             self.report.no_rule[op] += 1
-        finding = expectation.check(results)
         if finding is None and expectation.plan is not None and expectation.plan.casts and not call.handed_on:
             planned = ", ".join(map(str, expectation.plan.casts))
             finding = Finding("casts", planned, "the op did not run on cast arguments")
@@ -244,8 +293,12 @@ class _Checker:
             return
         call.stock.stop()
         # What both raise is the caller's affair, and what a check has raised is reported already.
-        if call.stock.results is not None and call.stock.error is None and not self.stopped:
-            self._found(call, Finding("error", "a result, as stock has", "an error"))
+        if call.stock.results is None or call.stock.error is not None or self.stopped:
+            return
+        if call.stock.has_hooks:  # torch.utils.checkpoint ends a recomputation early in this way
+            self.report.not_compared["it raised, where a hook on saved tensors may have"] += 1
+            return
+        self._found(call, Finding("error", "a result, as stock has", "an error"))
 
     def _found(self, call: _Call, finding: Finding, results: Sequence[Any] = ()) -> None:
         assert call.expectation is not None

@@ -56,9 +56,14 @@ class Gap:
     reason: str
     fake: bool = False
 
+    @property
+    def ops(self) -> list[str]:
+        """The patterns in `op`."""
+        return self.op.split()
+
     def explains(self, op: str, finding: Finding, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether a finding at a call of an op with these tensors is what the gap describes."""
-        if finding.kind != self.kind or not fnmatch.fnmatchcase(op, self.op):
+        if finding.kind != self.kind or not any(fnmatch.fnmatchcase(op, one) for one in self.ops):
             return False
         return not self.fake or any(map(is_fake, tensors))
 

@@ -23,7 +23,7 @@ class Mismatch:
         kind: "dtype", "shape", "strides": of a result, against the reference. "casts": what autocast inserted, against
             the autocast plan. "bits": a result, against the same call under stock autocast, or its dtype or layout.
             "error": a call raised that should not, or the other way round. "row": PyTorch's autocast has a kernel for
-            the op, and the op table no row.
+            the op, and the op table no row. "reference": the reference itself broke.
         op: The overload, as in `aten.mm.default`.
         arguments: The arguments, tensors as `dtype[shape]`, with strides and device where they are not the plain ones.
         expected: What should be.

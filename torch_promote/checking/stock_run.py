@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from torch_promote.checking.call_check import overload_name
 from torch_promote.checking.unwritten import UNWRITTEN
@@ -27,10 +26,12 @@ class StockRun:
     Attributes:
         results: What it returned; None where it has not ended.
         error: The text of what it raised.
+        has_hooks: Whether the caller has hooks on saved tensors, which may raise in the first run.
     """
 
     results: list[Any] | None = None
     error: str | None = None
+    has_hooks: bool = False
     _cache: bool = field(default_factory=torch.is_autocast_cache_enabled)
     _random: tuple[torch.Tensor, torch.Tensor | None] | None = None
     _shielded: bool = False
@@ -50,7 +51,8 @@ class StockRun:
         self._random = _random_state()
         torch.set_autocast_cache_enabled(False)
         if _hooks._saved_tensors_hooks_is_enabled():
-            _hooks._push_saved_tensors_default_hooks(_as_it_is, _as_it_is)
+            self.has_hooks = _hooks._top_saved_tensors_default_hooks(True) is not None
+            _hooks._push_saved_tensors_default_hooks(_save_nothing, _save_nothing)
             self._shielded = True
         return copies
 
@@ -76,16 +78,24 @@ def written_results(op: torch._ops.OpOverload, results: Sequence[Any]) -> list[A
     """
     left_out = UNWRITTEN.get(overload_name(op), ())
     if op._schema.is_mutable:
-        results = tree_map_only(torch.Tensor, torch.Tensor.detach, list(results))
+        results = _detached(list(results))
     return [None if position in left_out else result for position, result in enumerate(results)]
 
 
-def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+def _detached(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    return [_detached(element) for element in value] if isinstance(value, list) else value
+
+
+def _save_nothing(saved: object) -> None:
+    """Nothing goes backward through the second run; a hook that gives a result back keeps it and its graph for good."""
 
 
 def _copy(value: Any) -> Any:
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return [_copy(element) for element in value] if isinstance(value, list) else value
 
 
 def _random_state() -> tuple[torch.Tensor, torch.Tensor | None]:

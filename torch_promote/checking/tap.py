@@ -8,12 +8,15 @@ Nobody pays for the tap while it is off.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from torch_promote import _C
+from torch_promote._higher_order import pass_over
 from torch_promote.errors import TorchPromoteError
 
 __all__ = ["Observer", "TapError", "Token", "tapped"]
@@ -97,11 +100,36 @@ def tapped(observer: Observer) -> Iterator[None]:
             f"the dispatch key {_C.tap_key_name()}, which has no kernels in PyTorch, has a fallback of another "
             f"library's in this process; crosscheck cannot work beside that library. PyTorch said: {error}"
         ) from error
-    included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
-    outer = _C.swap_observer(observer)
+    pass_over(_C.tap_key_name())
+    # All of it is here, in a generator, because torch.compile leaves these alone: a compiled function may open a block.
+    taps = _taps
+    before = _C.swap_observer(observer)
+    if not taps.observers:
+        taps.outside = before, torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+    taps.observers.append(observer)
     torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
     try:
         yield
     finally:
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, included)
-        _C.swap_observer(outer)
+        left = [one for one in taps.observers if one is not observer]
+        if len(left) == len(taps.observers):
+            raise TapError(
+                "a crosscheck was ended in another thread than it began in, where it is still open. End it in the "
+                "thread that entered it; open one in each thread."
+            )
+        taps.observers = left
+        _C.swap_observer(left[-1] if left else taps.outside[0])
+        if not left:
+            torch._C._dispatch_tls_set_dispatch_key_included(_KEY, taps.outside[1])
+            taps.outside = (None, False)
+
+
+@dataclass
+class _Taps(threading.local):
+    """The taps that are open in a thread. Those of asyncio's tasks need not end in the order in which they began."""
+
+    observers: list[Observer] = field(default_factory=list)
+    outside: tuple[Any, bool] = (None, False)  # the observer and the key's state where none of them is open
+
+
+_taps = _Taps()

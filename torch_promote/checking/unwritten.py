@@ -1,11 +1,14 @@
-"""Which ops leave memory of a result as they found it."""
+"""Which ops leave memory of a result as they found it, and which do not give the same bits twice."""
 
 from __future__ import annotations
 
-__all__ = ["UNWRITTEN"]
+__all__ = ["UNREPEATABLE", "UNWRITTEN"]
 
 #: Ops with results that nothing is written to: their positions. Dtype, shape and strides count, the bits do not.
 UNWRITTEN: dict[str, tuple[int, ...]] = {
     "aten::mkldnn_rnn_layer": (3,),  # oneDNN's workspace
     "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, of which nothing is used without dropout
 }
+
+#: LAPACK's gelsy, the CPU's driver, reads which columns are fixed from memory that PyTorch has not written to.
+UNREPEATABLE = frozenset({"aten::linalg_lstsq", "aten::linalg_lstsq.out"})

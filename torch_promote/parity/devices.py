@@ -70,6 +70,8 @@ def check_device(device: str, *, stock_only: bool = False) -> None:
         raise OptionError("device 'cuda' needs a GPU, and PyTorch finds none. Without one: fake-cuda.")
     if device in DEVICES:
         return
+    if ":" in device:
+        raise OptionError(f"device {device!r} has an index. Give the type alone: {device.partition(':')[0]}.")
     if not stock_only:
         raise OptionError(
             f"there is no device {device!r}. Legal: {', '.join(DEVICES)}, and with --stock-only every device type that "

@@ -36,10 +36,10 @@ def junit(report: Report) -> str:
     for name, value in {**report.about, **_options(report), "shards": ", ".join(report.shards)}.items():
         ElementTree.SubElement(properties, "property", name=name, value=_clean(value))
     cases = [_case(report, result) for result in report.ordered]
-    if report.stale_calls:
-        # These belong to no entry.
-        calls = EntryResult(Entry("known gaps of calls", "op_db"), stale=tuple(report.stale_calls))
-        cases.append(_case(report, calls))
+    ended = ("interrupted: the entries that are not here did not run",) if report.interrupted else ()
+    of_no_entry = (*ended, *report.stale_listed, *(f"{row}: no call of it was seen" for row in report.unreached))
+    if of_no_entry:
+        cases.append(_case(report, EntryResult(Entry("the run as a whole", "op_db"), stale=of_no_entry)))
     suite.extend(cases)
     counts = {
         "tests": len(cases),
@@ -78,7 +78,7 @@ def _case(report: Report, result: EntryResult) -> ElementTree.Element:
         ]
         outcome.text = _clean("\n\n".join([*texts, *result.stale]))
     elif result.samples == result.refused:
-        message = f"{result.samples} samples, all refused by stock and ours alike"
+        message = f"{result.samples} samples, all refused by stock and ours alike" if result.samples else "no samples"
         ElementTree.SubElement(case, "skipped", message=message)
     return case
 

@@ -16,7 +16,7 @@ __all__ = ["DEVICES", "Entry", "EntryResult", "Options", "SampleMismatch", "name
 #: Where samples run under stock and ours: "fake-cuda" is CUDA at the level of dtypes, shapes and strides, with no GPU.
 DEVICES = ("cpu", "cuda", "fake-cuda")
 
-Source = Literal["op_db", "autocast_lists", "row"]
+Source = Literal["op_db", "autocast_lists", "row", "promotion"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is sampled: an op of PyTorch's op database, an entry of its autocast lists, or a row of the op table.
+    """What is sampled: an op of PyTorch's op database, an entry of its autocast lists, a row, an op by pairs of dtypes.
 
     Attributes:
         name: As in "nn.functional.linear", "torch_16.mm" or "aten::mm"; no two entries share one.
-        source: "op_db", "autocast_lists" or "row".
+        source: "op_db", "autocast_lists", "row" or "promotion".
     """
 
     name: str
@@ -94,8 +94,9 @@ class SampleMismatch:
     Attributes:
         entry: The entry's name.
         sample: The sample, as in "float32/3/mixed".
-        kind: "dtype", "shape", "strides", "casts", "bits", "error", or another attribute that differs.
-        what: "ours against stock", "reference against stock" or "reference against ours".
+        kind: "dtype", "shape", "strides", "casts", "bits", "error", or another attribute that differs; "samples" where
+            PyTorch could not make its own.
+        what: "ours against stock", "reference against stock" or "reference against ours"; "PyTorch" of its samples.
         text: The op, its arguments, what was expected and what came.
         reproduce: The command that runs this sample alone.
     """

@@ -17,7 +17,10 @@ from torch.utils._pytree import tree_map
 
 from torch_promote.parity.model import Options
 
-__all__ = ["generated", "op_database", "supported_dtypes"]
+__all__ = ["NO_FAKE", "generated", "op_database", "supported_dtypes"]
+
+#: What is raised for a sample of which there is no fake form.
+NO_FAKE = "no fake tensor is made of one with the layout"
 
 
 @functools.cache
@@ -72,7 +75,7 @@ def _on_fake_cuda(sample: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return "cuda" if str(value) == "cpu" else value
         if value.layout is not torch.strided:
-            raise NotImplementedError(f"no fake tensor is made of one with the layout {value.layout}")
+            raise NotImplementedError(f"{NO_FAKE} {value.layout}")
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
 
     sample.input, sample.args, sample.kwargs = tree_map(fake, (sample.input, sample.args, sample.kwargs))

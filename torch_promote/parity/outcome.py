@@ -28,12 +28,14 @@ class Outcome:
         gradients: Those of the inputs that require one, in their order; None without a backward.
         error: What the call raised.
         backward_error: What the backward raised.
+        inputs: The arguments, as the run has left them.
     """
 
     result: Any = None
     gradients: Any = None
     error: Exception | None = None
     backward_error: Exception | None = None
+    inputs: Any = None
 
 
 _AnyOutcome = TypeVar("_AnyOutcome", bound=Outcome)
@@ -65,7 +67,7 @@ def run(
     """
     outcome = Outcome()
     func, args, kwargs = bound
-    args, kwargs = copied((args, kwargs))
+    args, kwargs = outcome.inputs = copied((args, kwargs))
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated ops are run too
@@ -156,8 +158,9 @@ def without_bits(outcome: _AnyOutcome, positions: tuple[int, ...] | None = None)
             return outcome
         result = tuple(_zeros(leaf) if i in positions else leaf for i, leaf in enumerate(outcome.result))
         return replace(outcome, result=result)
-    result, gradients = tree_map_only(torch.Tensor, _zeros, (outcome.result, outcome.gradients))
-    return replace(outcome, result=result, gradients=gradients)
+    kept = (outcome.result, outcome.gradients, outcome.inputs)
+    result, gradients, inputs = tree_map_only(torch.Tensor, _zeros, kept)
+    return replace(outcome, result=result, gradients=gradients, inputs=inputs)
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:

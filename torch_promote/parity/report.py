@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import torch_promote
-from torch_promote.checking.known_gaps import dispatch_gaps
+from torch_promote.checking.known_gaps import dispatch_gaps, nondeterministic, sample_gaps
 from torch_promote.errors import OptionError
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
 from torch_promote.policies import DEVICE_TYPES, CastPolicy, op_table
@@ -61,12 +61,32 @@ class Report:
     @property
     def whole(self) -> bool:
         """Whether every entry that there is was run."""
-        return len(self.results) == self.entries and not self.options.ops and not self.options.dtypes
+        chosen = self.options.ops or self.options.dtypes
+        return bool(self.results) and len(self.results) == self.entries and not chosen
 
     @property
     def stale(self) -> list[str]:
         """The known gaps that explain nothing any more: those of entries, and then those of single calls."""
-        return [*(gap for result in self.ordered for gap in result.stale), *self.stale_calls]
+        return [*(gap for result in self.ordered for gap in result.stale), *self.stale_listed]
+
+    @property
+    def stale_listed(self) -> list[str]:
+        """Those of them that are no entry's affair: of entries that are not there, and of single calls."""
+        return [*self.stale_entries, *self.stale_calls]
+
+    @property
+    def stale_entries(self) -> list[str]:
+        """The known gaps of entries that are not there."""
+        if not (self.whole and self.options.full):
+            return []
+        names = [result.entry.name for result in self.ordered]
+        listed = [(gap.entry, gap.reason) for gap in sample_gaps()]
+        listed += [(gap.entry, gap.reason) for gap in nondeterministic()]
+        return [
+            f"{entry}: there is no such entry, and a known gap of it ({reason})"
+            for entry, reason in listed
+            if not fnmatch.filter(names, entry)
+        ]
 
     @property
     def stale_calls(self) -> list[str]:
@@ -78,7 +98,9 @@ class Report:
         return [
             f"{gap.op} on {self.options.device}: the known gap ({gap.kind}: {gap.reason}) explains nothing"
             for gap in dispatch_gaps()
-            if (self.options.fake or not gap.fake) and fnmatch.filter(seen, gap.op) and gap.reason not in explained
+            if (self.options.fake or not gap.fake)
+            and any(fnmatch.filter(seen, op) for op in gap.ops)
+            and gap.reason not in explained
         ]
 
     @property
@@ -141,7 +163,14 @@ class Report:
             return _INTERRUPTED
         if self.mismatches or self.stale:
             return _FOUND
-        return _OK if any(result.samples > result.refused for result in self.results.values()) else _NOTHING_CHECKED
+        if not self.counted("checked") or not any(result.samples > result.refused for result in self.results.values()):
+            return _NOTHING_CHECKED
+        return _FOUND if self.unreached else _OK
+
+    @property
+    def unreached(self) -> list[str]:
+        """The rows that a whole run with all samples should have reached, and has not."""
+        return self.rows_not_reached if self.whole and self.options.full else []
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as plain data, for JSON."""
@@ -182,7 +211,7 @@ class Report:
                 seconds=data["totals"]["seconds"],
                 interrupted=data["interrupted"],
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, OptionError):
                 raise
             raise OptionError(f"{where} is not what `torch-promote parity --json` writes ({error!r}).") from error
@@ -226,6 +255,8 @@ def merged(reports: Sequence[Report]) -> Report:
             ("options", report.options, first.options),
             ("torch", report.about["torch"], first.about["torch"]),
             ("torch_promote", report.about["torch_promote"], first.about["torch_promote"]),
+            ("python", report.about["python"], first.about["python"]),
+            ("device", report.about["device"], first.about["device"]),
             ("number of entries", report.entries, first.entries),
         ):
             if mine != theirs:
@@ -269,8 +300,15 @@ def _results(data: Mapping[str, Any]) -> dict[int, EntryResult]:
     results = {}
     for entry in data["entries"]:
         fields = {name: _tuple(value) for name, value in entry.items() if name not in ("position", "name", "source")}
-        fields |= {"mismatches": tuple(mismatches.get(entry["name"], ())), "rows": frozenset(fields["rows"])}
-        results[entry["position"]] = EntryResult(Entry(entry["name"], entry["source"]), **fields)
+        fields |= {"mismatches": tuple(mismatches.pop(entry["name"], ())), "rows": frozenset(fields["rows"])}
+        if not 0 <= entry["position"] < data["totals"]["entries_chosen"] or entry["position"] in results:
+            raise ValueError(f"no entry has position {entry['position']}")
+        result = EntryResult(Entry(entry["name"], entry["source"]), **fields)
+        if json.loads(json.dumps(_entry_data(entry["position"], result))) != entry:
+            raise ValueError(f"entry {entry['name']} has other fields")
+        results[entry["position"]] = result
+    if mismatches:
+        raise ValueError(f"mismatches of {', '.join(mismatches)}, which is no entry of the run")
     return results
 
 

@@ -12,12 +12,15 @@ import functools
 import time
 from collections.abc import Iterator
 
+import torch
+
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.parity.autocast_lists import autocast_lists
 from torch_promote.parity.devices import check_device, on_device
 from torch_promote.parity.entry_run import EntryRun
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch, named_dtype
 from torch_promote.parity.op_database import op_database
+from torch_promote.parity.promotion import ENTRIES
 from torch_promote.parity.samples import LISTED, NotGenerated, listed_entries, sample_dtypes, samples
 from torch_promote.policies import op_table, schema_of
 
@@ -25,7 +28,7 @@ __all__ = ["Entry", "EntryResult", "Options", "SampleMismatch", "entries", "run_
 
 
 def entries(options: Options) -> list[Entry]:
-    """Returns the entries that the options ask for: the rows of the op table, the autocast lists, the op database.
+    """Returns the entries that the options ask for: rows, pairs of dtypes, autocast lists, the op database.
 
     Args:
         options: What is asked for.
@@ -52,12 +55,21 @@ def entries(options: Options) -> list[Entry]:
         raise OptionError(f"sample {options.sample!r} stands for one entry; {len(chosen)} are chosen. Name one op.")
     if options.dtypes:
         chosen = [entry for entry in chosen if not set(options.dtypes).isdisjoint(sample_dtypes(entry, options))]
+        kept = [entry.name for entry in chosen]
+        for glob in options.ops:
+            if not fnmatch.filter(kept, glob):
+                raise OptionError(f"no sample of {glob!r} has one of the dtypes {', '.join(options.dtypes)}.")
     return chosen
 
 
 def _check_dtypes(chosen: list[Entry], options: Options) -> None:
     if options.autocast_dtype is not None and not named_dtype(options.autocast_dtype).is_floating_point:
         raise OptionError(f"the autocast dtype {options.autocast_dtype!r} is no floating dtype.")
+    if options.device == "cpu" and options.lower not in _CPU_DTYPES:
+        raise OptionError(
+            f"autocast on the CPU has no dtype {options.autocast_dtype!r}: regions would be disabled. Legal: bfloat16, "
+            f"float16."
+        )
     if not options.dtypes:
         return
     known = {dtype for entry in chosen for dtype in sample_dtypes(entry, options)}
@@ -68,16 +80,21 @@ def _check_dtypes(chosen: list[Entry], options: Options) -> None:
             raise OptionError(f"no sample of what is chosen has dtype {name!r}. Legal: {', '.join(sorted(known))}.")
 
 
+#: Others disable a region on the CPU, stock's and ours.
+_CPU_DTYPES = (torch.bfloat16, torch.float16)
+
+
 @functools.cache
 def _all_entries(device: str) -> tuple[Entry, ...]:
+    pairs = tuple(Entry(name, "promotion") for name in ENTRIES)
     from_database = tuple(Entry(name, "op_db") for name in op_database())
     options = Options(device)
     if not options.has_policies:
-        return from_database
+        return (*pairs, *from_database)
     rows = [Entry(row.name, "row") for row in op_table() if schema_of(row) is not None]
     with on_device(options):
         listed = [Entry(name, "autocast_lists") for name in listed_entries(autocast_lists(options.device_type))]
-    return (*rows, *listed, *from_database)
+    return (*rows, *pairs, *listed, *from_database)
 
 
 def run_entry(entry: Entry, options: Options) -> EntryResult:
@@ -103,7 +120,7 @@ def run_entry(entry: Entry, options: Options) -> EntryResult:
     with on_device(options):
         for sample in samples(entry, options):
             if isinstance(sample, NotGenerated):
-                run.not_generated[sample.dtype] = sample.why
+                run.add_not_generated(sample)
             else:
                 run.add(sample)
         if options.sample is not None and not run.samples and not run.not_generated:

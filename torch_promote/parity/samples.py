@@ -5,6 +5,8 @@ A label is the dtype of the inputs, the sample's number and its kind:
 - `plain`: the inputs as they are
 - `mixed`: floating inputs are float32 and the region's dtype by turns; `mixed_lower_first`: the other way round
 - `lower`: float32 inputs cast to the region's dtype, for an op that has no samples in that dtype itself
+- two dtypes' shapes, as in `int16-dim-zero`, for an entry of the promotion table: the second dtype, and of both whether
+  they have dimensions
 - the name of a module, for an entry of the autocast lists, whose dtype is `listed`: each entry has its own
 """
 
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from torch_promote.parity import promotion
 from torch_promote.parity.autocast_lists import autocast_lists, calls_of
 from torch_promote.parity.model import Entry, Options
 from torch_promote.parity.op_database import generated, op_database, supported_dtypes
@@ -69,8 +72,13 @@ def samples(entry: Entry, options: Options) -> Iterator[Sample | NotGenerated]:
         >>> [sample.label for sample in samples(Entry("torch_16.mm", "autocast_lists"), Options())]
         ['listed/0/torch', 'listed/0/Tensor']
     """
-    made = {"op_db": _from_op_database, "autocast_lists": _from_autocast_lists, "row": _from_row}[entry.source]
-    for sample in made(entry.name, options):
+    made: dict[str, Callable[[str, Options], Iterator[Sample | NotGenerated]]] = {
+        "op_db": _from_op_database,
+        "autocast_lists": _from_autocast_lists,
+        "row": _from_row,
+        "promotion": _from_promotion,
+    }
+    for sample in made[entry.source](entry.name, options):
         if options.sample is None or isinstance(sample, NotGenerated) or sample.label == options.sample:
             yield sample
 
@@ -84,6 +92,8 @@ def sample_dtypes(entry: Entry, options: Options) -> list[str]:
     """
     if entry.source == "autocast_lists":
         return [LISTED]
+    if entry.source == "promotion":
+        return [_name(dtype) for dtype in promotion.DTYPES]
     if entry.source == "row":
         return list(dict.fromkeys(_row_label(kind, options)[0] for kind in KINDS))
     return [_name(dtype) for dtype in supported_dtypes(entry.name, options.device_type)]
@@ -98,6 +108,7 @@ def _wanted(dtype: str, options: Options) -> bool:
 def _from_op_database(name: str, options: Options) -> Iterator[Sample | NotGenerated]:
     supported = supported_dtypes(name, options.device_type)
     quick = {torch.float32, options.lower} & set(supported) or set(supported[:1])
+    quick = set(supported) if options.dtypes else quick
     for dtype in supported:
         if not _wanted(_name(dtype), options) or (options.quick and dtype not in quick):
             continue
@@ -177,6 +188,13 @@ def _from_row(name: str, options: Options) -> Iterator[Sample]:
         make = Make(dtypes, options.device_type, fake=options.fake, grad=not options.fake, seed=seed)
         args, kwargs = make_call(make)
         yield Sample(f"{dtype}/{number}/{kind_name}", (function, args, kwargs))
+
+
+def _from_promotion(name: str, options: Options) -> Iterator[Sample]:
+    for dtype in promotion.DTYPES:
+        if _wanted(_name(dtype), options):
+            for number, (kind, args) in enumerate(promotion.promotion_calls(dtype, options)):
+                yield Sample(f"{_name(dtype)}/{number}/{kind}", (promotion.ENTRIES[name], args, {}))
 
 
 def _row_label(kind: str, options: Options) -> tuple[str, str]:
