@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from torch_promote._terminal import let_go_of
+
 __all__ = ["Step", "progress"]
 
 #: Says that one more is done, and what there is to say about it.
@@ -76,9 +78,10 @@ def _lines(what: str, total: int) -> Step:
             return
         said = now
         left = (now - started) / done * (total - done)
-        with contextlib.suppress(OSError):  # nobody reads it any more, which is no reason to stop
-            print(
-                f"{what}: {done} of {total}, {remark}, {now - started:.0f} s, about {left:.0f} s left", file=sys.stderr
-            )
+        line = f"{what}: {done} of {total}, {remark}, {now - started:.0f} s, about {left:.0f} s left"
+        try:
+            print(line, file=sys.stderr)
+        except OSError:  # nobody reads it any more, which is no reason to stop
+            let_go_of(sys.stderr)
 
     return step

@@ -5,11 +5,12 @@ This is the one module that imports rich, and does so when something is drawn: r
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from torch_promote.errors import TorchPromoteError
 from torch_promote.policies import CastPolicy
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["DrawingError", "check_rich", "let_go_of_stdout", "paint", "render", "show", "table", "write"]
+__all__ = ["DrawingError", "check_rich", "let_go_of", "paint", "render", "show", "table", "write"]
 
 _STYLES = {
     CastPolicy.lower_precision_fp: "cyan",
@@ -90,13 +91,19 @@ def render(drawings: Sequence[RenderableType]) -> str:
     from rich.console import Console
 
     fits_a_terminal = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
-    console = Console(width=None if fits_a_terminal else _WIDTH_OF_A_PIPE, highlight=False, markup=False)
-    # Captured, because rich's own print exits with 1 when the reader of a pipe goes away.
-    with console.capture() as capture:
-        for drawing in drawings:
-            # A sentence is left to the terminal to wrap, and whole to grep.
-            console.print(drawing, soft_wrap=isinstance(drawing, str))
-    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+    # Not to stdout: rich exits with 1 when the reader of a pipe goes away, and with a traceback when a disk is full.
+    drawn = io.StringIO()
+    console = Console(
+        file=drawn,
+        force_terminal=(sys.stdout is not None and sys.stdout.isatty()) or None,
+        width=None if fits_a_terminal else _WIDTH_OF_A_PIPE,
+        highlight=False,
+        markup=False,
+    )
+    for drawing in drawings:
+        # A sentence is left to the terminal to wrap, and whole to grep.
+        console.print(drawing, soft_wrap=isinstance(drawing, str))
+    return "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines())
 
 
 def show(
@@ -139,12 +146,18 @@ def write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        let_go_of_stdout()
+        let_go_of(sys.stdout)
     except OSError as error:
-        let_go_of_stdout()
+        let_go_of(sys.stdout)
         raise DrawingError(f"cannot write to stdout: {error.strerror}.") from error
 
 
-def let_go_of_stdout() -> None:
-    """Points stdout at nothing. Python flushes it once more at exit, which must not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def let_go_of(stream: TextIO) -> None:
+    """Points stdout or stderr at nothing. Python flushes it once more at exit, which must not fail again."""
+    try:
+        number = stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return  # a stream of Python's alone, as tests put in its place
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, number)
+    os.close(nothing)

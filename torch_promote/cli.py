@@ -15,7 +15,7 @@ import torch
 
 import torch_promote
 from torch_promote import cli_bench, cli_info, cli_parity, cli_policies, cli_why
-from torch_promote._terminal import let_go_of_stdout
+from torch_promote._terminal import let_go_of
 from torch_promote.errors import TorchPromoteError
 
 __all__ = ["main"]
@@ -98,7 +98,7 @@ def _flush() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:  # a reader that has read enough, most likely
-        let_go_of_stdout()
+        let_go_of(sys.stdout)
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ def other_nan() -> torch.Tensor:
         (torch.tensor([NAN]), other_nan(), ["bits"]),
         (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j]), ["is_conj"]),
         (torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]).conj(), []),
+        (torch.tensor([1 + 2j]).conj().imag, torch.tensor([-2.0]), ["is_neg"]),
         (torch.ones(0), torch.ones(0), []),
         ([torch.ones(2)], (torch.ones(2),), ["structure"]),
         ([torch.ones(2), 1], [torch.ones(2), True], ["value"]),
@@ -91,6 +93,17 @@ def test_the_calling_line_is_the_users() -> None:
     assert deep().endswith(" in deep: return calling_line()  # this one")
 
 
+@pytest.mark.parametrize("folder", ["foo", "vision", "_promote_of_mine"])
+def test_a_package_beside_pytorchs_is_no_part_of_it(folder: str) -> None:
+    file = f"{Path(torch.__file__).parent}{folder}/boxes.py"
+    names: dict[str, Any] = {"calling_line": calling_line}
+    exec(compile("def area():\n    return calling_line()\n", file, "exec"), names)
+    assert names["area"]().startswith(f"{file}:2 in area")
+    inside = f"{Path(torch.__file__).parent}/boxes.py"
+    exec(compile("def area():\n    return calling_line()\n", inside, "exec"), names)
+    assert names["area"]().startswith(f"{__file__}:")
+
+
 FINDING = Finding("strides", "(1,)", "(2,)")
 GAP = '[[call]]\nop = "{op}"\nkind = "{kind}"\nwrong = "pytorch"\nreason = "so it is"\n'
 
@@ -99,6 +112,8 @@ GAP = '[[call]]\nop = "{op}"\nkind = "{kind}"\nwrong = "pytorch"\nreason = "so i
     ("text", "found"),
     [
         (GAP.format(op="aten::add.*", kind="strides"), True),
+        (GAP.format(op="aten::mul.* aten::add.Tensor", kind="strides"), True),
+        (GAP.format(op="aten::mul.* aten::add.Scalar", kind="strides"), False),
         (GAP.format(op="aten::mul.*", kind="strides"), False),
         (GAP.format(op="aten::add.*", kind="dtype"), False),
         (GAP.format(op="aten::add.*", kind="strides") + "fake = true\n", False),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -31,7 +32,7 @@ from torch_promote.checking.comparison import compare, is_fake
 from torch_promote.checking.known_gaps import Gap, dispatch_gaps, explained
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.checking.stock_run import StockRun, written_results
-from torch_promote.checking.tap import tapped
+from torch_promote.checking.tap import TapError, tapped
 from torch_promote.checking.unwritten import UNREPEATABLE
 from torch_promote.errors import DecoratorError, OptionError
 from torch_promote.reference.autocast_plan import AutocastState
@@ -82,18 +83,26 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
             raise OptionError(f"crosscheck has no level {level!r}. Legal: {', '.join(map(repr, get_args(Level)))}.")
         self.level: Level = level
         self.raise_on_mismatch = raise_on_mismatch
-        self._blocks: list[contextlib.AbstractContextManager[CrosscheckReport]] = []
+        # With the thread that each was entered in.
+        self._blocks: list[tuple[int, contextlib.AbstractContextManager[CrosscheckReport]]] = []
 
     def __enter__(self) -> CrosscheckReport:
         block = _checked(self.level, self.raise_on_mismatch)
         report = block.__enter__()
-        self._blocks.append(block)
+        self._blocks.append((threading.get_ident(), block))
         return report
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._blocks.pop().__exit__(kind, value, traceback)
+        here = threading.get_ident()
+        position = max((i for i, (thread, _) in enumerate(self._blocks) if thread == here), default=None)
+        if position is None:
+            raise TapError(
+                "a crosscheck is not open in this thread, so it cannot be ended here. End it in the thread that "
+                "entered it, where it still is open; enter one in each thread."
+            )
+        self._blocks.pop(position)[1].__exit__(kind, value, traceback)
 
     def __call__(self, function: object) -> NoReturn:
         """Refuses to decorate; see the class."""
@@ -107,15 +116,16 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
 def _checked(level: Level, raise_on_mismatch: bool) -> Iterator[CrosscheckReport]:
     report = CrosscheckReport()
     around = _open_reports()
-    outer = around[-1] if around else None
     with tapped(_Checker(report, level, raise_on_mismatch)):
         around.append(report)
         try:
             yield report
         finally:
-            around[:] = [one for one in around if one is not report]  # tasks need not end in the order they began in
-            if outer is not None:
-                outer.add(report)
+            # Tasks need not end in the order they began in: what was around this block may be gone.
+            position = next(i for i, one in enumerate(around) if one is report)
+            del around[position]
+            if position > 0:
+                around[position - 1].add(report)
 
 
 def _open_reports() -> list[CrosscheckReport]:
@@ -175,11 +185,13 @@ class _Checker:
         calls = self._open()
         inside = calls[-1] if calls else None
         self.stopped = False
+        state = active_state()
+        if inside is not None and inside.expectation is not None and _is_called_anew(inside.expectation, op, state):
+            self._leave_to_next(inside)
         if _has_wrapped(args):  # of functorch; what they are made of is called next
             return self._push(_Call(None, args, see_through=True))
         if inside is not None and inside.expectation is not None:
             self._check_handed_on(inside, op, args)
-        state = active_state()
         try:
             expectation = expect(op, args, state)
         except Exception as error:  # the reference's own: not the affair of whoever calls the op
@@ -218,7 +230,7 @@ class _Checker:
             reason = "the op's policy is overridden"
         elif overload_name(op) in UNREPEATABLE:
             reason = "PyTorch does not give the same bits twice"
-        elif state is not None and state.overrides and not expectation.has_policy and _is_made_of_others(op, args):
+        elif state is not None and state.overrides and not expectation.has_policy:
             reason = "the policy of an op inside it may be overridden"
         elif any(is_fake(leaf) for leaf in tensors_in(args)):
             reason = "fake tensors have no bits"
@@ -227,6 +239,12 @@ class _Checker:
         if reason is not None:
             self.report.not_compared[reason] += 1
         return reason is None
+
+    def _leave_to_next(self, call: _Call) -> None:
+        """A call that is made once more before autocast has its turn, by functorch: the second is the one to check."""
+        assert call.expectation is not None
+        self.report.with_policy -= Counter({str(call.expectation.op): 1})
+        call.expectation = call.stock = None
 
     def _check_handed_on(self, outer: _Call, op: torch._ops.OpOverload, args: list[Any]) -> None:
         """Compares the arguments of the op that autocast calls with the plan."""
@@ -316,6 +334,14 @@ class _Checker:
         if self.raises:
             self.stopped = True
             raise CrosscheckError(str(mismatch))
+
+
+def _is_called_anew(outer: Expectation, op: torch._ops.OpOverload, state: AutocastState | None) -> bool:
+    """Whether the call inside is not autocast's, which has switched itself off for the device by then."""
+    plan = outer.plan
+    if plan is None or plan.device is None or outer.op is not op or state is None:
+        return False
+    return outer.has_policy and state.devices[plan.device].enabled
 
 
 def _is_overridden(name: str, args: Sequence[Any], state: AutocastState) -> bool:
