@@ -193,6 +193,8 @@ examples:
   torch-promote policies --op softmax            one op, with all its overloads
   torch-promote policies --op 'linalg_*' --json  a pattern; JSON for programs
   torch-promote policies --diff                  is this PyTorch the table's?
+  torch-promote policies --policy cuda --diff stock
+                                                 what a policy changes
   torch-promote parity --quick                   stock, ours and the reference
   torch-promote bench --suite region             timings against stock
   torch-promote why "int32[3] + 5.5"             how a result dtype comes about

@@ -109,7 +109,8 @@ def test_crosscheck() -> None:
     lines = run(EXAMPLES / "05_crosscheck.py")
     counts = {match.group(1).rstrip(): int(match.group(2)) for line in lines if (match := COUNT.match(line))}
     assert counts["mismatches"] == counts["without a rule"] == counts["stock raised"] == 0
-    assert counts["compared with stock"] == counts["with a cast policy"] > 0
+    # Compared are calls of CUDA's rows too, which have no policy on the CPU.
+    assert counts["compared with stock"] >= counts["with a cast policy"] > 0
     assert counts["calls"] == counts["checked against the reference"] + counts["composite"] > 50
     (start,) = (index for index, line in enumerate(lines) if line.startswith("CrosscheckError: "))
     assert lines[start].startswith("CrosscheckError: aten.sinh.default(float32[32, 8]): dtype")

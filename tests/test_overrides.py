@@ -164,7 +164,7 @@ def test_what_an_op_excludes_ends_with_it_also_when_it_fails(kind: Callable[...,
 
 
 BANNED_MM = (
-    "aten::mm is banned under autocast on cpu: its results are unsafe there. Run it in a nested "
+    "aten::mm is banned under autocast on cpu: the policy in force here says so. Run it in a nested "
     "`my_autocast(enabled=False)` on inputs of the dtype that you want, or give the op another policy in this "
     "region's overrides."
 )

@@ -218,3 +218,14 @@ def test_what_does_not_repeat_its_bits_is_not_compared() -> None:
     assert report.not_compared == {"PyTorch does not give the same bits twice": 2}
     assert report.with_policy["aten.linalg_lstsq.default"] == 2
     assert report.with_stock["aten.linalg_lstsq.default"] == 0
+
+
+def test_a_write_between_gaps_is_compared_as_it_lies() -> None:
+    """copy_ gets a kernel of ours for good when it is first given a policy, and is then compared at level bits."""
+    with tp.my_autocast("cpu", overrides={"aten::copy_": "match_self"}):
+        pass
+    target = torch.zeros(3, 8)[:, :4]
+    with tp.crosscheck(level="bits") as report, tp.my_autocast("cpu"):
+        target.copy_(torch.ones(3, 4))
+    assert report.with_stock["aten.copy_.default"] == 1
+    assert report.mismatches == []

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
+from torch_promote.checking.copies import restrided
 from torch_promote.parity import entry_run
-from torch_promote.parity.outcome import Outcome, restrided
+from torch_promote.parity.outcome import Outcome
 
 
 def change_outcomes(monkeypatch: pytest.MonkeyPatch, change: Callable[[Outcome], None]) -> None:

@@ -245,8 +245,8 @@ def has_our_kernel(op: torch._ops.OpOverload) -> bool:
     """Whether calls of an op pass through a wrapper of ours, whatever its policy. Asked anew: a library may add one.
 
     Example:
-        >>> has_our_kernel(torch.ops.aten.mm.default), has_our_kernel(torch.ops.aten.neg.default)
-        (True, False)
+        >>> has_our_kernel(torch.ops.aten.mm.default)
+        True
     """
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload_name(op), OUR_KEY))
 

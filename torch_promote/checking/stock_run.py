@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch_promote.checking.call_check import overload_name
+from torch_promote.checking.copies import restrided
 from torch_promote.checking.unwritten import UNWRITTEN
 
 __all__ = ["StockRun", "written_results"]
@@ -94,7 +95,7 @@ def _save_nothing(saved: object) -> None:
 
 def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return restrided(value)
     return [_copy(element) for element in value] if isinstance(value, list) else value
 
 

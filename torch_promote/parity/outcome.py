@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torch_promote.checking.comparison import is_fake
+from torch_promote.checking.copies import restrided
 
-__all__ = ["Bound", "Outcome", "copied", "error_type", "restrided", "run", "without_bits"]
+__all__ = ["Bound", "Outcome", "copied", "error_type", "run", "without_bits"]
 
 #: What to call, and its positional and keyword arguments.
 Bound = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -123,27 +123,6 @@ def copied(tree: Any) -> Any:
         return copies[id(tensor)]
 
     return tree_map_only(torch.Tensor, copy, tree)
-
-
-def restrided(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Returns a copy with the same strides, gaps and overlaps included, in another dtype if one is given.
-
-    Example:
-        >>> restrided(torch.ones(4)[::2], torch.float64).stride()
-        (2,)
-    """
-    tensor = tensor.detach()
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-        return tensor.clone() if dtype is None else tensor.to(dtype, copy=True)
-    if is_fake(tensor):
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=tensor.device)
-    if tensor.is_conj():
-        return restrided(tensor.conj(), dtype).conj()
-    if tensor.is_neg():
-        return torch._neg_view(restrided(torch._neg_view(tensor), dtype))
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = tensor.as_strided((extent if tensor.numel() else 0,), (1,)).to(dtype or tensor.dtype, copy=True)
-    return flat.as_strided(tensor.shape, tensor.stride())
 
 
 def without_bits(outcome: _AnyOutcome, positions: tuple[int, ...] | None = None) -> _AnyOutcome:

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from torch_promote.checking.copies import restrided
 from torch_promote.parity import promotion
 from torch_promote.parity.autocast_lists import autocast_lists, calls_of
 from torch_promote.parity.model import Entry, Options
 from torch_promote.parity.op_database import generated, op_database, supported_dtypes
-from torch_promote.parity.outcome import Bound, restrided
+from torch_promote.parity.outcome import Bound
 from torch_promote.parity.row_samples import SAMPLES, Make
 from torch_promote.parity.row_samples.known import KINDS, MIXED, MIXED_LOWER_FIRST, dtypes_of
 
