@@ -21,8 +21,12 @@ namespace {
 using c10::IValue;
 using torch::jit::Stack;
 
-// A custom op's tensors may lie in lists of lists, tuples and dicts too, where the dispatcher does not look for keys.
-bool is_nested(const IValue& value) {
+// A custom op's tensors may lie in lists of lists, tuples, dicts and optional lists too, where the dispatcher does not
+// look for keys.
+bool is_nested(const c10::Argument& argument, const IValue& value) {
+  if (argument.real_type()->kind() == c10::TypeKind::OptionalType && value.isList()) {
+    return true;
+  }
   return value.isTuple() || value.isGenericDict() ||
          (value.isList() && !value.isTensorList() && !value.isOptionalTensorList());
 }
@@ -93,7 +97,7 @@ class Call {
   c10::DispatchKeySet nested_keys() const {
     c10::DispatchKeySet keys;
     for (size_t i = 0; i < arguments_.size(); ++i) {
-      if (is_nested(values_[i])) {
+      if (is_nested(arguments_[i], values_[i])) {
         any_tensor(values_[i], [&keys](const at::Tensor& tensor) {
           keys = keys | tensor.key_set();
           return false;

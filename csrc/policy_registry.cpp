@@ -66,7 +66,8 @@ class Hash {
 };
 
 // By names, so that neither rows added to the table later nor the order in which other ops got their numbers moves it.
-Fingerprint fingerprint_of(const PolicyTable& table) {
+// `salt` is 0, and another number for a table whose fingerprint another one of this process has.
+Fingerprint fingerprint_of(const PolicyTable& table, PolicyByte salt) {
   std::map<std::string, std::array<PolicyByte, kNumDevices>> changed;
   for (const Override& change : overrides_of(table)) {
     auto& bytes = changed[op_name(change.op)];
@@ -75,6 +76,9 @@ Fingerprint fingerprint_of(const PolicyTable& table) {
     }
   }
   Hash hash;
+  if (salt != 0) {
+    hash.mix(salt);
+  }
   for (const auto& [name, bytes] : changed) {
     hash.mix(name);
     for (const PolicyByte byte : bytes) {
@@ -86,6 +90,21 @@ Fingerprint fingerprint_of(const PolicyTable& table) {
     result[slot] = kDigits[(hash.value() >> (slot * kBitsPerSlot)) & ((1U << kBitsPerSlot) - 1)];
   }
   return result;
+}
+
+// The table that is equal to this one, which is kept if there is none.
+const PolicyTable* find_or_add(Registry& all, PolicyTable& table) {
+  for (PolicyByte salt = 0;; ++salt) {
+    table.fingerprint = fingerprint_of(table, salt);
+    auto& place = all.tables[table.fingerprint];
+    if (place == nullptr) {
+      place = std::make_unique<const PolicyTable>(table);
+    }
+    if (*place == table) {
+      return place.get();
+    }
+    TORCH_CHECK(salt < 255, "torch_promote: too many policies in one process to be told apart by torch.compile");
+  }
 }
 
 } // namespace
@@ -123,19 +142,7 @@ const PolicyTable* compose(const PolicyTable* around, uint32_t change) {
   for (const Override& one : wanted.overrides) {
     table.put(one.device, one.op, one.policy);
   }
-  const PolicyTable* result = &stock_policy_table();
-  if (!(table == *result)) {
-    table.fingerprint = fingerprint_of(table);
-    auto& place = all.tables[table.fingerprint];
-    if (place == nullptr) {
-      place = std::make_unique<const PolicyTable>(table);
-    }
-    TORCH_CHECK(
-        *place == table,
-        "torch_promote: two different policies of this process have the same fingerprint, so compiled functions could "
-        "not tell them apart. Change one of the overrides, and please report both.");
-    result = place.get();
-  }
+  const PolicyTable* result = table == stock_policy_table() ? &stock_policy_table() : find_or_add(all, table);
   all.composed.emplace(std::make_pair(base, change), result);
   return result;
 }

@@ -7,6 +7,7 @@ The str is the 16 hexadecimal digits of 64 bits that the extension unpacks (csrc
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from torch_promote.overrides import parse_overrides
 from torch_promote.policies import DEVICE_TYPES, CastPolicy
 from torch_promote.policy import Policy
 
-__all__ = ["has_cache", "pack_spec", "policy_number", "register_change", "unpack_devices", "with_policy"]
+__all__ = ["has_cache", "pack_spec", "policy_number", "read_policy", "register_change", "unpack_devices", "with_policy"]
 
 _CPU_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -47,6 +48,11 @@ def pack_spec(device_type: object, dtype: object, enabled: object, cache_enabled
         field = _NUMBERS[dtype_here] | _NAMED | (_ENABLED if enabled_here else 0)
         spec |= field << (_BITS_PER_DEVICE * DEVICE_TYPES.index(name))
     return f"{spec:016x}"
+
+
+def read_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy | str | None:
+    """Returns a policy that means the same from now on: what is in a file now; a name as it is."""
+    return policy if policy is None or policy in Policy.names() else Policy.of(policy)
 
 
 def with_policy(spec: str, policy: object, overrides: Mapping[Any, Any] | None) -> str:
@@ -161,10 +167,7 @@ def _register(policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | No
     changes = [] if policy is None else list(policy.changes)
     for name, value in parse_overrides(dict(overrides or ())):
         changes += [(name, device, value) for device in DEVICE_TYPES]
-    number = register_change(changes, replaces=policy is not None)
-    if number:
-        _checkpoint.install()
-    return number
+    return register_change(changes, replaces=policy is not None)
 
 
 def register_change(changes: Iterable[tuple[str, str, CastPolicy | torch.dtype]], replaces: bool = False) -> int:
@@ -176,6 +179,8 @@ def register_change(changes: Iterable[tuple[str, str, CastPolicy | torch.dtype]]
             one around.
     """
     coded = [(_number(name), DEVICE_TYPES.index(device), policy_byte(policy)) for name, device, policy in changes]
+    if coded:
+        _checkpoint.install()
     return _C.register_change(coded, replaces)
 
 

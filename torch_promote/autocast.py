@@ -16,7 +16,7 @@ import torch
 from torch_promote import _C
 from torch_promote._decorator import decorate
 from torch_promote._export import record_enter, record_exit
-from torch_promote._request import pack_spec, unpack_devices, with_policy
+from torch_promote._request import pack_spec, read_policy, unpack_devices, with_policy
 from torch_promote._steps import guard_tasks
 from torch_promote.errors import DecoratorError, RegionError
 from torch_promote.overrides import find_op, name_op
@@ -94,6 +94,7 @@ class my_autocast:  # noqa: N801 (the name that people type)
             spec = pack_spec(device_type, dtype, enabled, cache_enabled)
         if overrides is not None or policy is not None:
             overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
+            policy = read_policy(policy)
             spec = with_policy(spec, policy, overrides)
         self._spec = spec
         self._arguments = (device_type, dtype, enabled, cache_enabled, policy, overrides)

@@ -33,7 +33,7 @@ VARIABLE = "TORCH_PROMOTE_POLICY"
 
 _lock = threading.RLock()
 _default: Policy | None = None
-_registered: dict[tuple[str, str], tuple[CastPolicy | torch.dtype, RegisteredPolicy]] = {}
+_registered: _Registered = {}
 
 
 def set_default_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy | None:
@@ -62,8 +62,8 @@ def set_default_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy
     global _default
     chosen = None if policy is None else Policy.of(policy)
     with _lock:
+        _put(_registered, chosen)
         before, _default = _default, chosen
-        _apply()
     return before
 
 
@@ -94,9 +94,10 @@ class RegisteredPolicy:
     def remove(self) -> None:
         """Takes the policy off each overload that has been given no other one since. Once is enough."""
         with _lock:
-            for place in [place for place, (_, owner) in _registered.items() if owner is self]:
-                del _registered[place]
-            _apply()
+            kept = {place: given for place, given in _registered.items() if given[1] is not self}
+            if len(kept) < len(_registered):
+                _put(kept, _default)
+                _replace_registered(kept)
 
     def __enter__(self) -> RegisteredPolicy:
         return self
@@ -148,10 +149,9 @@ def register_policy(
         raise PolicyError(f"{op!r} with policy {policy!r}: this is what PyTorch's autocast does. Leave it out.")
     handle = RegisteredPolicy(given)
     with _lock:
-        for name, device, value in given.changes:
-            _registered.pop((name, device), None)
-            _registered[name, device] = (value, handle)
-        _apply()
+        wanted = {**_registered, **{(name, device): (value, handle) for name, device, value in given.changes}}
+        _put(wanted, _default)
+        _replace_registered(wanted)
     return handle
 
 
@@ -182,13 +182,22 @@ def use_environment() -> None:
         raise PolicyError(f"the environment variable {VARIABLE} is {asked!r}: {error}") from error
 
 
-def _apply() -> None:
-    changes = [(*place, value) for place, (value, _) in sorted(_registered.items(), key=lambda item: item[0])]
-    registered = register_change(changes)
-    _C.set_defaults(registered, 0 if _default is None else policy_number(_default, None))
+_Registered = dict[tuple[str, str], tuple[CastPolicy | torch.dtype, RegisteredPolicy]]
+
+
+def _put(registered: _Registered, default: Policy | None) -> None:
+    """Puts both in force. Where that fails, nothing has changed."""
+    changes = [(*place, value) for place, (value, _) in sorted(registered.items(), key=lambda item: item[0])]
+    number = register_change(changes)
+    _C.set_defaults(number, 0 if default is None else policy_number(default, None))
     # A graph that opens a region outside of all regions was traced under the default, and has no guard on it.
     if _compile.graphs_open_regions():
         sys.modules["torch._dynamo"].reset()
+
+
+def _replace_registered(registered: _Registered) -> None:
+    global _registered
+    _registered = registered
 
 
 use_registered_ops(lambda: registered_policies().keys())

@@ -21,6 +21,7 @@ import os
 import re
 import shutil
 import tomllib
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def save(changes: Iterable[Change], path: str | os.PathLike[str]) -> None:
     """
     name = _name(path)
     target = Path(os.path.realpath(name))  # of a link, the file that it leads to
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         if target.is_dir():
             raise IsADirectoryError(0, "it is a directory")
@@ -88,18 +89,19 @@ def load(path: str | os.PathLike[str]) -> Entries:
     """
     name = _name(path)
     try:
-        text = Path(path).read_bytes().decode("utf-8")
+        text = Path(path).read_bytes().decode("utf-8-sig")  # some editors put a mark before the text
     except UnicodeDecodeError as error:
         raise PolicyError(f"{name}: not a text file in UTF-8 (byte {error.start}). Policy.save() writes one.") from None
     except FileNotFoundError:
         remedy = f"Policies that need none: {', '.join(MEANINGS)}."
         raise PolicyError(f"there is no policy file {name!r}. {remedy}") from None
-    except OSError as error:
-        raise PolicyError(f"cannot read the policy file {name!r}: {error.strerror or error}.") from error
+    except (OSError, ValueError) as error:  # a ValueError where the path has a NUL in it
+        why = getattr(error, "strerror", None) or error
+        raise PolicyError(f"cannot read the policy file {name!r}: {why}.") from error
     places = list(_places(text))
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise PolicyError(_syntax_error(name, text, places, str(error))) from None
     return from_data(data, Source(name, _first_lines(places)))
 
@@ -119,7 +121,7 @@ def _key(text: str) -> KeyPath:
     """The parts of a TOML key: of `a."b.c"` they are a and b.c."""
     try:
         data: Any = tomllib.loads(f"{text} = 0")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return (text,)
     path: list[str] = []
     while isinstance(data, dict):

@@ -76,10 +76,10 @@ def test_no_tensor_outlives_its_round(name: str, backward: bool) -> None:
     before = live_tensors()
     with tp.crosscheck(level="bits") as report:
         run(step)
-        assert live_tensors() == before
+        assert live_tensors() <= before  # garbage of others may go
     assert report.mismatches == []
     assert report.with_stock.total() >= ROUNDS
-    assert live_tensors() == before
+    assert live_tensors() <= before
 
 
 class Mark:

@@ -14,7 +14,12 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
+)
 
 from support import assert_same
 
@@ -128,9 +133,10 @@ def test_checkpoint_runs_again_with_the_overrides_of_a_region_around(use_reentra
     model = nn.Linear(4, 4)
     seen = []
     model.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
-    with ours(overrides={"linear": torch.float16}):
-        output = checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=use_reentrant)
-    output.float().sum().backward()
+    with set_checkpoint_early_stop(False):  # or the hook would not be reached again
+        with ours(overrides={"linear": torch.float16}):
+            output = checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=use_reentrant)
+        output.float().sum().backward()
     assert seen == [torch.float16, torch.float16]
 
 
