@@ -36,6 +36,7 @@ constexpr ScalarType kDigits[1U << kBitsPerSlot] = {
 struct Registry {
   std::mutex mutex;
   std::vector<PolicyChange> changes{{}}; // number 0: none
+  std::map<PolicyChange, uint32_t> numbers{{{}, 0}};
   std::map<Fingerprint, std::unique_ptr<const PolicyTable>> tables;
   std::map<std::pair<const PolicyTable*, uint32_t>, const PolicyTable*> composed;
   std::atomic<const PolicyTable*> registered{&stock_policy_table()};
@@ -113,14 +114,15 @@ uint32_t intern_change(PolicyChange change) {
   constexpr size_t kMost = 1U << 24; // what a packed region spec has room for
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  for (size_t number = 0; number < all.changes.size(); ++number) {
-    if (all.changes[number] == change) {
-      return static_cast<uint32_t>(number);
-    }
+  const auto known = all.numbers.find(change);
+  if (known != all.numbers.end()) {
+    return known->second;
   }
   TORCH_CHECK(all.changes.size() < kMost, "torch_promote: more than ", kMost, " sets of overrides in one process");
+  const auto number = static_cast<uint32_t>(all.changes.size());
+  all.numbers.emplace(change, number);
   all.changes.push_back(std::move(change));
-  return static_cast<uint32_t>(all.changes.size() - 1);
+  return number;
 }
 
 const PolicyTable* compose(const PolicyTable* around, uint32_t change) {

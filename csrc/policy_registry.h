@@ -6,6 +6,7 @@
 #include <c10/core/DeviceType.h>
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <tuple>
 #include <vector>
@@ -18,9 +19,7 @@ struct Override {
   Device device;
   PolicyByte policy;
 
-  bool operator==(const Override& other) const {
-    return op == other.op && device == other.device && policy == other.policy;
-  }
+  auto operator<=>(const Override& other) const = default;
 };
 
 // What a region does to the policy in force around it.
@@ -33,9 +32,7 @@ struct PolicyChange {
   Base base = Base::around;
   std::vector<Override> overrides;
 
-  bool operator==(const PolicyChange& other) const {
-    return base == other.base && overrides == other.overrides;
-  }
+  auto operator<=>(const PolicyChange& other) const = default;
 };
 
 // The number of a change; the same change gets the same number, and none at all is number 0. Never forgotten: there are

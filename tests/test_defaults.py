@@ -412,3 +412,35 @@ def test_what_cannot_be_registered(op: str, arguments: tuple[object, object], me
 def test_a_device_type_that_is_not_there(op: str) -> None:
     with pytest.raises(tp.UnsupportedDeviceError, match="no device type 'cdua'"):
         tp.register_policy(op, "fp32", device_types="cdua")
+
+
+def test_what_fails_leaves_nothing_set() -> None:
+    library = torch.library.Library("torch_promote_test_theirs", "FRAGMENT")
+    library.define("op(Tensor x) -> Tensor")
+    library.impl("op", lambda x: x, "AutocastPrivateUse1")
+    try:
+        with pytest.raises(tp.PolicyError, match="has a kernel of another library's"):
+            tp.register_policy("torch_promote_test_theirs::op", "fp32")
+        with pytest.raises(tp.PolicyError, match="has a kernel of another library's"):
+            tp.set_default_policy(tp.Policy.stock().override({"torch_promote_test_theirs::op": "fp32"}))
+    finally:
+        library._destroy()
+    assert tp.default_policy() is None
+    assert not tp.registered_policies()
+    with tp.register_policy("relu", "fp32"):
+        assert ("aten::relu", "cpu") in tp.registered_policies()
+
+
+def test_stock_s_own_policy_takes_the_place_of_another() -> None:
+    x = torch.ones(2, 2)
+
+    def dtype() -> torch.dtype:
+        with tp.my_autocast("cpu"):
+            return torch.mm(x, x).dtype
+
+    first = tp.register_policy("mm.default", "fp32")
+    assert dtype() is FP32
+    tp.register_policy("mm.default", "fp16")
+    assert dtype() is BF16
+    assert not tp.registered_policies()
+    first.remove()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -314,3 +316,38 @@ def test_lazy_module_after_its_first_call() -> None:
     set_module_policy(model, {"0": "fp32"})
     with tp.my_autocast("cpu"):
         assert model(torch.ones(1, 2)).dtype is torch.float32
+
+
+def test_a_module_that_is_not_called_cannot_have_one() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+    class Steps(nn.Module):
+        def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+            yield x
+
+    class Later(nn.Module):
+        async def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    model = nn.Sequential(Holder(), Steps(), Later())
+    with pytest.raises(tp.PolicyError, match="names only modules whose forward is never called"):
+        tp.set_module_policy(model, {"0": "fp32"})
+    for name in ("1", "2"):
+        with pytest.raises(tp.PolicyError, match=f"'{name}' .* cannot have a policy: its forward runs in steps"):
+            tp.set_module_policy(model, {name: "fp32"})
+    tp.set_module_policy(nn.Sequential(Holder(), nn.ReLU()), {"*": "fp32"})
+    assert tp.module_policies(model) == {}
+
+
+def test_a_custom_op_is_kept_by_name() -> None:
+    @torch.library.custom_op("torch_promote_test_modules::op", mutates_args=())
+    def op(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    model = nn.Sequential(nn.ReLU())
+    tp.set_module_policy(model, {"0": {op: "fp32"}})
+    assert tp.module_policies(model) == {"0": {"torch_promote_test_modules::op": "fp32"}}
+    assert tp.module_policies(pickle.loads(pickle.dumps(model))) == tp.module_policies(model)

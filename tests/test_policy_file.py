@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -392,3 +393,32 @@ def test_a_higher_format_would_be_written_in_the_file(path: Path, monkeypatch: p
         policy_file.save(MINE.changes, path)
     with pytest.raises(PolicyError, match=r"^p\.toml:2: format 2 is newer than 1"):
         Policy.load(path)
+
+
+def test_several_threads_save_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    policies = [Policy.stock().override({"mm.default": f"float{bits}"}) for bits in (16, 32, 64)]
+    with ThreadPoolExecutor(6) as pool:
+        for done in [pool.submit(policy.save, path) for policy in policies * 20]:
+            done.result()
+    assert Policy.load(path) in policies
+    assert [file.name for file in tmp_path.iterdir()] == ["policy.toml"]
+
+
+def test_a_mark_before_the_text_is_no_part_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + b'format = 1\n[cpu]\n"softmax.int" = "fp32"\n')
+    assert Policy.load(path).lookup("softmax.int", "cpu") is CastPolicy.fp32
+
+
+@pytest.mark.parametrize("text", ["format = 1" + "0" * 5000, "format = " + "[" * 5000], ids=["digits", "brackets"])
+def test_what_no_reader_of_toml_takes(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    with pytest.raises(PolicyError, match=r"policy\.toml:1: "):
+        Policy.load(path)
+
+
+def test_a_path_that_cannot_be_one() -> None:
+    with pytest.raises(PolicyError, match="cannot read the policy file"):
+        Policy.load("a\0b.toml")

@@ -1,6 +1,9 @@
 """Regions with a policy: what is in force inside, nested, in other threads, and in the extension's tables."""
 
+import copy
+import pickle
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,3 +162,41 @@ def test_an_op_that_is_defined_anew_keeps_its_kernel() -> None:
         with tp.my_autocast("cpu", overrides={"torch_promote_test_again::op": "float64"}):
             assert torch.ops.torch_promote_test_again.op(x).dtype is FP64
         library._destroy()
+
+
+def test_more_policies_than_fingerprints_tell_apart() -> None:
+    """Some of them have the same hash, of 25 bits; the second then gets another."""
+    rows = range(len(_C.ROW_NAMES))
+    changes = (
+        [(row, 0, 5), (other, 0, 5), (third, 1, 8)] for row in rows for other in rows[::7] for third in rows[::20]
+    )
+    seen: dict[tuple[torch.dtype, ...], str] = {}
+    slots = ("privateuseone", "ipu", "maia", "hpu", "mtia")
+    for _, change in zip(range(12000), changes, strict=False):
+        region = tp.my_autocast("cpu")
+        region._spec = f"{_C.register_change(change, False):06x}" + region._spec[6:]
+        with region:
+            digits = tuple(torch.get_autocast_dtype(slot) for slot in slots)
+            policy = str(_C.current_policy())
+        assert seen.setdefault(digits, policy) == policy
+
+
+def test_an_optional_list_may_be_all_that_has_tensors() -> None:
+    library = torch.library.Library("torch_promote_test_lists", "DEF")
+    library.define("op(Tensor[]? x) -> int")
+    library.impl("op", lambda x: x[0].element_size(), "CompositeExplicitAutograd")
+    with tp.my_autocast("cpu", overrides={"torch_promote_test_lists::op": "float64"}):
+        assert torch.ops.torch_promote_test_lists.op([torch.ones(2)]) == 8
+        with pytest.raises(TypeError):
+            torch.ops.torch_promote_test_lists.op(None)
+    library._destroy()
+
+
+def test_a_file_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    tp.Policy.stock().override({"neg.default": "float64"}).save(path)
+    region = tp.my_autocast("cpu", policy=path)
+    path.unlink()
+    for copied in (region, copy.deepcopy(region), pickle.loads(pickle.dumps(region))):
+        with copied:
+            assert dtypes() == (BF16, HALF, FP64)

@@ -86,6 +86,22 @@ def _reopened(captured: _Captured) -> Any:
         yield
 
 
+class _Reopened:
+    """The same for as many recomputations as there are: one for each backward through a graph that is kept."""
+
+    def __init__(self, captured: _Captured) -> None:
+        self._captured = captured
+        self._open: list[Any] = []
+
+    def __enter__(self) -> None:
+        context = _reopened(self._captured)
+        context.__enter__()
+        self._open.append(context)
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.pop().__exit__(*error)
+
+
 # Not a method, and without a closure: `_disable_dynamo` makes a reference cycle with what it decorates.
 @torch._disable_dynamo  # type: ignore[attr-defined]
 def _run_again(captured: _Captured, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +148,7 @@ def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], cont
         torch.float32
     """
     install()
-    return contextlib.nullcontext(), _reopened(_capture())
+    return contextlib.nullcontext(), _Reopened(_capture())
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from torch_promote._compile import GraphRegion
 from torch_promote._request import pack_spec, policy_number
 from torch_promote.autocast import my_autocast
 from torch_promote.errors import PolicyError, RegionError
+from torch_promote.overrides import spell_key
 from torch_promote.policies import DEVICE_TYPES, CastPolicy
 from torch_promote.policy import Policy
 
@@ -76,12 +77,7 @@ class ModulePolicy:
 
 
 def _by_name(overrides: Mapping[Any, Any]) -> dict[str, str]:
-    """Overrides as they can be shown, compared and pickled. What has no name is left, for the error that is its due."""
-
-    def op(key: Any) -> Any:
-        if isinstance(key, torch._ops.OpOverload):
-            return f"{key._schema.name}.{key._overloadname}"
-        return key._qualified_op_name if isinstance(key, torch._ops.OpOverloadPacket) else key
+    """Overrides as they can be shown, compared and pickled."""
 
     def policy(value: Any) -> Any:
         if isinstance(value, CastPolicy):
@@ -90,8 +86,9 @@ def _by_name(overrides: Mapping[Any, Any]) -> dict[str, str]:
 
     named: dict[str, str] = {}
     for key, value in overrides.items():
-        if named.setdefault(op(key), policy(value)) != policy(value):
-            raise PolicyError(f"{op(key)!r} gets two policies, {named[op(key)]!r} and {policy(value)!r}. Name it once.")
+        op = spell_key(key)
+        if named.setdefault(op, policy(value)) != policy(value):
+            raise PolicyError(f"{op!r} gets two policies, {named[op]!r} and {policy(value)!r}. Name it once.")
     return named
 
 

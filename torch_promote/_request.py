@@ -189,7 +189,7 @@ def _number(name: str) -> int:
     op, _, overload = rest.partition(".")
     try:
         return _C.register_op(namespace + colons + op, overload)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise PolicyError(str(error).partition("\n")[0]) from error
 
 

@@ -1,6 +1,7 @@
 """Policies for a whole program: the one that regions start from, and those of ops that join it.
 
-What is set here holds for regions that are entered afterwards, in every thread. Regions that are open keep theirs.
+What is set here holds for regions that are entered afterwards, in every thread. Regions that are open keep theirs; those
+of a coroutine or a generator are entered anew at each of its steps.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -16,7 +17,8 @@ from torch_promote import _C, _compile
 from torch_promote._request import policy_number, register_change
 from torch_promote.errors import PolicyError
 from torch_promote.named_policies import use_registered_ops
-from torch_promote.policies import CastPolicy
+from torch_promote.overrides import parse_overrides
+from torch_promote.policies import DEVICE_TYPES, CastPolicy
 from torch_promote.policy import Policy
 
 __all__ = [
@@ -82,14 +84,13 @@ class RegisteredPolicy:
     Attributes:
         overloads: Full names of the overloads that have the policy.
         devices: The device types on which they have it.
-        policy: The policy.
+        policy: The policy. Where stock's autocast has it anyway, nothing is registered.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self._changes = policy.changes
-        self.overloads = tuple(dict.fromkeys(name for name, _, _ in self._changes))
-        self.devices = tuple(dict.fromkeys(device for _, device, _ in self._changes))
-        self.policy = self._changes[0][2]
+    def __init__(self, overloads: Iterable[str], devices: Iterable[str], policy: CastPolicy | torch.dtype) -> None:
+        self.overloads = tuple(overloads)
+        self.devices = tuple(devices)
+        self.policy = policy
 
     def remove(self) -> None:
         """Takes the policy off each overload that has been given no other one since. Once is enough."""
@@ -145,11 +146,17 @@ def register_policy(
         >>> handle.remove()
     """
     given = Policy.stock().override({op: policy}, device_types)
-    if not given.changes:
-        raise PolicyError(f"{op!r} with policy {policy!r}: this is what PyTorch's autocast does. Leave it out.")
-    handle = RegisteredPolicy(given)
+    devices = (
+        DEVICE_TYPES if device_types is None else [device_types] if isinstance(device_types, str) else device_types
+    )
+    parsed = parse_overrides({op: policy})
+    named = {(name, device) for name, _ in parsed for device in devices}
     with _lock:
-        wanted = {**_registered, **{(name, device): (value, handle) for name, device, value in given.changes}}
+        kept = {place: known for place, known in _registered.items() if place not in named}
+        if not given.changes and len(kept) == len(_registered):
+            raise PolicyError(f"{op!r} with policy {policy!r}: this is what PyTorch's autocast does. Leave it out.")
+        handle = RegisteredPolicy([name for name, _ in parsed], devices, parsed[0][1])
+        wanted = {**kept, **{(name, device): (value, handle) for name, device, value in given.changes}}
         _put(wanted, _default)
         _replace_registered(wanted)
     return handle

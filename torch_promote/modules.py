@@ -6,6 +6,7 @@ How a module gets and keeps its policy is torch_promote/_module_class.py; here i
 from __future__ import annotations
 
 import fnmatch
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +34,9 @@ Key = str | type[nn.Module]
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, NonDynamicallyQuantizableLinear)
 
 
-def set_module_policy(model: nn.Module, policies: Mapping[Key, Any]) -> None:
+def set_module_policy(
+    model: nn.Module, policies: Mapping[str, Any] | Mapping[type[nn.Module], Any] | Mapping[Key, Any]
+) -> None:
     """Gives modules of a model policies of their own, which hold wherever the model is called with autocast on.
 
     The forward of such a module runs in a region nested in the one around it; so does its recomputation when it is
@@ -215,7 +218,7 @@ def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
         found = [module for module in names if isinstance(module, key)]
     else:
         raise PolicyError(f"a module is named by a str or a class of modules, got {key!r}.")
-    called = [module for module in found if not isinstance(module, _NEVER_CALLED)]
+    called = [module for module in found if not isinstance(module, _NEVER_CALLED) and _has_forward(module)]
     if called:
         return called
     if found:
@@ -265,15 +268,29 @@ def _check_can_have_policy(module: nn.Module, name: str) -> None:
         why = "it is a graph module, which makes its class anew. Set policies before it is traced, or on its modules"
     elif "forward" in vars(module):
         why = "it has a forward of its own, which hides that of its class. Set policies before that is put there"
+    elif not _has_forward(module):
+        why = "it has no forward. Name the modules that are called"
+    elif _runs_in_steps(type(module).forward):
+        why = "its forward runs in steps. Decorate it with my_autocast(...), which holds in each step"
     elif isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
         why = "it is lazy, and changes its class when it is first called. Call the model once before"
     else:
         try:
             policy_class(module)
-        except TypeError as error:
+        except Exception as error:  # what the class itself does when it is extended
             why = f"its class cannot be extended ({error})"
     if why is not None:
         raise PolicyError(f"{_show(name)} ({type(module).__name__}) cannot have a policy: {why}.")
+
+
+def _has_forward(module: nn.Module) -> bool:
+    own = inspect.getattr_static(type(module), "forward")  # TorchScript's cannot be asked for
+    return own is not nn.Module.forward or "forward" in vars(module)
+
+
+def _runs_in_steps(forward: Any) -> bool:
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return any(kind(inspect.unwrap(forward)) for kind in kinds)
 
 
 def _show(name: str) -> str:

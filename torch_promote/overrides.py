@@ -32,6 +32,7 @@ __all__ = [
     "parse_overrides",
     "parse_policy",
     "select",
+    "spell_key",
 ]
 
 _NAMES = [*(policy.value for policy in CastPolicy), "fp16"]
@@ -93,14 +94,14 @@ def select(key: object, value: object) -> tuple[CastPolicy | torch.dtype, tuple[
         (<CastPolicy.fp32: 'fp32'>, True, False)
     """
     names = find_overloads(key)
-    policy = parse_policy(value, names[0] if len(names) == 1 else repr(_spell_key(key)))
+    policy = parse_policy(value, names[0] if len(names) == 1 else repr(spell_key(key)))
     if len(names) == 1:
         check_legal(names[0], policy)
         return policy, names
     reasons = {name: why_illegal(name, policy) for name in names}
     legal = tuple(name for name, why in reasons.items() if why is None)
     if not legal:
-        raise PolicyError(_illegal_for_all(_spell_key(key), policy, reasons))
+        raise PolicyError(_illegal_for_all(spell_key(key), policy, reasons))
     return policy, legal
 
 
@@ -141,7 +142,7 @@ def find_overloads(key: object) -> tuple[str, ...]:
         >>> "aten::mm.out" in find_overloads("mm"), "aten::linalg_det" in find_overloads("linalg_*")
         (True, True)
     """
-    asked = _spell_key(key)
+    asked = spell_key(key)
     name = asked if "::" in asked else f"aten::{asked}"
     found = _find(name)
     if not found:
@@ -218,7 +219,13 @@ def exact_key(name: str) -> str:
     return name if "." in name else f"{name}.default"
 
 
-def _spell_key(key: object) -> str:
+def spell_key(key: object) -> str:
+    """Returns the name that means the same as a key.
+
+    Example:
+        >>> spell_key(torch.ops.aten.mm), spell_key(torch.ops.aten.mm.default), spell_key("softmax")
+        ('aten::mm', 'aten::mm.default', 'softmax')
+    """
     named = name_op(key)
     if isinstance(named, str):
         return named

@@ -70,6 +70,12 @@ class Policy:
 
     def __init__(self, changes: tuple[Change, ...] = ()) -> None:
         """Makes a policy of changes as they are; nothing is checked. `stock`, `named` and `override` are for people."""
+        if not isinstance(changes, tuple) or not all(
+            isinstance(change, tuple) and len(change) == 3 for change in changes
+        ):
+            raise PolicyError(
+                f"a Policy is made of (overload, device, policy) triples, got {changes!r}. By name: Policy.named(...)."
+            )
         object.__setattr__(self, "changes", changes)
 
     @classmethod
