@@ -1,7 +1,7 @@
 """Policies for a whole program: the one that regions start from, and those of ops that join it.
 
-What is set here holds for regions that are entered afterwards, in every thread. Regions that are open keep theirs; those
-of a coroutine or a generator are entered anew at each of its steps.
+What is set here holds for regions that are entered afterwards, in every thread. Regions that are open keep theirs; a
+coroutine's or a generator's are entered anew at each of its steps.
 """
 
 from __future__ import annotations
