@@ -133,7 +133,7 @@ def calls(name: str) -> list[tuple[str, Bound]]:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_ops_on_the_cpu_in_bits(part: int) -> None:
-    cast_and_ran, with_gradients = set(), set()
+    cast_and_ran = set()
     for name in chosen()[part::PARTS]:
         assert legal_policies(name) == LEGAL
         for kind, bound in calls(name):
@@ -142,9 +142,7 @@ def test_random_ops_on_the_cpu_in_bits(part: int) -> None:
                 if plan.casts and outcome.error is None:
                     assert policy is CastPolicy.match_self
                     cast_and_ran.add(name)
-                    with_gradients |= {name} if outcome.gradients else set()
     assert len(cast_and_ran) >= 10
-    assert with_gradients
 
 
 @pytest.mark.usefixtures("pretend_cuda")
