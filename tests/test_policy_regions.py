@@ -192,6 +192,18 @@ def test_an_optional_list_may_be_all_that_has_tensors() -> None:
     library._destroy()
 
 
+def test_a_file_in_a_compiled_function(tmp_path: Path) -> None:
+    path = str(tmp_path / "mine.toml")
+    tp.Policy.stock().override({"neg.default": "float64"}).save(path)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        with tp.my_autocast("cpu", policy=path):
+            return torch.neg(x)
+
+    assert compiled(torch.ones(2, dtype=HALF)).dtype is FP64
+
+
 def test_a_file_is_read_once(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     tp.Policy.stock().override({"neg.default": "float64"}).save(path)

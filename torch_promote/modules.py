@@ -34,9 +34,7 @@ Key = str | type[nn.Module]
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, NonDynamicallyQuantizableLinear)
 
 
-def set_module_policy(
-    model: nn.Module, policies: Mapping[str, Any] | Mapping[type[nn.Module], Any] | Mapping[Key, Any]
-) -> None:
+def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
     """Gives modules of a model policies of their own, which hold wherever the model is called with autocast on.
 
     The forward of such a module runs in a region nested in the one around it; so does its recomputation when it is
@@ -290,7 +288,7 @@ def _has_forward(module: nn.Module) -> bool:
 
 def _runs_in_steps(forward: Any) -> bool:
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    return any(kind(inspect.unwrap(forward)) for kind in kinds)
+    return any(kind(forward) for kind in kinds)
 
 
 def _show(name: str) -> str:
