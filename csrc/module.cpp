@@ -67,6 +67,20 @@ const void* owner_of(PyObject* object) {
   return object == Py_None ? kGraphOwner : object;
 }
 
+// False, with Python's error set, if the function threw.
+template <class Function>
+bool without_throwing(const Function& function) {
+  try {
+    function();
+    return true;
+  } catch (const c10::Error& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return false;
+}
+
 // enter_region(owner, spec) -> int: what Python has to look at besides, 0 nearly always.
 constexpr long kTorchFunctionMode = 1;
 constexpr long kRunningLoop = 2;
@@ -85,10 +99,7 @@ PyObject* enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t c
   if (!loop) {
     return nullptr;
   }
-  try {
-    enter(owner_of(args[0]), RegionSpec::unpack(*packed));
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+  if (!without_throwing([&] { enter(owner_of(args[0]), RegionSpec::unpack(*packed)); })) {
     return nullptr;
   }
   long notes = loop.is_none() ? 0 : kRunningLoop;
@@ -100,7 +111,11 @@ PyObject* enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t c
 
 // exit_region(owner) -> int: as enter_region, or -1 if the owner has no open region in this thread.
 PyObject* exit_region(PyObject* /*module*/, PyObject* owner) {
-  if (!torch_promote::exit(owner_of(owner))) {
+  bool open = false;
+  if (!without_throwing([&] { open = torch_promote::exit(owner_of(owner)); })) {
+    return nullptr;
+  }
+  if (!open) {
     return PyLong_FromLong(-1);
   }
   return PyLong_FromLong(at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0);

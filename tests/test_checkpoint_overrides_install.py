@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 import types
 from typing import Any
 
@@ -102,3 +104,26 @@ def test_refusal_reaches_the_call(use_reentrant: bool, monkeypatch: pytest.Monke
     train(call, ours)
     with pytest.raises(tp.RegionError, match=r"not known to torch_promote \(for this test\)"):
         train(call)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("opening", ["tp.register_policy('sin', 'float64')", "tp.set_default_policy('fp32_safe')"])
+def test_policies_of_the_whole_program_are_kept_too(opening: str, use_reentrant: bool) -> None:
+    """In a process in which nobody else has installed it."""
+    program = f"""
+import torch, torch_promote as tp
+from torch.utils.checkpoint import checkpoint
+{opening}
+seen = []
+def step(x):
+    y = torch.exp(torch.sin(x))
+    seen.append((torch.sin(x).dtype, y.dtype))
+    return torch.sin(y)
+x = torch.ones(2, dtype=torch.float16, requires_grad=True)
+with tp.my_autocast("cpu"):
+    y = checkpoint(step, x, use_reentrant={use_reentrant})
+y.sum().backward()
+print(len(seen), len(set(seen)), seen[0][1] is torch.float16)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["2", "1", "False"]

@@ -36,6 +36,7 @@ def test_the_file_can_be_read(tmp_path: Path) -> None:
 
 
 def test_every_policy_is_explained() -> None:
+    assert "@@" not in TEXT
     for policy in tp.CastPolicy:
         assert f"`{policy.value}`" in TEXT
     for name in tp.Policy.names():

@@ -55,10 +55,6 @@ def read_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy | str 
     return policy if policy is None or policy in Policy.names() else Policy.of(policy)
 
 
-# Dynamo calls it while it traces, as it does policy_number below.
-read_policy._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 def with_policy(spec: str, policy: object, overrides: Mapping[Any, Any] | None) -> str:
     """Returns a spec with this policy and these overrides, or without any.
 

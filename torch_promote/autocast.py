@@ -94,7 +94,8 @@ class my_autocast:  # noqa: N801 (the name that people type)
             spec = pack_spec(device_type, dtype, enabled, cache_enabled)
         if overrides is not None or policy is not None:
             overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
-            policy = read_policy(policy)
+            if not torch.compiler.is_dynamo_compiling():  # which keeps the number alone
+                policy = read_policy(policy)
             spec = with_policy(spec, policy, overrides)
         self._spec = spec
         self._arguments = (device_type, dtype, enabled, cache_enabled, policy, overrides)
