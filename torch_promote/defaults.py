@@ -117,8 +117,8 @@ def register_policy(
     """Gives an op, a custom one above all, a policy in every region: it joins what regions start from.
 
     `torch.library.register_autocast` can cast to one dtype that is fixed when it is called, and once. This takes any
-    cast policy, follows the region's dtype, and can be changed and removed. What a region's own `overrides` say about the
-    op goes before it, and so does its `policy`, where that is not stock's for the op. What
+    cast policy, follows the region's dtype, and can be changed and removed. What a region's own `overrides` say about
+    the op goes before it, and so does its `policy`, where that is not stock's for the op. What
     `torch.library.register_autocast` has registered for the same op works on wherever this has no say.
 
     Args:
