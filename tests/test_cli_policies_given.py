@@ -16,6 +16,7 @@ from torch_promote.cli import main
 from torch_promote.overrides import in_order
 from torch_promote.policies import DEVICE_TYPES, op_table, schema_of, spell_policy
 from torch_promote.policy import Policy
+from torch_promote.registrations import registered
 
 __all__ = ["terminal_of_80_columns", "wide"]  # fixtures
 
@@ -107,7 +108,8 @@ def test_an_op_with_which_nothing_is_done(capsys: Capture) -> None:
 
 def test_every_row_has_a_line(capsys: Capture, wide: None) -> None:
     lines = cells_of(text_of(capsys, "policies", "--policy", "off"))
-    rows = [row.name.removeprefix("aten::") for row in op_table() if schema_of(row) is not None]
+    known = registered("cpu") | registered("cuda")
+    rows = [row.name.removeprefix("aten::") for row in op_table() if row.name in known]
     assert [line[0] for line in lines[1 : 1 + len(rows)]] == rows
     assert {tuple(line[1:3]) for line in lines[1 : 1 + len(rows)]} == {("fallthrough", "fallthrough")}
 

@@ -19,6 +19,7 @@ from torch_promote.parity.model import Entry, Options
 from torch_promote.parity.outcome import copied
 from torch_promote.parity.runner import entries, run_entry
 from torch_promote.parity.samples import LISTED, NotGenerated, Sample, samples
+from torch_promote.registrations import registered
 
 OURS = "ours against stock"
 
@@ -41,7 +42,8 @@ def test_every_row_with_a_policy_is_reached_and_agrees(device: str) -> None:
 
 
 def test_no_row_is_left_out_on_both_devices() -> None:
-    assert [row.name for row in ROWS if not any(listed(row, device) for device in ("cpu", "cuda"))] == []
+    known = registered("cpu") | registered("cuda")  # an older PyTorch may register nothing of a row
+    assert [row.name for row in ROWS if row.name in known and not any(listed(row, d) for d in ("cpu", "cuda"))] == []
 
 
 def test_options_and_results_can_be_pickled() -> None:
