@@ -1,5 +1,5 @@
 # make demo    trains a small GPT under fp32, torch.autocast and my_autocast, and compares their bits
-# make test    runs the tests (make test ARGS="-k cache -x" for some of them)
+# make test    runs the tests (make test ARGS="-k cache -x" for some of them; JOBS=0 for one process)
 # make parity  PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)
 # make lint    ruff, mypy and clang-format
 # make bench   times regions and ops against stock autocast
@@ -12,6 +12,7 @@ DEFAULT_VERSION := 2.13.0
 VENV ?= $(if $(filter $(DEFAULT_VERSION),$(TORCH_VERSION)),.venv,.venv-$(TORCH_VERSION))
 PYTHON3 ?= python3
 ARGS ?=
+JOBS ?= 2
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
@@ -27,7 +28,7 @@ demo: build
 	$(PY) examples/train_gpt.py $(ARGS)
 
 test: build
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest --numprocesses $(JOBS) $(ARGS)
 
 parity: build
 	$(PY) -m torch_promote parity $(ARGS)
