@@ -39,9 +39,7 @@ SKIPPING = (
 
 
 @pytest.mark.usefixtures("wrong_cell")
-def test_a_mismatch_before_a_skip_counts(
-    run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mismatch_before_a_skip_counts(run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("CI", "BUILD_NUMBER"):  # where pytest repeats whole messages in its summary
         monkeypatch.delenv(variable, raising=False)
     pytester.makepyfile(SKIPPING)
