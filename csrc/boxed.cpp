@@ -4,7 +4,6 @@
 #include "cast_args.h"
 #include "decision.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -175,22 +174,6 @@ bool is_floating_on(const at::Tensor& tensor, Device device) {
           !tensor.unsafeGetTensorImpl()->is_wrapped_number());
 }
 
-at::ScalarType target_dtype(const Decision& decision, const Call& call) {
-  if (is_run_in(decision.policy)) {
-    return run_in_dtype(decision.policy);
-  }
-  switch (static_cast<CastPolicy>(decision.policy)) {
-    case CastPolicy::lower_precision_fp:
-      return at::autocast::get_autocast_dtype(device_type_of(decision.device));
-    case CastPolicy::fp32:
-      return at::kFloat;
-    case CastPolicy::promote:
-      return call.join(decision.device);
-    default:
-      return at::ScalarType::Undefined;
-  }
-}
-
 // Whether anything was cast.
 bool cast_as(const Decision& decision, Call& call) {
   const Device device = decision.device;
@@ -204,7 +187,7 @@ bool cast_as(const Decision& decision, Call& call) {
       return tensor.scalar_type() != dtype && is_floating_on(tensor, device);
     });
   }
-  const at::ScalarType dtype = target_dtype(decision, call);
+  const at::ScalarType dtype = target_dtype(decision, [&] { return call.join(device); });
   return dtype != at::ScalarType::Undefined &&
          call.cast(dtype, [dtype, device](const at::Tensor& tensor) { return needs_cast(tensor, dtype, device); });
 }

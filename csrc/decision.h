@@ -1,8 +1,9 @@
-// file: which policy a call obeys, and what is below our key where it obeys none
+// file: which policy a call obeys, what that casts to, and what is below our key where it obeys none
 #pragma once
 
 #include "region.h"
 
+#include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace torch_promote {
@@ -74,6 +75,25 @@ c10::DispatchKeySet keys_without_policy(Op op, c10::DispatchKeySet keys) {
     }
   }
   return keys;
+}
+
+// The dtype that a call's eligible arguments are cast to; Undefined where they are left alone. `join` gives that of
+// `promote`, which no other policy has to compute.
+template <class Join>
+at::ScalarType target_dtype(const Decision& decision, const Join& join) {
+  if (is_run_in(decision.policy)) {
+    return run_in_dtype(decision.policy);
+  }
+  switch (static_cast<CastPolicy>(decision.policy)) {
+    case CastPolicy::lower_precision_fp:
+      return at::autocast::get_autocast_dtype(device_type_of(decision.device));
+    case CastPolicy::fp32:
+      return at::kFloat;
+    case CastPolicy::promote:
+      return join();
+    default:
+      return at::ScalarType::Undefined;
+  }
 }
 
 } // namespace torch_promote

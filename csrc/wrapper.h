@@ -4,7 +4,6 @@
 #include "cast_args.h"
 #include "decision.h"
 
-#include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <type_traits>
@@ -38,7 +37,11 @@ struct Wrapper<row, Op, WithDtype, Result(Args...)> {
     }
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(decision.keys_off());
 
-    const at::ScalarType dtype = target_dtype(decision, args...);
+    const at::ScalarType dtype = target_dtype(decision, [&] {
+      PromoteJoin join(device);
+      (join.add(args), ...);
+      return join.dtype();
+    });
     if (dtype != at::ScalarType::Undefined && (needs_cast(args, dtype, device) || ...)) {
       // The arguments of one call expression, like stock's: the order in which they are cast is the order of the
       // autograd nodes, and so of the sums in the backward.
@@ -70,26 +73,6 @@ struct Wrapper<row, Op, WithDtype, Result(Args...)> {
     }
     return Op::redispatch(
         keys_without_policy(row, keys).remove(stock_key_of(decision.device)), std::forward<Args>(args)...);
-  }
-
-  // The dtype that this call's eligible arguments are cast to; Undefined where they are left alone.
-  static at::ScalarType target_dtype(const Decision& decision, const std::decay_t<Args>&... args) {
-    if (is_run_in(decision.policy)) {
-      return run_in_dtype(decision.policy);
-    }
-    switch (static_cast<CastPolicy>(decision.policy)) {
-      case CastPolicy::lower_precision_fp:
-        return at::autocast::get_autocast_dtype(device_type_of(decision.device));
-      case CastPolicy::fp32:
-        return at::kFloat;
-      case CastPolicy::promote: {
-        PromoteJoin join(decision.device);
-        (join.add(args), ...);
-        return join.dtype();
-      }
-      default:
-        return at::ScalarType::Undefined;
-    }
   }
 };
 
