@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from torch_promote.checking import call_check, crosscheck
+from torch_promote.checking import call_check, checker
 from torch_promote.policies import CastPolicy
 from torch_promote.reference import promotion_table
 from torch_promote.reference.autocast_plan import AutocastState
@@ -28,7 +28,7 @@ MonkeyPatch = pytest.MonkeyPatch
 def a_flipped_policy(patch: MonkeyPatch) -> None:
     """Ours runs mm in float32 (see `matrices`), and the plan does not know of the override."""
     patch.setattr(
-        crosscheck, "active_state", lambda: AutocastState.region("cpu") if torch.is_autocast_enabled("cpu") else None
+        checker, "active_state", lambda: AutocastState.region("cpu") if torch.is_autocast_enabled("cpu") else None
     )
 
 
@@ -48,14 +48,14 @@ def a_wrong_stride(patch: MonkeyPatch) -> None:
 
 
 def a_wrong_bit(patch: MonkeyPatch) -> None:
-    right = crosscheck._Checker.after_stock
+    right = checker.Checker.after_stock
 
     def wrong(self: Any, call: Any, results: list[Any], error: str | None) -> None:
         if call.expectation.op is torch.ops.aten.mm.default:  # other ops may have got a kernel of ours in another test
             results[0].detach().view(torch.int16)[0, 1] ^= 1
         right(self, call, results, error)
 
-    patch.setattr(crosscheck._Checker, "after_stock", wrong)
+    patch.setattr(checker.Checker, "after_stock", wrong)
 
 
 def a_wrong_cast(patch: MonkeyPatch) -> None:
@@ -237,13 +237,13 @@ def test_stock_that_raises_alone_is_counted(monkeypatch: MonkeyPatch) -> None:
 
 
 def test_ours_that_raises_alone_is_a_mismatch(monkeypatch: MonkeyPatch) -> None:
-    right = crosscheck._Checker.after_stock
+    right = checker.Checker.after_stock
 
     def succeeds(self: Any, call: Any, results: list[Any], error: str | None) -> None:
         assert error is not None
         right(self, call, [torch.ones(2, 2)], None)
 
-    monkeypatch.setattr(crosscheck._Checker, "after_stock", succeeds)
+    monkeypatch.setattr(checker.Checker, "after_stock", succeeds)
     with tp.crosscheck(level="bits") as report, tp.my_autocast("cpu"), pytest.raises(RuntimeError, match="multiplied"):
         torch.mm(torch.ones(2, 3), torch.ones(2, 3))
     assert [(m.op, m.kind, m.got) for m in report.mismatches] == [("aten.mm.default", "error", "an error")]

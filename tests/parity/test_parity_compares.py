@@ -27,7 +27,7 @@ OURS = "ours against stock"
 MM = Entry("aten::mm", "row")
 PLAIN = Options("cpu", sample="float32/0/plain")
 #: The package has a class of this module's name.
-crosscheck: Any = importlib.import_module("torch_promote.checking.crosscheck")
+checker: Any = importlib.import_module("torch_promote.checking.checker")
 
 
 def kinds(result: EntryResult) -> set[tuple[str, str]]:
@@ -146,11 +146,11 @@ def test_a_reference_that_breaks_is_no_known_gap(monkeypatch: pytest.MonkeyPatch
             raise ZeroDivisionError("planted")
         return unpatched(op, args, state)
 
-    unpatched = crosscheck.expect
+    unpatched = checker.expect
     entry, options = Entry("linalg.pinv", "op_db"), Options("cpu", dtypes=("float32",), quick=True)
     gapped = [gap for gap in entry_run.sample_gaps() if gap.kind == "error"]
     assert any(gap.covers(entry.name, "cpu") for gap in gapped)
-    monkeypatch.setattr(crosscheck, "expect", broken)
+    monkeypatch.setattr(checker, "expect", broken)
     found = run_entry(Entry("bmm", "op_db"), options).mismatches
     assert {mismatch.kind for mismatch in found} == {"reference"}
     assert all("got      ZeroDivisionError: planted" in mismatch.text for mismatch in found)
@@ -166,7 +166,7 @@ def without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_the_tap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crosscheck, "tapped", lambda checker: contextlib.nullcontext())
+    monkeypatch.setattr("torch_promote.checking.crosscheck.tapped", lambda checker: contextlib.nullcontext())
 
 
 @pytest.mark.parametrize("plant", [without_rules, without_the_tap])

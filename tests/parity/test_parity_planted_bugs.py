@@ -182,7 +182,7 @@ def test_a_check_that_raises_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*args: Any) -> Any:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("torch_promote.checking.crosscheck.active_state", broken)
+    monkeypatch.setattr("torch_promote.checking.checker.active_state", broken)
     for stock_only in (False, True):
         options = Options("cpu", sample="float32/0/plain", stock_only=stock_only)
         assert run_entry(MM, options).mismatches != ()

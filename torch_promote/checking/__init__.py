@@ -1,6 +1,7 @@
 """Checking what runs: each call of an op against the reference and against stock autocast.
 
 - `crosscheck`, for people: torch_promote.checking.crosscheck, and its report beside it
+- what it does with each call: torch_promote.checking.checker
 - how calls are seen: torch_promote.checking.tap
 - what is expected of one call: torch_promote.checking.call_check, under the state of torch_promote.checking.active
 - two results compared: torch_promote.checking.comparison

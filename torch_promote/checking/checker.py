@@ -1,0 +1,284 @@
+"""The checker: what the tap shows of each call, held against the reference, and against stock autocast if asked."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from torch_promote.checking.active import active_state, ours_is_active
+from torch_promote.checking.call_check import (
+    Expectation,
+    Finding,
+    expect,
+    has_our_kernel,
+    is_composite,
+    overload_name,
+    tensors_in,
+)
+from torch_promote.checking.call_site import calling_line, describe_arguments
+from torch_promote.checking.comparison import compare, is_fake
+from torch_promote.checking.known_gaps import Gap, dispatch_gaps, explained
+from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
+from torch_promote.checking.stock_run import StockRun, written_results
+from torch_promote.checking.unwritten import UNREPEATABLE
+from torch_promote.reference.autocast_plan import AutocastState
+from torch_promote.reference.infer import Inference
+
+__all__ = ["Checker", "Level"]
+
+Level = Literal["dtype", "bits"]
+"""How much is compared: with the reference alone, or bit for bit with stock autocast too."""
+
+#: Namespaces whose ops are no computation of their own.
+_IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call that has begun: the tap's token.
+
+    Attributes:
+        expectation: What the reference expects; None for a call of batched tensors, which is not checked itself.
+        args: The arguments, in the schema's order.
+        written: The arguments in words, for an op that changes them; "" for other ops.
+        see_through: Whether the ops inside are to be checked too.
+        stock_too: Whether the call is compared with stock.
+        handed_on: Whether autocast has called on to the op that runs.
+        casts_inside: Whether an op inside has a policy; then the op's own rule may not hold, as it is for autocast off.
+        stock: The run under stock, once it has begun.
+    """
+
+    expectation: Expectation | None
+    args: list[Any]
+    see_through: bool
+    written: str = ""
+    stock_too: bool = False
+    handed_on: bool = False
+    casts_inside: bool = False
+    stock: StockRun | None = None
+
+
+@dataclass
+class Checker:
+    """What the tap calls. One serves all threads of a block: autograd's own threads run some backwards."""
+
+    report: CrosscheckReport
+    level: Level
+    raises: bool
+    gaps: tuple[Gap, ...] = field(default_factory=dispatch_gaps)
+    local: threading.local = field(default_factory=threading.local)
+    stopped: bool = False
+
+    def _open(self) -> list[_Call]:
+        """The calls of this thread that have not ended, the outermost first."""
+        calls: list[_Call] | None = getattr(self.local, "calls", None)
+        if calls is None:
+            calls = self.local.calls = []
+        return calls
+
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call | None:
+        """Asks the reference about a call, and says how much of it is to be seen."""
+        if op.namespace in _IGNORED_NAMESPACES or _is_traced():
+            return None
+        calls = self._open()
+        inside = calls[-1] if calls else None
+        self.stopped = False
+        state = active_state()
+        if inside is not None and inside.expectation is not None and _is_called_anew(inside.expectation, op, state):
+            self._leave_to_next(inside)
+        if _has_wrapped(args):  # of functorch; what they are made of is called next
+            return self._push(_Call(None, args, see_through=True))
+        if inside is not None and inside.expectation is not None:
+            self._check_handed_on(inside, op, args)
+        try:
+            expectation = expect(op, args, state)
+        except Exception as error:  # the reference's own: not the affair of whoever calls the op
+            self._add(Finding("reference", "an answer", f"{type(error).__name__}: {error}"), op, args)
+            return None
+        plan = expectation.plan
+        hands_on = plan is not None and bool(plan.casts or plan.runs != overload_name(op))
+        # Kernels call ops too, and where autocast is on some of these have policies.
+        see_through = hands_on or _is_made_of_others(op, args) or not (plan is None or expectation.has_policy)
+        call = _Call(expectation, args, see_through)
+        if op._schema.is_mutable:
+            call.written = describe_arguments(args)
+        if expectation.has_policy:
+            self.report.with_policy[str(op)] += 1
+            for outer in calls:
+                outer.casts_inside = True
+        # Where the plan has no policy, a wrapper of ours might cast all the same, and the result's dtype not tell.
+        if self.level == "bits" and (expectation.has_policy or (plan is not None and has_our_kernel(op))):
+            call.stock_too = self._comparable(expectation, args, state)
+        return self._push(call)
+
+    def _push(self, call: _Call) -> _Call:
+        self._open().append(call)
+        return call
+
+    def _pop(self, call: _Call) -> None:
+        calls = self._open()
+        if calls and calls[-1] is call:
+            calls.pop()
+
+    def _comparable(self, expectation: Expectation, args: Sequence[Any], state: AutocastState | None) -> bool:
+        if not ours_is_active():
+            return False
+        reason, op = None, expectation.op
+        if state is not None and _is_overridden(overload_name(op), args, state):
+            reason = "the op's policy is overridden"
+        elif overload_name(op) in UNREPEATABLE:
+            reason = "PyTorch does not give the same bits twice"
+        elif state is not None and state.overrides and not expectation.has_policy:
+            reason = "the policy of an op inside it may be overridden"
+        elif any(is_fake(leaf) for leaf in tensors_in(args)):
+            reason = "fake tensors have no bits"
+        elif _is_watched(args):
+            reason = "a dispatch mode or a tensor subclass would see the call twice"
+        if reason is not None:
+            self.report.not_compared[reason] += 1
+        return reason is None
+
+    def _leave_to_next(self, call: _Call) -> None:
+        """A call that is made once more before autocast has its turn, by functorch: the second is the one to check."""
+        assert call.expectation is not None
+        self.report.with_policy -= Counter({str(call.expectation.op): 1})
+        call.expectation = call.stock = None
+
+    def _check_handed_on(self, outer: _Call, op: torch._ops.OpOverload, args: list[Any]) -> None:
+        """Compares the arguments of the op that autocast calls with the plan."""
+        expectation = outer.expectation
+        assert expectation is not None
+        plan = expectation.plan
+        if outer.handed_on or plan is None or plan.policy is None or plan.runs != overload_name(op):
+            return
+        outer.handed_on = True
+        finding = expectation.check_casts(args)
+        if finding is not None:
+            self._found(outer, finding)
+
+    def before_stock(self, call: _Call) -> list[Any]:
+        """Prepares the run under stock."""
+        assert call.expectation is not None
+        call.stock = StockRun()
+        return call.stock.start(call.expectation.op, call.args)
+
+    def after_stock(self, call: _Call, results: list[Any], error: str | None) -> None:
+        """Keeps what came of the run under stock."""
+        assert call.stock is not None
+        call.stock.stop()
+        call.stock.results, call.stock.error = results, error
+
+    def end(self, call: _Call, results: list[Any]) -> None:
+        """Compares what the call returned."""
+        self._pop(call)
+        expectation = call.expectation
+        if expectation is None:
+            return
+        op = str(expectation.op)
+        finding = expectation.check(results)
+        no_rule = finding is not None and call.casts_inside and not expectation.has_policy
+        if no_rule:
+            finding = None
+        elif isinstance(expectation.inference, Inference) or expectation.error is not None:
+            self.report.checked[op] += 1
+        elif _is_made_of_others(expectation.op, call.args):
+            self.report.composite[op] += 1
+        else:
+            no_rule = True
+        if no_rule:
+            self.report.no_rule[op] += 1
+        if finding is None and expectation.plan is not None and expectation.plan.casts and not call.handed_on:
+            planned = ", ".join(map(str, expectation.plan.casts))
+            finding = Finding("casts", planned, "the op did not run on cast arguments")
+        if finding is not None:
+            self._found(call, finding, results)
+        if call.stock is not None:
+            self._compare_with_stock(call, call.stock, results)
+
+    def _compare_with_stock(self, call: _Call, stock: StockRun, results: list[Any]) -> None:
+        assert call.expectation is not None
+        op = call.expectation.op
+        if stock.error is not None:
+            self.report.stock_raised[str(op)] += 1
+            return
+        self.report.with_stock[str(op)] += 1
+        for difference in compare(written_results(op, results), written_results(op, stock.results or ())):
+            text = f"{difference.where}: {difference.kind}"
+            self._found(call, Finding("bits", f"{text} {difference.stock}, as stock has", difference.ours), results)
+
+    def failed(self, call: _Call) -> None:
+        """Closes a call that has raised, and tells if stock had a result."""
+        self._pop(call)
+        if call.stock is None:
+            return
+        call.stock.stop()
+        # What both raise is the caller's affair, and what a check has raised is reported already.
+        if call.stock.results is None or call.stock.error is not None or self.stopped:
+            return
+        if call.stock.has_hooks:  # torch.utils.checkpoint ends a recomputation early in this way
+            self.report.not_compared["it raised, where a hook on saved tensors may have"] += 1
+            return
+        self._found(call, Finding("error", "a result, as stock has", "an error"))
+
+    def _found(self, call: _Call, finding: Finding, results: Sequence[Any] = ()) -> None:
+        assert call.expectation is not None
+        op = call.expectation.op
+        gap = explained(self.gaps, op, finding, [*tensors_in(call.args), *tensors_in(results)])
+        if gap is not None:
+            self.report.known_gaps[gap.reason] += 1
+            return
+        self._add(finding, op, call.args, call.written)
+
+    def _add(self, finding: Finding, op: torch._ops.OpOverload, args: Sequence[Any], written: str = "") -> None:
+        arguments = written or describe_arguments(args)
+        mismatch = Mismatch(finding.kind, str(op), arguments, finding.expected, finding.got, calling_line())
+        self.report.mismatches.append(mismatch)
+        if self.raises:
+            self.stopped = True
+            raise CrosscheckError(str(mismatch))
+
+
+def _is_called_anew(outer: Expectation, op: torch._ops.OpOverload, state: AutocastState | None) -> bool:
+    """Whether the call inside is not autocast's, which has switched itself off for the device by then."""
+    plan = outer.plan
+    if plan is None or plan.device is None or outer.op is not op or state is None:
+        return False
+    return outer.has_policy and state.devices[plan.device].enabled
+
+
+def _is_overridden(name: str, args: Sequence[Any], state: AutocastState) -> bool:
+    return any(state.override(name, tensor.device.type) is not None for tensor in tensors_in(args))
+
+
+def _is_made_of_others(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    return is_composite(op, _device_type(args))
+
+
+def _device_type(values: Sequence[Any]) -> str:
+    """The device type whose kernel runs: that of the first tensor that is not on the CPU."""
+    types = [tensor.device.type for tensor in tensors_in(values)]
+    return next((device for device in types if device != "cpu"), "cpu")
+
+
+def _has_wrapped(values: Sequence[Any]) -> bool:
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors_in(values))
+
+
+def _is_watched(values: Sequence[Any]) -> bool:
+    """Whether somebody in Python is handed each call."""
+    if torch._C._len_torch_dispatch_stack():
+        return True
+    return any(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) for tensor in tensors_in(values))
+
+
+def _is_traced() -> bool:
+    """Whether a compiler is at work here: the ops are of its own making, and those of the code that it traces.
+
+    Of torch.jit.trace, which would record what is asked about a tensor, or of torch.compile.
+    """
+    return torch._C._get_tracing_state() is not None or torch._guards.TracingContext.try_get() is not None
