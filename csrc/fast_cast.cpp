@@ -5,6 +5,7 @@
 #include "convert.h"
 #include "region.h"
 #include "small_blocks.h"
+#include "weight.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -36,19 +37,6 @@ constexpr DispatchKeySet kOrdinary = DispatchKeySet({
     DispatchKey::AutocastCUDA,
     kOurKey,
 });
-
-bool only_ordinary(DispatchKeySet keys) {
-  return (keys.raw_repr() & ~(c10::full_backend_mask | kOrdinary.raw_repr())) == 0;
-}
-
-const torch::autograd::AutogradMeta* autograd_meta_of(const at::Tensor& tensor) {
-  return torch::autograd::impl::get_autograd_meta(tensor);
-}
-
-bool has_tangent(const at::Tensor& tensor) {
-  const auto* meta = autograd_meta_of(tensor);
-  return meta != nullptr && meta->fw_grad_ != nullptr;
-}
 
 // Above this, TensorIterator's grain size, PyTorch's kernel may use several threads; and what the layers cost is
 // nothing to what the cast does.
@@ -90,9 +78,18 @@ at::Tensor convert_straight(const at::Tensor& tensor, at::ScalarType dtype) {
 
 } // namespace
 
+bool has_only_ordinary_keys(DispatchKeySet keys) {
+  return (keys.raw_repr() & ~(c10::full_backend_mask | kOrdinary.raw_repr())) == 0;
+}
+
+bool has_tangent(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta != nullptr && meta->fw_grad_ != nullptr;
+}
+
 at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype) {
   const c10::impl::LocalDispatchKeySet thread = c10::impl::tls_local_dispatch_key_set();
-  if (!only_ordinary((tensor.key_set() | thread.included_) - thread.excluded_) || has_tangent(tensor)) {
+  if (!has_only_ordinary_keys((tensor.key_set() | thread.included_) - thread.excluded_) || has_tangent(tensor)) {
     return tensor.to(dtype);
   }
   RECORD_FUNCTION("torch_promote::cast", std::vector<c10::IValue>({tensor}));

@@ -6,6 +6,7 @@
 #include "register.h"
 #include "tap.h"
 #include "unversioned_writers.h"
+#include "weight.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
@@ -214,6 +215,8 @@ PYBIND11_MODULE(_C, m) {
     throw py::error_already_set();
   }
   get_running_loop = py::object(py::module_::import("asyncio").attr("_get_running_loop")).release().ptr();
+  py::object parameter = py::module_::import("torch.nn").attr("Parameter");
+  set_parameter_type(reinterpret_cast<PyTypeObject*>(parameter.release().ptr()));
   register_wrappers();
   register_unversioned_writers();
   stock_policy_table(); // now, while this thread is the only one here
@@ -279,6 +282,8 @@ PYBIND11_MODULE(_C, m) {
     result["misses"] = info.misses;
     result["stale"] = info.stale;
     result["dropped"] = info.dropped;
+    result["persistent_entries"] = info.persistent_entries;
+    result["persistent_bytes"] = info.persistent_bytes;
     return result;
   });
   m.def("clear_cache", &clear_cast_cache);

@@ -133,7 +133,7 @@ void leave_nesting() {
     at::autocast::clear_cache();
   }
   if (thread().frames.empty()) {
-    clear_cast_cache();
+    end_cast_cache();
   }
 }
 
