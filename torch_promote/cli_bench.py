@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,10 +169,12 @@ def _draw(data: _Data) -> list[Any]:
     drawn: list[Any] = []
     for suite, group in itertools.groupby(data["results"], lambda result: result["suite"]):
         results = list(group)
-        drawn += [suite, _ratios([result for result in results if not result["skip"]])]
+        ran = [result for result in results if not result["skip"]]
+        drawn += [suite, _ratios(ran)] if ran else [suite]
         counted = [result for result in results if result["casts"]]
         drawn += ["", _steps(counted)] if counted else []
-        drawn += [f"skipped, {result['case']}: {result['skip']}" for result in results if result["skip"]]
+        skipped = Counter(result["skip"] for result in results if result["skip"])
+        drawn += [f"{count} of {len(results)} cases skipped: {reason}" for reason, count in skipped.items()]
         drawn.append("")
     threads = "1 thread" if data["threads"] == 1 else f"{data['threads']} threads"
     rounds = f"{data['rounds']} rounds"

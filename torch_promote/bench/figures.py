@@ -40,13 +40,13 @@ class Overhead:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Returns the median of two or more values and their quartiles.
+    """Returns the median of two or more values and their quartiles, which are never beyond the values.
 
     Example:
         >>> spread([4, 1, 3, 2, 5])
-        Spread(median=3, low=1.5, high=4.5)
+        Spread(median=3, low=2.0, high=4.0)
     """
-    low, _, high = statistics.quantiles(values, n=4)
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return Spread(statistics.median(values), low, high)
 
 

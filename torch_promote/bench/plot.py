@@ -15,8 +15,9 @@ from torch_promote.errors import TorchPromoteError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["PlotError", "check_plot", "save_plot"]
+__all__ = ["PlotError", "check_plot", "draw", "save_plot"]
 
 _FASTER, _SLOWER, _EVEN = "#1b7f79", "#c8553d", "#6b7280"
 _INK, _FAINT = "#1f2933", "#d9dee3"
@@ -51,7 +52,7 @@ def check_plot(path: Path) -> None:
 
 
 def save_plot(path: Path, results: Sequence[Result], settings: Settings) -> None:
-    """Draws the cases that have a ratio.
+    """Draws the cases that have a ratio into a file.
 
     Args:
         path: A PNG file.
@@ -61,6 +62,23 @@ def save_plot(path: Path, results: Sequence[Result], settings: Settings) -> None
     Raises:
         PlotError: The file cannot be written, or no case has a ratio.
     """
+    figure = draw(results, settings)
+    try:
+        figure.savefig(path, dpi=130)
+    except OSError as error:
+        raise PlotError(f"cannot write {path}: {error.strerror}.") from error
+
+
+def draw(results: Sequence[Result], settings: Settings) -> Figure:
+    """Draws the cases that have a ratio.
+
+    Args:
+        results: What a run has found, suite by suite.
+        settings: What it was run with.
+
+    Raises:
+        PlotError: No case has a ratio.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -68,25 +86,22 @@ def save_plot(path: Path, results: Sequence[Result], settings: Settings) -> None
     if not shown:
         raise PlotError("there is nothing to plot: no case could be run.")
     suites = [list(group) for _, group in itertools.groupby(shown, lambda result: result.case.suite)]
-    height = _HEAD_INCHES + sum(_PANEL_INCHES + _ROW_INCHES * len(suite) for suite in suites)
-    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
     heights = [_PANEL_INCHES + _ROW_INCHES * len(suite) for suite in suites]
+    size = (_WIDTH_INCHES, _HEAD_INCHES + sum(heights))
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
     panels = figure.subplots(len(suites), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for panel, suite in zip(panels, suites, strict=True):
         _draw_suite(panel, suite)
     _draw_scale(panels[-1], shown)
-    about = report([], settings)
+    where = report([], settings)["device_name"]
     figure.suptitle(
         f"Time under my_autocast / time under torch.autocast: left of the line is faster\n"
-        f"torch {torch.__version__}, {about['device_name']}, threads: {settings.threads}, rounds: {settings.rounds}",
+        f"torch {torch.__version__}, {where}, threads: {settings.threads}, rounds: {settings.rounds}",
         fontsize=11,
         color=_INK,
     )
-    try:
-        figure.savefig(path, dpi=130)
-    except OSError as error:
-        raise PlotError(f"cannot write {path}: {error.strerror}.") from error
+    return figure
 
 
 def _draw_suite(panel: Axes, suite: Sequence[Result]) -> None:
