@@ -2,6 +2,7 @@
 #include "cast_cache.h"
 
 #include "cast_entry.h"
+#include "fast_cast.h"
 #include "region.h"
 
 #include <ATen/CachedTensorUtils.h>
@@ -158,7 +159,7 @@ bool may_cache(const at::Tensor& tensor) {
 
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   if (!may_cache(tensor)) {
-    return tensor.to(dtype);
+    return cast(tensor, dtype);
   }
   if (std::optional<at::Tensor> hit = cache().find(tensor, dtype)) {
     return *std::move(hit);
@@ -166,18 +167,18 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   Stamp stamp(*tensor.unsafeGetTensorImpl());
   // With grad mode on, as stock, so that a use after no_grad is differentiable. The cast may run Python (a dispatch
   // mode, a subclass) which may itself cast, enter and leave regions: nothing of the cache is held across it.
-  at::Tensor cast = [&] {
+  at::Tensor result = [&] {
     const at::AutoGradMode grad(true);
-    return tensor.to(dtype);
+    return cast(tensor, dtype);
   }();
   const bool plain = is_plain(*tensor.unsafeGetTensorImpl());
   // Not kept: what a mode answered with a tensor of its own kind (a fake one, say); and a tensor held whole that was
   // cast below autograd, which would cut later uses off from their gradient.
-  const bool good_for_others = plain == is_plain(*cast.unsafeGetTensorImpl()) && (plain || cast.requires_grad());
+  const bool good_for_others = plain == is_plain(*result.unsafeGetTensorImpl()) && (plain || result.requires_grad());
   if (good_for_others && depth() != 0) {
-    cache().insert(tensor, std::move(stamp), dtype, cast);
+    cache().insert(tensor, std::move(stamp), dtype, result);
   }
-  return cast;
+  return result;
 }
 
 void forget_casts_of(const std::vector<at::Tensor>& tensors) {

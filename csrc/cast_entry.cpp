@@ -1,19 +1,12 @@
 // file: one cast in the cache: what it holds, when it is still good, and how a use gets it
 #include "cast_entry.h"
 
-#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/variable.h>
-
-#include <string>
 
 namespace torch_promote {
 
 namespace {
-
-using torch::autograd::Node;
 
 // clang-format off
 constexpr c10::DispatchKeySet kNotPlain = c10::DispatchKeySet({
@@ -38,40 +31,6 @@ at::Tensor detached_alias(const at::Tensor& tensor) {
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
   at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
-}
-
-// The node of a cast for a new graph over data that is there already. It does what the node of `to` does; a raw node
-// has no forward-mode AD of its own, and a leaf that requires a gradient has no tangent to carry.
-class CastBackward : public Node {
- public:
-  // With the sequence number of the first cast's node, as if that had lived on: the engine orders the sums by it.
-  CastBackward(uint64_t sequence_nr, const at::Tensor& source)
-      : Node(sequence_nr, {torch::autograd::impl::gradient_edge(source)}), dtype_(source.scalar_type()) {}
-
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
-    return {grads[0].defined() ? grads[0].to(dtype_) : at::Tensor()};
-  }
-  std::string name() const override {
-    return "CastBackward";
-  }
-  // Compiled autograd traces `apply`; there is nothing saved to swap.
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {}
-  torch::autograd::variable_list apply_with_saved(
-      const torch::autograd::variable_list& grads, torch::dynamo::autograd::SwapSavedVariables& /*saved*/) override {
-    return apply(torch::autograd::variable_list(grads));
-  }
-
- private:
-  at::ScalarType dtype_;
-};
-
-template <class Pointer>
-Pointer make_node(uint64_t sequence_nr, const at::Tensor& source) {
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
-    return std::make_shared<CastBackward>(sequence_nr, source);
-  } else {
-    return c10::make_intrusive<CastBackward>(sequence_nr, source);
-  }
 }
 
 } // namespace
@@ -138,12 +97,11 @@ at::Tensor CastEntry::use(const at::Tensor& source) {
     }
   }
   at::Tensor cast = detached_alias(held_);
-  NodePtr node = node_.has_value() ? node_->lock() : NodePtr();
-  if (node == nullptr) {
-    node = make_node<NodePtr>(sequence_nr_ ? *sequence_nr_ : at::sequence_number::get_and_increment(), source);
-    node->add_input_metadata(cast);
+  if (NodePtr node = node_.has_value() ? node_->lock() : NodePtr(); node != nullptr) {
+    put_in_graph(cast, std::move(node));
+  } else {
+    put_in_graph(cast, source, sequence_nr_ ? *sequence_nr_ : next_sequence_nr());
   }
-  torch::autograd::impl::set_gradient_edge(cast, torch::autograd::Edge(std::move(node), 0));
   link(cast);
   return cast;
 }

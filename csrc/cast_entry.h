@@ -1,14 +1,13 @@
 // file: one cast in the cache: what it holds, when it is still good, and how a use gets it
 #pragma once
 
+#include "cast_node.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
-#include <type_traits>
 #include <utility>
 
 namespace torch_promote {
@@ -25,19 +24,6 @@ namespace torch_promote {
 // Only a plain tensor can be taken apart like this. Subclasses, wrappers of functorch, fake and functional tensors are
 // held whole, as stock holds them, until the region ends or their source changes.
 
-// torch::autograd::Node is held by shared_ptr in older releases of PyTorch and by intrusive_ptr in newer ones.
-template <class Pointer>
-struct WeakOf;
-template <class T>
-struct WeakOf<std::shared_ptr<T>> {
-  using type = std::weak_ptr<T>;
-};
-template <class T>
-struct WeakOf<c10::intrusive_ptr<T>> {
-  using type = c10::weak_intrusive_ptr<T>;
-};
-using NodePtr = std::decay_t<decltype(std::declval<torch::autograd::Edge>().function)>;
-using WeakNode = WeakOf<NodePtr>::type;
 using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 

@@ -259,6 +259,8 @@ PYBIND11_MODULE(_C, m) {
   // Tables are kept for good, so an address is a table's name.
   m.def("current_policy_id", [] { return reinterpret_cast<uintptr_t>(&current_policy()); });
   m.def("depth", &depth);
+  m.attr("CACHE_MODES") = py::cast(kCacheModeNames).cast<py::tuple>();
+  m.def("cache_mode", [] { return kCacheModeNames[static_cast<size_t>(tls_cache_mode)]; });
 
   m.def("swap_observer", &swap_observer);
   m.def("register_tap", &register_tap);

@@ -15,7 +15,8 @@ namespace torch_promote {
 
 namespace {
 
-// A region in force. It puts back the state of the devices that it named; that of others is not its to touch.
+// A region in force. It puts back the state of the devices that it named, and the cache mode if it gave one; the rest
+// is not its to touch.
 struct Frame {
   const void* owner;
   RegionSpec spec;
@@ -42,6 +43,10 @@ Thread& thread() {
 // Whether a region says something about the policy, or is the outermost under a default policy that is not stock's.
 bool writes_slots(const Frame& frame) {
   return frame.spec.change != 0 || (frame.before.policy == nullptr && frame.around != &stock_policy_table());
+}
+
+bool gives_cache_mode(const Frame& frame) {
+  return frame.spec.cache_mode.has_value();
 }
 
 bool any_writes_slots() {
@@ -112,6 +117,9 @@ void restore(const Frame& frame) {
   }
   frame.before.write_key();
   at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
+  if (gives_cache_mode(frame)) {
+    tls_cache_mode = frame.before.cache_mode;
+  }
   if (writes_slots(frame)) {
     put_policy(frame.before.policy, any_writes_slots());
   } else {
@@ -167,6 +175,11 @@ void end_below(size_t position) {
       frame.before.devices[device].write(device_type_of(static_cast<Device>(device)));
     }
   }
+  if (gives_cache_mode(frame)) {
+    const auto above =
+        std::find_if(frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), gives_cache_mode);
+    (above != frames.end() ? above->before.cache_mode : tls_cache_mode) = frame.before.cache_mode;
+  }
   ThreadState& above = frames[position].before;
   above.key_included = frame.before.key_included;
   above.key_excluded = frame.before.key_excluded;
@@ -211,6 +224,7 @@ void enter(const void* owner, const RegionSpec& spec) {
   put_key(policy);
   at::autocast::increment_nesting();
   at::autocast::set_autocast_cache_enabled(spec.cache_enabled);
+  tls_cache_mode = spec.cache_mode.value_or(tls_cache_mode);
   if (writes_slots(frame)) {
     put_policy(policy, /*in_slots=*/true);
   } else {
@@ -290,6 +304,10 @@ void resume(const Suspended& regions) {
   // A frame's picture of the devices that it does not name serves the next `suspend`.
   for (size_t device = 0; device < kNumDevices; ++device) {
     resumed.front().before.devices[device] = around.devices[device];
+  }
+  if (const auto first = std::find_if(resumed.begin(), resumed.end(), gives_cache_mode); first != resumed.end()) {
+    first->before.cache_mode = around.cache_mode;
+    tls_cache_mode = inside.cache_mode;
   }
   resumed.front().before.key_included = around.key_included;
   resumed.front().before.key_excluded = around.key_excluded;

@@ -33,6 +33,7 @@ struct ThreadState {
   bool key_included;
   bool key_excluded;
   bool cache_enabled;
+  CacheMode cache_mode;
   int nesting; // how many regions are open in this thread, stock's and ours
   const PolicyTable* policy;
 
@@ -44,6 +45,7 @@ struct ThreadState {
     state.key_included = c10::impl::tls_is_dispatch_key_included(kOurKey);
     state.key_excluded = c10::impl::tls_is_dispatch_key_excluded(kOurKey);
     state.cache_enabled = at::autocast::is_autocast_cache_enabled();
+    state.cache_mode = tls_cache_mode;
     state.nesting = at::autocast::increment_nesting() - 1; // there is no getter
     at::autocast::decrement_nesting();
     state.policy = tls_policy;
