@@ -22,7 +22,7 @@ def result(suite: str, name: str, *, ratio: Spread | None = None, to_hand: Sprea
 
 RESULTS = [
     result("region", "enter", ratio=FAST),
-    result("region", "skipped"),
+    result("region", "without a ratio"),
     result("ops", "mm", ratio=SLOW, to_hand=EVEN),
     result("ops", "neg", to_hand=EVEN),
 ]
@@ -67,7 +67,7 @@ def test_the_title_says_where_it_was_measured() -> None:
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(PlotError, match=r"^there is nothing to plot: no case could be run\.$"):
-        save_plot(tmp_path / "bench.png", [result("region", "skipped")], Settings())
+        save_plot(tmp_path / "bench.png", [result("region", "without a ratio")], Settings())
     assert list(tmp_path.iterdir()) == []
 
 

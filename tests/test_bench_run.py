@@ -30,8 +30,8 @@ def test_contenders_take_turns_and_each_begins_a_round() -> None:
     assert times == {"a": [4, 9, 11, 13], "b": [5, 7, 12, 14], "c": [6, 8, 10, 15]}
 
 
-def _case(prepared: Prepared, skip: str = "") -> Case:
-    return Case("suite", "name", lambda settings: prepared, skip)
+def _case(prepared: Prepared) -> Case:
+    return Case("suite", "name", lambda settings: prepared)
 
 
 def _prepared(**times: list[float]) -> Prepared:
@@ -63,14 +63,6 @@ def test_without_stock_the_ratio_is_to_casts_by_hand() -> None:
     assert result.main_ratio == result.ratio_to_hand == Spread(0.5, 0.5, 0.5)
     assert result.overheads == {}
     assert list(result.overheads_ns[HAND]) == [OURS]
-
-
-def test_a_case_that_cannot_be_run_is_not_prepared() -> None:
-    def fail(settings: Settings) -> Prepared:
-        raise AssertionError
-
-    [result] = run([Case("suite", "name", fail, "no reason")], Settings())
-    assert (result.ratio, result.times_ns, result.as_dict()["skip"]) == (None, {}, "no reason")
 
 
 def test_a_case_is_closed_even_if_it_fails() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,9 +158,9 @@ _Data = Mapping[str, Any]
 
 
 def _draw_list(data: _Data) -> list[Any]:
-    listing = table("suite", "case", "", unbroken=["suite"])
+    listing = table("suite", "case", unbroken=["suite"])
     for case in data["cases"]:
-        listing.add_row(case["suite"], case["case"], f"skipped: {case['skip']}" if case["skip"] else "")
+        listing.add_row(case["suite"], case["case"])
     return [listing]
 
 
@@ -169,12 +168,9 @@ def _draw(data: _Data) -> list[Any]:
     drawn: list[Any] = []
     for suite, group in itertools.groupby(data["results"], lambda result: result["suite"]):
         results = list(group)
-        ran = [result for result in results if not result["skip"]]
-        drawn += [suite, _ratios(ran)] if ran else [suite]
+        drawn += [suite, _ratios(results)]
         counted = [result for result in results if result["casts"]]
         drawn += ["", _steps(counted)] if counted else []
-        skipped = Counter(result["skip"] for result in results if result["skip"])
-        drawn += [f"{count} of {len(results)} cases skipped: {reason}" for reason, count in skipped.items()]
         drawn.append("")
     threads = "1 thread" if data["threads"] == 1 else f"{data['threads']} threads"
     rounds = f"{data['rounds']} rounds"

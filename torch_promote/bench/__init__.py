@@ -25,8 +25,7 @@ The JSON of `torch-promote bench --json`. Times are nanoseconds a run; a spread 
     threads, rounds        as asked for
     results                a list, an object for each case:
       suite, case          its names
-      skip                 why it was not run, or null
-      ratio                spread of ours / stock; null where stock has nothing of the kind, and where not run
+      ratio                spread of ours / stock; null where stock has nothing of the kind
       ratio_to_hand        spread of ours / hand, or null
       overheads            by base, a contender: what ours costs over it, as a share of what stock costs over it
         spread             spread of (ours - base) / (stock - base), or null if stock - base is within its noise

@@ -85,14 +85,12 @@ class Case:
         suite: The suite's name.
         name: What is timed.
         prepare: Makes tensors, models and timers.
-        skip: Why it cannot be run here, or "".
     """
 
     suite: str
     name: str
     prepare: Callable[[Settings], Prepared]
-    skip: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The case as plain data, without what makes it run."""
-        return {"suite": self.suite, "case": self.name, "skip": self.skip or None}
+        return {"suite": self.suite, "case": self.name}

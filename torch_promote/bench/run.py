@@ -22,11 +22,11 @@ def run(cases: Iterable[Case], settings: Settings) -> Iterator[Result]:
         settings: How to run them.
 
     Yields:
-        A `Result` for each case; that of a case which cannot be run here has no figures.
+        A `Result` for each case.
     """
     for case in cases:
         with threads(settings.threads):
-            result = Result(case) if case.skip else _run(case, settings)
+            result = _run(case, settings)
         yield result
 
 
