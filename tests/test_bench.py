@@ -46,6 +46,7 @@ def test_json_says_where_it_was_measured(capsys: Capture) -> None:
         "device": "cpu",
         "threads": 2,
         "rounds": 2,
+        "clock": "wall",
     }
 
 
@@ -143,14 +144,14 @@ def test_the_text_has_ratios_first_and_absolute_times_last(capsys: Capture) -> N
         ["MLP, forward", "stock", "40", "1", "2", "2.0"],
         [""],
     ]
-    assert re.fullmatch(rf"torch {re.escape(torch.__version__)}, cpu \(.+\), 1 thread, 31 rounds", *lines[-1])
+    assert re.fullmatch(rf"torch {re.escape(torch.__version__)}, cpu \(.+\), 1 thread, 31 rounds, CPU time", *lines[-1])
 
 
 @pytest.mark.usefixtures("found")
 def test_the_text_fits_a_narrow_terminal(capsys: Capture) -> None:
     lines = text_of(capsys, "bench", "--threads", "3").splitlines()
     assert max(map(len, lines[:-1])) <= 80
-    assert lines[-1].endswith(", 3 threads, 31 rounds")
+    assert lines[-1].endswith(", 3 threads, 31 rounds, time of the day")
 
 
 def test_a_real_table(capsys: Capture) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -135,11 +137,24 @@ def test_a_slice_holds_as_many_runs_as_fit() -> None:
         nonlocal runs
         runs += 1
 
-    timer = stopwatch(statement, {}, Settings(slice_seconds=0.002))
+    timer = stopwatch(statement, {}, Settings(threads=1, slice_seconds=0.002))
     timer()
     calibrating, runs = runs, 0
     timer()
-    assert calibrating > runs > 1000  # a call of nothing takes far less than 2 microseconds
+    assert calibrating > runs > 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "clock", "sleeps"),
+    [(Settings(), "cpu", False), (Settings(threads=2), "wall", True), (Settings("cuda"), "wall", None)],
+)
+def test_other_programs_do_not_count_where_one_thread_computes(
+    settings: Settings, clock: str, sleeps: bool | None
+) -> None:
+    assert settings.clock == clock
+    if sleeps is not None:
+        took = stopwatch(lambda: time.sleep(0.02), {}, replace(settings, slice_seconds=0))()
+        assert (took >= 0.02 * 1e9) == sleeps
 
 
 def test_source_can_name_what_it_is_given() -> None:

@@ -57,9 +57,10 @@ suites:
 
 a quiet run:
   Close what else is running and do not touch the machine; on a laptop, plug it
-  in. One thread (the default) is steadier than many. Quartiles that lie far
-  apart say that the machine was busy: run it again, with more rounds. Compare
-  ratios, within one run; times of two runs compare machines.
+  in. One thread (the default) is steadier than many: on a CPU its clock is the
+  CPU time of the process, which other programs take little from. Quartiles
+  that lie far apart say that the machine was busy: run it again, with more
+  rounds. Compare ratios, within one run; times of two runs compare machines.
 """
 
 _EPILOG = """\
@@ -174,7 +175,8 @@ def _draw(data: _Data) -> list[Any]:
         drawn.append("")
     threads = "1 thread" if data["threads"] == 1 else f"{data['threads']} threads"
     rounds = f"{data['rounds']} rounds"
-    return [*drawn, f"torch {data['torch']}, {data['device']} ({data['device_name']}), {threads}, {rounds}"]
+    clock = "CPU time" if data["clock"] == "cpu" else "time of the day"
+    return [*drawn, f"torch {data['torch']}, {data['device']} ({data['device_name']}), {threads}, {rounds}, {clock}"]
 
 
 _TIMES = ("ours", "stock", "hand", "already_cast", "plain")

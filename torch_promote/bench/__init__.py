@@ -23,6 +23,7 @@ The JSON of `torch-promote bench --json`. Times are nanoseconds a run; a spread 
     torch, torch_promote   versions
     device, device_name    "cpu" or "cuda", and the model of it
     threads, rounds        as asked for
+    clock                  "cpu": times are CPU time of the process; "wall": time of the day
     results                a list, an object for each case:
       suite, case          its names
       ratio                spread of ours / stock; null where stock has nothing of the kind

@@ -39,8 +39,13 @@ class Settings:
     device: str = "cpu"
     rounds: int = 31
     threads: int = 1
-    slice_seconds: float = 0.01
+    slice_seconds: float = 0.005
     tiny: bool = False
+
+    @property
+    def clock(self) -> str:
+        """What time is: "cpu", that of this process, or "wall", that of the day. See torch_promote/bench/timing.py."""
+        return "cpu" if self.device == "cpu" and self.threads == 1 else "wall"
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ def report(results: Sequence[Result], settings: Settings) -> dict[str, Any]:
         "device_name": _device_name(settings.device),
         "threads": settings.threads,
         "rounds": settings.rounds,
+        "clock": settings.clock,
         "results": [result.as_dict() for result in results],
     }
 

@@ -12,13 +12,14 @@ __all__ = ["cases"]
 
 # Times an op at each line of its input. Imports nothing of ours by itself.
 _WORKER = """
-import sys, timeit, torch
-imported, device, threads, runs = sys.argv[1:]
+import sys, time, timeit, torch
+imported, device, threads, clock, runs = sys.argv[1:]
 if imported == "imported":
     import torch_promote
 torch.set_num_threads(int(threads))
 low = torch.randn(4, 4, device=device).bfloat16()
-timer = timeit.Timer("torch.mm(low, low)", globals={"torch": torch, "low": low})
+clock = time.process_time if clock == "cpu" else time.perf_counter
+timer = timeit.Timer("torch.mm(low, low)", timer=clock, globals={"torch": torch, "low": low})
 for line in sys.stdin:
     seconds = timer.timeit(int(runs))
     if device == "cuda":
@@ -47,7 +48,7 @@ def _prepare(settings: Settings) -> Prepared:
 class _Worker:
     def __init__(self, imported: str, settings: Settings) -> None:
         runs = max(1, int(settings.slice_seconds / _MM_SECONDS))
-        arguments = [imported, settings.device, str(settings.threads), str(runs)]
+        arguments = [imported, settings.device, str(settings.threads), settings.clock, str(runs)]
         self._process = subprocess.Popen(
             [sys.executable, "-c", _WORKER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -1,4 +1,9 @@
-"""A stopwatch for a statement: about ten milliseconds of it at a time, with the device waited for."""
+"""A stopwatch for a statement: some milliseconds of it at a time.
+
+On a CPU with one thread the clock is the CPU time of this process: what other programs take from it does not count, and
+on a quiet machine it is the time of the day. With more threads it would be the sum over them, so that it is the time of
+the day there, and on a GPU, which is waited for.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ def stopwatch(
         settings: The device, and how long a slice is.
         region: Makes what is open around a slice; entering it is not timed.
     """
-    timer = timeit.Timer(statement, timer=_clock(settings.device), globals=dict(names))
+    timer = timeit.Timer(statement, timer=_clock(settings), globals=dict(names))
     runs = 0
 
     def time_a_slice() -> float:
@@ -54,9 +59,9 @@ def _runs_in(seconds: float, timer: timeit.Timer) -> int:
     return max(1, min(_MOST_RUNS, int(runs * seconds / max(took, 1e-9))))
 
 
-def _clock(device: str) -> Callable[[], float]:
-    if device != "cuda":
-        return time.perf_counter
+def _clock(settings: Settings) -> Callable[[], float]:
+    if settings.device == "cpu":
+        return time.process_time if settings.clock == "cpu" else time.perf_counter
 
     def clock() -> float:
         torch.cuda.synchronize()
