@@ -208,7 +208,7 @@ def _steps(results: Sequence[_Data]) -> Any:
         for number, (contender, casts) in enumerate(result["casts"].items()):
             counts = (str(casts[kind]) for kind in ("weights", "activations", "gradients"))
             peak = f"{result['peak_bytes'][contender] / 1024:.1f}"
-            listing.add_row("" if number else result["case"], contender, *counts, peak)
+            listing.add_row("" if number else result["case"], _column(contender), *counts, peak)
     return listing
 
 
