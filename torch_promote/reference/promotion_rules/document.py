@@ -78,7 +78,7 @@ def _lattice() -> str:
 
 
 def _numbers() -> str:
-    shown = (torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
+    shown = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64)
     rows = []
     for name in RULE_NAMES:
         rule = promotion_rule(name, torch.float32)
