@@ -19,8 +19,8 @@ from torch_promote.reference.promotion_rules.array_api_rule import ARRAY_API_TAB
 from torch_promote.reference.promotion_rules.exceptions import EXCEPTIONS
 from torch_promote.reference.promotion_rules.jax_rule import FLOAT8, LATTICE
 from torch_promote.reference.promotion_rules.numpy_rule import NUMPY_TABLE
+from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES
 from torch_promote.reference.promotion_rules.registry import RULE_NAMES, promotion_rule
-from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES
 from torch_promote.reference.promotion_rules.text_table import CODES
 
 __all__ = ["BLOCKS", "main"]
