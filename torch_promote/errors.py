@@ -12,7 +12,9 @@ __all__ = [
     "ExtensionError",
     "OptionError",
     "PolicyError",
+    "PromotionRuleError",
     "RegionError",
+    "RuleDefinitionError",
     "TorchPromoteError",
     "UnsupportedDeviceError",
 ]
@@ -52,6 +54,35 @@ class OptionError(TorchPromoteError, ValueError):
 
 class RegionError(TorchPromoteError, RuntimeError):
     """A region is used in a way that it cannot be: ended where it is not open, or exported with overrides."""
+
+
+class PromotionRuleError(TorchPromoteError, TypeError):
+    """Operands that have no common dtype under a promotion rule.
+
+    Attributes:
+        rule: The rule's name.
+        operands: The operands in words, such as "int32[3]" and "5.5 (a Python float)".
+        reason: What of the rule forbids them, as a clause.
+        remedy: What to write instead, as a sentence.
+        op: The op that was called, or None if it is not known.
+
+    Example:
+        >>> print(PromotionRuleError("strict", ["int8[3]", "int16[3]"], "the two differ", "Cast one.", "add"))
+        add: the promotion rule "strict" has no common dtype for int8[3] and int16[3]: the two differ. Cast one.
+    """
+
+    def __init__(self, rule: str, operands: Iterable[str], reason: str, remedy: str, op: str | None = None) -> None:
+        self.rule, self.operands, self.reason, self.remedy, self.op = rule, tuple(operands), reason, remedy, op
+        super().__init__(rule, self.operands, reason, remedy, op)  # the arguments: pickle makes the error from them
+
+    def __str__(self) -> str:
+        words = f"{', '.join(self.operands[:-1])} and {self.operands[-1]}" if self.operands[1:] else self.operands[0]
+        called = f"{self.op}: the" if self.op else "the"
+        return f'{called} promotion rule "{self.rule}" has no common dtype for {words}: {self.reason}. {self.remedy}'
+
+
+class RuleDefinitionError(TorchPromoteError, ValueError):
+    """A promotion rule that is none: a pair without an answer, two answers for one pair, an unknown name."""
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:

@@ -1,0 +1,55 @@
+"""The promotion rules by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from torch_promote.errors import RuleDefinitionError, did_you_mean
+from torch_promote.reference.promotion_rules.array_api_rule import array_api_rule
+from torch_promote.reference.promotion_rules.jax_rule import jax_rule
+from torch_promote.reference.promotion_rules.numpy_rule import numpy_rule
+from torch_promote.reference.promotion_rules.rule import PromotionRule
+from torch_promote.reference.promotion_rules.strict_rule import strict_rule
+from torch_promote.reference.promotion_rules.torch_rule import torch_rule
+
+__all__ = ["RULE_NAMES", "promotion_rule"]
+
+_RULES: dict[str, Callable[[torch.dtype], PromotionRule]] = {
+    "torch": torch_rule,
+    "jax": jax_rule,
+    "numpy": numpy_rule,
+    "array_api": array_api_rule,
+    "strict": strict_rule,
+}
+
+#: The rules that have a name, in the order in which they are documented.
+RULE_NAMES: tuple[str, ...] = tuple(_RULES)
+
+
+def promotion_rule(rule: str | PromotionRule, default_dtype: torch.dtype | None = None) -> PromotionRule:
+    """Returns a rule by its name.
+
+    Args:
+        rule: One of `RULE_NAMES`, or a rule.
+        default_dtype: The default dtype that it is for; None means the current one.
+
+    Raises:
+        RuleDefinitionError: There is no rule of this name.
+
+    Example:
+        >>> promotion_rule("torch").name
+        'torch'
+        >>> promotion_rule("troch")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        torch_promote.errors.RuleDefinitionError: no promotion rule is called 'troch'. Legal: torch, ... Closest: torch.
+    """
+    default = default_dtype or torch.get_default_dtype()
+    if isinstance(rule, PromotionRule):
+        return rule.under(default)
+    if not isinstance(rule, str) or rule not in _RULES:
+        close = did_you_mean(rule, _RULES) if isinstance(rule, str) else ""
+        raise RuleDefinitionError(f"no promotion rule is called {rule!r}. Legal: {', '.join(_RULES)}.{close}")
+    return _RULES[rule](default)
