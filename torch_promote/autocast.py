@@ -173,6 +173,9 @@ class my_autocast:  # noqa: N801 (the name that people type)
                 raise
 
 
+_C.take_short_ways(my_autocast)
+
+
 def _rebuild(spec: str, arguments: Sequence[Any], named: Sequence[tuple[Any, Any]] | None) -> my_autocast:
     region = my_autocast.__new__(my_autocast)
     overrides = None if named is None else {find_op(name): policy for name, policy in named}
