@@ -25,6 +25,7 @@ SOURCES = (
     "cast_entry",
     "tap",
     "region",
+    "region_calls",
     "region_type",
     "unversioned_writers",
     "op_table",

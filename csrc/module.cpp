@@ -3,6 +3,7 @@
 #include "extra_ops.h"
 #include "op_table.h"
 #include "region.h"
+#include "region_calls.h"
 #include "region_type.h"
 #include "register.h"
 #include "tap.h"
@@ -76,7 +77,7 @@ std::vector<std::vector<unsigned int>> bytes_of(const PolicyTable& table) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The compiled part of torch_promote: the wrappers on AutocastPrivateUse1, the regions and the cast cache.";
-  if (!add_region_functions(m.ptr())) {
+  if (!add_region_functions(m.ptr()) || !add_short_ways(m.ptr())) {
     throw py::error_already_set();
   }
   register_wrappers();
