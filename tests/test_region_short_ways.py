@@ -266,7 +266,7 @@ def test_wrong_numbers_of_arguments(args: tuple[Any, ...]) -> None:
         assert autocast_dtype() == FP16
 
 
-@pytest.mark.parametrize("stranger", [None, 3, object(), torch.autocast("cpu")], ids=repr)
+@pytest.mark.parametrize("stranger", [None, 3, object(), torch.autocast("cpu")], ids=lambda one: type(one).__name__)
 def test_called_with_what_is_no_region(stranger: Any) -> None:
     with leaves_no_trace(), pytest.raises(AttributeError, match="_spec"):
         tp.my_autocast.__enter__(stranger)

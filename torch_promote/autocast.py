@@ -173,6 +173,7 @@ class my_autocast:  # noqa: N801 (the name that people type)
                 raise
 
 
+# What __init__, __enter__ and __exit__ do in the plainest cases is done in C too: csrc/region_type.cpp, [ Short ways ].
 _C.take_short_ways(my_autocast)
 
 
