@@ -31,6 +31,8 @@ SOURCES = (
     "weight",
     "tap",
     "region",
+    "region_calls",
+    "region_type",
     "unversioned_writers",
     "op_table",
     "policy_registry",

@@ -71,6 +71,7 @@ class Cache {
       erase(found); // made by code that ran inside this cast
     }
     sweep();
+    tls_has_casts = true;
     entries_.push_back(std::move(entry));
     keys_.push_back(key);
     index_.added(keys_);
@@ -237,6 +238,7 @@ at::Tensor cast_of_activation(const at::Tensor& tensor, c10::ScalarType dtype) {
   at::Tensor result = cast_for_others(tensor, dtype, Reuse::data);
   if (is_good_for_others(tensor, result)) {
     ++cache().info.misses;
+    tls_has_casts = true;
     activations().insert(CastEntry(tensor, CastData(std::move(stamp), nullptr, tensor, result), result, Reuse::data));
   }
   return result;
@@ -275,7 +277,8 @@ CacheInfo cast_cache_info() {
   return result;
 }
 
-void end_cast_cache() {
+void drop_casts_of_thread() {
+  tls_has_casts = false;
   cache().clear();
   activations().clear();
 }

@@ -28,8 +28,14 @@ struct CacheInfo {
 
 CacheInfo cast_cache_info();
 
-// Drops this thread's casts. For the end of its outermost region.
-void end_cast_cache();
+// Drops this thread's casts. For the end of its outermost region, which has made none often enough.
+inline constinit thread_local bool tls_has_casts = false;
+void drop_casts_of_thread();
+inline void end_cast_cache() {
+  if (tls_has_casts) {
+    drop_casts_of_thread();
+  }
+}
 
 // Drops those, and all that outlive regions.
 void clear_cast_cache();

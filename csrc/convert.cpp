@@ -98,13 +98,16 @@ AVX512 __mmask16 nans_of(__m512 numbers) {
 AVX512 bool to_bfloat16_512(const float* from, uint16_t* to, size_t count) {
   __mmask16 nans = 0;
   size_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    const __m512 numbers = _mm512_loadu_ps(from + i);
-    nans |= nans_of(numbers);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), rounded_512(numbers));
+  for (; i + 32 <= count; i += 32) {
+    const __m512 first = _mm512_loadu_ps(from + i);
+    const __m512 second = _mm512_loadu_ps(from + i + 16);
+    nans |= _mm512_cmp_ps_mask(first, second, _CMP_UNORD_Q); // either of them
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), rounded_512(first));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i + 16), rounded_512(second));
   }
-  if (i < count) {
-    const __mmask16 mask = mask_of(count - i);
+  for (; i < count; i += 16) {
+    const size_t left = count - i;
+    const __mmask16 mask = left < 16 ? mask_of(left) : __mmask16{0xFFFF};
     const __m512 numbers = _mm512_maskz_loadu_ps(mask, from + i);
     nans |= nans_of(numbers);
     _mm256_mask_storeu_epi16(to + i, mask, rounded_512(numbers));

@@ -87,20 +87,18 @@ void put_policy(const PolicyTable* policy, bool in_slots) {
 // Our key is on where a device's autocast is, and under overrides, which are for regions of torch.autocast inside a
 // disabled region of ours too. Otherwise it is off: PyTorch takes it for an autocast device of its own and asks whether
 // any is enabled.
-void put_key(const PolicyTable* policy) {
-  const bool on = policy != &stock_policy_table() || at::autocast::is_autocast_enabled(device_type_of(Device::cpu)) ||
-                  at::autocast::is_autocast_enabled(device_type_of(Device::cuda));
-  c10::impl::tls_set_dispatch_key_included(kOurKey, on);
-  c10::impl::tls_set_dispatch_key_excluded(kOurKey, !on);
+void put_key(ThreadKeys& keys, const PolicyTable* policy) {
+  const bool on = keys.enabled(Device::cpu) || keys.enabled(Device::cuda) || policy != &stock_policy_table();
+  keys.put_ours(on, !on);
 }
 
 // The policy that a region entered now is made from: that of the region around it, which PyTorch may have carried here
 // from another thread, or else the default.
-const PolicyTable* policy_around() {
-  if (tls_policy != nullptr) {
-    return tls_policy;
+const PolicyTable* policy_around(const ThreadState& state) {
+  if (state.policy != nullptr) {
+    return state.policy;
   }
-  return c10::impl::tls_is_dispatch_key_included(kOurKey) ? &policy_of_carried_state() : default_policy_table();
+  return state.key_included ? &policy_of_carried_state() : default_policy_table();
 }
 
 void write_devices(const ThreadState& state) {
@@ -110,12 +108,16 @@ void write_devices(const ThreadState& state) {
 }
 
 void restore(const Frame& frame) {
-  for (size_t device = 0; device < kNumDevices; ++device) {
-    if (frame.names(device)) {
-      frame.before.devices[device].write(device_type_of(static_cast<Device>(device)));
+  ThreadKeys keys = ThreadKeys::read();
+  for (size_t i = 0; i < kNumDevices; ++i) {
+    if (frame.names(i)) {
+      const auto device = static_cast<Device>(i);
+      keys.enable(device, frame.before.devices[i].enabled);
+      at::autocast::set_autocast_dtype(device_type_of(device), frame.before.devices[i].dtype);
     }
   }
-  frame.before.write_key();
+  keys.put_ours(frame.before.key_included, frame.before.key_excluded);
+  keys.write();
   at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
   if (gives_cache_mode(frame)) {
     tls_cache_mode = frame.before.cache_mode;
@@ -190,7 +192,9 @@ void end_below(size_t position) {
   if (writes_slots(frame)) {
     put_policy(policy, any_writes_slots());
   }
-  put_key(policy);
+  ThreadKeys keys = ThreadKeys::read();
+  put_key(keys, policy);
+  keys.write();
   leave_nesting();
 }
 
@@ -208,23 +212,34 @@ const PolicyTable& policy_of_carried_state() {
 }
 
 void enter(const void* owner, const RegionSpec& spec) {
-  const Frame frame{owner, spec, ThreadState::read(), policy_around()};
+  ThreadKeys keys = ThreadKeys::read();
+  Frame frame{owner, spec, ThreadState::read(keys), nullptr};
+  frame.around = policy_around(frame.before);
   const PolicyTable* policy = compose(frame.around, spec.change); // may throw; what follows does not
   if (writes_slots(frame) && !any_writes_slots()) {
     read_slots_outside();
   }
   thread().frames.push_back(frame);
 
-  for (size_t device = 0; device < kNumDevices; ++device) {
-    const RegionSpec::PerDevice& wanted = spec.devices[device];
+  for (size_t i = 0; i < kNumDevices; ++i) {
+    const RegionSpec::PerDevice& wanted = spec.devices[i];
     if (wanted.named) {
-      DeviceState{wanted.enabled, wanted.dtype}.write(device_type_of(static_cast<Device>(device)));
+      const auto device = static_cast<Device>(i);
+      keys.enable(device, wanted.enabled);
+      if (wanted.dtype != frame.before.devices[i].dtype) {
+        at::autocast::set_autocast_dtype(device_type_of(device), wanted.dtype);
+      }
     }
   }
-  put_key(policy);
-  at::autocast::increment_nesting();
-  at::autocast::set_autocast_cache_enabled(spec.cache_enabled);
-  tls_cache_mode = spec.cache_mode.value_or(tls_cache_mode);
+  put_key(keys, policy);
+  keys.write();
+  thread().frames.back().before.nesting = at::autocast::increment_nesting() - 1;
+  if (spec.cache_enabled != frame.before.cache_enabled) {
+    at::autocast::set_autocast_cache_enabled(spec.cache_enabled);
+  }
+  if (spec.cache_mode.has_value()) {
+    tls_cache_mode = *spec.cache_mode;
+  }
   if (writes_slots(frame)) {
     put_policy(policy, /*in_slots=*/true);
   } else {
@@ -234,6 +249,10 @@ void enter(const void* owner, const RegionSpec& spec) {
 
 bool exit(const void* owner) {
   auto& frames = thread().frames;
+  if (!frames.empty() && frames.back().owner == owner) { // nearly always
+    end_innermost();
+    return true;
+  }
   const auto mine = [owner](const Frame& frame) { return frame.owner == owner; };
   if (std::none_of(frames.begin(), frames.end(), mine)) {
     return false;
@@ -313,7 +332,7 @@ void resume(const Suspended& regions) {
   resumed.front().before.key_excluded = around.key_excluded;
   resumed.front().before.cache_enabled = around.cache_enabled;
   resumed.front().before.nesting = around.nesting;
-  const PolicyTable* policy = recompose(resumed, 0, around.policy, policy_around());
+  const PolicyTable* policy = recompose(resumed, 0, around.policy, policy_around(around));
   const bool changes_policy = std::any_of(resumed.begin(), resumed.end(), writes_slots);
   if (changes_policy && !any_writes_slots()) {
     read_slots_outside();

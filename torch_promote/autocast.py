@@ -173,6 +173,10 @@ class my_autocast:  # noqa: N801 (the name that people type)
                 raise
 
 
+# What __init__, __enter__ and __exit__ do in the plainest cases is done in C too: csrc/region_type.cpp, [ Short ways ].
+_C.take_short_ways(my_autocast)
+
+
 def _rebuild(spec: str, arguments: Sequence[Any], named: Sequence[tuple[Any, Any]] | None) -> my_autocast:
     region = my_autocast.__new__(my_autocast)
     overrides = None if named is None else {find_op(name): policy for name, policy in named}
