@@ -220,9 +220,13 @@ at::Tensor cast_of_weight(const at::Tensor& tensor, const Weight& weight, c10::S
   at::Tensor result = cast_for_others(tensor, dtype, weight.reuse);
   if (is_good_for_others(tensor, result)) {
     ++here.info.misses;
-    CastData data(stamp, geometry_of(tensor, weight), tensor, result);
+    std::optional<Stamp> second;
     if (persistent) {
-      keep_persistent(tensor, weight, std::move(stamp), data.held(*tensor.unsafeGetTensorImpl()));
+      second = stamp;
+    }
+    CastData data(std::move(stamp), geometry_of(tensor, weight), tensor, result);
+    if (persistent) {
+      keep_persistent(tensor, weight, *std::move(second), data.held(*tensor.unsafeGetTensorImpl()));
     }
     here.insert(key, CastEntry(*weight.owner, std::move(data), result, weight.reuse));
   }

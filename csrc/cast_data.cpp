@@ -10,23 +10,6 @@ namespace torch_promote {
 
 namespace {
 
-// clang-format off
-constexpr c10::DispatchKeySet kNotPlain = c10::DispatchKeySet({
-    c10::DispatchKey::Python,
-    c10::DispatchKey::PythonTLSSnapshot,
-    c10::DispatchKey::Functionalize,
-    c10::DispatchKey::FuncTorchBatched,
-    c10::DispatchKey::FuncTorchGradWrapper,
-    c10::DispatchKey::BatchedNestedTensor,
-    c10::DispatchKey::Batched,
-    c10::DispatchKey::Conjugate,
-    c10::DispatchKey::Negative,
-    c10::DispatchKey::ZeroTensor,
-    c10::DispatchKey::NestedTensor,
-    c10::DispatchKey::AutogradNestedTensor,
-});
-// clang-format on
-
 int64_t stream_of(const at::TensorImpl& impl) {
   if (!impl.is_cuda()) {
     return 0;
@@ -44,11 +27,6 @@ at::Tensor detached_alias(const at::Tensor& tensor) {
 }
 
 } // namespace
-
-bool is_plain(const at::TensorImpl& impl) {
-  return impl.layout() == at::kStrided && impl.has_storage() && !impl.key_set().has_any(kNotPlain) &&
-         !impl.has_symbolic_sizes_strides() && (impl.is_cpu() || impl.is_cuda());
-}
 
 Stamp::Stamp(const at::TensorImpl& impl) : version_(impl.version_counter().current_version()) {
   if (is_plain(impl)) {

@@ -15,8 +15,28 @@ namespace torch_promote {
 using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
+// clang-format off
+inline constexpr c10::DispatchKeySet kNotPlain = c10::DispatchKeySet({
+    c10::DispatchKey::Python,
+    c10::DispatchKey::PythonTLSSnapshot,
+    c10::DispatchKey::Functionalize,
+    c10::DispatchKey::FuncTorchBatched,
+    c10::DispatchKey::FuncTorchGradWrapper,
+    c10::DispatchKey::BatchedNestedTensor,
+    c10::DispatchKey::Batched,
+    c10::DispatchKey::Conjugate,
+    c10::DispatchKey::Negative,
+    c10::DispatchKey::ZeroTensor,
+    c10::DispatchKey::NestedTensor,
+    c10::DispatchKey::AutogradNestedTensor,
+});
+// clang-format on
+
 // An ordinary dense tensor, which nobody but PyTorch's core looks into.
-bool is_plain(const at::TensorImpl& impl);
+inline bool is_plain(const at::TensorImpl& impl) {
+  return impl.layout() == at::kStrided && impl.has_storage() && !impl.key_set().has_any(kNotPlain) &&
+         !impl.has_symbolic_sizes_strides() && (impl.is_cpu() || impl.is_cuda());
+}
 
 // What tells whether a source is still what was cast. The storage is held weakly, so that its address cannot come to
 // mean another one: `weight.data = other`, twice, may land on the same data pointer.

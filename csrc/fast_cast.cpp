@@ -76,6 +76,16 @@ at::Tensor convert_straight(const at::Tensor& tensor, at::ScalarType dtype) {
   return at::_ops::_to_copy::call(tensor, dtype, {}, {}, {}, false, {});
 }
 
+at::Tensor cast_straight(const at::Tensor& tensor, at::ScalarType dtype) {
+  if (!gets_node(tensor)) {
+    return convert_straight(tensor, dtype);
+  }
+  const uint64_t sequence_nr = next_sequence_nr();
+  at::Tensor result = convert_straight(tensor, dtype);
+  put_in_graph(result, tensor, sequence_nr);
+  return result;
+}
+
 } // namespace
 
 bool has_only_ordinary_keys(DispatchKeySet keys) {
@@ -92,16 +102,14 @@ at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype) {
   if (!has_only_ordinary_keys((tensor.key_set() | thread.included_) - thread.excluded_) || has_tangent(tensor)) {
     return tensor.to(dtype);
   }
-  RECORD_FUNCTION("torch_promote::cast", std::vector<c10::IValue>({tensor}));
-  const bool in_graph =
-      at::GradMode::is_enabled() && tensor.requires_grad() && !thread.excluded_.has(DispatchKey::AutogradFunctionality);
-  if (!in_graph) {
-    return convert_straight(tensor, dtype);
+  auto profilers = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  if (profilers.has_value()) {
+    at::RecordFunction record(*std::move(profilers));
+    const c10::IValue input(tensor);
+    record.before("torch_promote::cast", c10::ArrayRef<const c10::IValue>(&input, 1));
+    return cast_straight(tensor, dtype);
   }
-  const uint64_t sequence_nr = next_sequence_nr();
-  at::Tensor result = convert_straight(tensor, dtype);
-  put_in_graph(result, tensor, sequence_nr);
-  return result;
+  return cast_straight(tensor, dtype);
 }
 
 } // namespace torch_promote

@@ -11,6 +11,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/variable.h>
 
 namespace torch_promote {
 
@@ -46,17 +47,21 @@ Weight weight_of(const at::Tensor& tensor) {
   if (tensor.is_inference()) { // without a version, so that nobody knows when it changes
     return {};
   }
-  if (!tensor.is_view()) {
-    if (!is_weight(tensor)) {
-      return {};
-    }
-    // Stock's conditions.
-    const bool as_stock = tensor.scalar_type() == at::kFloat && tensor.requires_grad() &&
-                          !c10::InferenceMode::is_enabled() && !at::caching::is_cached_tensor(tensor);
-    return {as_stock ? Reuse::node : Reuse::data, &tensor, false};
+  // Read where it is kept, as each of PyTorch's own accessors would: this is asked at every cast.
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (meta != nullptr && meta->is_view_ && tensor.is_view()) { // and not one of forward-mode AD alone
+    const at::TensorBase& base = tensor._base();
+    return is_weight(base) ? Weight{Reuse::data, &base, true} : Weight{};
   }
-  const at::TensorBase& base = tensor._base();
-  return is_weight(base) ? Weight{Reuse::data, &base, true} : Weight{};
+  const bool is_leaf = meta == nullptr || meta->grad_fn_ == nullptr;
+  const bool requires_grad = meta != nullptr && meta->requires_grad_;
+  if (!is_leaf || !(requires_grad || is_parameter(tensor))) {
+    return {};
+  }
+  // Stock's conditions.
+  const bool as_stock = requires_grad && tensor.scalar_type() == at::kFloat && !c10::InferenceMode::is_enabled() &&
+                        !at::caching::is_cached_tensor(tensor);
+  return {as_stock ? Reuse::node : Reuse::data, &tensor, false};
 }
 
 bool gets_node(const at::Tensor& tensor) {
