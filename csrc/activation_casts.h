@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
-#include <optional>
+#include <memory>
 
 namespace torch_promote {
 
@@ -15,9 +15,9 @@ namespace torch_promote {
 // thread ends.
 class ActivationCasts {
  public:
-  // Drops what has died, too.
-  CastEntry* find(const at::Tensor& source, at::ScalarType dtype);
-  void insert(CastEntry entry);
+  // Null if there is none. Drops what has died, too.
+  std::shared_ptr<CastEntry> find(const at::Tensor& source, at::ScalarType dtype);
+  void insert(std::shared_ptr<CastEntry> entry);
   void clear();
   size_t count() const;
   size_t bytes() const;
@@ -26,7 +26,7 @@ class ActivationCasts {
   // The consumers of an activation follow on one another, with other casts between them.
   static constexpr size_t kCount = 4;
 
-  std::array<std::optional<CastEntry>, kCount> entries_;
+  std::array<std::shared_ptr<CastEntry>, kCount> entries_;
   size_t next_ = 0;
 };
 

@@ -210,6 +210,7 @@ class BoxedKernel final : public c10::OperatorKernel {
       raise_banned(op_, decision.device);
     }
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(decision.keys_off());
+    const ResultsMayAlias no_sharing; // it may be any op
     if (cast_as(decision, call)) {
       op.callBoxed(stack);
       return;

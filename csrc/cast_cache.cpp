@@ -13,8 +13,11 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/hash.h>
 
 #include <algorithm>
+#include <array>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -22,103 +25,118 @@ namespace torch_promote {
 
 namespace {
 
+size_t hash_of_part(const at::TensorImpl& view) {
+  size_t result = static_cast<size_t>(view.storage_offset()) + 1;
+  for (const auto numbers : {view.sizes(), view.strides()}) {
+    for (const int64_t number : numbers) {
+      result = c10::hash_combine(result, static_cast<size_t>(number));
+    }
+  }
+  return result;
+}
+
 // What an entry is found by.
 struct Key {
   const at::TensorImpl* weight;
-  size_t geometry; // of a view of it; 0 for itself
+  size_t part; // a hash of which view of it; 0 for itself
   c10::ScalarType dtype;
 
   Key(const at::Tensor& source, const Weight& of, c10::ScalarType to)
       : weight(of.owner->unsafeGetTensorImpl()),
-        geometry(of.is_view ? Geometry::hash(*source.unsafeGetTensorImpl()) : 0),
+        part(of.is_view ? hash_of_part(*source.unsafeGetTensorImpl()) : 0),
         dtype(to) {}
   bool operator==(const Key& other) const = default;
   size_t hash() const {
     // Addresses of tensors differ in their middle bits most.
     const auto address = reinterpret_cast<uintptr_t>(weight);
-    return (address >> 4) ^ (address >> 12) ^ geometry ^ (static_cast<size_t>(dtype) << 3);
+    return (address >> 4) ^ (address >> 12) ^ part ^ (static_cast<size_t>(dtype) << 3);
   }
 };
 
+// Entries are shared with whoever uses one at the moment, and let go when the cache is whole again: both may run
+// Python, which may come back.
 class Cache {
  public:
   Cache() = default;
   Cache(const Cache&) = delete;
   Cache& operator=(const Cache&) = delete;
   ~Cache() {
-    for (CastEntry& entry : entries_) {
-      entry.data().leak_unless_plain();
+    for (const auto& entry : entries_) {
+      entry->data().leak_unless_plain();
     }
   }
 
-  std::optional<at::Tensor> find(const at::Tensor& source, const Key& key) {
+  std::shared_ptr<CastEntry> find(const at::Tensor& source, const Key& key, uint64_t watch) {
     const size_t found = index_.find(keys_, key);
     if (found == index_.kNone) {
-      return std::nullopt;
+      return nullptr;
     }
-    CastEntry& entry = entries_[found];
-    if (!entry.is_fresh(*source.unsafeGetTensorImpl())) {
+    if (!entries_[found]->is_fresh(*source.unsafeGetTensorImpl(), watch)) {
       ++info.stale;
-      erase(found);
-      return std::nullopt;
+      const std::shared_ptr<CastEntry> gone = take_out(found);
+      return nullptr;
     }
     ++info.hits;
-    return entry.use(source);
+    return entries_[found];
   }
 
-  CastEntry& insert(const Key& key, CastEntry entry) {
+  void insert(const Key& key, std::shared_ptr<CastEntry> entry) {
+    std::shared_ptr<CastEntry> gone;
     if (const size_t found = index_.find(keys_, key); found != index_.kNone) {
-      erase(found); // made by code that ran inside this cast
+      gone = take_out(found); // made by code that ran inside this cast
     }
-    sweep();
-    tls_has_casts = true;
-    entries_.push_back(std::move(entry));
+    const auto dead = sweep();
+    // All that may throw comes first.
+    index_.make_room(keys_);
     keys_.push_back(key);
+    try {
+      entries_.push_back(std::move(entry));
+    } catch (...) {
+      keys_.pop_back();
+      throw;
+    }
     index_.added(keys_);
-    return entries_.back();
+    tls_has_casts = true;
   }
 
   void forget(const std::vector<at::Tensor>& tensors) {
+    std::vector<std::shared_ptr<CastEntry>> gone;
     for (size_t at = entries_.size(); at-- > 0;) {
       const bool written = std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-        return tensor.defined() && entries_[at].is_cast_of(*tensor.unsafeGetTensorImpl());
+        return tensor.defined() && entries_[at]->is_cast_of(*tensor.unsafeGetTensorImpl());
       });
       if (written) {
         ++info.stale;
-        erase(at);
+        gone.push_back(take_out(at));
       }
     }
   }
 
   void clear() {
-    if (entries_.empty()) {
-      return;
-    }
-    // Taken out first: what dies here may run Python, and come back.
-    std::vector<CastEntry> entries;
-    entries.swap(entries_);
+    std::vector<std::shared_ptr<CastEntry>> gone;
+    gone.swap(entries_);
     index_.clear();
     keys_.clear();
     next_to_sweep_ = 0;
-    entries.clear();
+    gone.clear();
     if (entries_.capacity() == 0) {
-      entries_.swap(entries); // for its room: the next region casts about as many
+      entries_.swap(gone); // for its room: the next region casts about as many
     }
   }
 
   void count_into(CacheInfo& result) const {
     result.entries += entries_.size();
-    for (const CastEntry& entry : entries_) {
-      result.bytes += entry.data().bytes();
+    for (const auto& entry : entries_) {
+      result.bytes += entry->data().bytes();
     }
   }
 
   CacheInfo info; // what has been done, and nothing held
 
  private:
-  void erase(size_t at) {
-    // Swapped with the last, then taken off the end; kept alive until the maps agree again.
-    const CastEntry gone = std::move(entries_[at]);
+  // Swapped with the last, then taken off the end.
+  std::shared_ptr<CastEntry> take_out(size_t at) {
+    std::shared_ptr<CastEntry> gone = std::move(entries_[at]);
     index_.removed(keys_, at);
     if (const size_t last = entries_.size() - 1; at != last) {
       index_.moved(keys_, last, at);
@@ -127,26 +145,32 @@ class Cache {
     }
     entries_.pop_back();
     keys_.pop_back();
+    return gone;
   }
 
   // Looks at two entries at each insertion, round and round: dead ones never outnumber the living by much, and no
   // insertion pays for a walk over all of them.
-  void sweep() {
-    for (int looked = 0; looked < 2 && !entries_.empty(); ++looked) {
+  std::array<std::shared_ptr<CastEntry>, 2> sweep() {
+    std::array<std::shared_ptr<CastEntry>, 2> dead;
+    for (auto& place : dead) {
+      if (entries_.empty()) {
+        break;
+      }
       if (next_to_sweep_ >= entries_.size()) {
         next_to_sweep_ = 0;
       }
-      if (entries_[next_to_sweep_].is_dead()) {
+      if (entries_[next_to_sweep_]->is_dead()) {
         ++info.dropped;
-        erase(next_to_sweep_);
+        place = take_out(next_to_sweep_);
       } else {
         ++next_to_sweep_;
       }
     }
+    return dead;
   }
 
   KeyIndex<Key> index_; // of keys_
-  std::vector<CastEntry> entries_;
+  std::vector<std::shared_ptr<CastEntry>> entries_;
   std::vector<Key> keys_; // of entries_, position by position
   size_t next_to_sweep_ = 0;
 };
@@ -191,12 +215,13 @@ bool is_good_for_others(const at::Tensor& tensor, const at::Tensor& cast) {
   return plain == is_plain(*cast.unsafeGetTensorImpl()) && (plain || cast.requires_grad()) && depth() != 0;
 }
 
-std::unique_ptr<const Geometry> geometry_of(const at::Tensor& tensor, const Weight& weight) {
-  return weight.is_view ? std::make_unique<const Geometry>(*tensor.unsafeGetTensorImpl()) : nullptr;
+// Whether the data of a cast may be given to uses for which stock would cast anew: nobody follows the tensor by other
+// means, nobody else can write to it, and the op hands out no view of its arguments.
+bool may_give_data(const at::Tensor& tensor, const Weight& weight) {
+  return !tls_results_may_alias && may_share_data(tensor) && is_alone(tensor, weight);
 }
 
-at::Tensor cast_of_weight(const at::Tensor& tensor, const Weight& weight, c10::ScalarType dtype) {
-  const bool persistent = tls_cache_mode == CacheMode::persistent && may_share_data(tensor);
+at::Tensor cast_of_weight(const at::Tensor& tensor, const Weight& weight, c10::ScalarType dtype, bool persistent) {
   const bool in_graph = gets_node(tensor);
   Cache& here = cache();
   if (persistent && !in_graph) { // the data is all that is wanted
@@ -205,16 +230,23 @@ at::Tensor cast_of_weight(const at::Tensor& tensor, const Weight& weight, c10::S
       return *std::move(data);
     }
   }
+  const bool beyond_stock = persistent || weight.reuse == Reuse::data;
+  const uint64_t watch = beyond_stock ? watch_weight(*weight.owner) : 0;
+  if (beyond_stock && watch == 0) {
+    return cast(tensor, dtype);
+  }
   const Key key(tensor, weight, dtype);
-  if (std::optional<at::Tensor> hit = here.find(tensor, key)) {
-    return *std::move(hit);
+  if (const std::shared_ptr<CastEntry> entry = here.find(tensor, key, watch)) {
+    return entry->use(tensor, weight.reuse);
   }
   Stamp stamp(*tensor.unsafeGetTensorImpl());
   if (persistent && in_graph) {
     if (std::optional<at::Tensor> data = find_persistent(tensor, weight, dtype)) {
       ++here.info.hits;
-      CastData kept(std::move(stamp), geometry_of(tensor, weight), tensor, *data);
-      return here.insert(key, CastEntry(*weight.owner, std::move(kept), *data, weight.reuse)).use(tensor);
+      CastData kept(std::move(stamp), tensor, *data);
+      const auto entry = std::make_shared<CastEntry>(*weight.owner, std::move(kept), *data, weight.reuse, watch);
+      here.insert(key, entry);
+      return entry->use(tensor, weight.reuse);
     }
   }
   at::Tensor result = cast_for_others(tensor, dtype, weight.reuse);
@@ -224,41 +256,54 @@ at::Tensor cast_of_weight(const at::Tensor& tensor, const Weight& weight, c10::S
     if (persistent) {
       second = stamp;
     }
-    CastData data(std::move(stamp), geometry_of(tensor, weight), tensor, result);
+    CastData data(std::move(stamp), tensor, result);
     if (persistent) {
       keep_persistent(tensor, weight, *std::move(second), data.held(*tensor.unsafeGetTensorImpl()));
     }
-    here.insert(key, CastEntry(*weight.owner, std::move(data), result, weight.reuse));
+    here.insert(key, std::make_shared<CastEntry>(*weight.owner, std::move(data), result, weight.reuse, watch));
   }
   return result;
 }
 
 at::Tensor cast_of_activation(const at::Tensor& tensor, c10::ScalarType dtype) {
-  if (CastEntry* entry = activations().find(tensor, dtype)) {
+  if (const std::shared_ptr<CastEntry> entry = activations().find(tensor, dtype)) {
     ++cache().info.hits;
-    return entry->use(tensor);
+    return entry->use(tensor, Reuse::data);
   }
   Stamp stamp(*tensor.unsafeGetTensorImpl());
   at::Tensor result = cast_for_others(tensor, dtype, Reuse::data);
   if (is_good_for_others(tensor, result)) {
     ++cache().info.misses;
+    CastData data(std::move(stamp), tensor, result);
+    activations().insert(std::make_shared<CastEntry>(tensor, std::move(data), result, Reuse::data));
     tls_has_casts = true;
-    activations().insert(CastEntry(tensor, CastData(std::move(stamp), nullptr, tensor, result), result, Reuse::data));
   }
   return result;
+}
+
+// Memory that PyTorch did not allocate may be written by whoever did.
+bool is_torchs_own(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().allocator() != nullptr;
 }
 
 } // namespace
 
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
-  if (!keeps_casts()) {
+  if (!keeps_casts() || has_tangent(tensor)) {
     return cast(tensor, dtype);
   }
   const Weight weight = weight_of(tensor);
-  if (weight.reuse == Reuse::node || (weight.reuse == Reuse::data && may_share_data(tensor))) {
-    return cast_of_weight(tensor, weight, dtype);
+  if (weight.reuse == Reuse::node) {
+    const bool persistent = tls_cache_mode == CacheMode::persistent && may_give_data(tensor, weight);
+    return cast_of_weight(tensor, weight, dtype, persistent);
   }
-  if (tls_cache_mode == CacheMode::all && !tensor.is_inference() && may_share_data(tensor)) {
+  if (weight.reuse == Reuse::data) {
+    return may_give_data(tensor, weight)
+               ? cast_of_weight(tensor, weight, dtype, tls_cache_mode == CacheMode::persistent)
+               : cast(tensor, dtype);
+  }
+  if (tls_cache_mode == CacheMode::all && !tls_results_may_alias && !tensor.is_inference() && may_share_data(tensor) &&
+      is_torchs_own(tensor)) {
     return cast_of_activation(tensor, dtype);
   }
   return cast(tensor, dtype);

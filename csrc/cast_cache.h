@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace torch_promote {
@@ -11,6 +12,22 @@ namespace torch_promote {
 // `tensor.to(dtype)`, from this thread's cache where that is allowed. The caller has seen that `tensor` is eligible and
 // has another dtype.
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype);
+
+// While one lives, the thread casts for an op that may return a view of an argument, which its caller may write to. No
+// data is shared there beyond what stock shares.
+inline constinit thread_local bool tls_results_may_alias = false;
+class ResultsMayAlias {
+ public:
+  ResultsMayAlias() : before_(std::exchange(tls_results_may_alias, true)) {}
+  ~ResultsMayAlias() {
+    tls_results_may_alias = before_;
+  }
+  ResultsMayAlias(const ResultsMayAlias&) = delete;
+  ResultsMayAlias& operator=(const ResultsMayAlias&) = delete;
+
+ private:
+  bool before_;
+};
 
 // Drops this thread's casts of tensors that are about to be written unseen, and of others that share their storage.
 void forget_casts_of(const std::vector<at::Tensor>& tensors);

@@ -4,7 +4,6 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/hash.h>
 
 namespace torch_promote {
 
@@ -28,35 +27,27 @@ at::Tensor detached_alias(const at::Tensor& tensor) {
 
 } // namespace
 
-Stamp::Stamp(const at::TensorImpl& impl) : version_(impl.version_counter().current_version()) {
+Stamp::Stamp(const at::TensorImpl& impl)
+    : version_(impl.version_counter().current_version()), dtype_(c10::typeMetaToScalarType(impl.dtype())) {
   if (is_plain(impl)) {
     storage_.emplace(impl.unsafe_storage().getWeakStorageImpl());
     data_ = impl.data();
+    offset_ = impl.storage_offset();
+    sizes_ = impl.sizes();
+    strides_ = impl.strides();
   }
 }
 
 bool Stamp::matches(const at::TensorImpl& impl) const {
-  if (version_ != impl.version_counter().current_version() || storage_.has_value() != is_plain(impl)) {
+  if (version_ != impl.version_counter().current_version() || dtype_ != c10::typeMetaToScalarType(impl.dtype()) ||
+      storage_.has_value() != is_plain(impl)) {
     return false;
   }
-  return !storage_.has_value() || (same_storage(impl) && data_ == impl.data());
+  return !storage_.has_value() || (same_storage(impl) && data_ == impl.data() && is_same_part(impl));
 }
 
-size_t Geometry::hash(const at::TensorImpl& view) {
-  size_t result = static_cast<size_t>(view.storage_offset()) + 1;
-  for (const int64_t size : view.sizes()) {
-    result = c10::hash_combine(result, static_cast<size_t>(size));
-  }
-  for (const int64_t stride : view.strides()) {
-    result = c10::hash_combine(result, static_cast<size_t>(stride));
-  }
-  return result;
-}
-
-CastData::CastData(
-    Stamp stamp, std::unique_ptr<const Geometry> geometry, const at::Tensor& source, const at::Tensor& cast)
+CastData::CastData(Stamp stamp, const at::Tensor& source, const at::Tensor& cast)
     : stamp_(std::move(stamp)),
-      geometry_(std::move(geometry)),
       plain_(torch_promote::is_plain(*cast.unsafeGetTensorImpl())),
       dtype_(cast.scalar_type()) {
   if (!plain_) {

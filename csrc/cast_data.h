@@ -7,7 +7,6 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 
 namespace torch_promote {
@@ -44,6 +43,10 @@ class Stamp {
  public:
   explicit Stamp(const at::TensorImpl& impl);
   bool matches(const at::TensorImpl& impl) const;
+  // Whether the tensor is the same part of its storage. Of a view this is what it is known by: each use makes another.
+  bool is_same_part(const at::TensorImpl& impl) const {
+    return offset_ == impl.storage_offset() && sizes_ == impl.sizes() && strides_ == impl.strides();
+  }
   bool same_storage(const at::TensorImpl& impl) const {
     return impl.has_storage() && storage() != nullptr && storage() == impl.unsafe_storage().unsafeGetStorageImpl();
   }
@@ -54,22 +57,10 @@ class Stamp {
 
  private:
   uint32_t version_;
-  std::optional<WeakStorage> storage_;
+  at::ScalarType dtype_;
+  std::optional<WeakStorage> storage_; // plain, and so is what follows
   const void* data_ = nullptr;
-};
-
-// What part of its base a view is. A view's tensor lives for one use only: the next use makes another one like it.
-class Geometry {
- public:
-  explicit Geometry(const at::TensorImpl& view)
-      : offset_(view.storage_offset()), sizes_(view.sizes()), strides_(view.strides()) {}
-  bool matches(const at::TensorImpl& view) const {
-    return view.storage_offset() == offset_ && view.sizes() == sizes_ && view.strides() == strides_;
-  }
-  static size_t hash(const at::TensorImpl& view);
-
- private:
-  int64_t offset_;
+  int64_t offset_ = 0;
   c10::DimVector sizes_;
   c10::DimVector strides_;
 };
@@ -77,16 +68,9 @@ class Geometry {
 // The data of a cast, kept for later uses of its source.
 class CastData {
  public:
-  // `stamp` is the source's from before the cast. Of a tensor that is no view, `geometry` is null.
-  CastData(Stamp stamp, std::unique_ptr<const Geometry> geometry, const at::Tensor& source, const at::Tensor& cast);
+  // `stamp` is the source's from before the cast.
+  CastData(Stamp stamp, const at::Tensor& source, const at::Tensor& cast);
 
-  // Whether this is the cast of a view, and `tensor` one like it.
-  bool is_of_view_like(const at::TensorImpl& tensor) const {
-    return geometry_ != nullptr && geometry_->matches(tensor);
-  }
-  bool is_of_view() const {
-    return geometry_ != nullptr;
-  }
   // Whether `source` is still what was cast.
   bool is_fresh(const at::TensorImpl& source) const;
   const Stamp& stamp() const {
@@ -110,7 +94,6 @@ class CastData {
 
  private:
   Stamp stamp_;
-  std::unique_ptr<const Geometry> geometry_;
   bool plain_;
   at::ScalarType dtype_;
   c10::Storage storage_;         // plain: of the cast

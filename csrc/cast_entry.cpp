@@ -7,8 +7,8 @@
 
 namespace torch_promote {
 
-CastEntry::CastEntry(const at::TensorBase& owner, CastData data, const at::Tensor& cast, Reuse reuse)
-    : owner_(owner.getIntrusivePtr()), data_(std::move(data)), reuse_(reuse) {
+CastEntry::CastEntry(const at::TensorBase& owner, CastData data, const at::Tensor& cast, Reuse reuse, uint64_t watch)
+    : owner_(owner.getIntrusivePtr()), data_(std::move(data)), watch_(watch) {
   if (data_.is_plain() && reuse == Reuse::node) {
     link(cast);
     if (!sequence_nr_.has_value() && !at::GradMode::is_enabled()) {
@@ -18,15 +18,15 @@ CastEntry::CastEntry(const at::TensorBase& owner, CastData data, const at::Tenso
   }
 }
 
-at::Tensor CastEntry::use(const at::Tensor& source) {
+at::Tensor CastEntry::use(const at::Tensor& source, Reuse reuse) {
   if (!data_.is_plain()) {
     return data_.held(*source.unsafeGetTensorImpl());
   }
   // Where autograd is not in this layer of functorch's, it is in one below: the leaf's cast has its node, as in stock.
-  if (reuse_ == Reuse::node && at::GradMode::is_enabled() && source.requires_grad()) {
+  if (reuse == Reuse::node && at::GradMode::is_enabled() && source.requires_grad()) {
     return use_in_same_graph(source);
   }
-  if (reuse_ == Reuse::node || !gets_node(source)) {
+  if (reuse == Reuse::node || !gets_node(source)) {
     return data_.held(*source.unsafeGetTensorImpl());
   }
   at::Tensor cast = data_.alias(*source.unsafeGetTensorImpl());

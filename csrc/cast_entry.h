@@ -30,15 +30,16 @@ namespace torch_promote {
 // held whole, as stock holds them, until the region ends or their source changes.
 class CastEntry {
  public:
-  // `owner` is the source, or the weight that it is a view of: the entry dies with it.
-  CastEntry(const at::TensorBase& owner, CastData data, const at::Tensor& cast, Reuse reuse);
+  // `owner` is the source, or the weight that it is a view of: the entry dies with it. `watch` is what `watch_weight`
+  // said before the cast; 0 if nobody asked.
+  CastEntry(const at::TensorBase& owner, CastData data, const at::Tensor& cast, Reuse reuse, uint64_t watch = 0);
 
   bool is_dead() const {
     return owner_.expired();
   }
-  // Whether `source` is what was cast, and unchanged since.
-  bool is_fresh(const at::TensorImpl& source) const {
-    return data_.is_fresh(source) && (!data_.is_of_view() || data_.is_of_view_like(source));
+  // Whether `source` is what was cast, and unchanged since. `watch` as above, of now.
+  bool is_fresh(const at::TensorImpl& source, uint64_t watch = 0) const {
+    return data_.is_fresh(source) && (watch == 0 || watch == watch_);
   }
   // Whether it was cast from this tensor or from one that shares its storage.
   bool is_cast_of(const at::TensorImpl& tensor) const {
@@ -57,8 +58,9 @@ class CastEntry {
     return data_;
   }
 
-  // The cast as a use under the present grad mode needs it.
-  at::Tensor use(const at::Tensor& source);
+  // The cast as a use under the present grad mode needs it. The source may have become another kind of weight since it
+  // was cast. In anomaly mode this runs Python, which may clear the cache: hold the entry.
+  at::Tensor use(const at::Tensor& source, Reuse reuse);
 
  private:
   at::Tensor use_in_same_graph(const at::Tensor& source);
@@ -66,7 +68,7 @@ class CastEntry {
 
   WeakTensor owner_;
   CastData data_;
-  Reuse reuse_;
+  uint64_t watch_;
   std::optional<WeakTensor> cast_;
   std::optional<WeakNode> node_;
   std::optional<uint64_t> sequence_nr_; // of the first cast's node

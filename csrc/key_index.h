@@ -28,14 +28,19 @@ class KeyIndex {
     return kNone;
   }
 
-  // The last of the keys is new.
-  void added(const std::vector<Key>& keys) {
-    if (2 * keys.size() > slots_.size()) {
-      slots_.assign(std::bit_ceil(4 * keys.size() + 4), 0);
-      for (size_t position = 0; position + 1 < keys.size(); ++position) {
-        put(keys[position], position);
-      }
+  // Makes room for one more key. May throw, and then nothing has changed.
+  void make_room(const std::vector<Key>& keys) {
+    if (2 * (keys.size() + 1) <= slots_.size()) {
+      return;
     }
+    slots_ = std::vector<uint32_t>(std::bit_ceil(4 * keys.size() + 8), 0);
+    for (size_t position = 0; position < keys.size(); ++position) {
+      put(keys[position], position);
+    }
+  }
+
+  // The last of the keys is new, and there is room for it.
+  void added(const std::vector<Key>& keys) noexcept {
     put(keys.back(), keys.size() - 1);
   }
 

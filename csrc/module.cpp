@@ -2,6 +2,7 @@
 #include "cast_cache.h"
 #include "extra_ops.h"
 #include "op_table.h"
+#include "persistent_casts.h"
 #include "region.h"
 #include "region_calls.h"
 #include "region_type.h"
@@ -83,6 +84,14 @@ PYBIND11_MODULE(_C, m) {
   }
   py::object parameter = py::module_::import("torch.nn").attr("Parameter");
   set_parameter_type(reinterpret_cast<PyTypeObject*>(parameter.release().ptr()));
+  m.def("set_replaying_modes", [](const std::vector<py::type>& modes) {
+    std::vector<PyTypeObject*> types;
+    for (const py::type& mode : modes) {
+      types.push_back(reinterpret_cast<PyTypeObject*>(mode.inc_ref().ptr()));
+    }
+    set_replaying_modes(std::move(types));
+  });
+  m.def("forget_persistent", &forget_persistent);
   register_wrappers();
   register_unversioned_writers();
   stock_policy_table(); // now, while this thread is the only one here

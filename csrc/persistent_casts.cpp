@@ -2,7 +2,10 @@
 #include "persistent_casts.h"
 
 #include <algorithm>
+#include <atomic>
+#include <iterator>
 #include <mutex>
+#include <typeinfo>
 #include <unordered_set>
 #include <utility>
 
@@ -18,6 +21,7 @@ class WeightCasts;
 struct Registry {
   std::mutex mutex; // guards the casts of every weight too
   std::unordered_set<const WeightCasts*> weights;
+  std::atomic<size_t> size = 0; // of these
 };
 
 Registry& registry() {
@@ -30,10 +34,12 @@ class WeightCasts final : public BackendMeta {
  public:
   WeightCasts() {
     registry().weights.insert(this); // its maker has the lock
+    ++registry().size;
   }
   ~WeightCasts() override {
     const std::lock_guard<std::mutex> lock(registry().mutex);
     registry().weights.erase(this);
+    --registry().size;
   }
   WeightCasts(const WeightCasts&) = delete;
   WeightCasts& operator=(const WeightCasts&) = delete;
@@ -43,7 +49,12 @@ class WeightCasts final : public BackendMeta {
     std::vector<CastData> gone;
     const std::lock_guard<std::mutex> lock(registry().mutex);
     gone.swap(casts_);
+    watch_.fetch_add(1, std::memory_order_relaxed);
     return {};
+  }
+
+  uint64_t watch() const {
+    return watch_.load(std::memory_order_relaxed);
   }
 
   std::vector<CastData>& casts() const {
@@ -52,29 +63,53 @@ class WeightCasts final : public BackendMeta {
 
  private:
   mutable std::vector<CastData> casts_; // oldest first
+  mutable std::atomic<uint64_t> watch_ = 1;
 };
 
 // Null if the weight has none, or what it has is somebody else's.
-c10::intrusive_ptr<WeightCasts> casts_of(const at::TensorBase& weight) {
-  auto* casts = dynamic_cast<WeightCasts*>(weight.unsafeGetTensorImpl()->get_backend_meta());
-  return casts == nullptr ? c10::intrusive_ptr<WeightCasts>() : c10::intrusive_ptr<WeightCasts>::reclaim_copy(casts);
+WeightCasts* casts_of(const at::TensorBase& weight) {
+  BackendMeta* meta = weight.unsafeGetTensorImpl()->get_backend_meta();
+  return meta != nullptr && typeid(*meta) == typeid(WeightCasts) ? static_cast<WeightCasts*>(meta) : nullptr;
+}
+
+// The same, made if there is none. (Hanging it on a tensor that another thread copies at this moment is a race inside
+// PyTorch; tensors' metadata are not made to be changed while they are read.)
+WeightCasts* make_casts_of(const at::TensorBase& weight) {
+  at::TensorImpl* const impl = weight.unsafeGetTensorImpl();
+  if (impl->get_backend_meta() == nullptr) {
+    const std::lock_guard<std::mutex> lock(registry().mutex);
+    if (impl->get_backend_meta() == nullptr) {
+      impl->set_backend_meta(c10::make_intrusive<WeightCasts>());
+    }
+  }
+  return casts_of(weight);
 }
 
 // Whether it was cast to this dtype, and from the weight, or a view of it, as the tensor is.
 bool is_of(const CastData& cast, at::ScalarType dtype, const Weight& weight, const at::TensorImpl& tensor) {
-  return cast.dtype() == dtype && (weight.is_view ? cast.is_of_view_like(tensor) : !cast.is_of_view());
+  const at::TensorImpl& whole = *weight.owner->unsafeGetTensorImpl();
+  return cast.dtype() == dtype && cast.stamp().is_same_part(weight.is_view ? tensor : whole);
 }
 
 } // namespace
 
+uint64_t watch_weight(const at::TensorBase& weight) {
+  const WeightCasts* const casts = make_casts_of(weight);
+  return casts != nullptr ? casts->watch() : 0;
+}
+
+bool is_alone(const at::Tensor& tensor, const Weight& weight) {
+  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  return storage.use_count() == (weight.is_view ? 2 : 1) && storage.allocator() != nullptr;
+}
+
 std::optional<at::Tensor> find_persistent(const at::Tensor& tensor, const Weight& weight, at::ScalarType dtype) {
-  std::vector<CastData> gone;
-  c10::intrusive_ptr<WeightCasts> owner;
-  const std::lock_guard<std::mutex> lock(registry().mutex);
-  owner = casts_of(*weight.owner);
+  WeightCasts* const owner = casts_of(*weight.owner);
   if (owner == nullptr) {
     return std::nullopt;
   }
+  std::vector<CastData> gone;
+  const std::lock_guard<std::mutex> lock(registry().mutex);
   const at::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   std::vector<CastData>& casts = owner->casts();
   const auto found =
@@ -92,23 +127,14 @@ std::optional<at::Tensor> find_persistent(const at::Tensor& tensor, const Weight
 
 void keep_persistent(const at::Tensor& tensor, const Weight& weight, Stamp stamp, const at::Tensor& cast) {
   const size_t bound = weight.owner->nbytes();
-  if (cast.nbytes() > bound) {
+  WeightCasts* const owner = make_casts_of(*weight.owner);
+  if (owner == nullptr || cast.nbytes() > bound) {
     return;
   }
   const at::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  CastData data(std::move(stamp), weight.is_view ? std::make_unique<const Geometry>(impl) : nullptr, tensor, cast);
+  CastData data(std::move(stamp), tensor, cast);
   std::vector<CastData> gone;
-  c10::intrusive_ptr<WeightCasts> owner;
   const std::lock_guard<std::mutex> lock(registry().mutex);
-  owner = casts_of(*weight.owner);
-  if (owner == nullptr) {
-    at::TensorImpl* const owner_impl = weight.owner->unsafeGetTensorImpl();
-    if (owner_impl->get_backend_meta() != nullptr) {
-      return;
-    }
-    owner = c10::make_intrusive<WeightCasts>();
-    owner_impl->set_backend_meta(owner);
-  }
   std::vector<CastData>& casts = owner->casts();
   const auto drop = [&](auto cast_position) {
     gone.push_back(std::move(*cast_position));
@@ -149,6 +175,9 @@ void drop_if(const Test& test) {
 } // namespace
 
 void forget_persistent(const std::vector<at::Tensor>& tensors) {
+  if (registry().size == 0) {
+    return;
+  }
   std::unordered_set<const c10::StorageImpl*> written;
   for (const at::Tensor& tensor : tensors) {
     if (tensor.defined() && tensor.has_storage()) {

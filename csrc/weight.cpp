@@ -11,7 +11,11 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
 
 namespace torch_promote {
 
@@ -22,7 +26,9 @@ using c10::DispatchKeySet;
 using c10::impl::TorchDispatchModeKey;
 using c10::impl::TorchDispatchModeTLS;
 
-PyTypeObject* parameter_type = nullptr; // kept for good
+// Kept for good.
+PyTypeObject* parameter_type = nullptr;
+std::vector<PyTypeObject*> replaying_modes;
 
 // Looks at a type and what it derives from, which needs no lock: the tensor, and so its Python object, is alive.
 bool is_parameter(const at::TensorBase& tensor) {
@@ -39,6 +45,27 @@ bool has_infra_mode() {
   return TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FAKE).has_value() ||
          TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value() ||
          TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FUNCTIONAL).has_value();
+}
+
+bool has_replaying_mode() {
+  for (int64_t at = 0; at < TorchDispatchModeTLS::stack_len(); ++at) {
+    const auto& mode = TorchDispatchModeTLS::get_stack_at(at);
+    const PyTypeObject* type = Py_TYPE(mode->ptr(&mode->pyinterpreter()));
+    if (std::find(replaying_modes.begin(), replaying_modes.end(), type) != replaying_modes.end()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// What a graph of CUDA's captures is not computed now, and what it captures is replayed with other weights. Newer
+// releases of PyTorch can say so.
+template <class Guard>
+bool is_capturing(const Guard& guard, c10::Device device) {
+  if constexpr (requires { guard.isStreamCapturing(guard.getStream(device)); }) {
+    return guard.isStreamCapturing(guard.getStream(device));
+  }
+  return false;
 }
 
 } // namespace
@@ -79,11 +106,21 @@ bool may_share_data(const at::Tensor& tensor) {
     return false;
   }
   const DispatchKeySet thread = c10::impl::tls_local_dispatch_key_set().included_;
-  return has_only_ordinary_keys(thread - kLookers) && !(thread.has(DispatchKey::Python) && has_infra_mode());
+  if (!has_only_ordinary_keys(thread - kLookers)) {
+    return false;
+  }
+  if (thread.has(DispatchKey::Python) && (has_infra_mode() || has_replaying_mode())) {
+    return false;
+  }
+  return !tensor.is_cuda() || !is_capturing(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA), tensor.device());
 }
 
 void set_parameter_type(PyTypeObject* type) {
   parameter_type = type;
+}
+
+void set_replaying_modes(std::vector<PyTypeObject*> types) {
+  replaying_modes = std::move(types);
 }
 
 } // namespace torch_promote

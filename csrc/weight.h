@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 // Declared as Python.h declares it, which is not needed for more.
 struct _typeobject;
@@ -33,7 +34,9 @@ bool gets_node(const at::Tensor& tensor);
 // nobody in this thread follows tensors by other means (tracers, functorch, fake and functional tensors).
 bool may_share_data(const at::Tensor& tensor);
 
-// Tells which Python type is torch.nn.Parameter.
+// Tells which Python type is torch.nn.Parameter, and which dispatch modes replay the ops that they have seen, cast by
+// cast: those of selective checkpointing.
 void set_parameter_type(_typeobject* type);
+void set_replaying_modes(std::vector<_typeobject*> types);
 
 } // namespace torch_promote

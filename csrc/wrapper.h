@@ -20,6 +20,11 @@ constexpr bool starts_with_tensor() {
   return std::is_same_v<std::decay_t<First>, at::Tensor>;
 }
 
+// Rows whose op may return its argument, or a view of it. (Of the op itself: no schema says so of a composite.)
+constexpr bool may_return_argument(Row row) {
+  return row == Row::einsum || row == Row::chain_matmul;
+}
+
 // `Op` is the overload's struct in at::_ops; `WithDtype` the overload that fp32_append_dtype calls, or void.
 template <Row row, class Op, class WithDtype, class Schema>
 struct Wrapper;
@@ -43,6 +48,10 @@ struct Wrapper<row, Op, WithDtype, Result(Args...)> {
       return join.dtype();
     });
     if (dtype != at::ScalarType::Undefined && (needs_cast(args, dtype, device) || ...)) {
+      if constexpr (may_return_argument(row)) {
+        const ResultsMayAlias no_sharing;
+        return Op::call(CastArg<std::decay_t<Args>>(args, dtype, device).get()...);
+      }
       // The arguments of one call expression, like stock's: the order in which they are cast is the order of the
       // autograd nodes, and so of the sums in the backward.
       return Op::call(CastArg<std::decay_t<Args>>(args, dtype, device).get()...);

@@ -28,7 +28,7 @@ from torch_promote._extension import OUR_KEY, check_extension
 
 check_extension()
 
-from torch_promote import _compile, _higher_order  # noqa: E402 (what follows needs the extension)
+from torch_promote import _compile, _higher_order, _kept_casts  # noqa: E402 (what follows needs the extension)
 from torch_promote._checkpoint import checkpoint_contexts  # noqa: E402
 from torch_promote.autocast import cache_info, clear_cache, my_autocast  # noqa: E402
 from torch_promote.defaults import (  # noqa: E402
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     )
 
 _compile.install(my_autocast)
+_kept_casts.keep_from_replaying_modes()
 _higher_order.pass_over(OUR_KEY)
 use_environment()
 

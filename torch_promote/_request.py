@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torch_promote import _C, _checkpoint
+from torch_promote._kept_casts import forget_after_steps
 from torch_promote.errors import (
     DeviceTypeError,
     DtypeError,
@@ -103,6 +104,8 @@ def allows_cache(cache: object, cache_enabled: object) -> bool:
         )
     if cache in _C.CACHE_MODES[1:]:
         _teach_checkpoints()
+    if cache == "persistent":
+        forget_after_steps()
     return allowed
 
 
