@@ -20,6 +20,8 @@ GENERATED = ROOT / "build" / f"generated-{torch.__version__}"
 SOURCES = (
     "register",
     "module",
+    "promotion_kernels",
+    "promotion_call",
     "boxed",
     "cast_cache",
     "cast_entry",
@@ -28,6 +30,10 @@ SOURCES = (
     "unversioned_writers",
     "op_table",
     "policy_registry",
+    "promotion_python",
+    "promotion_ops",
+    "promotion_rule",
+    "promotion_lint",
     "extra_ops",
     "region_spec",
 )

@@ -2,10 +2,12 @@
 #include "region.h"
 
 #include "cast_cache.h"
+#include "promotion_state.h"
 #include "thread_state.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <optional>
@@ -21,6 +23,7 @@ struct Frame {
   RegionSpec spec;
   ThreadState before;
   const PolicyTable* around; // what its policy is made from; never null
+  int graph_task = -1;       // see PromotionState; looked up only under a promotion rule
 
   bool names(size_t device) const {
     return spec.devices[device].named;
@@ -129,9 +132,14 @@ void leave_nesting() {
   }
 }
 
+void put_graph_task() {
+  tls_promotion.graph_task = thread().frames.empty() ? -1 : thread().frames.back().graph_task;
+}
+
 void end_innermost() {
   const Frame frame = thread().frames.back();
   thread().frames.pop_back();
+  put_graph_task();
   restore(frame);
   leave_nesting();
 }
@@ -201,6 +209,10 @@ void enter(const void* owner, const RegionSpec& spec) {
     read_slots_outside();
   }
   thread().frames.push_back(frame);
+  if (policy->promotion != nullptr) {
+    thread().frames.back().graph_task = torch::autograd::get_current_graph_task_id();
+  }
+  put_graph_task();
 
   for (size_t device = 0; device < kNumDevices; ++device) {
     const RegionSpec::PerDevice& wanted = spec.devices[device];
@@ -210,7 +222,9 @@ void enter(const void* owner, const RegionSpec& spec) {
   }
   put_key(policy);
   at::autocast::increment_nesting();
-  at::autocast::set_autocast_cache_enabled(spec.cache_enabled);
+  if (!spec.keeps_cache) {
+    at::autocast::set_autocast_cache_enabled(spec.cache_enabled);
+  }
   if (writes_slots(frame)) {
     put_policy(policy, /*in_slots=*/true);
   } else {
@@ -234,6 +248,13 @@ bool exit(const void* owner) {
     end_below(static_cast<size_t>(frames.rend() - from_top) - 1);
   }
   return true;
+}
+
+const void* innermost_promotion_region() {
+  const auto& frames = thread().frames;
+  const auto frame =
+      std::find_if(frames.rbegin(), frames.rend(), [](const Frame& f) { return sets_promotion(f.spec.change); });
+  return frame == frames.rend() ? nullptr : frame->owner;
 }
 
 size_t depth() {
@@ -301,6 +322,7 @@ void resume(const Suspended& regions) {
     read_slots_outside();
   }
   thread().frames.insert(thread().frames.end(), resumed.begin(), resumed.end());
+  put_graph_task();
   for (int opened = found.nesting; opened < inside.nesting; ++opened) {
     at::autocast::increment_nesting();
   }

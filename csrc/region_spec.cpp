@@ -9,6 +9,7 @@ constexpr unsigned kBitsPerDevice = 16;
 constexpr unsigned kNamedBit = 8;
 constexpr unsigned kEnabledBit = 9;
 constexpr unsigned kCacheBit = 32;
+constexpr unsigned kKeepsCacheBit = 35;
 constexpr unsigned kChangeShift = 40;
 
 } // namespace
@@ -22,6 +23,7 @@ RegionSpec RegionSpec::unpack(uint64_t packed) {
     spec.devices[device].dtype = static_cast<c10::ScalarType>(field & 0xFF);
   }
   spec.cache_enabled = (packed >> kCacheBit & 1) != 0;
+  spec.keeps_cache = (packed >> kKeepsCacheBit & 1) != 0;
   spec.change = static_cast<uint32_t>(packed >> kChangeShift);
   return spec;
 }
@@ -29,6 +31,7 @@ RegionSpec RegionSpec::unpack(uint64_t packed) {
 uint64_t RegionSpec::pack() const {
   uint64_t packed = static_cast<uint64_t>(change) << kChangeShift;
   packed |= static_cast<uint64_t>(cache_enabled) << kCacheBit;
+  packed |= static_cast<uint64_t>(keeps_cache) << kKeepsCacheBit;
   for (size_t device = 0; device < kNumDevices; ++device) {
     const PerDevice& wanted = devices[device];
     if (wanted.named) {

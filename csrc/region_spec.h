@@ -12,7 +12,8 @@ namespace torch_promote {
 
 // What one `my_autocast` object asks for, packed into 64 bits so that Python and torch.compile can hold it as a
 // constant:
-//   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled; 40..63 change.
+//   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled; 35 keeps_cache;
+//   40..63 change.
 struct RegionSpec {
   struct PerDevice {
     bool named = false;
@@ -21,6 +22,7 @@ struct RegionSpec {
   };
   std::array<PerDevice, kNumDevices> devices;
   bool cache_enabled = true;
+  bool keeps_cache = false; // leaves the cache flag as it is
   uint32_t change = 0; // of the policy: its number in the registry
 
   static RegionSpec unpack(uint64_t packed);
