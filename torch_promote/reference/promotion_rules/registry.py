@@ -7,13 +7,21 @@ from collections.abc import Callable
 import torch
 
 from torch_promote.errors import RuleDefinitionError, did_you_mean
+from torch_promote.reference.promotion_rules.array_api_rule import array_api_rule
+from torch_promote.reference.promotion_rules.jax_rule import jax_rule
+from torch_promote.reference.promotion_rules.numpy_rule import numpy_rule
 from torch_promote.reference.promotion_rules.rule import PromotionRule
+from torch_promote.reference.promotion_rules.strict_rule import strict_rule
 from torch_promote.reference.promotion_rules.torch_rule import torch_rule
 
 __all__ = ["RULE_NAMES", "promotion_rule"]
 
 _RULES: dict[str, Callable[[torch.dtype], PromotionRule]] = {
     "torch": torch_rule,
+    "jax": jax_rule,
+    "numpy": numpy_rule,
+    "array_api": array_api_rule,
+    "strict": strict_rule,
 }
 
 #: The rules that have a name, in the order in which they are documented.
@@ -33,10 +41,10 @@ def promotion_rule(rule: str | PromotionRule, default_dtype: torch.dtype | None 
     Example:
         >>> promotion_rule("torch").name
         'torch'
-        >>> promotion_rule("troch")
+        >>> promotion_rule("troch")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        torch_promote.errors.RuleDefinitionError: no promotion rule is called 'troch'. Legal: torch. Closest: torch.
+        torch_promote.errors.RuleDefinitionError: no promotion rule is called 'troch'. Legal: torch, ... Closest: torch.
     """
     default = default_dtype or torch.get_default_dtype()
     if isinstance(rule, PromotionRule):

@@ -1,7 +1,7 @@
 """What a promotion rule is: tables over dtypes, and the common dtype of any operands by them.
 
-A rule is data. Its tables answer for two dtypes, and for a Python number with the tensors' dtype. `PromotionRule.common`
-puts them together for any number of operands, and is the oracle for whatever is compiled from the tables.
+A rule is data. Its tables answer for two dtypes, and for a Python number with the tensors' dtype.
+`PromotionRule.common` puts them together for any number of operands, and is the oracle for what is compiled from them.
 """
 
 from __future__ import annotations
@@ -306,5 +306,6 @@ class PromotionRule:
 
 def _clauses(error: str) -> tuple[str, str]:
     """A promotion error of the reference, as what forbids and what to write."""
-    why, _, remedy_ = error.rstrip(".").partition(". ")
+    _, _, why = error.rpartition("no common dtype: ")
+    why, _, remedy_ = why.rstrip(".").partition(". ")
     return why, f"{remedy_ or 'Convert the operands first'}."

@@ -1,0 +1,168 @@
+"""JAX's rule: a small lattice, in which Python numbers have nodes of their own below the dtypes of their kind."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from torch_promote.errors import RuleDefinitionError
+from torch_promote.reference.dtypes import (
+    ALL_DTYPES,
+    Family,
+    default_complex,
+    dtype_name,
+    family,
+    is_complex,
+    is_floating,
+)
+from torch_promote.reference.promotion_rules.rule import PromotionRule
+
+__all__ = ["FLOAT8", "LATTICE", "jax_rule", "joins"]
+
+#: The float8 dtypes, which have a place each, below nothing.
+FLOAT8 = tuple(dtype_name(dtype) for dtype in ALL_DTYPES if family(dtype) is Family.FLOAT8)
+
+#: From each node to the ones right above it. A Python bool is the dtype bool; int*, float* and complex* are the other
+#: Python numbers. From JAX's type promotion semantics.
+LATTICE: Mapping[str, tuple[str, ...]] = {
+    "bool": ("int*",),
+    "int*": ("uint8", "int8", "uint4", "int4", "uint2", "int2"),
+    **dict.fromkeys(("uint2", "uint4", "int2", "int4"), ()),
+    "uint8": ("int16", "uint16"),
+    "uint16": ("int32", "uint32"),
+    "uint32": ("int64", "uint64"),
+    "uint64": ("float*",),
+    "int8": ("int16",),
+    "int16": ("int32",),
+    "int32": ("int64",),
+    "int64": ("float*",),
+    "float*": (*FLOAT8, "bfloat16", "float16", "complex*"),
+    **dict.fromkeys(FLOAT8, ()),
+    "bfloat16": ("float32",),
+    "float16": ("float32",),
+    "float32": ("float64", "complex64"),
+    "float64": ("complex128",),
+    "complex*": ("complex64",),
+    "complex64": ("complex128",),
+    "complex128": (),
+}
+
+_NUMBERS = {bool: "bool", int: "int*", float: "float*", complex: "complex*"}
+
+#: What an integer becomes in true division: a floating dtype of about its width, whatever the default dtype.
+_INEXACT = {
+    **dict.fromkeys(("bool", "uint4", "int4", "uint8", "int8", "uint16", "int16", "uint32", "int32"), torch.float32),
+    **dict.fromkeys(("uint64", "int64"), torch.float64),
+}
+
+
+def _above(lattice: Mapping[str, tuple[str, ...]]) -> dict[str, frozenset[str]]:
+    """Every node with all that are above it, itself included."""
+    found: dict[str, frozenset[str]] = {}
+
+    def climb(node: str, below: tuple[str, ...]) -> frozenset[str]:
+        if node in below:
+            raise RuleDefinitionError(f"the lattice has a cycle: {' < '.join((*below, node))}.")
+        if node not in found:
+            found[node] = frozenset({node}).union(*(climb(up, (*below, node)) for up in lattice[node]))
+        return found[node]
+
+    for node in lattice:
+        climb(node, ())
+    return found
+
+
+def _least(nodes: Iterable[str], above: Mapping[str, frozenset[str]]) -> str | None:
+    common = frozenset.intersection(*(above[node] for node in nodes))
+    least = [node for node in common if common <= above[node]]
+    if common and not least:
+        raise RuleDefinitionError(f"{', '.join(nodes)} have no least node above them: {', '.join(sorted(common))}.")
+    return least[0] if least else None
+
+
+def joins(lattice: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, str], str | None]:
+    """Returns the join of each two nodes of a lattice: the least node above both.
+
+    Args:
+        lattice: From each node to the ones right above it.
+
+    Returns:
+        Ordered pairs to their join; None where no node is above both.
+
+    Raises:
+        RuleDefinitionError: There is a cycle, or two nodes have nodes above them and no least one.
+
+    Example:
+        >>> joins({"a": ("c",), "b": ("c",), "c": (), "d": ()})["a", "b"]
+        'c'
+        >>> joins({"a": ("c", "d"), "b": ("c", "d"), "c": (), "d": ()})
+        Traceback (most recent call last):
+        ...
+        torch_promote.errors.RuleDefinitionError: a, b have no least node above them: c, d.
+    """
+    above = _above(lattice)
+    return {(a, b): _least((a, b), above) for a in lattice for b in lattice}
+
+
+_JOINS = joins(LATTICE)
+_ABOVE = _above(LATTICE)
+
+
+@functools.cache
+def jax_rule(default_dtype: torch.dtype) -> PromotionRule:
+    """Returns JAX's rule with 64-bit dtypes enabled; a Python number that decides has PyTorch's default dtype.
+
+    Args:
+        default_dtype: What the nodes float* and complex* stand for, where a join ends in one.
+
+    Example:
+        >>> rule = jax_rule(torch.float32)
+        >>> rule.tensors[torch.float16, torch.bfloat16], rule.numbers[float, torch.int64]
+        (torch.float32, torch.float32)
+        >>> rule.common([torch.uint64, torch.int64, torch.float16])
+        torch.float16
+    """
+    weak = {"int*": torch.int64, "float*": default_dtype, "complex*": default_complex(default_dtype)}
+
+    def dtype_of(node: str | None) -> torch.dtype | None:
+        return None if node is None else weak.get(node) or _DTYPES[node]
+
+    names = {name: dtype for name, dtype in _DTYPES.items() if name in LATTICE}
+    return PromotionRule(
+        name="jax",
+        tensors={(a, b): dtype_of(_JOINS[x, y]) for x, a in names.items() for y, b in names.items()},
+        numbers={
+            (number, dtype): dtype_of(_JOINS[node, name])
+            for number, node in _NUMBERS.items()
+            for name, dtype in names.items()
+        },
+        floats={dtype: _INEXACT.get(name, dtype if _is_inexact(dtype) else None) for name, dtype in names.items()},
+        # uint64 and int64 meet in float*, which gives way to any floating dtype. Two by two, it would be one already.
+        associative=False,
+        default_dtype=default_dtype,
+        reason=_reason,
+        many=lambda dtypes: dtype_of(_of_many(dtypes)),
+        build=jax_rule,
+    )
+
+
+_DTYPES = {dtype_name(dtype): dtype for dtype in ALL_DTYPES}
+
+
+def _is_inexact(dtype: torch.dtype) -> bool:
+    return is_floating(dtype) or is_complex(dtype)
+
+
+def _of_many(dtypes: Iterable[torch.dtype]) -> str | None:
+    names = [dtype_name(dtype) for dtype in dtypes]
+    return _least(names, _ABOVE) if LATTICE.keys() >= set(names) else None
+
+
+def _reason(a: torch.dtype | type, b: torch.dtype) -> str:
+    names = [f"a Python {a.__name__}" if isinstance(a, type) else dtype_name(a), dtype_name(b)]
+    for name in names:
+        if not name.startswith("a ") and name not in LATTICE:
+            return f"JAX has no dtype {name}"
+    return f"no node of JAX's lattice is above both {names[0]} and {names[1]}"

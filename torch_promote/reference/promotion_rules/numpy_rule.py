@@ -1,0 +1,113 @@
+"""NumPy 2's rule (NEP 50): a table of dtypes for tensors of any rank, in which only Python numbers are weak."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from torch_promote.reference.dtypes import dtype_name, is_complex, is_floating, kind
+from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule, fits
+from torch_promote.reference.promotion_rules.text_table import CODES, read_table
+
+__all__ = ["NUMPY_TABLE", "numpy_rule"]
+
+#: What two arrays promote to in arithmetic; bfloat16 as ml_dtypes gives it to NumPy. NumPy's own table is in
+#: numpy/_core/src/multiarray/common_dtype.c and in its casting tables.
+NUMPY_TABLE = """
+     b1 u1 u2 u4 u8 i1 i2 i4 i8 bf f2 f4 f8 c4 c8
+b1   b1 u1 u2 u4 u8 i1 i2 i4 i8 bf f2 f4 f8 c4 c8
+u1   u1 u1 u2 u4 u8 i2 i2 i4 i8 bf f2 f4 f8 c4 c8
+u2   u2 u2 u2 u4 u8 i4 i4 i4 i8 f4 f4 f4 f8 c4 c8
+u4   u4 u4 u4 u4 u8 i8 i8 i8 i8 f8 f8 f8 f8 c8 c8
+u8   u8 u8 u8 u8 u8 f8 f8 f8 f8 f8 f8 f8 f8 c8 c8
+i1   i1 i2 i4 i8 f8 i1 i2 i4 i8 bf f2 f4 f8 c4 c8
+i2   i2 i2 i4 i8 f8 i2 i2 i4 i8 f4 f4 f4 f8 c4 c8
+i4   i4 i4 i4 i8 f8 i4 i4 i4 i8 f8 f8 f8 f8 c8 c8
+i8   i8 i8 i8 i8 f8 i8 i8 i8 i8 f8 f8 f8 f8 c8 c8
+bf   bf bf f4 f8 f8 bf f4 f8 f8 bf f4 f4 f8 c4 c8
+f2   f2 f2 f4 f8 f8 f2 f4 f8 f8 f4 f2 f4 f8 c4 c8
+f4   f4 f4 f4 f8 f8 f4 f4 f8 f8 f4 f4 f4 f8 c4 c8
+f8   f8 f8 f8 f8 f8 f8 f8 f8 f8 f8 f8 f8 f8 c8 c8
+c4   c4 c4 c4 c8 c8 c4 c4 c8 c8 c4 c4 c4 c8 c4 c8
+c8   c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8
+"""
+
+_TABLE = read_table(NUMPY_TABLE)
+
+#: NumPy's numbers for its types, as an order: of several, the last one is asked what it makes of each other.
+_TYPE_NUMBERS = "b1 i1 u1 i2 u2 i4 u4 i8 u8 f4 f8 c4 c8 f2"
+_RANK = {CODES[code]: rank for rank, code in enumerate(_TYPE_NUMBERS.split())}
+
+#: What bfloat16 holds every value of, besides itself.
+_IN_BFLOAT16 = (torch.bool, torch.int8, torch.uint8)
+
+
+@functools.cache
+def numpy_rule(default_dtype: torch.dtype) -> PromotionRule:
+    """Returns NumPy 2's rule. It does not look at PyTorch's default dtype: NumPy's is float64.
+
+    Args:
+        default_dtype: What the rule is filed under.
+
+    Example:
+        >>> rule = numpy_rule(torch.float32)
+        >>> rule.tensors[torch.int32, torch.float32], rule.numbers[float, torch.int8]
+        (torch.float64, torch.float64)
+        >>> rule.common([torch.int16, torch.uint16, torch.float32])
+        torch.float32
+    """
+    dtypes = list(dict.fromkeys(dtype for dtype, _ in _TABLE))
+    return PromotionRule(
+        name="numpy",
+        tensors=_TABLE,
+        numbers={(number, dtype): _with_number(number, dtype) for number in NUMBER_TYPES for dtype in dtypes},
+        floats={dtype: dtype if is_floating(dtype) or is_complex(dtype) else torch.float64 for dtype in dtypes},
+        associative=False,
+        default_dtype=default_dtype,
+        reason=_reason,
+        many=_of_many,
+        build=numpy_rule,
+    )
+
+
+def _with_number(number: type, dtype: torch.dtype) -> torch.dtype:
+    """A number of no higher kind is of the array's dtype; one of a higher kind has NumPy's default precision."""
+    if fits(number, dtype):
+        return dtype
+    if number is complex and is_floating(dtype):
+        return torch.complex128 if dtype is torch.float64 else torch.complex64
+    return {int: torch.int64, float: torch.float64, complex: torch.complex128}[number]
+
+
+def _of_many(dtypes: Sequence[torch.dtype]) -> torch.dtype | None:
+    """As PyArray_PromoteDTypeSequence: one dtype, which knows all others, meets each; what comes of that is folded.
+
+    So int16 with uint16 does not pass through int32 on the way to float32. NumPy asks ml_dtypes for two dtypes only;
+    with others, bfloat16 stands for float32 unless it holds all of them.
+    """
+    found = set(dtypes)
+    if torch.bfloat16 in found:
+        found.remove(torch.bfloat16)
+        if found <= set(_IN_BFLOAT16):
+            return torch.bfloat16
+        found.add(torch.float32)
+    if not found <= _RANK.keys():
+        return None
+    main, *others = sorted(found, key=_RANK.__getitem__, reverse=True)
+    return functools.reduce(_met, (_met(main, other) for other in others), main)
+
+
+def _met(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    found = _TABLE[a, b]
+    assert found is not None, "NumPy's table has an answer everywhere"
+    return found
+
+
+def _reason(a: torch.dtype | type, b: torch.dtype) -> str:
+    unknown = next((x for x in (a, b) if isinstance(x, torch.dtype) and x not in {d for d, _ in _TABLE}), None)
+    assert unknown is not None, (a, b)
+    if isinstance(a, type):
+        return f"NumPy has no {dtype_name(b)}, and a Python {a.__name__} is of a higher kind ({kind(b).name.lower()})"
+    return f"NumPy has no {dtype_name(unknown)}"

@@ -1,0 +1,45 @@
+"""The strict rule: tensors of different dtypes do not meet, and a Python number has to be of a kind that fits."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_integral
+from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule, fits
+
+__all__ = ["strict_rule"]
+
+
+@functools.cache
+def strict_rule(default_dtype: torch.dtype) -> PromotionRule:
+    """Returns the strict rule, for every dtype that the running PyTorch has.
+
+    A call whose tensors have one dtype never raises: integers still divide into the default dtype.
+
+    Args:
+        default_dtype: What integers become in true division.
+
+    Example:
+        >>> rule = strict_rule(torch.float32)
+        >>> rule.tensors[torch.int32, torch.int64], rule.numbers[int, torch.float16], rule.numbers[float, torch.int32]
+        (None, torch.float16, None)
+    """
+    return PromotionRule(
+        name="strict",
+        tensors={(a, b): a if a is b else None for a in ALL_DTYPES for b in ALL_DTYPES},
+        numbers={
+            (number, dtype): dtype if fits(number, dtype) else None for number in NUMBER_TYPES for dtype in ALL_DTYPES
+        },
+        floats={dtype: default_dtype if is_integral(dtype, include_bool=True) else dtype for dtype in ALL_DTYPES},
+        default_dtype=default_dtype,
+        reason=_reason,
+        build=strict_rule,
+    )
+
+
+def _reason(a: torch.dtype | type, b: torch.dtype) -> str:
+    if isinstance(a, type):
+        return f"a Python {a.__name__} would change the dtype of {dtype_name(b)}"
+    return f"{dtype_name(a)} and {dtype_name(b)} differ, and nothing is promoted implicitly"

@@ -1,0 +1,204 @@
+"""A user's own promotion rule: a table over pairs of dtypes, or a function of two, checked when it is made."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from torch_promote.errors import RuleDefinitionError
+from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, kind
+from torch_promote.reference.promotion_rules.registry import RULE_NAMES, promotion_rule
+from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule
+from torch_promote.reference.promotion_rules.text_table import CODES
+
+__all__ = ["PAIR_DTYPES", "make_rule"]
+
+Pairs = Mapping[tuple[torch.dtype, torch.dtype], torch.dtype | None]
+PairFunction = Callable[[torch.dtype, torch.dtype], torch.dtype | None]
+
+#: What a function is asked about, each with each: the dtypes that arithmetic is done in.
+PAIR_DTYPES: tuple[torch.dtype, ...] = tuple(CODES.values())
+
+
+def make_rule(
+    name: str,
+    tensors: Pairs | PairFunction,
+    *,
+    over: str | PromotionRule = "strict",
+    numbers: Mapping[tuple[type, torch.dtype], torch.dtype | None] | None = None,
+    floats: Mapping[torch.dtype, torch.dtype | None] | None = None,
+    default_dtype: torch.dtype | None = None,
+) -> PromotionRule:
+    """Makes a promotion rule.
+
+    Args:
+        name: What to call it, in errors; none of `RULE_NAMES`.
+        tensors: What two tensors' dtypes promote to. A table of pairs, in either order or in both; it may be partial.
+            Or a function of two dtypes, which is asked about every pair of `PAIR_DTYPES`. None stands for a pair that
+            has no common dtype.
+        over: The rule that answers where `tensors`, `numbers` and `floats` do not. Over "strict", a pair that the table
+            lacks has no common dtype.
+        numbers: Types of Python numbers (bool, int, float, complex) with the tensors' dtype to the common dtype.
+        floats: Common dtypes to what true division makes of them.
+        default_dtype: The default dtype that `over` is taken for; None means the current one.
+
+    Returns:
+        The rule. Whether it is associative is found out here. If it is not, more than two dtypes have a common one
+        where every order of folding them gives the same.
+
+    Raises:
+        RuleDefinitionError: The table says two things of a pair, a dtype does not promote to itself with itself, or an
+            answer is no dtype. The message names the pair.
+
+    Example:
+        >>> rule = make_rule("careful", {(torch.int32, torch.float32): torch.float64}, over="torch")
+        >>> rule.common([torch.float32, torch.int32]), rule.common([torch.int8, torch.float32])
+        (torch.float64, torch.float32)
+        >>> make_rule("odd", {(torch.int8, torch.int8): torch.int16})
+        Traceback (most recent call last):
+        ...
+        torch_promote.errors.RuleDefinitionError: rule 'odd': int8 with itself is int16. It has to be int8.
+    """
+    if name in RULE_NAMES:
+        raise RuleDefinitionError(f"{name!r} is the name of a rule that is there already. Choose another.")
+    pairs = _of_function(name, tensors) if callable(tensors) else _both_ways(name, tensors)
+    _check_numbers(name, numbers or {})
+    for source, answer in (floats or {}).items():
+        _check_answer(name, f"the floating dtype of {_shown(source)}", (source,), answer)
+
+    @functools.cache
+    def build(default: torch.dtype) -> PromotionRule:
+        base = promotion_rule(over, default)
+        return _built(name, base, pairs, numbers or {}, floats or {}, build)
+
+    return build(default_dtype or torch.get_default_dtype())
+
+
+def _built(
+    name: str,
+    base: PromotionRule,
+    pairs: Pairs,
+    numbers: Mapping[tuple[type, torch.dtype], torch.dtype | None],
+    floats: Mapping[torch.dtype, torch.dtype | None],
+    build: Callable[[torch.dtype], PromotionRule],
+) -> PromotionRule:
+    known = list(dict.fromkeys(d for d in ALL_DTYPES if (d, d) in base.tensors or (d, d) in pairs))
+    table = {(a, b): pairs.get((a, b), base.of_pair(a, b)) for a in known for b in known}
+    associative = _is_associative(table, known)
+
+    def reason(a: torch.dtype | type, b: torch.dtype) -> str:
+        if isinstance(a, type):
+            return f"the rule has no entry for a Python {a.__name__} with {dtype_name(b)}"
+        if table.get((a, b)) is not None:
+            return "the order of the operands would decide"
+        return f"the rule has no common dtype for {dtype_name(a)} and {dtype_name(b)}"
+
+    zero_dims = {
+        pair: (pair[0] if kind(pair[1]) <= kind(pair[0]) else pairs[pair]) if pair in pairs else found
+        for pair, found in base.zero_dims.items()
+    }
+    return PromotionRule(
+        name=name,
+        tensors=table,
+        numbers={**base.numbers, **numbers},
+        floats={**base.floats, **floats},
+        zero_dim_is_weak=base.zero_dim_is_weak,
+        associative=associative,
+        zero_dims=zero_dims,
+        default_dtype=base.default_dtype,
+        reason=reason,
+        many=None if associative else functools.partial(_of_many, table, base),
+        build=build,
+    )
+
+
+def _both_ways(name: str, table: Pairs) -> Pairs:
+    """A table with every pair in both orders, and with each of its dtypes with itself."""
+    found: dict[tuple[torch.dtype, torch.dtype], torch.dtype | None] = {}
+    for pair, answer in table.items():
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise RuleDefinitionError(f"rule {name!r}: a key of the table is a pair of dtypes, got {pair!r}.")
+        a, b = pair
+        _check_answer(name, f"{_shown(a)} with {_shown(b)}", pair, answer)
+        if a is b and answer is not a:
+            raise RuleDefinitionError(
+                f"rule {name!r}: {_shown(a)} with itself is {_shown(answer)}. It has to be {_shown(a)}."
+            )
+        if found.get((a, b), answer) is not answer or table.get((b, a), answer) is not answer:
+            raise RuleDefinitionError(
+                f"rule {name!r}: {_shown(a)} with {_shown(b)} is {_shown(answer)}, and the other way round "
+                f"{_shown(table[b, a])}. A promotion does not depend on the order."
+            )
+        found |= {(a, b): answer, (b, a): answer, (a, a): a, (b, b): b}
+    return found
+
+
+def _of_function(name: str, function: PairFunction) -> Pairs:
+    table: dict[tuple[torch.dtype, torch.dtype], torch.dtype | None] = {}
+    for a, b in itertools.product(PAIR_DTYPES, repeat=2):
+        try:
+            table[a, b] = function(a, b)
+        except Exception as error:
+            raise RuleDefinitionError(
+                f"rule {name!r}: the function raises for {_shown(a)} with {_shown(b)}: {error!r}. "
+                "Return None for two dtypes that have no common one."
+            ) from error
+    return _both_ways(name, table)
+
+
+def _check_numbers(name: str, numbers: Mapping[tuple[type, torch.dtype], torch.dtype | None]) -> None:
+    for key, answer in numbers.items():
+        if not (isinstance(key, tuple) and len(key) == 2 and key[0] in NUMBER_TYPES):
+            raise RuleDefinitionError(
+                f"rule {name!r}: a key of numbers is bool, int, float or complex with a dtype, got {key!r}."
+            )
+        _check_answer(name, f"a Python {key[0].__name__} with {_shown(key[1])}", (key[1],), answer)
+
+
+def _check_answer(name: str, words: str, dtypes: Sequence[object], answer: object) -> None:
+    for dtype in dtypes:
+        if not isinstance(dtype, torch.dtype):
+            raise RuleDefinitionError(f"rule {name!r}: {dtype!r} is no dtype.")
+    if answer is not None and not isinstance(answer, torch.dtype):
+        raise RuleDefinitionError(f"rule {name!r}: {words} is {answer!r}. Legal: a torch.dtype, or None for none.")
+
+
+def _shown(dtype: object) -> str:
+    return dtype_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
+
+
+def _is_associative(table: Pairs, dtypes: Sequence[torch.dtype]) -> bool:
+    """Whether the order of folding never decides, neither on the dtype nor on whether there is one."""
+
+    def join(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
+        return None if a is None or b is None else table.get((a, b), a if a is b else None)
+
+    # A table with few promotions, as over "strict", has mostly triples that fail at once either way.
+    return all(join(join(a, b), c) is join(a, join(b, c)) for a, b, c in itertools.product(dtypes, repeat=3))
+
+
+def _of_many(table: Pairs, base: PromotionRule, dtypes: Sequence[torch.dtype]) -> torch.dtype | None:
+    """Where the table changes nothing between the dtypes, and the base rule knows better than to fold, it is asked."""
+    pairs = itertools.permutations(dtypes, 2)
+    if base.many is not None and all(table.get(pair) is base.of_pair(*pair) for pair in pairs):
+        return base.many(dtypes)
+    return _in_every_order(table, dtypes)
+
+
+def _in_every_order(table: Pairs, dtypes: Sequence[torch.dtype]) -> torch.dtype | None:
+    """What every order of folding gives; None if two orders differ, or one fails."""
+    results: dict[frozenset[torch.dtype], frozenset[torch.dtype | None]] = {
+        frozenset({d}): frozenset({d}) for d in dtypes
+    }
+    for size in range(2, len(dtypes) + 1):
+        for chosen in map(frozenset, itertools.combinations(dtypes, size)):
+            results[chosen] = frozenset(
+                None if found is None else table.get((found, last), found if found is last else None)
+                for last in chosen
+                for found in results[chosen - {last}]
+            )
+    found, *others = results[frozenset(dtypes)]
+    return None if others else found
