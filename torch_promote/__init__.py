@@ -52,6 +52,7 @@ from torch_promote.errors import (  # noqa: E402
 )
 from torch_promote.policies import CastPolicy  # noqa: E402
 from torch_promote.policy import Policy  # noqa: E402
+from torch_promote.promotion import promotion  # noqa: E402
 
 if TYPE_CHECKING:
     from torch_promote import reference
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
         set_module_policy,
     )
 
-_compile.install(my_autocast)
+_compile.install(my_autocast, promotion)
 _higher_order.pass_over(OUR_KEY)
 use_environment()
 
@@ -95,6 +96,7 @@ __all__ = [
     "module_policies",
     "my_autocast",
     "print_module_policy",
+    "promotion",
     "reference",
     "register_policy",
     "registered_policies",

@@ -18,7 +18,7 @@ from torch_promote._decorator import decorate
 from torch_promote._export import record_enter, record_exit
 from torch_promote._steps import guard_tasks
 from torch_promote.errors import DecoratorError, OptionError, RegionError
-from torch_promote.promotion_lint import Lint, PromotionEvent, kinds_of
+from torch_promote.promotion_lint import Lint, PromotionEvent, check_handler, kinds_of
 
 if TYPE_CHECKING:
     from torch_promote.reference.promotion_rules import PromotionRule
@@ -27,7 +27,8 @@ __all__ = ["promotion"]
 
 # The layout of a packed spec; csrc/region_spec.h, RegionSpec, reads it. No device is named.
 _KEEPS_CACHE = 1 << 35
-_MODES = {"warn": promotion_lint.WARN, "raise": promotion_lint.RAISE}
+_CALL = "a callable"
+_MODES = {"warn": promotion_lint.WARN, "raise": promotion_lint.RAISE, _CALL: promotion_lint.CALL}
 
 
 class promotion:  # noqa: N801 (a context manager, as my_autocast)
@@ -87,7 +88,9 @@ class promotion:  # noqa: N801 (a context manager, as my_autocast)
                 "in a compiled function, on_promotion is 'warn', 'raise' or None: its ops run while it is compiled, and "
                 "not afterwards. Open the region outside of the function, or run it without torch.compile."
             )
-        mode = on_promotion if handler is None else "call"
+        if handler is not None:
+            check_handler(handler)
+        mode = on_promotion if handler is None else _CALL
         self._spec = f"{_change_of(rule, mode, matmul, kinds):06x}{_KEEPS_CACHE:010x}"
         self._arguments = (rule, on_promotion, matmul, kinds)
         self._lint = None
@@ -158,8 +161,6 @@ def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -
                 f"kinds={kinds!r} says which promotions on_promotion is for, and there is no on_promotion. Give "
                 f"on_promotion='warn', 'raise' or a callable."
             )
-    elif on_promotion == "call":
-        mode, bits = promotion_lint.CALL, kinds_of("any" if kinds is None else kinds)
     elif isinstance(on_promotion, str) and on_promotion in _MODES:
         mode, bits = _MODES[on_promotion], kinds_of("any" if kinds is None else kinds)
     else:

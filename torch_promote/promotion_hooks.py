@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_promote import _C, _checkpoint, promotion_lint
-from torch_promote.errors import PromotionRuleError
+from torch_promote.errors import PromotionRuleError, PromotionWriteError
 from torch_promote.promoting_ops import promoting_ops
-from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, is_complex, is_floating, is_signed, kind
+from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name
+from torch_promote.reference.dtypes import kind as kind_of_dtype
 from torch_promote.reference.promotion import Operand
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, describe
@@ -127,8 +128,8 @@ def _may_write(rule: PromotionRule, computed: torch.dtype, written: torch.dtype)
 
 
 def _kind(dtype: torch.dtype, casting: str) -> tuple[int, bool]:
-    split = casting == "numpy_same_kind" and kind(dtype) is Kind.INTEGRAL
-    return int(kind(dtype)), split and is_signed(dtype)
+    split = casting == "numpy_same_kind" and kind_of_dtype(dtype) is Kind.INTEGRAL
+    return int(kind_of_dtype(dtype)), split and dtype.is_signed
 
 
 class _Hooks:
@@ -150,23 +151,22 @@ class _Hooks:
     def refuse_to_write(
         self, number: int, op: str, operands: Sequence[Any], computed: torch.dtype, written: torch.dtype
     ) -> None:
-        a, b = dtype_name(computed), dtype_name(written)
-        name = _known[number].rule.name
-        raise PromotionRuleError(
-            name,
+        raise PromotionWriteError(
+            _known[number].rule.name,
             map(describe, map(_operand, operands)),
-            f"it computes in {a}, which the rule does not write to {b}",
-            f"Convert the result: `x.copy_(result.to(torch.{b}))`, or write to a tensor of {a}.",
+            f"it computes in {dtype_name(computed)}, which the rule does not write to {dtype_name(written)}",
+            f"Write to a {dtype_name(computed)} tensor, or cast the result of the op that does not write: "
+            f".to({written}).",
             op,
         )
 
     def report(
-        self, number: int, region: int, op: str, operands: Sequence[Any], result: torch.dtype, kind_number: int
+        self, number: int, region: int, op: str, operands: Sequence[Any], result: torch.dtype, kind: int
     ) -> None:
         known = _known[number]
         words = tuple(describe(_operand(operand)) for operand in operands)
-        event = {"op": op, "operands": words, "result": result, "rule": known.rule.name, "kind_number": kind_number}
-        promotion_lint.report(known.mode, region, event)
+        event = {"op": op, "operands": words, "result": result, "rule": known.rule.name}
+        promotion_lint.report(known.mode, region, kind, event)
 
     def _rule(self, number: int) -> PromotionRule:
         return _known[number].rule.under(torch.get_default_dtype())

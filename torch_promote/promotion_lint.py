@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import sys
 import warnings
 import weakref
@@ -131,18 +132,19 @@ lints: weakref.WeakValueDictionary[int, Lint] = weakref.WeakValueDictionary()
 _without_object = Lint(None)
 
 
-def report(mode: int, region: int, event: dict[str, Any]) -> None:
+def report(mode: int, region: int, kind: int, event: dict[str, Any]) -> None:
     """Says what was found, as `on_promotion` has it.
 
     Args:
         mode: WARN, RAISE or CALL.
         region: The address of the `promotion` object.
-        event: What `PromotionEvent` is made of, without the line.
+        kind: The kind's number in the extension.
+        event: What else `PromotionEvent` is made of, without the line.
     """
     lint = lints.get(region, _without_object)
     frame = _caller()
     filename, lineno = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
-    found = PromotionEvent(**event, kind=_KINDS[event.pop("kind_number")], filename=filename, lineno=lineno)
+    found = PromotionEvent(kind=_KINDS[kind], filename=filename, lineno=lineno, **event)
     if mode == RAISE:
         raise PromotionLintError(f"{found}. Write the cast that you mean, or change `kinds`.")
     if not lint.is_new(filename, lineno):
@@ -150,7 +152,34 @@ def report(mode: int, region: int, event: dict[str, Any]) -> None:
     if mode == WARN:
         _warn(found, frame)
     elif lint.handler is not None:
-        lint.handler(found)
+        _call(lint.handler, found)
+
+
+def check_handler(handler: Callable[[PromotionEvent], object]) -> None:
+    """Raises if a callable does not take one argument.
+
+    Raises:
+        OptionError: It does not.
+
+    Example:
+        >>> check_handler(print)
+    """
+    try:
+        inspect.signature(handler).bind(None)
+    except TypeError as error:
+        raise OptionError(
+            f"on_promotion={handler!r} is called with one PromotionEvent, and does not take one argument: {error}. "
+            f"Legal: a callable such as `events.append` or `lambda event: print(event)`."
+        ) from None
+    except ValueError:
+        pass  # a builtin without a signature
+
+
+def _call(handler: Callable[[PromotionEvent], object], event: PromotionEvent) -> None:
+    try:
+        handler(event)
+    except TypeError as error:  # PyTorch drops one that comes out of `x + y`
+        raise PromotionLintError(f"on_promotion={handler!r} raised TypeError: {error}") from error
 
 
 def _warn(event: PromotionEvent, frame: FrameType | None) -> None:
