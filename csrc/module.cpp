@@ -339,11 +339,12 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "register_promoting_op",
       [](std::string op, std::string overload, std::string functional, uint64_t participants, unsigned int computes,
-         int rounding_mode, bool each, bool matmul) {
+         int rounding_mode, bool each, bool matmul, unsigned int refuses) {
         TORCH_CHECK_VALUE(computes <= static_cast<unsigned int>(Computes::opaque), "no op computes ", computes);
+        TORCH_CHECK_VALUE(refuses <= static_cast<unsigned int>(Refuses::mixed), "no op refuses ", refuses);
         register_promoting_op(
             {std::move(op), std::move(overload), std::move(functional), participants, static_cast<Computes>(computes),
-             rounding_mode, each, matmul});
+             rounding_mode, each, matmul, static_cast<Refuses>(refuses)});
       });
 
   m.def("swap_observer", &swap_observer);

@@ -282,6 +282,21 @@ c10::Scalar in_kind_of(ScalarType dtype, const c10::Scalar& scalar) {
   }
 }
 
+bool is_refused(Refuses refuses, ScalarType dtype) {
+  switch (refuses) {
+    case Refuses::boolean:
+      return dtype == ScalarType::Bool;
+    case Refuses::integral:
+      return c10::isIntegralType(dtype, /*includeBool=*/true);
+    case Refuses::complex:
+      return c10::isComplexType(dtype);
+    case Refuses::mixed:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // Whether the rule in force is to act here; see PromotionState.
 bool acts_in_this_backward() {
   return torch::autograd::get_current_graph_task_id() == tls_promotion.graph_task;
@@ -422,13 +437,15 @@ class Call {
 
   // NOTE [ PyTorch's own rule ]
   // The op arrives at the same dtype itself, so what is not cast here changes nothing; and three things must not be
-  // cast, or bits would change. Kernels for half precision read a tensor of one element unrounded. Backward formulas
+  // cast, or bits would change (and errors: see Refuses). Kernels for half precision read a tensor of one element unrounded. Backward formulas
   // compute with the operands that were saved, in the dtypes that these have. And what is written keeps its dtype.
   bool cast_as_stock(const Operands& operands, ScalarType dtype) {
     const bool known = std::none_of(operands.begin(), operands.end(), [](const Operand& operand) {
       return operand.number.has_value() && operand.dtype == ScalarType::UInt64; // more than int64 holds
     });
-    if (!known || records_gradient(operands)) {
+    if (!known || records_gradient(operands) || std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
+          return is_refused(op_.refuses, operand.dtype);
+        })) {
       return false;
     }
     bool any = false;

@@ -54,6 +54,7 @@ void register_promoting_op(const PromotingOpRequest& request) {
       request.rounding_mode,
       request.each,
       request.matmul,
+      request.refuses,
       boxed_kernel_of(number, Writes::as_the_version_says),
   };
   if (is_new) {

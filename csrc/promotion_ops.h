@@ -24,6 +24,9 @@ enum class Computes : uint8_t {
   opaque,  // nothing: what is inside such an op is its own affair, and it promotes nothing of its own
 };
 
+// The operands that an op raises for before it promotes them; torch_promote/promoting_ops.py.
+enum class Refuses : uint8_t { nothing, boolean, integral, complex, mixed };
+
 struct PromotingOp {
   OpNumber number;
   c10::OperatorHandle handle;
@@ -35,6 +38,7 @@ struct PromotingOp {
   int rounding_mode = -1; // the argument that, if given, makes `floats` `common`
   bool each = false;      // its lists go in step: each element is a call of its own
   bool matmul = false;    // a matrix product, which PyTorch does not promote
+  Refuses refuses = Refuses::nothing;
   c10::BoxedKernel boxed; // what the key does with a call of it that is not plain
 
   bool takes_part(size_t argument) const {
@@ -71,6 +75,7 @@ struct PromotingOpRequest {
   int rounding_mode = -1;
   bool each = false;
   bool matmul = false;
+  Refuses refuses = Refuses::nothing;
 };
 
 // Gives the op a kernel on our key, for good, unless it has one. Raises if the dispatcher knows no such overload or

@@ -59,6 +59,23 @@ _OPAQUE = {
     "nanmean": "divides by a count",
 }
 
+#: Ops that raise for some dtypes of operands before they promote them. Under PyTorch's own rule these get such operands
+#: as they are.
+REFUSES_NOTHING, REFUSES_BOOL, REFUSES_INTEGRAL, REFUSES_COMPLEX, REFUSES_MIXED = range(5)
+_REFUSES = {
+    "_cdist_forward": REFUSES_MIXED,
+    "addr": REFUSES_MIXED,
+    "addcdiv": REFUSES_INTEGRAL,
+    "clamp": REFUSES_COMPLEX,
+    "heaviside": REFUSES_MIXED,
+    "lerp": REFUSES_MIXED,
+    "rsub": REFUSES_BOOL,
+    "selu": REFUSES_MIXED,
+    "special_round": REFUSES_MIXED,
+    "sub": REFUSES_BOOL,
+    "subtract": REFUSES_BOOL,
+}
+
 #: In-place operators of Python whose name does not tell which op they write for.
 _OPERATORS = {"__ilshift__": "__lshift__", "__irshift__": "__rshift__"}
 
@@ -74,6 +91,7 @@ class PromotingOp(NamedTuple):
         rounding_mode: The place of the argument that makes a quotient whole; -1 if there is none.
         each: Whether its lists go in step.
         matmul: Whether it is a matrix product.
+        refuses: What operands it raises for before it promotes: a REFUSES_ constant.
     """
 
     name: str
@@ -83,6 +101,7 @@ class PromotingOp(NamedTuple):
     rounding_mode: int = -1
     each: bool = False
     matmul: bool = False
+    refuses: int = REFUSES_NOTHING
 
 
 @functools.cache
@@ -134,6 +153,7 @@ def _of_entry(entry: Entry, schema: Any) -> PromotingOp | None:
     if term.rule == "one_dtype" and entry.op not in _NO_PRODUCTS:
         return PromotingOp(entry.op, "", _tensors(schema), COMMON, matmul=True)
     each = term.rule == EACH
+    inner = entry.op.removeprefix("aten::")
     if each:
         inner = term.names[0]
         term = rule_table()[f"aten::{inner}"].terms[0]
@@ -152,7 +172,8 @@ def _of_entry(entry: Entry, schema: Any) -> PromotingOp | None:
     if len(places) < 2 and _COMPUTES[term.rule] is not FLOATS and not _is_list(schema.arguments[places[0]]):
         return None  # one operand, which stays as it is
     mode = names.index("rounding_mode") if "rounding_mode" in names else -1
-    return PromotingOp(entry.op, "", places, _COMPUTES[term.rule], mode, each)
+    refuses = _REFUSES.get(inner.partition(".")[0], REFUSES_NOTHING)
+    return PromotingOp(entry.op, "", places, _COMPUTES[term.rule], mode, each, refuses=refuses)
 
 
 def _places_of_each(inner: str, named: tuple[str, ...], schema: Any) -> tuple[int, ...]:

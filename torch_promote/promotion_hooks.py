@@ -72,7 +72,7 @@ def _register_ops() -> None:
         name, _, overload = op.name.partition(".")
         participants = sum(1 << place for place in op.participants)
         _C.register_promoting_op(
-            name, overload, op.functional, participants, op.computes, op.rounding_mode, op.each, op.matmul
+            name, overload, op.functional, participants, op.computes, op.rounding_mode, op.each, op.matmul, op.refuses
         )
 
 

@@ -23,7 +23,8 @@ __all__ = ["PromotionEvent", "PromotionKind", "kinds_of"]
 class PromotionKind(enum.StrEnum):
     """A kind of silent promotion.
 
-    A call is of the first kind that is looked for and fits, in the order of the members, `ANY` last.
+    A call is of the first kind that is looked for and fits: int overflow, int to low-precision float, 0-dim precision
+    loss, up to float64, and `ANY` for all else. Who looks for `ANY` looks for all.
 
     Example:
         >>> PromotionKind("up to float64") is PromotionKind.UP_TO_FLOAT64
@@ -39,6 +40,7 @@ class PromotionKind(enum.StrEnum):
 
 #: In the order of csrc/promotion_rule.h, LintKind.
 _KINDS = tuple(PromotionKind)
+_ALL = (1 << len(_KINDS)) - 1
 _BY_NAME = {kind.name.lower(): kind for kind in _KINDS} | {kind.value: kind for kind in _KINDS}
 
 #: Frames of these folders are not the caller's.
@@ -92,8 +94,8 @@ def kinds_of(kinds: object) -> int:
         OptionError: There is no such kind, or none is given.
 
     Example:
-        >>> kinds_of("any"), kinds_of(["zero_dim_precision_loss", PromotionKind.ANY])
-        (16, 17)
+        >>> kinds_of("any"), kinds_of(["up_to_float64", PromotionKind.ANY])
+        (31, 31)
     """
     given = [kinds] if isinstance(kinds, str) or not isinstance(kinds, Iterable) else list(kinds)
     legal = ", ".join(repr(kind.value) for kind in _KINDS)
@@ -105,7 +107,7 @@ def kinds_of(kinds: object) -> int:
         if kind is None:
             close = did_you_mean(name, _BY_NAME) if isinstance(name, str) else ""
             raise OptionError(f"there is no kind of promotion {name!r}. Legal: {legal}, one or several.{close}")
-        bits |= 1 << _KINDS.index(kind)
+        bits |= _ALL if kind is PromotionKind.ANY else 1 << _KINDS.index(kind)
     return bits
 
 
