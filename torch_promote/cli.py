@@ -62,6 +62,7 @@ examples:
   torch-promote parity --quick                   stock, ours and the reference
   torch-promote bench --suite region             timings against stock
   torch-promote why "int32[3] + 5.5"             how a result dtype comes about
+  torch-promote why --rule jax "int32[3] + 5.5"  and by another promotion rule
 
 exit status: 0 done, 1 something was found (a difference, a mismatch), 2 wrong
 command line, 130 interrupted.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -15,9 +16,16 @@ from expecttest import assert_expected_inline
 
 from torch_promote import cli_why
 from torch_promote.reference.derivation import why
-from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, kind
+from torch_promote.reference.dtypes import ALL_DTYPES, TYPECODES, Kind, dtype_name, kind
 from torch_promote.reference.expression import ExpressionError, TensorTerm, parse
 from torch_promote.reference.operators import OPERATORS
+from torch_promote.reference.promotion_rules import (
+    RULE_NAMES,
+    PromotionRule,
+    PromotionRuleError,
+    make_rule,
+    promotion_rule,
+)
 from torch_promote.reference.promotion_table import TABLE_DTYPES
 
 SHAPES = ((2,), ())
@@ -148,6 +156,141 @@ neither equal nor 1.""",
     )
 
 
+def runs_under(rule: PromotionRule, left: Any, symbol: str, right: Any) -> torch.Tensor | str:
+    """What PyTorch gives once the tensors are cast to the common dtype that a rule gives."""
+    numbers = not isinstance(left, torch.Tensor), not isinstance(right, torch.Tensor)
+    if symbol == "/" and numbers[0]:
+        try:
+            right = right.to(rule.common([right], floats=True)).reciprocal()
+        except (PromotionRuleError, RuntimeError) as error:
+            return str(error)
+        return runs_under(rule, right, "*", left)
+    try:
+        common = rule.common([left, right], floats=OPERATORS[symbol].preset == "binary_float")
+    except PromotionRuleError as error:
+        return str(error)
+    cast = (x if number else x.to(common) for x, number in zip((left, right), numbers, strict=True))
+    return stock(next(cast), symbol, next(cast))
+
+
+@pytest.mark.parametrize("name", RULE_NAMES[1:])
+@pytest.mark.parametrize("symbol", OPERATORS)
+def test_every_operator_under_a_rule_on_every_pair(symbol: str, name: str) -> None:
+    """The dtype is that of the op on operands that were cast. What an op refuses, it refuses of the uncast ones."""
+    rule = promotion_rule(name)
+    differing = []
+    some = tuple(TYPECODES[code] for code in ["b1", "u1", "i4", "i8", "bf", "f2", "f4", "f8", "c4"])
+    for (left, x), (right, y) in itertools.product(operands(some), repeat=2):
+        if not (isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor)):
+            continue
+        derivation, result = why(f"{left} {symbol} {right}", rule=name), runs_under(rule, x, symbol, y)
+        # A bool is refused before it would be cast.
+        refused = symbol == "-" and "subtraction with a bool" in str(derivation.error)
+        if not refused and not agrees(derivation, result):
+            differing.append((str(derivation), result))
+    assert differing == []
+
+
+@pytest.mark.parametrize("name", RULE_NAMES)
+def test_a_derivation_says_what_the_rule_says(name: str) -> None:
+    rule = promotion_rule(name)
+    for a, b in itertools.product(ALL_DTYPES, repeat=2):
+        derivation = why(f"{dtype_name(a)}[2] == {dtype_name(b)}[2]", rule=name)
+        raises = isinstance(answer(rule, a, b), str)
+        assert derivation.by_rule == (raises and name != "torch"), derivation
+        assert derivation.rule == name
+        if raises and name != "torch":
+            assert derivation.error is not None
+            assert derivation.error.startswith(f'eq: the promotion rule "{name}" has no common dtype for ')
+
+
+def answer(rule: PromotionRule, *dtypes: torch.dtype) -> torch.dtype | str:
+    try:
+        return rule.common(dtypes)
+    except PromotionRuleError as error:
+        return str(error)
+
+
+def test_a_derivation_by_jaxs_rule() -> None:
+    assert_expected_inline(
+        str(why("uint8[3] * (uint64[] + int64[2, 1]) / 3", torch.float64, rule="jax")),
+        """\
+(uint8[3] * (uint64[] + int64[2, 1])) / 3, by the rule jax
+1. uint64[] is a 0-dim tensor of uint64, which counts like any other tensor.
+2. int64[2, 1] is a tensor of int64.
+3. In JAX's lattice, float* is the least node above uint64 and int64 and stands for the default
+   dtype, float64.
+4. uint64[] and int64[2, 1] are cast to float64.
+5. + computes in float64 and returns float64.
+6. uint8[3] is a tensor of uint8.
+7. (uint64[] + int64[2, 1]) is a tensor of float64.
+8. In JAX's lattice, uint8 is below float64, which stays.
+9. uint8[3] is cast to float64.
+10. * computes in float64 and returns float64.
+11. (uint8[3] * (uint64[] + int64[2, 1])) is a tensor of float64.
+12. 3 is a Python int: it is weak, and gives way to a tensor's dtype.
+13. In JAX's lattice, int* is below float64, which stays.
+14. / computes in float64 and returns float64.
+Result: float64 of shape [2, 3]""",
+    )
+
+
+def test_a_derivation_by_numpys_rule() -> None:
+    assert_expected_inline(
+        str(why("3 / int8[] + True", torch.float32, rule="numpy")),
+        """\
+(3 / int8[]) + True, by the rule numpy
+1. 3 / int8[] is computed as int8[].reciprocal() times the number. The reciprocal is float64: the
+   rule takes float64 for int8 in floating point.
+2. int8[].reciprocal() is a 0-dim tensor of float64, which counts like any other tensor.
+3. 3 is a Python int: it is weak, and gives way to a tensor's dtype.
+4. A Python int is of no higher kind than float64, so float64 stays.
+5. * computes in float64 and returns float64.
+6. (3 / int8[]) is a 0-dim tensor of float64, which counts like any other tensor.
+7. True is a Python bool: it is weak, and gives way to a tensor's dtype.
+8. A Python bool is of no higher kind than float64, so float64 stays.
+9. + computes in float64 and returns float64.
+Result: float64, 0-dim""",
+    )
+
+
+def test_a_derivation_by_the_standards_rule_that_ends_in_an_error() -> None:
+    assert_expected_inline(
+        str(why("int8[3] * 2 + 2.5", rule="array_api")),
+        """\
+(int8[3] * 2) + 2.5, by the rule array_api
+1. int8[3] is a tensor of int8.
+2. 2 is a Python int: it is weak, and gives way to a tensor's dtype.
+3. A Python int is of no higher kind than int8, so int8 stays.
+4. * computes in int8 and returns int8.
+5. (int8[3] * 2) is a tensor of int8.
+6. 2.5 is a Python float: it is weak, and gives way to a tensor's dtype.
+The rule raises: add: the promotion rule "array_api" has no common dtype for int8[3] and 2.5 (a
+Python float): the standard does not mix a Python float with integer arrays such as int8. Write
+x.to(torch.float32) for the int8 tensor.""",
+    )
+
+
+def test_a_derivation_by_a_rule_of_ones_own() -> None:
+    rule = make_rule("mine", {(torch.int32, torch.float32): torch.float64}, over="torch")
+    assert_expected_inline(
+        str(why("int32[3] + float32[] + 1j", torch.float32, rule=rule)),
+        """\
+(int32[3] + float32[]) + 1j, by the rule mine
+1. int32[3] is a tensor of int32.
+2. float32[] is a 0-dim tensor of float32, which is weaker than a tensor with dimensions.
+3. The rule has float64 for int32 with a weaker float32.
+4. int32[3] and float32[] are cast to float64.
+5. + computes in float64 and returns float64.
+6. (int32[3] + float32[]) is a tensor of float64.
+7. 1j is a Python complex: it is weak, and gives way to a tensor's dtype.
+8. A Python complex is of a higher kind than float64, and the two give complex128.
+9. (int32[3] + float32[]) is cast to complex128.
+10. + computes in complex128 and returns complex128.
+Result: complex128 of shape [3]""",
+    )
+
+
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
@@ -214,3 +357,41 @@ def test_the_command_refuses_a_default_dtype_that_is_none(capsys: pytest.Capture
         run("int32[3] + 5.5", "--default-dtype", "int8")
     assert raised.value.code == 2
     assert "'int8' is no default dtype. Legal: float16, bfloat16, float32, float64." in capsys.readouterr().err
+
+
+def test_the_command_takes_a_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--rule", "numpy", "int32[3] + 5.5") == 0
+    assert capsys.readouterr().out == str(why("int32[3] + 5.5", rule="numpy")) + "\n"
+    assert run("--rule", "strict", "int32[3] + 5.5") == 1
+    assert 'The rule raises: add: the promotion rule "strict" has no common dtype' in capsys.readouterr().out
+
+
+def test_the_command_refuses_an_unknown_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        run("int32[3] + 5.5", "--rule", "matlab")
+    assert raised.value.code == 2
+    assert "invalid choice: 'matlab'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "data"),
+    [
+        (
+            ("int8[3] + 2.5", "--rule", "jax", "--default-dtype", "float64"),
+            {"rule": "jax", "dtype": "float64", "shape": [3], "error": None, "raised_by": None},
+        ),
+        (("int8[] + int16[]",), {"rule": "torch", "dtype": "int16", "shape": [], "error": None, "raised_by": None}),
+        (("int8[3] + int16[]", "--rule", "strict"), {"rule": "strict", "dtype": None, "raised_by": "the rule"}),
+        (("uint8[3] + int8[2]", "--rule", "jax"), {"rule": "jax", "dtype": None, "raised_by": "PyTorch"}),
+        (("uint16[3] + int8[3]",), {"rule": "torch", "dtype": None, "raised_by": "PyTorch"}),
+    ],
+)
+def test_the_command_prints_json(
+    arguments: tuple[str, ...], data: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = run(*arguments, "--json")
+    printed = json.loads(capsys.readouterr().out)
+    assert status == (0 if printed["error"] is None else 1)
+    assert printed["expression"] == arguments[0]
+    assert printed["steps"]
+    assert printed | data == printed

@@ -20,6 +20,7 @@ CITATIONS = re.compile(rf"{CITATION}(?:; {CITATION})*\.")
 
 _CASTS = "PyTorch casts, and says nothing of it"
 _TABLE = "PyTorch has kernels in place of a table of op rules"
+_RULES = "PyTorch has one promotion rule, in code"
 _TEXT = "PyTorch derives and reads nothing in words"
 _ERROR = "PyTorch raises RuntimeError, of no class of its own"
 _READS_SCHEMA = "PyTorch's kernels have typed arguments, and read no schema"
@@ -35,6 +36,14 @@ MIRRORS_NOTHING = {
     "cast_arguments.tensors_in": _CASTS,
     "cast_arguments.written_tensors": _READS_SCHEMA,
     "derivation.Derivation": _TEXT,
+    "derivation_by_rule.ByRule": _TEXT,
+    "derivation_by_rule.ByRule.operate": _TEXT,
+    "derivation_by_rule.ByRule.reciprocal_dtype": _TEXT,
+    "derivation_work.Work": _TEXT,
+    "derivation_work.Work.compute": _TEXT,
+    "derivation_work.Work.operate": _TEXT,
+    "derivation_work.Work.reciprocal_dtype": _TEXT,
+    "derivation_work.Work.visit": _TEXT,
     "document.main": "the page is this project's own",
     "document.render": "the page is this project's own",
     "dtypes.Family": "PyTorch has a predicate for each family, see dtypes.family",
@@ -51,6 +60,29 @@ MIRRORS_NOTHING = {
     "infer.infer": _TABLE,
     "infer.rule_name": _TABLE,
     "operators.Operator": "PyTorch binds each operator to its op in code that it generates",
+    "pages.rendered": "the pages are this project's own",
+    "pages.rewrite": "the pages are this project's own",
+    "pages.table": "the pages are this project's own",
+    "promotion_rules.document.main": "the page is this project's own",
+    "promotion_rules.exceptions.DeliberateException": "an exception is from another library",
+    "promotion_rules.exceptions.DeliberateException.covers": "an exception is from another library",
+    "promotion_rules.registry.promotion_rule": _RULES,
+    "promotion_rules.remedy.remedy": "PyTorch's errors propose no cast",
+    "promotion_rules.rule.Parts": _RULES,
+    "promotion_rules.rule.PromotionRule": _RULES,
+    "promotion_rules.rule.PromotionRule.common": _RULES,
+    "promotion_rules.rule.PromotionRule.of_float": _RULES,
+    "promotion_rules.rule.PromotionRule.of_number": _RULES,
+    "promotion_rules.rule.PromotionRule.of_pair": _RULES,
+    "promotion_rules.rule.PromotionRule.under": _RULES,
+    "promotion_rules.rule.describe": _TEXT,
+    "promotion_rules.rule.fits": _RULES,
+    "promotion_rules.rule.number_type": _RULES,
+    "promotion_rules.rule.parts_of": _RULES,
+    "promotion_rules.rule.words_of_table": _TEXT,
+    "promotion_rules.strict_rule.strict_rule": _RULES,
+    "promotion_rules.text_table.read_table": "PyTorch's table is a C++ array",
+    "promotion_rules.user.make_rule": _RULES,
     "promotion_table.PromotionError": _ERROR,
     "promotion_table.no_common_dtype": _ERROR,
     "rules.call.Argument.is_list": _READS_SCHEMA,

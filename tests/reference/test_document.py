@@ -1,20 +1,39 @@
-"""docs/promotion.md is what the code prints, and the generator notices when it is not."""
+"""The pages on promotion are what the code prints, and the generator notices when they are not."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from torch_promote.reference import document
+from torch_promote.reference.pages import rendered
+from torch_promote.reference.promotion_rules import document as rules_document
 
 PAGE = Path(__file__).parents[2] / "docs" / "promotion.md"
+RULES_PAGE = Path(__file__).parents[2] / "docs" / "promotion_rules.md"
 
 
 def test_the_page_is_up_to_date() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert document.render(text) == text, "run python -m torch_promote.reference.document"
+
+
+def test_the_page_of_the_rules_is_up_to_date() -> None:
+    text = RULES_PAGE.read_text(encoding="utf-8")
+    assert rendered(text, rules_document.BLOCKS) == text, (
+        "run python -m torch_promote.reference.promotion_rules.document"
+    )
+
+
+def test_the_page_of_the_rules_shows_code_that_runs() -> None:
+    shown = re.findall(r"```python\n(.*?)```", RULES_PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(shown) == 1
+    names: dict[str, object] = {}
+    exec(shown[0], names)
+    assert {"careful", "wider"} <= names.keys()
 
 
 def test_the_check_fails_on_a_page_that_is_out_of_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,6 +59,8 @@ def test_what_is_printed_does_not_depend_on_the_default_dtype() -> None:
     torch.set_default_dtype(torch.float64)
     try:
         assert document.render(text) == text
+        rules = RULES_PAGE.read_text(encoding="utf-8")
+        assert rendered(rules, rules_document.BLOCKS) == rules
     finally:
         torch.set_default_dtype(before)
 

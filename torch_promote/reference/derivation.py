@@ -1,48 +1,29 @@
 """Why an expression has the dtype that it has, in numbered steps and plain words.
 
-The words follow the rules of torch_promote.reference.promotion, and the dtypes in them come from its functions; what is
-derived is what `infer_elementwise` gives.
+For PyTorch's own rule the words follow torch_promote.reference.promotion, and the dtypes in them come from its
+functions; what is derived is what `infer_elementwise` gives. Other rules are told in derivation_by_rule.
 """
 
 from __future__ import annotations
 
-import operator
 import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
+from torch_promote.errors import PromotionRuleError
+from torch_promote.reference.derivation_by_rule import ByRule
+from torch_promote.reference.derivation_work import Work
 from torch_promote.reference.dtypes import Kind, dtype_name, is_complex, is_floating, is_integral, kind, typecode
-from torch_promote.reference.expression import Binary, ExpressionError, Node, NumberTerm, TensorTerm, parse
-from torch_promote.reference.operators import OPERATORS, refuse, wrapped_value
+from torch_promote.reference.expression import ExpressionError, NumberTerm, TensorTerm, parse
+from torch_promote.reference.operators import OPERATORS
 from torch_promote.reference.promotion import Number, Operand, combine_categories, number_dtype
+from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
 from torch_promote.reference.promotion_table import PromotionError, promote_types
 from torch_promote.reference.strides import ShapeError
-from torch_promote.reference.tensor_iterator import ElementwiseResult, infer_elementwise, wrap_number
+from torch_promote.reference.tensor_iterator import infer_elementwise, wrap_number
 
 __all__ = ["Derivation", "why"]
-
-#: What Python itself computes of two numbers.
-_IN_PYTHON: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "**": operator.pow,
-    "&": operator.and_,
-    "|": operator.or_,
-    "^": operator.xor,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
 
 #: Columns of a printed derivation.
 _WIDTH = 100
@@ -63,9 +44,11 @@ class Derivation:
     Attributes:
         expression: The expression, as it was read.
         steps: The steps, each a sentence or more.
-        dtype: The result's dtype; None if PyTorch raises.
-        shape: The result's shape; None if PyTorch raises.
-        error: Why PyTorch raises, or None.
+        dtype: The result's dtype; None if there is an error.
+        shape: The result's shape; None if there is an error.
+        error: Why the expression raises, or None.
+        rule: The promotion rule's name.
+        by_rule: Whether it is the rule that raises, and not PyTorch.
 
     Example:
         >>> derivation = why("int8[3] * int64[]")
@@ -78,31 +61,35 @@ class Derivation:
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] | None = None
     error: str | None = None
+    rule: str = "torch"
+    by_rule: bool = False
 
     def __str__(self) -> str:
-        lines = [self.expression]
+        lines = [self.expression if self.rule == "torch" else f"{self.expression}, by the rule {self.rule}"]
         for number, step in enumerate(self.steps, start=1):
             lines += textwrap.wrap(f"{number}. {step}", _WIDTH, subsequent_indent=" " * len(f"{number}. "))
         if self.error is not None:
-            lines += textwrap.wrap(f"PyTorch raises: {self.error}", _WIDTH)
+            lines += textwrap.wrap(f"{'The rule' if self.by_rule else 'PyTorch'} raises: {self.error}", _WIDTH)
         elif self.dtype is not None:
             where = f" of shape {list(self.shape)}" if self.shape else ", 0-dim"
             lines.append(f"Result: {dtype_name(self.dtype)}{where}")
         return "\n".join(lines)
 
 
-def why(expression: str, default_dtype: torch.dtype | None = None) -> Derivation:
+def why(expression: str, default_dtype: torch.dtype | None = None, rule: str | PromotionRule = "torch") -> Derivation:
     """Derives the dtype of an expression, step by step.
 
     Args:
         expression: See `torch_promote.reference.expression.parse`.
         default_dtype: What Python floats count as; None means the current default dtype.
+        rule: The promotion rule, or its name.
 
     Returns:
-        The derivation; `str()` of it is for reading. If PyTorch would raise, the steps go as far as it gets.
+        The derivation; `str()` of it is for reading. If PyTorch or the rule raises, the steps go as far as it gets.
 
     Raises:
         ExpressionError: The expression cannot be read, or no tensor is in it.
+        RuleDefinitionError: There is no such rule.
 
     Example:
         >>> print(why("int32[3] + 5.5", default_dtype=torch.float32))
@@ -118,62 +105,24 @@ def why(expression: str, default_dtype: torch.dtype | None = None) -> Derivation
     TensorIteratorBase::compute_types (v2.13).
     """
     tree = parse(expression)
-    work = _Work(default_dtype or torch.get_default_dtype())
+    default = default_dtype or torch.get_default_dtype()
+    chosen = promotion_rule(rule, default)
+    work: Work = _ByStates(default) if chosen.name == "torch" else ByRule(default, rule=chosen)
     try:
         value = work.visit(tree)
-    except (PromotionError, ShapeError) as error:
-        return Derivation(str(tree), tuple(work.steps), error=str(error))
+    except (PromotionError, ShapeError, PromotionRuleError) as error:
+        by_rule = isinstance(error, PromotionRuleError)
+        return Derivation(str(tree), tuple(work.steps), error=str(error), rule=chosen.name, by_rule=by_rule)
     if isinstance(tree, TensorTerm | NumberTerm) or not isinstance(value, Operand):
         raise ExpressionError(f"{expression!r} has no operator with a tensor, so there is no promotion in it.")
-    return Derivation(str(tree), tuple(work.steps), value.dtype, value.shape)
+    return Derivation(str(tree), tuple(work.steps), value.dtype, value.shape, rule=chosen.name)
 
 
 @dataclass(slots=True)
-class _Work:
-    """The steps of one derivation while they are written."""
+class _ByStates(Work):
+    """Steps by PyTorch's own rule, in which operands have states."""
 
-    default_dtype: torch.dtype
-    steps: list[str] = field(default_factory=list)
-
-    def visit(self, node: Node) -> Operand | Number:
-        if isinstance(node, TensorTerm):
-            return Operand(node.dtype, node.shape)
-        if isinstance(node, NumberTerm):
-            return node.value
-        left, right = self.visit(node.left), self.visit(node.right)
-        if isinstance(left, Operand) or isinstance(right, Operand):
-            return self._apply(node, left, right)
-        return self._in_python(node, left, right)
-
-    def _in_python(self, node: Binary, left: Number, right: Number) -> Number:
-        if node.symbol == "**" and abs(right) > 1_000:
-            raise ExpressionError(f"{node} is a number too large to work out.")
-        try:
-            value: Number = _IN_PYTHON[node.symbol](left, right)
-        except (ArithmeticError, TypeError) as error:
-            raise ExpressionError(f"Python cannot compute {node}: {error}.") from None
-        self.steps.append(f"{node} has no tensor in it: Python computes {value} before PyTorch sees it.")
-        return value
-
-    def _apply(self, node: Binary, left: Operand | Number, right: Operand | Number) -> Operand:
-        names = [f"({name})" if isinstance(name, Binary) else str(name) for name in (node.left, node.right)]
-        if node.symbol == "/" and isinstance(right, Operand) and not isinstance(left, Operand):
-            reciprocal = self._reciprocal(str(node), names[1], right)
-            return self._operate("*", [f"{names[1]}.reciprocal()", names[0]], (reciprocal, left))
-        return self._operate(node.symbol, names, (left, right))
-
-    def _reciprocal(self, expression: str, name: str, tensor: Operand) -> Operand:
-        """A number by a tensor is two ops. Source: torch/_tensor.py, __rdiv__ (v2.13)."""
-        result = infer_elementwise(tensor, preset="unary_float", default_dtype=self.default_dtype)
-        refuse("/", (tensor, tensor), (None, None), result.dtype)
-        step = f"{expression} is computed as {name}.reciprocal() times the number. The reciprocal is "
-        step += dtype_name(result.dtype)
-        if result.dtype is not tensor.dtype:
-            step += f": what is integral, as {dtype_name(tensor.dtype)} is, becomes the default dtype"
-        self.steps.append(f"{step}.")
-        return Operand(result.dtype, result.shape)
-
-    def _operate(self, symbol: str, names: list[str], values: tuple[Operand | Number, Operand | Number]) -> Operand:
+    def operate(self, symbol: str, names: list[str], values: tuple[Operand | Number, Operand | Number]) -> Operand:
         sides = [value if isinstance(value, Operand) else wrap_number(value) for value in values]
         numbers = tuple(None if isinstance(value, Operand) else value for value in values)
         for name, side, number in zip(names, sides, numbers, strict=True):
@@ -186,11 +135,12 @@ class _Work:
                 f"{dtype_name(self.default_dtype)}."
             )
         result = infer_elementwise(*sides, preset=preset, default_dtype=self.default_dtype)
-        computed = result.computation_dtype
-        assert computed is not None, names
-        refuse(symbol, tuple(sides), numbers, computed)
-        self._compute(symbol, numbers, computed, result)
+        self.compute(symbol, tuple(sides), numbers, result)
         return Operand(result.dtype, result.shape)
+
+    def reciprocal_dtype(self, tensor: Operand) -> tuple[torch.dtype, str]:
+        result = infer_elementwise(tensor, preset="unary_float", default_dtype=self.default_dtype)
+        return result.dtype, f"what is integral, as {dtype_name(tensor.dtype)} is, becomes the default dtype"
 
     def _describe(self, name: str, side: Operand, number: Number | None) -> str:
         if number is None:
@@ -230,15 +180,6 @@ class _Work:
         if is_complex(side.dtype):
             return number_dtype(1j, self.default_dtype)
         return self.default_dtype if is_floating(side.dtype) else side.dtype
-
-    def _compute(
-        self, symbol: str, numbers: tuple[Number | None, ...], computed: torch.dtype, result: ElementwiseResult
-    ) -> None:
-        step = f"{symbol} computes in {dtype_name(computed)} and returns {dtype_name(result.dtype)}."
-        for number in numbers:
-            if number is not None and wrapped_value(number, computed) != number:
-                step += f" {number} does not fit {dtype_name(computed)} and wraps to {wrapped_value(number, computed)}."
-        self.steps.append(step)
 
 
 def _state(side: Operand) -> str:

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -20,6 +18,7 @@ from torch_promote.reference.derivation import why
 from torch_promote.reference.dtypes import TYPECODES, dtype_name, typecode
 from torch_promote.reference.memory_format import suggest_memory_format
 from torch_promote.reference.operators import OPERATORS
+from torch_promote.reference.pages import rendered, rewrite, table
 from torch_promote.reference.promotion import Operand, result_type
 from torch_promote.reference.promotion_table import TABLE_DTYPES, PromotionError, promote_types, promotion_table
 from torch_promote.reference.tensor_iterator import infer_elementwise
@@ -62,20 +61,15 @@ FORMATS = (
 _FAMILY_NAMES = ("uint16", "uint4", "int4", "float8_e5m2", "float4_e2m1fn_x2", "bits8", "qint8")
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _typecodes() -> str:
-    return _table(["typecode", "dtype"], [[f"`{typecode(d)}`", f"`{dtype_name(d)}`"] for d in TABLE_DTYPES])
+    return table(["typecode", "dtype"], [[f"`{typecode(d)}`", f"`{dtype_name(d)}`"] for d in TABLE_DTYPES])
 
 
 def _promotion() -> str:
     codes = [code for code in TYPECODES if TYPECODES[code] in TABLE_DTYPES]
-    table = promotion_table()
-    rows = [[f"**{a}**", *(str(typecode(table[TYPECODES[a], TYPECODES[b]])) for b in codes)] for a in codes]
-    return _table(["", *(f"**{code}**" for code in codes)], rows)
+    promoted = promotion_table()
+    rows = [[f"**{a}**", *(str(typecode(promoted[TYPECODES[a], TYPECODES[b]])) for b in codes)] for a in codes]
+    return table(["", *(f"**{code}**" for code in codes)], rows)
 
 
 def _younger() -> str:
@@ -91,7 +85,7 @@ def _younger() -> str:
             except PromotionError:
                 results.append("error")
         rows.append([f"`{dtype_name(dtype)}`", *results])
-    return _table(["", "itself", *(f"`{dtype_name(d)}`" for d in others)], rows)
+    return table(["", "itself", *(f"`{dtype_name(d)}`" for d in others)], rows)
 
 
 def _states() -> str:
@@ -109,7 +103,7 @@ def _states() -> str:
         [f"`{dtype_name(d)}[3]`", *(f"`{dtype_name(result_type(d, w, default_dtype=torch.float32))}`" for _, w in weak)]
         for d in strong
     ]
-    return _table(["", *(f"`{name}`" for name, _ in weak)], rows)
+    return table(["", *(f"`{name}`" for name, _ in weak)], rows)
 
 
 def _casting() -> str:
@@ -128,7 +122,7 @@ def _casting() -> str:
         [f"`{dtype_name(a)}` to `{dtype_name(b)}`", *("yes" if can_cast(a, b, rule) else "no" for rule in rules)]
         for a, b in casts
     ]
-    return _table(["", *(f"`{rule}`" for rule in rules)], rows)
+    return table(["", *(f"`{rule}`" for rule in rules)], rows)
 
 
 def _presets() -> str:
@@ -138,11 +132,11 @@ def _presets() -> str:
         values = [getattr(PRESETS[name], flag.name) for name in names]
         cells = [dtype_name(v) if isinstance(v, torch.dtype) else {True: "yes", False: "", None: ""}[v] for v in values]
         rows.append([f"`{flag.name}`", *cells])
-    return _table(["", *(f"`{name}`" for name in names)], rows)
+    return table(["", *(f"`{name}`" for name in names)], rows)
 
 
 def _operators() -> str:
-    return _table(
+    return table(
         ["operator", "op", "preset"], [[f"`{s}`", f"`{o.op}`", f"`{o.preset}`"] for s, o in OPERATORS.items()]
     ).replace("`|`", "`\\|`")
 
@@ -157,7 +151,7 @@ def _strides() -> str:
         result = infer_elementwise(*(Operand(torch.float32, *layout) for layout in operands))
         described = [f"{list(shape)}, strides {list(strides)}" for shape, strides in operands]
         rows.append([*described, f"{list(result.shape)}, strides {list(result.strides)}"])
-    return _table(["first", "second", "result"], rows)
+    return table(["first", "second", "result"], rows)
 
 
 def _formats() -> str:
@@ -165,7 +159,7 @@ def _formats() -> str:
     for shape, strides in FORMATS:
         formats = [suggest_memory_format(shape, strides, exact_match=exact) for exact in (False, True)]
         rows.append([str(list(shape)), str(list(strides)), *(f"`{str(f).removeprefix('torch.')}`" for f in formats)])
-    return _table(["sizes", "strides", "suggested", "with `exact_match`"], rows)
+    return table(["sizes", "strides", "suggested", "with `exact_match`"], rows)
 
 
 #: The blocks of the page, by name.
@@ -198,14 +192,7 @@ def render(text: str) -> str:
         ...
         ValueError: the page's blocks are not those of BLOCKS: nothing.
     """
-    pattern = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
-    found = [match.group(2) for match in pattern.finditer(text)]
-    # Each block once: a page that lost one would go stale unseen.
-    strangers = [name for name in found if name not in BLOCKS]
-    if sorted(found) != sorted(BLOCKS):
-        wrong = strangers or sorted(set(BLOCKS) - set(found)) or ["one stands there twice"]
-        raise ValueError(f"the page's blocks are not those of BLOCKS: {', '.join(wrong)}.")
-    return pattern.sub(lambda match: f"{match.group(1)}\n{BLOCKS[match.group(2)]()}\n\n{match.group(3)}", text)
+    return rendered(text, BLOCKS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -221,18 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         >>> main(["--check"])
         0
     """
-    parser = argparse.ArgumentParser(prog="python -m torch_promote.reference.document", description=__doc__)
-    parser.add_argument("file", nargs="?", type=Path, default=_FILE)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
-    args = parser.parse_args(argv)
-    text = args.file.read_text(encoding="utf-8")
-    written = render(text)
-    if args.check and written != text:
-        print(f"{args.file} is out of date. Run python -m torch_promote.reference.document.", file=sys.stderr)
-        return 1
-    if written != text:
-        args.file.write_text(written, encoding="utf-8")
-    return 0
+    return rewrite(argv, "torch_promote.reference.document", __doc__, _FILE, BLOCKS)
 
 
 if __name__ == "__main__":

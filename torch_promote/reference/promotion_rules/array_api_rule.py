@@ -7,7 +7,7 @@ import functools
 import torch
 
 from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, is_complex, is_floating, kind
-from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule, fits
+from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule, fits, words_of_table
 from torch_promote.reference.promotion_rules.text_table import read_table
 
 __all__ = ["ARRAY_API_TABLE", "array_api_rule"]
@@ -48,6 +48,8 @@ def array_api_rule(default_dtype: torch.dtype) -> PromotionRule:
         (torch.int16, None)
         >>> rule.numbers[int, torch.float32], rule.numbers[float, torch.int32], rule.numbers[bool, torch.int32]
         (torch.float32, None, None)
+
+    Source: array_api_strict/_dtypes.py, _result_type (v2.6).
     """
     return PromotionRule(
         name="array_api",
@@ -56,6 +58,7 @@ def array_api_rule(default_dtype: torch.dtype) -> PromotionRule:
         floats={dtype: dtype if is_floating(dtype) or is_complex(dtype) else None for dtype in ALL_DTYPES},
         default_dtype=default_dtype,
         reason=_reason,
+        words=functools.partial(words_of_table, "The standard's table"),
         build=array_api_rule,
     )
 

@@ -17,7 +17,7 @@ from torch_promote.reference.dtypes import (
     is_complex,
     is_floating,
 )
-from torch_promote.reference.promotion_rules.rule import PromotionRule
+from torch_promote.reference.promotion_rules.rule import PromotionRule, words_of_table
 
 __all__ = ["FLOAT8", "LATTICE", "jax_rule", "joins"]
 
@@ -50,6 +50,8 @@ LATTICE: Mapping[str, tuple[str, ...]] = {
 }
 
 _NUMBERS = {bool: "bool", int: "int*", float: "float*", complex: "complex*"}
+
+_STANDS_FOR = {"int*": "PyTorch's int", "float*": "the default dtype", "complex*": "the default complex dtype"}
 
 #: What an integer becomes in true division: a floating dtype of about its width, whatever the default dtype.
 _INEXACT = {
@@ -101,6 +103,8 @@ def joins(lattice: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, str], str |
         Traceback (most recent call last):
         ...
         torch_promote.errors.RuleDefinitionError: a, b have no least node above them: c, d.
+
+    Source: jax/_src/dtypes.py, _least_upper_bound (v0.10).
     """
     above = _above(lattice)
     return {(a, b): _least((a, b), above) for a in lattice for b in lattice}
@@ -123,6 +127,8 @@ def jax_rule(default_dtype: torch.dtype) -> PromotionRule:
         (torch.float32, torch.float32)
         >>> rule.common([torch.uint64, torch.int64, torch.float16])
         torch.float16
+
+    Source: jax/_src/dtypes.py, _type_promotion_lattice (v0.10).
     """
     weak = {"int*": torch.int64, "float*": default_dtype, "complex*": default_complex(default_dtype)}
 
@@ -143,6 +149,7 @@ def jax_rule(default_dtype: torch.dtype) -> PromotionRule:
         associative=False,
         default_dtype=default_dtype,
         reason=_reason,
+        words=_words,
         many=lambda dtypes: dtype_of(_of_many(dtypes)),
         build=jax_rule,
     )
@@ -158,6 +165,18 @@ def _is_inexact(dtype: torch.dtype) -> bool:
 def _of_many(dtypes: Iterable[torch.dtype]) -> str | None:
     names = [dtype_name(dtype) for dtype in dtypes]
     return _least(names, _ABOVE) if LATTICE.keys() >= set(names) else None
+
+
+def _words(a: torch.dtype | type, b: torch.dtype, common: torch.dtype) -> str:
+    names = _NUMBERS[a] if isinstance(a, type) else dtype_name(a), dtype_name(b)
+    node = _JOINS.get(names)
+    if node is None:  # a dtype that JAX lacks, with itself or a number
+        return words_of_table("The rule", a, b, common)
+    if node in names:
+        told = f"In JAX's lattice, {names[1 - names.index(node)]} is below {node}, which stays"
+    else:
+        told = f"In JAX's lattice, {node} is the least node above {names[0]} and {names[1]}"
+    return f"{told} and stands for {_STANDS_FOR[node]}, {dtype_name(common)}." if node in _STANDS_FOR else f"{told}."
 
 
 def _reason(a: torch.dtype | type, b: torch.dtype) -> str:

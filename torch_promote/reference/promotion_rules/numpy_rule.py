@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from torch_promote.reference.dtypes import dtype_name, is_complex, is_floating, kind
-from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule, fits
+from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule, fits, words_of_table
 from torch_promote.reference.promotion_rules.text_table import CODES, read_table
 
 __all__ = ["NUMPY_TABLE", "numpy_rule"]
@@ -57,6 +57,8 @@ def numpy_rule(default_dtype: torch.dtype) -> PromotionRule:
         (torch.float64, torch.float64)
         >>> rule.common([torch.int16, torch.uint16, torch.float32])
         torch.float32
+
+    Source: numpy/_core/src/multiarray/common_dtype.c, PyArray_PromoteDTypeSequence (v2.4).
     """
     dtypes = list(dict.fromkeys(dtype for dtype, _ in _TABLE))
     return PromotionRule(
@@ -67,6 +69,7 @@ def numpy_rule(default_dtype: torch.dtype) -> PromotionRule:
         associative=False,
         default_dtype=default_dtype,
         reason=_reason,
+        words=_words,
         many=_of_many,
         build=numpy_rule,
     )
@@ -103,6 +106,11 @@ def _met(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     found = _TABLE[a, b]
     assert found is not None, "NumPy's table has an answer everywhere"
     return found
+
+
+def _words(a: torch.dtype | type, b: torch.dtype, common: torch.dtype) -> str:
+    told = words_of_table("NumPy's table", a, b, common)
+    return f"{told[:-1]}, NumPy's default." if isinstance(a, type) and common is not b and not is_floating(b) else told
 
 
 def _reason(a: torch.dtype | type, b: torch.dtype) -> str:

@@ -23,6 +23,8 @@ def remedy(dtype: torch.dtype, other: torch.dtype | type) -> str:
         >>> remedy(torch.bool, int)
         'Write x.to(torch.int64) for the bool tensor.'
     """
+    if other is bool:
+        return "Write int(x) for the Python bool."
     if isinstance(other, type):
         return _write(_for_number(other, dtype), dtype)
     target = _meeting(dtype, other)

@@ -18,7 +18,17 @@ from torch_promote.reference.dtypes import Kind, dtype_name, is_complex, is_floa
 from torch_promote.reference.promotion import Number, Operand, number_dtype
 from torch_promote.reference.promotion_rules.remedy import remedy
 
-__all__ = ["NUMBER_TYPES", "OperandLike", "Parts", "PromotionRule", "describe", "fits", "number_type", "parts_of"]
+__all__ = [
+    "NUMBER_TYPES",
+    "OperandLike",
+    "Parts",
+    "PromotionRule",
+    "describe",
+    "fits",
+    "number_type",
+    "parts_of",
+    "words_of_table",
+]
 
 OperandLike = torch.Tensor | Number | torch.dtype | Operand
 """A tensor, a Python number, a dtype (counts as a tensor with dimensions), or a description of an operand."""
@@ -88,6 +98,28 @@ def describe(operand: OperandLike) -> str:
     return f"{operand} (a Python {number.__name__})"
 
 
+def words_of_table(table: str, a: torch.dtype | type, b: torch.dtype, common: torch.dtype) -> str:
+    """Returns a sentence for an entry of a table.
+
+    Args:
+        table: The table in words.
+        a: A dtype, or the type of a Python number.
+        b: Another dtype.
+        common: What they promote to.
+
+    Example:
+        >>> words_of_table("The table", torch.int8, torch.uint8, torch.int16)
+        'The table has int16 for int8 with uint8.'
+        >>> words_of_table("The table", float, torch.float16, torch.float16)
+        'A Python float is of no higher kind than float16, so float16 stays.'
+    """
+    if not isinstance(a, type):
+        return f"{table} has {dtype_name(common)} for {dtype_name(a)} with {dtype_name(b)}."
+    if common is b:
+        return f"A Python {a.__name__} is of no higher kind than {dtype_name(b)}, so {dtype_name(b)} stays."
+    return f"A Python {a.__name__} is of a higher kind than {dtype_name(b)}, and the two give {dtype_name(common)}."
+
+
 class Parts(NamedTuple):
     """Operands by their states: the different dtypes in the order in which they come, and the highest type of number.
 
@@ -152,6 +184,7 @@ class PromotionRule:
             (with the numbers already in it) to the common dtype. Empty otherwise.
         default_dtype: The default dtype that the tables are for.
         reason: Why two operands, tensors' dtypes or a type of number, have no common dtype, as a clause.
+        words: Where a common dtype comes from, as a sentence: two operands, of which the second is a dtype, and it.
         many: The common dtype of more than two different dtypes of tensors, where folding is not it.
         whole: Answers for all operands in place of the tables, which say the same as far as dtypes can say it.
         build: Makes the rule for another default dtype.
@@ -173,6 +206,9 @@ class PromotionRule:
     default_dtype: torch.dtype = torch.float32
     reason: Callable[[torch.dtype | type, torch.dtype], str] = field(
         default=lambda a, b: "the rule has no entry for them", repr=False, compare=False
+    )
+    words: Callable[[torch.dtype | type, torch.dtype, torch.dtype], str] = field(
+        default=lambda a, b, common: words_of_table("The rule's table", a, b, common), repr=False, compare=False
     )
     many: Callable[[Sequence[torch.dtype]], torch.dtype | None] | None = field(default=None, repr=False, compare=False)
     whole: Callable[[Sequence[OperandLike]], torch.dtype] | None = field(default=None, repr=False, compare=False)

@@ -23,7 +23,8 @@ def read_table(text: str) -> dict[tuple[torch.dtype, torch.dtype], torch.dtype |
         text: A header of typecodes, and below it a row for each of them, in the same order, that starts with it.
 
     Raises:
-        RuleDefinitionError: The table is not square, not symmetric, or a dtype does not promote to itself with itself.
+        RuleDefinitionError: The table is not square, not symmetric, has an unknown typecode, or has a dtype that does
+            not promote to itself with itself.
 
     Example:
         >>> table = read_table('''
@@ -39,6 +40,8 @@ def read_table(text: str) -> dict[tuple[torch.dtype, torch.dtype], torch.dtype |
         raise RuleDefinitionError("a table has one row for each typecode of its header, in its order.")
     found = {(row, column): code for row, *codes in rows for column, code in zip(header, codes, strict=True)}
     for (row, column), code in found.items():
+        if code not in CODES and code != NONE:
+            raise RuleDefinitionError(f"no dtype has the typecode {code}.")
         if found[column, row] != code:
             raise RuleDefinitionError(f"the table says {code} for {row} with {column}, and not the other way round.")
         if row == column and code != row:

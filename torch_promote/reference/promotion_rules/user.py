@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from torch_promote.errors import RuleDefinitionError
-from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, kind
+from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_complex, is_floating, kind
 from torch_promote.reference.promotion_rules.registry import RULE_NAMES, promotion_rule
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule
 from torch_promote.reference.promotion_rules.text_table import CODES
@@ -68,6 +68,10 @@ def make_rule(
     _check_numbers(name, numbers or {})
     for source, answer in (floats or {}).items():
         _check_answer(name, f"the floating dtype of {_shown(source)}", (source,), answer)
+        if answer is not None and not (is_floating(answer) or is_complex(answer)):
+            raise RuleDefinitionError(
+                f"rule {name!r}: the floating dtype of {_shown(source)} is {_shown(answer)}, which is not floating."
+            )
 
     @functools.cache
     def build(default: torch.dtype) -> PromotionRule:
@@ -96,8 +100,9 @@ def _built(
             return "the order of the operands would decide"
         return f"the rule has no common dtype for {dtype_name(a)} and {dtype_name(b)}"
 
+    changed = {pair for pair, answer in pairs.items() if answer is not base.of_pair(*pair)}
     zero_dims = {
-        pair: (pair[0] if kind(pair[1]) <= kind(pair[0]) else pairs[pair]) if pair in pairs else found
+        pair: (pair[0] if kind(pair[1]) <= kind(pair[0]) else pairs[pair]) if pair in changed else found
         for pair, found in base.zero_dims.items()
     }
     return PromotionRule(
