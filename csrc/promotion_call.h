@@ -49,7 +49,9 @@ class PlainCall {
         return false;
       }
     }
-    return !watched_;
+    const bool may_overflow = (numbers_ >> static_cast<unsigned>(Number::integer) & 1) != 0 &&
+                              c10::isIntegralType(static_cast<c10::ScalarType>(dtype_), /*includeBool=*/true);
+    return !watched_ || !may_overflow;
   }
 
  private:
@@ -86,6 +88,11 @@ class PlainCall {
   void add(const at::ITensorListRef& tensors) {
     for (const at::Tensor& tensor : tensors) {
       add(tensor);
+    }
+  }
+  void add(const at::ArrayRef<c10::Scalar>& scalars) {
+    for (const c10::Scalar& scalar : scalars) {
+      add(scalar);
     }
   }
   template <class T>

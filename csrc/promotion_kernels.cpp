@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace torch_promote {
 
@@ -50,13 +51,22 @@ class TypedKernel<Result(Args...)> {
   c10::TypedOperatorHandle<Result(Args...)> handle_;
 };
 
-// A schema's arguments, a letter each: T a tensor, t an optional one, W a tensor that is written, N a number, n an
-// optional one, s an optional string, ? anything else.
+// A schema's arguments, a letter each: T a tensor, W one that is written, L a list of them, M one that is written, N a
+// number, S a list of them, s a string; small letters but s are for optional ones; ? is anything else.
 char letter_of(const c10::Argument& argument) {
   const auto optional = argument.real_type()->cast<c10::OptionalType>();
-  const c10::TypeKind kind = (optional ? optional->getElementType() : argument.real_type())->kind();
+  const c10::TypePtr type = optional ? optional->getElementType() : argument.real_type();
   const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-  switch (kind) {
+  switch (type->kind()) {
+    case c10::TypeKind::ListType:
+      switch (type->expectRef<c10::ListType>().getElementType()->kind()) {
+        case c10::TypeKind::TensorType:
+          return written ? 'M' : optional ? '?' : 'L';
+        case c10::TypeKind::NumberType:
+          return optional ? '?' : 'S';
+        default:
+          return '?';
+      }
     case c10::TypeKind::TensorType:
       return written ? 'W' : optional ? 't' : 'T';
     case c10::TypeKind::NumberType:
@@ -71,11 +81,13 @@ char letter_of(const c10::Argument& argument) {
 std::string letters_of(const c10::FunctionSchema& schema) {
   std::string letters;
   for (const c10::Argument& argument : schema.arguments()) {
-    letters += argument.kwarg_only() && letter_of(argument) == 'W' ? '?' : letter_of(argument); // out= is rare
+    letters += letter_of(argument);
   }
-  const bool returns_tensor =
-      schema.returns().size() == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::TensorType;
-  return returns_tensor ? letters : "?";
+  letters += '>';
+  for (const c10::Argument& result : schema.returns()) {
+    letters += letter_of(result);
+  }
+  return letters;
 }
 
 using T = const at::Tensor&;
@@ -84,6 +96,9 @@ using N = const at::Scalar&;
 using OptT = const std::optional<at::Tensor>&;
 using OptN = const std::optional<at::Scalar>&;
 using OptS = std::optional<std::string_view>;
+using L = at::TensorList;
+using S = at::ArrayRef<at::Scalar>;
+using Made = std::vector<at::Tensor>;
 
 template <class Signature>
 torch::CppFunction typed(const PromotingOp& op) {
@@ -98,27 +113,65 @@ struct TypedSignature {
 };
 
 constexpr TypedSignature kSignatures[] = {
-    {"T", &typed<at::Tensor(T)>},
-    {"TT", &typed<at::Tensor(T, T)>},
-    {"TTT", &typed<at::Tensor(T, T, T)>},
-    {"TTN", &typed<at::Tensor(T, T, N)>},
-    {"TTTN", &typed<at::Tensor(T, T, T, N)>},
-    {"TTs", &typed<at::Tensor(T, T, OptS)>},
-    {"TN", &typed<at::Tensor(T, N)>},
-    {"TNN", &typed<at::Tensor(T, N, N)>},
-    {"NT", &typed<at::Tensor(N, T)>},
-    {"Tnn", &typed<at::Tensor(T, OptN, OptN)>},
-    {"Ttt", &typed<at::Tensor(T, OptT, OptT)>},
-    {"W", &typed<at::Tensor&(W)>},
-    {"WT", &typed<at::Tensor&(W, T)>},
-    {"WTT", &typed<at::Tensor&(W, T, T)>},
-    {"WTN", &typed<at::Tensor&(W, T, N)>},
-    {"WTTN", &typed<at::Tensor&(W, T, T, N)>},
-    {"WTs", &typed<at::Tensor&(W, T, OptS)>},
-    {"WN", &typed<at::Tensor&(W, N)>},
-    {"WNN", &typed<at::Tensor&(W, N, N)>},
-    {"Wnn", &typed<at::Tensor&(W, OptN, OptN)>},
-    {"Wtt", &typed<at::Tensor&(W, OptT, OptT)>},
+    {"T>T", &typed<at::Tensor(T)>},
+    {"W>W", &typed<at::Tensor&(W)>},
+    {"TW>W", &typed<at::Tensor&(T, W)>},
+    {"TT>T", &typed<at::Tensor(T, T)>},
+    {"WT>W", &typed<at::Tensor&(W, T)>},
+    {"TTW>W", &typed<at::Tensor&(T, T, W)>},
+    {"TTT>T", &typed<at::Tensor(T, T, T)>},
+    {"WTT>W", &typed<at::Tensor&(W, T, T)>},
+    {"TTTW>W", &typed<at::Tensor&(T, T, T, W)>},
+    {"TTN>T", &typed<at::Tensor(T, T, N)>},
+    {"WTN>W", &typed<at::Tensor&(W, T, N)>},
+    {"TTNW>W", &typed<at::Tensor&(T, T, N, W)>},
+    {"TTTN>T", &typed<at::Tensor(T, T, T, N)>},
+    {"WTTN>W", &typed<at::Tensor&(W, T, T, N)>},
+    {"TTTNW>W", &typed<at::Tensor&(T, T, T, N, W)>},
+    {"TTs>T", &typed<at::Tensor(T, T, OptS)>},
+    {"WTs>W", &typed<at::Tensor&(W, T, OptS)>},
+    {"TTsW>W", &typed<at::Tensor&(T, T, OptS, W)>},
+    {"TN>T", &typed<at::Tensor(T, N)>},
+    {"WN>W", &typed<at::Tensor&(W, N)>},
+    {"TNW>W", &typed<at::Tensor&(T, N, W)>},
+    {"TNN>T", &typed<at::Tensor(T, N, N)>},
+    {"WNN>W", &typed<at::Tensor&(W, N, N)>},
+    {"TNNW>W", &typed<at::Tensor&(T, N, N, W)>},
+    {"NT>T", &typed<at::Tensor(N, T)>},
+    {"NTW>W", &typed<at::Tensor&(N, T, W)>},
+    {"Tnn>T", &typed<at::Tensor(T, OptN, OptN)>},
+    {"Wnn>W", &typed<at::Tensor&(W, OptN, OptN)>},
+    {"TnnW>W", &typed<at::Tensor&(T, OptN, OptN, W)>},
+    {"Ttt>T", &typed<at::Tensor(T, OptT, OptT)>},
+    {"Wtt>W", &typed<at::Tensor&(W, OptT, OptT)>},
+    {"TttW>W", &typed<at::Tensor&(T, OptT, OptT, W)>},
+    {"TTTNN>T", &typed<at::Tensor(T, T, T, N, N)>},
+    {"WTTNN>W", &typed<at::Tensor&(W, T, T, N, N)>},
+    {"TTTNNW>W", &typed<at::Tensor&(T, T, T, N, N, W)>},
+    {"L>L", &typed<Made(L)>},
+    {"M>", &typed<void(L)>},
+    {"LL>L", &typed<Made(L, L)>},
+    {"ML>", &typed<void(L, L)>},
+    {"LN>L", &typed<Made(L, N)>},
+    {"MN>", &typed<void(L, N)>},
+    {"LS>L", &typed<Made(L, S)>},
+    {"MS>", &typed<void(L, S)>},
+    {"LT>L", &typed<Made(L, T)>},
+    {"MT>", &typed<void(L, T)>},
+    {"LLN>L", &typed<Made(L, L, N)>},
+    {"MLN>", &typed<void(L, L, N)>},
+    {"LTN>L", &typed<Made(L, T, N)>},
+    {"MTN>", &typed<void(L, T, N)>},
+    {"LLL>L", &typed<Made(L, L, L)>},
+    {"MLL>", &typed<void(L, L, L)>},
+    {"LLLN>L", &typed<Made(L, L, L, N)>},
+    {"MLLN>", &typed<void(L, L, L, N)>},
+    {"LLLS>L", &typed<Made(L, L, L, S)>},
+    {"MLLS>", &typed<void(L, L, L, S)>},
+    {"LLLT>L", &typed<Made(L, L, L, T)>},
+    {"MLLT>", &typed<void(L, L, L, T)>},
+    {"LLS>L", &typed<Made(L, L, S)>},
+    {"MLS>", &typed<void(L, L, S)>},
 };
 
 torch::CppFunction kernel_of(const PromotingOp& op) {

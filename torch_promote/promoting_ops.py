@@ -51,13 +51,19 @@ _PRODUCTS = (
 #: Ops with the op rule `one_dtype` that are no matrix products.
 _NO_PRODUCTS = ("aten::linalg_cross",)
 
-#: Ops whose operands are not of one dtype by their nature, or that compute on what they have made themselves: a rule
-#: has no say in them, nor inside.
-_OPAQUE = {
-    "ldexp": "a mantissa and an exponent",
-    "float_power": "converts to float64 itself",
-    "nanmean": "divides by a count",
-}
+#: Ops whose operands are not of one dtype by their nature, or that are made of others and mix, inside, what they have
+#: made themselves with what they were given: a rule has no say in them, nor inside.
+_OPAQUE = (
+    *("float_power", "ldexp"),  # a conversion to float64; a mantissa and an exponent
+    *("corrcoef", "cov", "gradient", "mvlgamma", "nanmean", "nanquantile", "quantile", "special_multigammaln"),
+    *("cumulative_trapezoid", "trapezoid", "trapz"),
+    *("isclose", "logsumexp", "special_logsumexp", "native_dropout_backward", "special_ndtr", "square"),
+    *("_linalg_det", "_linalg_slogdet", "det", "linalg_det", "linalg_slogdet", "logdet", "slogdet"),
+    *("linalg_matrix_exp", "matrix_exp", "linalg_matrix_rank", "linalg_pinv", "pinverse", "linalg_vector_norm"),
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"),
+    *("cosine_embedding_loss", "margin_ranking_loss", "poisson_nll_loss", "triplet_margin_loss"),
+    "pairwise_distance",
+)
 
 #: Ops that raise for some dtypes of operands before they promote them. Under PyTorch's own rule these get such operands
 #: as they are.
