@@ -2,6 +2,7 @@
 #include "cast_cache.h"
 #include "extra_ops.h"
 #include "op_table.h"
+#include "promotion_call.h"
 #include "promotion_ops.h"
 #include "promotion_python.h"
 #include "region.h"
@@ -191,8 +192,12 @@ DtypeCode checked_result(int code) {
 
 // Where nothing is put, there is no common dtype.
 PromotionTables make_tables(
-    const CodePairs& tensors, const CodePairs& numbers, const std::vector<std::pair<int, int>>& floats,
-    const CodePairs& zero_dims, const std::vector<std::pair<int, int>>& castable, uint64_t content) {
+    const CodePairs& tensors,
+    const CodePairs& numbers,
+    const std::vector<std::pair<int, int>>& floats,
+    const CodePairs& zero_dims,
+    const std::vector<std::pair<int, int>>& castable,
+    uint64_t content) {
   PromotionTables tables{};
   for (size_t dtype = 0; dtype < kDtypes; ++dtype) {
     tables.tensors[dtype].fill(kNoDtype);
@@ -233,8 +238,9 @@ uint32_t register_promotion_change(uint32_t promotion) {
   return intern_change(std::move(change));
 }
 
+// None where it does not act: inside the ops that it promotes, and in backwards.
 py::object promotion_in_force() {
-  const Promotion* promotion = current_policy().promotion;
+  const Promotion* promotion = promotion_acts_here() ? current_policy().promotion : nullptr;
   return promotion == nullptr ? py::object(py::none()) : py::object(py::int_(promotion->number));
 }
 

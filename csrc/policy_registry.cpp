@@ -152,7 +152,8 @@ const PolicyTable* compose(const PolicyTable* around, uint32_t change) {
     return known->second;
   }
   PolicyTable table = *base;
-  table.promotion = wanted.promotion == PolicyChange::kPromotionAround ? around->promotion : promotion_of(wanted.promotion);
+  table.promotion =
+      wanted.promotion == PolicyChange::kPromotionAround ? around->promotion : promotion_of(wanted.promotion);
   for (const Override& one : wanted.overrides) {
     table.put(one.device, one.op, one.policy);
   }

@@ -44,7 +44,10 @@ Operand operand_of(const c10::Scalar& scalar) {
 class Arguments {
  public:
   Arguments(const PromotingOp& op, Stack& stack)
-      : op_(op), count_(op.handle.schema().arguments().size()), values_(stack.data() + (stack.size() - count_)), parts_(count_) {
+      : op_(op),
+        count_(op.handle.schema().arguments().size()),
+        values_(stack.data() + (stack.size() - count_)),
+        parts_(count_) {
     for (size_t i = 0; i < count_; ++i) {
       if (op.takes_part(i) || op.writes(i)) {
         read(i);
@@ -149,8 +152,7 @@ class Arguments {
     if (element >= part.size()) {
       return; // lists of different lengths, of which the op complains
     }
-    to.push_back(
-        part.scalars.empty() ? operand_of(part.tensors[element]) : operand_of(part.scalars[element]));
+    to.push_back(part.scalars.empty() ? operand_of(part.tensors[element]) : operand_of(part.scalars[element]));
     to.back().argument = argument;
     to.back().element = element;
     to.back().written = op_.writes(argument);
@@ -297,11 +299,6 @@ bool is_refused(Refuses refuses, ScalarType dtype) {
   }
 }
 
-// Whether the rule in force is to act here; see PromotionState.
-bool acts_in_this_backward() {
-  return torch::autograd::get_current_graph_task_id() == tls_promotion.graph_task;
-}
-
 class Call {
  public:
   Call(const PromotingOp& op, const Promotion& promotion, Stack& stack)
@@ -437,13 +434,15 @@ class Call {
 
   // NOTE [ PyTorch's own rule ]
   // The op arrives at the same dtype itself, so what is not cast here changes nothing; and three things must not be
-  // cast, or bits would change (and errors: see Refuses). Kernels for half precision read a tensor of one element unrounded. Backward formulas
-  // compute with the operands that were saved, in the dtypes that these have. And what is written keeps its dtype.
+  // cast, or bits would change (and errors: see Refuses). Kernels for half precision read a tensor of one element
+  // unrounded. Backward formulas compute with the operands that were saved, in the dtypes that these have. And what is
+  // written keeps its dtype.
   bool cast_as_stock(const Operands& operands, ScalarType dtype) {
     const bool known = std::none_of(operands.begin(), operands.end(), [](const Operand& operand) {
       return operand.number.has_value() && operand.dtype == ScalarType::UInt64; // more than int64 holds
     });
-    if (!known || records_gradient(operands) || std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
+    if (!known || records_gradient(operands) ||
+        std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
           return is_refused(op_.refuses, operand.dtype);
         })) {
       return false;
@@ -500,8 +499,12 @@ class Call {
 
 } // namespace
 
+bool promotion_acts_here() {
+  return !tls_promotion.inside && torch::autograd::get_current_graph_task_id() == tls_promotion.graph_task;
+}
+
 Promoted promote_call(const PromotingOp& op, const Promotion& promotion, Stack& stack) {
-  if (op.computes == Computes::opaque || !acts_in_this_backward()) {
+  if (op.computes == Computes::opaque || !promotion_acts_here()) {
     return Promoted::as_it_was;
   }
   return Call(op, promotion, stack).run();

@@ -134,6 +134,9 @@ enum class Promoted : uint8_t {
   done,      // the op has run, and its results are on the stack
 };
 
+// Whether a rule that is in force acts on what is called here; see PromotionState.
+bool promotion_acts_here();
+
 // Casts the operands on the stack as the rule has it, or runs the call. Raises if the rule forbids it.
 Promoted promote_call(const PromotingOp& op, const Promotion& promotion, torch::jit::Stack& stack);
 

@@ -43,7 +43,8 @@ void register_promoting_op(const PromotingOpRequest& request) {
   if (promoting_op(number) != nullptr) {
     return;
   }
-  const auto* op = new PromotingOp{ // for good, as the kernels
+  const auto* op = new PromotingOp{
+      // for good, as the kernels
       number,
       *handle,
       name,

@@ -64,8 +64,9 @@ std::optional<int64_t> Operand::int_value() const {
   if (scalar != nullptr) {
     return scalar->isSymbolic() ? std::nullopt : std::optional<int64_t>(scalar->toLong());
   }
-  constexpr c10::DispatchKeySet kOpaque({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
-                                         c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});
+  constexpr c10::DispatchKeySet kOpaque(
+      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::Functionalize});
   if (!tensor->is_cpu() || tensor->key_set().has_any(kOpaque)) {
     return std::nullopt;
   }
@@ -98,7 +99,10 @@ void refuse_operands(const Promotion& promotion, const std::string& op, const Op
 }
 
 void refuse_to_write(
-    const Promotion& promotion, const std::string& op, const Operands& operands, c10::ScalarType computed,
+    const Promotion& promotion,
+    const std::string& op,
+    const Operands& operands,
+    c10::ScalarType computed,
     c10::ScalarType written) {
   in_python([&] {
     ask("refuse_to_write", promotion.number, op, to_python(operands), to_python(computed), to_python(written));
@@ -107,8 +111,12 @@ void refuse_to_write(
 }
 
 void report_promotion(
-    const Promotion& promotion, const void* region, const std::string& op, const Operands& operands,
-    c10::ScalarType result, LintKind kind) {
+    const Promotion& promotion,
+    const void* region,
+    const std::string& op,
+    const Operands& operands,
+    c10::ScalarType result,
+    LintKind kind) {
   in_python([&] {
     ask("report", promotion.number, reinterpret_cast<uintptr_t>(region), op, to_python(operands), to_python(result),
         static_cast<int>(kind));

@@ -40,14 +40,22 @@ void ask_python_for_tables(uint32_t promotion, c10::ScalarType default_dtype);
 DtypeCode ask_python_for_common(uint32_t promotion, uint64_t dtypes);
 
 // Has Python raise that the operands have no common dtype. `floats`: of an op that computes in floating point.
-[[noreturn]] void refuse_operands(const Promotion& promotion, const std::string& op, const Operands& operands, bool floats);
+[[noreturn]] void refuse_operands(
+    const Promotion& promotion, const std::string& op, const Operands& operands, bool floats);
 // Has Python raise that what is computed must not be written to a tensor of a dtype.
 [[noreturn]] void refuse_to_write(
-    const Promotion& promotion, const std::string& op, const Operands& operands, c10::ScalarType computed,
+    const Promotion& promotion,
+    const std::string& op,
+    const Operands& operands,
+    c10::ScalarType computed,
     c10::ScalarType written);
 // Tells Python of a promotion that the lint looks for. It may raise.
 void report_promotion(
-    const Promotion& promotion, const void* region, const std::string& op, const Operands& operands,
-    c10::ScalarType result, LintKind kind);
+    const Promotion& promotion,
+    const void* region,
+    const std::string& op,
+    const Operands& operands,
+    c10::ScalarType result,
+    LintKind kind);
 
 } // namespace torch_promote

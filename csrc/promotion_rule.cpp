@@ -46,7 +46,11 @@ c10::ScalarType default_dtype_now() {
 } // namespace
 
 Promotion::Promotion(
-    uint32_t number_, std::string name_, PromotionOptions options_, c10::ScalarType default_dtype, PromotionTables tables)
+    uint32_t number_,
+    std::string name_,
+    PromotionOptions options_,
+    c10::ScalarType default_dtype,
+    PromotionTables tables)
     : number(number_),
       name(std::move(name_)),
       options(options_),
@@ -90,7 +94,10 @@ DtypeCode Promotion::of_many(uint64_t dtypes) const {
 }
 
 uint32_t register_promotion(
-    const std::string& name, const PromotionOptions& options, c10::ScalarType default_dtype, const PromotionTables& tables) {
+    const std::string& name,
+    const PromotionOptions& options,
+    c10::ScalarType default_dtype,
+    const PromotionTables& tables) {
   Promotions& known = promotions();
   const std::lock_guard<std::mutex> lock(known.mutex);
   const auto number = static_cast<uint32_t>(known.all.size() + 1);

@@ -66,10 +66,10 @@ enum class LintKind : uint8_t { zero_dim, overflow, low_precision, float64, any 
 struct PromotionOptions {
   bool zero_dim_is_weak = false;
   bool associative = true;
-  bool is_stock = false;      // PyTorch's own rule, which the ops themselves obey
-  bool matmul = false;        // whether it is for matrix products too
-  uint8_t lint = 0;           // the kinds that are reported; 0: none
-  uint32_t lint_handler = 0;  // who is told; its number in Python
+  bool is_stock = false;     // PyTorch's own rule, which the ops themselves obey
+  bool matmul = false;       // whether it is for matrix products too
+  uint8_t lint = 0;          // the kinds that are reported; 0: none
+  uint32_t lint_handler = 0; // who is told; its number in Python
 
   bool operator==(const PromotionOptions& other) const = default;
   bool reports(LintKind kind) const {
@@ -80,7 +80,12 @@ struct PromotionOptions {
 // A rule in the service of regions. They live for good; equal ones are one object.
 class Promotion {
  public:
-  Promotion(uint32_t number, std::string name, PromotionOptions options, c10::ScalarType default_dtype, PromotionTables tables);
+  Promotion(
+      uint32_t number,
+      std::string name,
+      PromotionOptions options,
+      c10::ScalarType default_dtype,
+      PromotionTables tables);
 
   const uint32_t number; // from 1
   const std::string name;
@@ -107,7 +112,10 @@ class Promotion {
 
 // Number 0 is none.
 uint32_t register_promotion(
-    const std::string& name, const PromotionOptions& options, c10::ScalarType default_dtype, const PromotionTables& tables);
+    const std::string& name,
+    const PromotionOptions& options,
+    c10::ScalarType default_dtype,
+    const PromotionTables& tables);
 const Promotion* promotion_of(uint32_t number);
 
 } // namespace torch_promote

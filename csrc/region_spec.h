@@ -23,7 +23,7 @@ struct RegionSpec {
   std::array<PerDevice, kNumDevices> devices;
   bool cache_enabled = true;
   bool keeps_cache = false; // leaves the cache flag as it is
-  uint32_t change = 0; // of the policy: its number in the registry
+  uint32_t change = 0;      // of the policy: its number in the registry
 
   static RegionSpec unpack(uint64_t packed);
   uint64_t pack() const;

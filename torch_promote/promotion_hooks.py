@@ -19,7 +19,7 @@ from torch_promote.reference.promotion import Operand
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, describe
 
-__all__ = ["promotion_change"]
+__all__ = ["matmul_of", "promotion_change", "rule_of"]
 
 _CODES = {dtype: _C.scalar_type(dtype) for dtype in ALL_DTYPES}
 
@@ -35,10 +35,12 @@ class _Known(NamedTuple):
     Attributes:
         rule: The rule.
         mode: What is done with promotions that the lint finds, 0 for nothing.
+        matmul: Whether it is for matrix products too.
     """
 
     rule: PromotionRule
     mode: int
+    matmul: bool
 
 
 #: By the number in the extension.
@@ -65,6 +67,16 @@ def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -
     return _C.register_promotion_change(_numbers[key][0])
 
 
+def rule_of(number: int) -> PromotionRule:
+    """Returns the rule with a number in the extension, for the default dtype of this moment."""
+    return _known[number].rule.under(torch.get_default_dtype())
+
+
+def matmul_of(number: int) -> bool:
+    """Returns whether the rule with a number in the extension is for matrix products too."""
+    return _known[number].matmul
+
+
 @functools.cache
 def _register_ops() -> None:
     _C.set_promotion_hooks(_Hooks())
@@ -87,7 +99,7 @@ def _register(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -> int:
         mode,
     )
     number = _C.register_promotion(rule.name, options, _CODES[default_dtype], _tables(rule.under(default_dtype)))
-    _known[number] = _Known(rule, mode)
+    _known[number] = _Known(rule, mode, matmul)
     return number
 
 
@@ -141,12 +153,12 @@ class _Hooks:
 
     def common(self, number: int, dtypes: Sequence[torch.dtype]) -> int:
         try:
-            return _CODES[self._rule(number).common(dtypes)]
+            return _CODES[rule_of(number).common(dtypes)]
         except PromotionRuleError:
             return -1
 
     def refuse_operands(self, number: int, op: str, operands: Sequence[Any], floats: bool) -> None:
-        self._rule(number).common(map(_operand, operands), op, floats)
+        rule_of(number).common(map(_operand, operands), op, floats)
 
     def refuse_to_write(
         self, number: int, op: str, operands: Sequence[Any], computed: torch.dtype, written: torch.dtype
@@ -167,9 +179,6 @@ class _Hooks:
         words = tuple(describe(_operand(operand)) for operand in operands)
         event = {"op": op, "operands": words, "result": result, "rule": known.rule.name}
         promotion_lint.report(known.mode, region, kind, event)
-
-    def _rule(self, number: int) -> PromotionRule:
-        return _known[number].rule.under(torch.get_default_dtype())
 
 
 def _operand(described: tuple[torch.dtype, tuple[int, ...], int, int | None]) -> Operand | int:

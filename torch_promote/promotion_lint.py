@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import re
 import sys
 import warnings
 import weakref
@@ -42,6 +43,8 @@ class PromotionKind(enum.StrEnum):
 _KINDS = tuple(PromotionKind)
 _ALL = (1 << len(_KINDS)) - 1
 _BY_NAME = {kind.name.lower(): kind for kind in _KINDS} | {kind.value: kind for kind in _KINDS}
+
+_LINE_OF_TRACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 #: Frames of these folders are not the caller's.
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
@@ -145,7 +148,7 @@ def report(mode: int, region: int, kind: int, event: dict[str, Any]) -> None:
     """
     lint = lints.get(region, _without_object)
     frame = _caller()
-    filename, lineno = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+    filename, lineno = _traced_line() or ((frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0))
     found = PromotionEvent(kind=_KINDS[kind], filename=filename, lineno=lineno, **event)
     if mode == RAISE:
         raise PromotionLintError(f"{found}. Write the cast that you mean, or change `kinds`.")
@@ -197,3 +200,17 @@ def _caller() -> FrameType | None:
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
     return frame
+
+
+def _traced_line() -> tuple[str, int] | None:
+    """The line of the function that torch.compile is compiling, None outside of a compilation.
+
+    While Dynamo traces, it knows the line; afterwards, when the graph is traced anew, the nodes of the graph do.
+    """
+    if torch._guards.TracingContext.try_get() is None:
+        return None
+    stack = torch._guards.TracingContext.extract_stack()
+    if stack:
+        return stack[-1].filename, stack[-1].lineno or 0
+    lines = _LINE_OF_TRACE.findall(torch.fx.traceback.get_current_meta().get("stack_trace") or "")
+    return (lines[-1][0], int(lines[-1][1])) if lines else None
