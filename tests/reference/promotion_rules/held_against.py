@@ -16,7 +16,9 @@ GOLDEN = Path(__file__).parent / "golden"
 NUMBERS: dict[str, int | float | complex] = {"bool": True, "int": 1, "float": 1.0, "complex": 1j}
 
 #: How many operands of a section are arrays; the others are Python numbers.
-ARRAYS = {"pairs": 2, "numbers": 1, "division": 1, "functions": 1, "triples": 3, "pairs_with_numbers": 2}
+ARRAYS = {"pairs": 2, "numbers": 1, "division": 2, "division_by_numbers": 1, "functions": 1, "triples": 3}
+ARRAYS["pairs_with_numbers"] = 2
+FLOATING = ("division", "division_by_numbers", "functions")
 
 
 def golden(name: str) -> tuple[dict[str, str], Answers]:
@@ -39,7 +41,7 @@ def ours(rule: PromotionRule, section: str, operands: str) -> str | None:
         return None
     given = [*(getattr(torch, name) for name in arrays), *(NUMBERS[name] for name in numbers)]
     try:
-        return dtype_name(rule.common(given, floats=section in ("division", "functions")))
+        return dtype_name(rule.common(given, floats=section in FLOATING))
     except PromotionRuleError:
         return RAISES
 

@@ -4,7 +4,8 @@ An answer table has sections. Each maps operands in words ("int32, float") to th
 
 - pairs: two arrays
 - numbers: an array and a Python number
-- division: true division of two arrays of a dtype
+- division: true division of two arrays
+- division_by_numbers: true division of an array by a Python number
 - functions: atan2 of two arrays of a dtype; it is not defined for complex ones
 - triples: three arrays of different dtypes, in any order
 - pairs_with_numbers: two arrays of different dtypes and a Python number
@@ -50,7 +51,10 @@ def _answers(
     return {
         "pairs": {f"{a}, {b}": _answer(add, arrays[a], arrays[b]) for a in arrays for b in arrays},
         "numbers": {f"{a}, {n}": _answer(add, arrays[a], number) for a in arrays for n, number in NUMBERS.items()},
-        "division": {a: _answer(divide, arrays[a], arrays[a]) for a in arrays},
+        "division": {f"{a}, {b}": _answer(divide, arrays[a], arrays[b]) for a in arrays for b in arrays},
+        "division_by_numbers": {
+            f"{a}, {n}": _answer(divide, arrays[a], number) for a in arrays for n, number in NUMBERS.items()
+        },
         "functions": {a: _answer(atan2, arrays[a], arrays[a]) for a in arrays if "complex" not in a},
         "triples": {
             ", ".join(names): _in_any_order(many, [arrays[name] for name in names])

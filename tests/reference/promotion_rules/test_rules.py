@@ -25,7 +25,7 @@ from torch_promote.reference.promotion_rules import (
     promotion_rule,
 )
 from torch_promote.reference.promotion_rules.jax_rule import joins
-from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES
+from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES
 from torch_promote.reference.promotion_rules.text_table import CODES, read_table
 from torch_promote.reference.promotion_table import TABLE_DTYPES, PromotionError
 
@@ -194,6 +194,36 @@ def test_a_remedy_works(name: str) -> None:
             with pytest.raises(PromotionRuleError) as raised:
                 rule.common([a, b])
             assert answer(rule, follow(raised.value.remedy, [a, b])) != "raises", raised.value
+
+
+@pytest.mark.parametrize(
+    ("pair", "casts"),
+    [
+        (("float8_e5m2", "float16"), ["Write x.to(torch.float16) for the float8_e5m2 tensor."] * 2),
+        (("int8", "int32"), ["Write x.to(torch.int32) for the int8 tensor."] * 2),
+        (
+            ("bfloat16", "float16"),
+            [
+                "Write x.to(torch.float32) for the bfloat16 tensor and the float16 tensor.",
+                "Write x.to(torch.float32) for the float16 tensor and the bfloat16 tensor.",
+            ],
+        ),
+        (
+            ("int64", "uint64"),
+            [
+                "Cast one of the two: x.to(torch.int64) or x.to(torch.uint64).",
+                "Cast one of the two: x.to(torch.uint64) or x.to(torch.int64).",
+            ],
+        ),
+    ],
+)
+def test_a_remedy_widens(pair: tuple[str, str], casts: list[str]) -> None:
+    told = []
+    for names in (pair, pair[::-1]):
+        with pytest.raises(PromotionRuleError) as raised:
+            promotion_rule("strict").common([getattr(torch, name) for name in names])
+        told.append(raised.value.remedy)
+    assert sorted(told) == sorted(casts)
 
 
 @pytest.mark.parametrize("name", [name for name in RULE_NAMES if name != "torch"])

@@ -7,7 +7,8 @@ import functools
 import torch
 
 from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, is_complex, is_floating, kind
-from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule, fits, words_of_table
+from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES, fits, words_of_table
+from torch_promote.reference.promotion_rules.rule import PromotionRule
 from torch_promote.reference.promotion_rules.text_table import read_table
 
 __all__ = ["ARRAY_API_TABLE", "array_api_rule"]

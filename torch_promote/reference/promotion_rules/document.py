@@ -19,8 +19,8 @@ from torch_promote.reference.promotion_rules.array_api_rule import ARRAY_API_TAB
 from torch_promote.reference.promotion_rules.exceptions import EXCEPTIONS
 from torch_promote.reference.promotion_rules.jax_rule import FLOAT8, LATTICE
 from torch_promote.reference.promotion_rules.numpy_rule import NUMPY_TABLE
+from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES
 from torch_promote.reference.promotion_rules.registry import RULE_NAMES, promotion_rule
-from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES
 from torch_promote.reference.promotion_rules.text_table import CODES
 
 __all__ = ["BLOCKS", "main"]
@@ -78,7 +78,7 @@ def _lattice() -> str:
 
 
 def _numbers() -> str:
-    shown = (torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
+    shown = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64)
     rows = []
     for name in RULE_NAMES:
         rule = promotion_rule(name, torch.float32)

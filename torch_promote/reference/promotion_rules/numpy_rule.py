@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from torch_promote.reference.dtypes import dtype_name, is_complex, is_floating, kind
-from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule, fits, words_of_table
+from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES, fits, words_of_table
+from torch_promote.reference.promotion_rules.rule import PromotionRule
 from torch_promote.reference.promotion_rules.text_table import CODES, read_table
 
 __all__ = ["NUMPY_TABLE", "numpy_rule"]

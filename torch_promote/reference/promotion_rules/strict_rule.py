@@ -7,7 +7,8 @@ import functools
 import torch
 
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_integral
-from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule, fits
+from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES, fits
+from torch_promote.reference.promotion_rules.rule import PromotionRule
 
 __all__ = ["strict_rule"]
 

@@ -9,7 +9,8 @@ import torch
 
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_integral
 from torch_promote.reference.promotion import combine_categories, number_dtype, result_type
-from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule
+from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES
+from torch_promote.reference.promotion_rules.rule import PromotionRule
 from torch_promote.reference.promotion_table import PromotionError, promote_types
 
 __all__ = ["torch_rule"]

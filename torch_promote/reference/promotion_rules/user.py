@@ -10,8 +10,9 @@ import torch
 
 from torch_promote.errors import RuleDefinitionError
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_complex, is_floating, kind
+from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES
 from torch_promote.reference.promotion_rules.registry import RULE_NAMES, promotion_rule
-from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule
+from torch_promote.reference.promotion_rules.rule import PromotionRule
 from torch_promote.reference.promotion_rules.text_table import CODES
 
 __all__ = ["PAIR_DTYPES", "make_rule"]
