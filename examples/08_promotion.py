@@ -39,13 +39,14 @@ with tp.promotion("jax", matmul=True):
 def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     scaled = logits * torch.tensor(1e6)  # inf: a 0-dim float32 does not widen float16
     counted = labels * brain  # 257 is 256 in bfloat16
-    return scaled.sum() + counted.sum() + (labels.to(torch.uint8) < 256).sum()
+    small = labels.to(torch.uint8) < 256  # 256 is 0 in uint8, or an error, as PyTorch's release has it
+    return scaled.sum().float() + counted.sum().float() + small.sum().float()
 
 
 for _ in range(2):  # each line is told of once
     loss(half, torch.full((3,), 257, dtype=torch.int32))
 
 # --- a rule of one's own: bfloat16 wins over float16, all else as in PyTorch
-mine = tp.make_rule("brain first", {(torch.float16, torch.bfloat16): torch.bfloat16}, base="torch")
+mine = tp.make_rule("brain first", {(torch.float16, torch.bfloat16): torch.bfloat16}, over="torch")
 with tp.promotion(mine):
     print("mine    ", (half + brain).dtype)

@@ -38,7 +38,7 @@ OF_KIND: dict[str, tuple[PromotionKind | None, Any]] = {
     "ints divide": (PromotionKind.ANY, lambda: INTS / INTS),
     "int with a Python float": (PromotionKind.ANY, lambda: INTS + 0.5),
     "alike": (None, lambda: SINGLE + SINGLE),
-    "a fitting number": (None, lambda: (BYTES + 255, INTS + 2**31 - 1, INTS < -(2**31), HALF + 1e3)),
+    "a fitting number": (None, lambda: (BYTES + 255, INTS + (2**31 - 1), INTS < -(2**31), HALF + 1e3)),
     "a number beside floats": (None, lambda: BRAIN + 257),
 }
 

@@ -322,7 +322,7 @@ class TestCrosscheck:
             y = (torch.ones(2, 3) @ torch.ones(3, 3)) + INTS
             _ = torch.cat([y, HALF.expand(2, 3)]), y * torch.tensor(1e6), y**2.5
         report.raise_for_mismatches()
-        assert report.with_stock["aten.add.Tensor"] == 1
+        assert report.with_stock["aten.add.Tensor"] >= 1
 
     def test_foreign_rules_are_not_compared_with_stock(self) -> None:
         with tp.crosscheck(level="bits") as report, tp.my_autocast("cpu"), tp.promotion("numpy"):
