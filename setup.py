@@ -22,6 +22,8 @@ SOURCES = (
     "module",
     "promotion_kernels",
     "promotion_call",
+    "promotion_arguments",
+    "promotion_join",
     "boxed",
     "cast_cache",
     "cast_entry",

@@ -1,6 +1,8 @@
 // file: what a promotion rule does with one call of an op
 #include "promotion_call.h"
 
+#include "promotion_arguments.h"
+#include "promotion_join.h"
 #include "promotion_lint.h"
 #include "promotion_python.h"
 #include "region.h"
@@ -19,231 +21,6 @@ namespace {
 using c10::IValue;
 using c10::ScalarType;
 using torch::jit::Stack;
-
-// --- the operands of a call
-
-Operand operand_of(const at::Tensor& tensor) {
-  Operand operand;
-  operand.tensor = &tensor;
-  operand.dtype = tensor.scalar_type();
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    operand.number = number_of_dtype(operand.dtype);
-  }
-  return operand;
-}
-
-Operand operand_of(const c10::Scalar& scalar) {
-  Operand operand;
-  operand.scalar = &scalar;
-  operand.dtype = scalar.type();
-  operand.number = number_of_dtype(operand.dtype);
-  return operand;
-}
-
-// What lies on the stack, taken apart so that operands can point into it, and put back.
-class Arguments {
- public:
-  Arguments(const PromotingOp& op, Stack& stack)
-      : op_(op),
-        count_(op.handle.schema().arguments().size()),
-        values_(stack.data() + (stack.size() - count_)),
-        parts_(count_) {
-    for (size_t i = 0; i < count_; ++i) {
-      if (op.takes_part(i) || op.writes(i)) {
-        read(i);
-      }
-    }
-  }
-
-  // The operands of each call that this one stands for: one, but of an op whose lists go in step.
-  std::vector<Operands> calls() const {
-    std::vector<Operands> result(op_.each ? steps() : 1);
-    for (size_t i = 0; i < count_; ++i) {
-      if (!op_.takes_part(i)) {
-        continue;
-      }
-      for (size_t step = 0; step < result.size(); ++step) {
-        if (op_.each && parts_[i].is_list) {
-          add(i, step, result[step]);
-          continue;
-        }
-        for (size_t element = 0; element < parts_[i].size(); ++element) {
-          add(i, element, result[step]);
-        }
-      }
-    }
-    return result;
-  }
-
-  // The tensors that the op writes to besides its operands: out.
-  std::vector<at::Tensor> outs() const {
-    return tensors_where([this](size_t i) { return op_.writes(i) && !op_.takes_part(i); });
-  }
-  std::vector<at::Tensor> written_operands() const {
-    return tensors_where([this](size_t i) { return op_.writes(i) && op_.takes_part(i); });
-  }
-
-  void put(size_t argument, size_t element, at::Tensor tensor) {
-    parts_[argument].tensors[element] = std::move(tensor);
-    parts_[argument].changed = true;
-  }
-  void put(size_t argument, size_t element, c10::Scalar scalar) {
-    parts_[argument].scalars[element] = std::move(scalar);
-    parts_[argument].changed = true;
-  }
-
-  void write_back() {
-    for (size_t i = 0; i < count_; ++i) {
-      Part& part = parts_[i];
-      if (!part.changed) {
-        continue;
-      }
-      if (!part.scalars.empty()) {
-        values_[i] = part.is_list ? IValue(c10::List<c10::Scalar>(part.scalars)) : IValue(part.scalars[0]);
-      } else {
-        values_[i] = part.is_list ? IValue(part.tensors) : IValue(part.tensors[0]);
-      }
-    }
-  }
-
- private:
-  struct Part {
-    bool is_list = false;
-    bool changed = false;
-    std::vector<at::Tensor> tensors;
-    std::vector<c10::Scalar> scalars;
-
-    size_t size() const {
-      return tensors.size() + scalars.size(); // one of them is empty
-    }
-  };
-
-  void read(size_t i) {
-    const IValue& value = values_[i];
-    Part& part = parts_[i];
-    if (value.isTensor()) {
-      if (value.toTensor().defined()) {
-        part.tensors.push_back(value.toTensor());
-      }
-    } else if (value.isScalar()) {
-      part.scalars.push_back(value.toScalar());
-    } else if (value.isTensorList()) {
-      part.is_list = true;
-      part.tensors = value.toTensorVector();
-    } else if (value.isList()) {
-      part.is_list = true;
-      for (const IValue& element : value.toListRef()) {
-        part.scalars.push_back(element.toScalar());
-      }
-    }
-  }
-
-  size_t steps() const {
-    for (const Part& part : parts_) {
-      if (part.is_list) {
-        return part.size();
-      }
-    }
-    return 0;
-  }
-
-  void add(size_t argument, size_t element, Operands& to) const {
-    const Part& part = parts_[argument];
-    if (element >= part.size()) {
-      return; // lists of different lengths, of which the op complains
-    }
-    to.push_back(part.scalars.empty() ? operand_of(part.tensors[element]) : operand_of(part.scalars[element]));
-    to.back().argument = argument;
-    to.back().element = element;
-    to.back().written = op_.writes(argument);
-  }
-
-  template <class Test>
-  std::vector<at::Tensor> tensors_where(const Test& test) const {
-    std::vector<at::Tensor> result;
-    for (size_t i = 0; i < count_; ++i) {
-      if (test(i)) {
-        result.insert(result.end(), parts_[i].tensors.begin(), parts_[i].tensors.end());
-      }
-    }
-    return result;
-  }
-
-  const PromotingOp& op_;
-  size_t count_;
-  IValue* values_;
-  std::vector<Part> parts_;
-};
-
-// --- the common dtype
-
-// Tensors of one state: those with dimensions, or 0-dim ones where they are weak.
-class Join {
- public:
-  explicit Join(const Promotion& promotion) : promotion_(promotion), tables_(promotion.tables()) {}
-
-  void add(ScalarType dtype) {
-    const uint64_t bit = uint64_t{1} << static_cast<size_t>(dtype);
-    if ((seen_ & bit) != 0) {
-      return;
-    }
-    seen_ |= bit;
-    ++count_;
-    if (count_ == 1) {
-      dtype_ = to_code(dtype);
-    } else if (dtype_ != kNoDtype) {
-      dtype_ = tables_.pair(dtype_, to_code(dtype));
-    }
-  }
-  bool is_empty() const {
-    return count_ == 0;
-  }
-  // kNoDtype if they have none.
-  DtypeCode dtype() const {
-    return count_ > 2 && !promotion_.options.associative ? promotion_.of_many(seen_) : dtype_;
-  }
-
- private:
-  const Promotion& promotion_;
-  const PromotionTables& tables_;
-  uint64_t seen_ = 0;
-  int count_ = 0;
-  DtypeCode dtype_ = kNoDtype;
-};
-
-// The common dtype of operands of which one at least is a tensor; kNoDtype if there is none. As
-// torch_promote/reference/promotion_rules/rule.py, PromotionRule.common.
-DtypeCode common_dtype(const Promotion& promotion, const Operands& operands) {
-  const PromotionTables& tables = promotion.tables();
-  Join dims(promotion);
-  Join zeros(promotion);
-  std::optional<Number> number;
-  for (const Operand& operand : operands) {
-    if (operand.number.has_value()) {
-      number = std::max(number.value_or(Number::boolean), *operand.number);
-    } else if (promotion.options.zero_dim_is_weak && operand.is_zero_dim()) {
-      zeros.add(operand.dtype);
-    } else {
-      dims.add(operand.dtype);
-    }
-  }
-  const bool has_weak = !dims.is_empty() && !zeros.is_empty();
-  DtypeCode strong = dims.is_empty() ? zeros.dtype() : dims.dtype();
-  DtypeCode weak = has_weak ? zeros.dtype() : kNoDtype;
-  if (strong == kNoDtype || (has_weak && weak == kNoDtype)) {
-    return kNoDtype;
-  }
-  if (number.has_value()) {
-    DtypeCode& joined = has_weak ? weak : strong;
-    joined = tables.number(*number, joined);
-    if (joined == kNoDtype) {
-      return kNoDtype;
-    }
-  }
-  return has_weak ? tables.zero_dim(strong, weak) : strong;
-}
-
-// --- one call
 
 bool is_tensor(const Operand& operand) {
   return !operand.number.has_value();
@@ -424,7 +201,7 @@ class Call {
         if (operand.tensor != nullptr) {
           put(operand, operand.tensor->to(dtype));
         } else {
-          arguments_.put(operand.argument, operand.element, in_kind_of(dtype, *operand.scalar));
+          arguments_.put(operand, in_kind_of(dtype, *operand.scalar));
         }
         any = true;
       }
@@ -464,7 +241,7 @@ class Call {
         operand.tensor->scalar_type() == operand.dtype || operand.tensor->scalar_type() == cast.scalar_type(), op_.name,
         " is called with one operand for tensors of several dtypes, for which the rule '", promotion_.name,
         "' has several common dtypes. Call it once for each dtype.");
-    arguments_.put(operand.argument, operand.element, cast);
+    arguments_.put(operand, cast);
   }
 
   // An op that writes an operand of another dtype than it computes in: the same without writing, and a copy.
@@ -493,7 +270,7 @@ class Call {
   const PromotingOp& op_;
   const Promotion& promotion_;
   Stack& stack_;
-  Arguments arguments_;
+  PromotedArguments arguments_;
   std::vector<at::Tensor> written_ = arguments_.written_operands(); // as the caller has them
 };
 

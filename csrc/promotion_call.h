@@ -1,6 +1,7 @@
 // file: what a promotion rule does with one call of an op
 #pragma once
 
+#include "promotion_arguments.h"
 #include "promotion_ops.h"
 
 #include <ATen/core/IListRef.h>
@@ -12,17 +13,6 @@
 #include <optional>
 
 namespace torch_promote {
-
-// The type of the Python number that lies in a Scalar, or in a tensor of a dtype.
-inline Number number_of_dtype(c10::ScalarType dtype) {
-  if (c10::isComplexType(dtype)) {
-    return Number::complex;
-  }
-  if (c10::isFloatingType(dtype)) {
-    return Number::floating;
-  }
-  return dtype == c10::ScalarType::Bool ? Number::boolean : Number::integer;
-}
 
 // Whether there is nothing to do: the one dtype of all tensors is what the op computes in under the rule. It need not
 // know: what is not plain is looked at closely.

@@ -65,7 +65,6 @@ from torch_promote.promotion_lint import PromotionEvent, PromotionKind  # noqa: 
 if TYPE_CHECKING:
     from torch_promote import reference
     from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, crosscheck
-    from torch_promote.reference.promotion_rules import PromotionRule, make_rule
     from torch_promote.modules import (
         format_module_policy,
         module_policies,
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
         remove_module_policy,
         set_module_policy,
     )
+    from torch_promote.reference.promotion_rules import PromotionRule, make_rule
 
 _compile.install(my_autocast, promotion)
 _higher_order.pass_over(OUR_KEY)

@@ -90,13 +90,15 @@ class PromotionWriteError(PromotionRuleError):
     """An in-place or out= op that would write another dtype than the promotion rule lets it.
 
     Example:
-        >>> print(PromotionWriteError("jax", ["int8[3]", "float32[3]"], "float32 is not written to int8", "Cast.", "add_"))
+        >>> operands = ["int8[3]", "float32[3]"]
+        >>> print(PromotionWriteError("jax", operands, "float32 is not written to int8", "Cast.", "add_"))
         add_ of int8[3] and float32[3] under the promotion rule "jax": float32 is not written to int8. Cast.
     """
 
     def __str__(self) -> str:
         called = self.op or "an op that writes"
-        return f'{called} of {" and ".join(self.operands)} under the promotion rule "{self.rule}": {self.reason}. {self.remedy}'
+        words = " and ".join(self.operands)
+        return f'{called} of {words} under the promotion rule "{self.rule}": {self.reason}. {self.remedy}'
 
 
 class PromotionLintError(TorchPromoteError, RuntimeError):

@@ -67,9 +67,9 @@ class PromotionEvent:
 
     Example:
         >>> import torch
-        >>> PromotionEvent("aten::mul.Tensor", ("int32[3]", "bfloat16[3]"), torch.bfloat16, _KINDS[2], "torch", "a.py", 1)
-        ... # doctest: +ELLIPSIS
-        PromotionEvent(op='aten::mul.Tensor', ...)
+        >>> kind = PromotionKind.INT_TO_LOW_PRECISION
+        >>> print(PromotionEvent("mul", ("int32[3]", "bfloat16[3]"), torch.bfloat16, kind, "torch", "a.py", 1))
+        a.py:1: mul of int32[3] and bfloat16[3] computes in bfloat16 (int to low-precision float)
     """
 
     op: str

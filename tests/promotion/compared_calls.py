@@ -6,10 +6,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from promoting_calls import Outcome, outcome, overload, writes
 
 from torch_promote.promoting_ops import PromotingOp
-
-from promoting_calls import Outcome, outcome, overload, writes
 
 Arguments = tuple[list[Any], dict[str, Any]]
 

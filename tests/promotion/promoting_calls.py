@@ -1,4 +1,4 @@
-"""Calls of every op that promotes, made from its schema: operands of chosen dtypes and shapes in the places that count."""
+"""Calls of every op that promotes, made from its schema, with operands of chosen dtypes in the places that count."""
 
 from __future__ import annotations
 
@@ -64,7 +64,11 @@ def arguments_of(
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for place, argument in enumerate(schema.arguments):
-        kind = str(argument.type).removeprefix("Optional[").removesuffix("]") if "Optional" in str(argument.type) else str(argument.type)
+        kind = (
+            str(argument.type).removeprefix("Optional[").removesuffix("]")
+            if "Optional" in str(argument.type)
+            else str(argument.type)
+        )
         if argument.is_out:
             value = out
         elif place in op.participants:
@@ -75,7 +79,7 @@ def arguments_of(
             value = rounding_mode
         elif kind == "Tensor":
             value = torch.tensor([[True, False, True], [False, True, True]])
-        elif kind.startswith("List[Tensor") :
+        elif kind.startswith("List[Tensor"):
             value = [torch.ones(2, 3)] * 2
         elif argument.has_default_value():
             continue
@@ -114,7 +118,7 @@ def outcome(function: Callable[[], Any]) -> Outcome:
     """What a call gives, in a form that can be compared: dtypes, strides, bits; or what it raises."""
     try:
         result = function()
-    except Exception as error:  # noqa: BLE001 (whatever it is, it is compared)
+    except Exception as error:
         return type(error).__name__, str(error).partition("\n")[0]
     return "result", described(result)
 

@@ -1,4 +1,4 @@
-"""Regions of `promotion`: input, nesting, decorators, threads, autocast, autograd, transforms, and that off means off."""
+"""Regions of `promotion`: input, nesting, threads, autocast, autograd, transforms, and that off means off."""
 
 from __future__ import annotations
 
@@ -250,7 +250,9 @@ class TestTransforms:
             x += torch.ones((), dtype=torch.float64)
             assert x.dtype is torch.float32
         with tp.promotion("numpy"):
-            assert (torch.empty(3, device="meta") + torch.empty(3, dtype=torch.int8, device="meta")).dtype is torch.float32
+            assert (
+                torch.empty(3, device="meta") + torch.empty(3, dtype=torch.int8, device="meta")
+            ).dtype is torch.float32
 
     @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
     def test_make_fx_records_the_casts(self, mode: str) -> None:

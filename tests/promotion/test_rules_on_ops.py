@@ -50,7 +50,7 @@ def test_every_pair(rule: str, function: Callable[..., Any]) -> None:
     assert "result" in kinds
 
 
-@pytest.mark.parametrize("rule", ("torch", *RULES))
+@pytest.mark.parametrize("rule", ["torch", *RULES])
 def test_numbers(rule: str) -> None:
     results = set()
     for dtype, number, shape in itertools.product(ALL, (True, 3, 2.5, 1j), ((3,), ())):
@@ -117,7 +117,11 @@ def test_integers_divide_as_the_rule_has_it() -> None:
     dtypes = {}
     for rule in ("torch", "jax", "numpy", "strict"):
         with tp.promotion(rule):
-            dtypes[rule] = (ints / ints).dtype, torch.sqrt(ints.abs()).dtype, torch.div(ints, 2, rounding_mode="floor").dtype
+            dtypes[rule] = (
+                (ints / ints).dtype,
+                torch.sqrt(ints.abs()).dtype,
+                torch.div(ints, 2, rounding_mode="floor").dtype,
+            )
     assert dtypes["torch"] == dtypes["jax"] == dtypes["strict"] == (torch.float32, torch.float32, torch.int32)
     assert dtypes["numpy"] == (torch.float64, torch.float64, torch.int32)
 

@@ -22,8 +22,8 @@ from torch_promote.checking.call_check import (
 )
 from torch_promote.checking.call_site import calling_line, describe_arguments
 from torch_promote.checking.comparison import compare, is_fake
-from torch_promote.checking.promotion_check import foreign_rule
 from torch_promote.checking.known_gaps import Gap, dispatch_gaps, explained
+from torch_promote.checking.promotion_check import foreign_rule
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.checking.stock_run import StockRun, written_results
 from torch_promote.checking.unwritten import UNREPEATABLE

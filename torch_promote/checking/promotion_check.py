@@ -42,12 +42,12 @@ def promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> M
     Raises:
         PromotionRuleError: The operands have no common dtype.
     """
-    if foreign_rule() is None:
+    number = _C.promotion_in_force()
+    if number is None or foreign_rule() is None:
         return values
     from torch_promote.promoting_ops import FLOATS, OPAQUE
     from torch_promote.promotion_hooks import matmul_of, rule_of
 
-    number = _C.promotion_in_force()
     schema = runs._schema
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     written = {argument.name for argument in schema.arguments if argument.alias_info is not None}
