@@ -42,13 +42,13 @@ _NO_OPERANDS = {"where": ("condition",)}
 #: Operands of rules that name none.
 _NAMED = {"power_of_number": ("self", "exponent")}
 
-#: Composite matrix products; those with a kernel have the op rule `one_dtype`.
+#: Composite matrix products; those with a kernel have the op rule `one_dtype` among the matrices.
 _PRODUCTS = (
     *("bilinear", "chain_matmul", "einsum", "inner", "linalg_matmul", "linalg_multi_dot", "linalg_vecdot", "linear"),
     *("matmul", "tensordot"),
 )
 
-#: Ops with the op rule `one_dtype` that are no matrix products.
+#: Ops beside the matrix products with the op rule `one_dtype` that are none.
 _NO_PRODUCTS = ("aten::linalg_cross",)
 
 #: Ops whose operands are not of one dtype by their nature, or that are made of others and mix, inside, what they have
@@ -156,7 +156,7 @@ def _find(schemas: dict[str, dict[str, Any]]) -> Iterator[PromotingOp]:
 
 def _of_entry(entry: Entry, schema: Any) -> PromotingOp | None:
     term = entry.terms[0]
-    if term.rule == "one_dtype" and entry.op not in _NO_PRODUCTS:
+    if term.rule == "one_dtype" and entry.family == "matrices" and entry.op not in _NO_PRODUCTS:
         return PromotingOp(entry.op, "", _tensors(schema), COMMON, matmul=True)
     each = term.rule == EACH
     inner = entry.op.removeprefix("aten::")
