@@ -34,6 +34,9 @@ class PlainCall {
     if (numbers_ == 0) {
       return true;
     }
+    if (numbers_ >> (static_cast<unsigned>(number_of_dtype(static_cast<c10::ScalarType>(dtype_))) + 1) != 0) {
+      return false; // the op itself would go by a number of a higher kind
+    }
     for (size_t number = 0; number < kNumbers; ++number) {
       if ((numbers_ >> number & 1) != 0 && tables_.numbers[number][static_cast<size_t>(dtype_)] != dtype_) {
         return false;

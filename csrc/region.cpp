@@ -161,6 +161,7 @@ void end_below(size_t position) {
   auto& frames = thread().frames;
   const Frame frame = frames[position];
   frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
+  put_graph_task();
   // What the ended region would have put back, the next one that changes the same will; where there is none, it is put
   // back now. Every region sets the cache flag and the key.
   for (size_t device = 0; device < kNumDevices; ++device) {

@@ -59,6 +59,8 @@ _OPAQUE = (
     *("cumulative_trapezoid", "trapezoid", "trapz"),
     *("isclose", "logsumexp", "special_logsumexp", "native_dropout_backward", "special_ndtr", "square"),
     *("_linalg_det", "_linalg_slogdet", "det", "linalg_det", "linalg_slogdet", "logdet", "slogdet"),
+    *("alpha_dropout", "dropout", "feature_alpha_dropout", "feature_dropout", "native_dropout"),
+    *("linalg_matrix_sqrth", "linalg_polar"),
     *("linalg_matrix_exp", "matrix_exp", "linalg_matrix_rank", "linalg_pinv", "pinverse", "linalg_vector_norm"),
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"),
     *("cosine_embedding_loss", "margin_ranking_loss", "poisson_nll_loss", "triplet_margin_loss"),

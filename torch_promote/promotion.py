@@ -85,8 +85,8 @@ class promotion:  # noqa: N801 (a context manager, as my_autocast)
         handler = on_promotion if callable(on_promotion) else None
         if handler is not None and torch.compiler.is_dynamo_compiling():
             raise OptionError(
-                "in a compiled function, on_promotion is 'warn', 'raise' or None: its ops are looked at while it "
-                "is compiled, and not afterwards. Open the region outside of the function, or run it without torch.compile."
+                "in a compiled function, on_promotion is 'warn', 'raise' or None, since its ops are looked at while "
+                "it is compiled, and not afterwards. Open the region outside of the function, or do not compile it."
             )
         if handler is not None:
             check_handler(handler)
