@@ -3,7 +3,7 @@
 # make test-jax  holds the promotion rules against JAX and ml_dtypes as well, which it installs
 # make parity    PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)
 # make lint      ruff, mypy and clang-format
-# make bench     times regions and ops against stock autocast
+# make bench     times regions, ops and models against stock autocast (ARGS="--plot bench.png" for a picture)
 #
 # Each sets up what it needs: a virtual environment, PyTorch, and the extension built against it. For another PyTorch:
 # make test TORCH_VERSION=2.15.0 (an environment for each version).

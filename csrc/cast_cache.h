@@ -1,4 +1,4 @@
-// file: the cache of casts of trainable weights, one per thread
+// file: the casts that are kept for later uses: of weights and activations
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,15 +16,28 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype);
 void forget_casts_of(const std::vector<at::Tensor>& tensors);
 
 struct CacheInfo {
-  uint64_t entries = 0; // casts held now
-  uint64_t bytes = 0;   // that they occupy
-  uint64_t hits = 0;    // casts served from the cache since the thread began
-  uint64_t misses = 0;  // casts made for it
-  uint64_t stale = 0;   // entries made again because their source had changed
-  uint64_t dropped = 0; // entries dropped because their source had died
+  uint64_t entries = 0;            // casts held now
+  uint64_t bytes = 0;              // that they occupy
+  uint64_t hits = 0;               // casts served from the cache since the thread began
+  uint64_t misses = 0;             // casts made for it
+  uint64_t stale = 0;              // entries made again because their source had changed
+  uint64_t dropped = 0;            // entries dropped because their source had died
+  uint64_t persistent_entries = 0; // casts that outlive regions, in the whole process
+  uint64_t persistent_bytes = 0;
 };
 
 CacheInfo cast_cache_info();
+
+// Drops this thread's casts. For the end of its outermost region, which has made none often enough.
+inline constinit thread_local bool tls_has_casts = false;
+void drop_casts_of_thread();
+inline void end_cast_cache() {
+  if (tls_has_casts) {
+    drop_casts_of_thread();
+  }
+}
+
+// Drops those, and all that outlive regions.
 void clear_cast_cache();
 
 } // namespace torch_promote

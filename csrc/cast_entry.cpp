@@ -1,157 +1,54 @@
-// file: one cast in the cache: what it holds, when it is still good, and how a use gets it
+// file: one cast in the cache: when it is still good, and how a use gets it
 #include "cast_entry.h"
 
-#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/variable.h>
 
-#include <string>
+#include <utility>
 
 namespace torch_promote {
 
-namespace {
-
-using torch::autograd::Node;
-
-// clang-format off
-constexpr c10::DispatchKeySet kNotPlain = c10::DispatchKeySet({
-    c10::DispatchKey::Python,
-    c10::DispatchKey::PythonTLSSnapshot,
-    c10::DispatchKey::Functionalize,
-    c10::DispatchKey::FuncTorchBatched,
-    c10::DispatchKey::FuncTorchGradWrapper,
-    c10::DispatchKey::BatchedNestedTensor,
-    c10::DispatchKey::Batched,
-    c10::DispatchKey::Conjugate,
-    c10::DispatchKey::Negative,
-    c10::DispatchKey::ZeroTensor,
-    c10::DispatchKey::NestedTensor,
-    c10::DispatchKey::AutogradNestedTensor,
-});
-// clang-format on
-
-at::Tensor detached_alias(const at::Tensor& tensor) {
-  // A Python mode would otherwise be shown a `detach` that no program made.
-  const c10::impl::ExcludeDispatchKeyGuard no_modes(
-      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
-  at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
-}
-
-// The node of a cast for a new graph over data that is there already. It does what the node of `to` does; a raw node
-// has no forward-mode AD of its own, and a leaf that requires a gradient has no tangent to carry.
-class CastBackward : public Node {
- public:
-  // With the sequence number of the first cast's node, as if that had lived on: the engine orders the sums by it.
-  CastBackward(uint64_t sequence_nr, const at::Tensor& source)
-      : Node(sequence_nr, {torch::autograd::impl::gradient_edge(source)}), dtype_(source.scalar_type()) {}
-
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
-    return {grads[0].defined() ? grads[0].to(dtype_) : at::Tensor()};
-  }
-  std::string name() const override {
-    return "CastBackward";
-  }
-  // Compiled autograd traces `apply`; there is nothing saved to swap.
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {}
-  torch::autograd::variable_list apply_with_saved(
-      const torch::autograd::variable_list& grads, torch::dynamo::autograd::SwapSavedVariables& /*saved*/) override {
-    return apply(torch::autograd::variable_list(grads));
-  }
-
- private:
-  at::ScalarType dtype_;
-};
-
-template <class Pointer>
-Pointer make_node(uint64_t sequence_nr, const at::Tensor& source) {
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
-    return std::make_shared<CastBackward>(sequence_nr, source);
-  } else {
-    return c10::make_intrusive<CastBackward>(sequence_nr, source);
-  }
-}
-
-} // namespace
-
-bool is_plain(const at::TensorImpl& impl) {
-  return impl.layout() == at::kStrided && impl.has_storage() && !impl.key_set().has_any(kNotPlain) &&
-         !impl.has_symbolic_sizes_strides() && (impl.is_cpu() || impl.is_cuda());
-}
-
-Stamp::Stamp(const at::TensorImpl& impl) : version_(impl.version_counter().current_version()) {
-  if (is_plain(impl)) {
-    storage_.emplace(impl.unsafe_storage().getWeakStorageImpl());
-    data_ = impl.data();
-  }
-}
-
-bool Stamp::matches(const at::TensorImpl& impl) const {
-  if (version_ != impl.version_counter().current_version() || storage_.has_value() != is_plain(impl)) {
-    return false;
-  }
-  return !storage_.has_value() || (same_storage(impl) && data_ == impl.data());
-}
-
-bool Stamp::same_storage(const at::TensorImpl& impl) const {
-  return storage_.has_value() && impl.has_storage() &&
-         storage_->_unsafe_get_target() == impl.unsafe_storage().unsafeGetStorageImpl();
-}
-
-CastEntry::CastEntry(const at::Tensor& source, Stamp stamp, const at::Tensor& cast)
-    : source_(source.getIntrusivePtr()),
-      stamp_(std::move(stamp)),
-      plain_(is_plain(*source.unsafeGetTensorImpl())),
-      held_(plain_ ? detached_alias(cast) : cast),
-      held_version_(held_.is_inference() ? 0 : held_._version()) {
-  if (plain_) {
+CastEntry::CastEntry(const at::TensorBase& owner, CastData data, const at::Tensor& cast, Reuse reuse)
+    : owner_(owner.getIntrusivePtr()), data_(std::move(data)), reuse_(reuse) {
+  if (data_.is_plain() && reuse == Reuse::node) {
     link(cast);
+    if (!sequence_nr_.has_value() && !at::GradMode::is_enabled()) {
+      // Stock makes the node here, for uses after no_grad; ours has its number.
+      sequence_nr_ = next_sequence_nr();
+    }
   }
-}
-
-bool CastEntry::is_dead() const {
-  return source_.expired();
-}
-
-bool CastEntry::is_fresh(const at::TensorImpl& source) const {
-  // An op that returned its argument, or a view of it, may have let somebody write into the cast: that ends it too.
-  return stamp_.matches(source) && (held_.is_inference() || held_version_ == held_._version());
-}
-
-bool CastEntry::is_cast_of(const at::TensorImpl& tensor) const {
-  return source_._unsafe_get_target() == &tensor || stamp_.same_storage(tensor);
-}
-
-size_t CastEntry::bytes() const {
-  return plain_ ? held_.nbytes() : 0;
 }
 
 at::Tensor CastEntry::use(const at::Tensor& source) {
-  if (!plain_ || !at::GradMode::is_enabled()) {
-    return held_;
+  if (!data_.is_plain()) {
+    return data_.held(*source.unsafeGetTensorImpl());
   }
+  // Where autograd is not in this layer of functorch's, it is in one below: the leaf's cast has its node, as in stock.
+  if (reuse_ == Reuse::node && at::GradMode::is_enabled() && source.requires_grad()) {
+    return use_in_same_graph(source);
+  }
+  if (reuse_ == Reuse::node || !gets_node(source)) {
+    return data_.held(*source.unsafeGetTensorImpl());
+  }
+  at::Tensor cast = data_.alias(*source.unsafeGetTensorImpl());
+  put_in_graph(cast, source, next_sequence_nr());
+  return cast;
+}
+
+at::Tensor CastEntry::use_in_same_graph(const at::Tensor& source) {
   if (cast_.has_value()) {
     if (auto cast = cast_->lock(); cast.defined()) {
       return at::Tensor(std::move(cast));
     }
   }
-  at::Tensor cast = detached_alias(held_);
-  NodePtr node = node_.has_value() ? node_->lock() : NodePtr();
-  if (node == nullptr) {
-    node = make_node<NodePtr>(sequence_nr_ ? *sequence_nr_ : at::sequence_number::get_and_increment(), source);
-    node->add_input_metadata(cast);
+  at::Tensor cast = data_.alias(*source.unsafeGetTensorImpl());
+  if (NodePtr node = node_.has_value() ? node_->lock() : NodePtr(); node != nullptr) {
+    put_in_graph(cast, std::move(node));
+  } else {
+    // With the sequence number of the first cast's node, as if that had lived on: the engine orders the sums by it.
+    put_in_graph(cast, source, sequence_nr_ ? *sequence_nr_ : next_sequence_nr());
   }
-  torch::autograd::impl::set_gradient_edge(cast, torch::autograd::Edge(std::move(node), 0));
   link(cast);
   return cast;
-}
-
-void CastEntry::leak_unless_plain() {
-  if (!plain_) {
-    (void)held_.unsafeReleaseTensorImpl();
-  }
 }
 
 void CastEntry::link(const at::Tensor& cast) {

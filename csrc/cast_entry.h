@@ -1,15 +1,15 @@
-// file: one cast in the cache: what it holds, when it is still good, and how a use gets it
+// file: one cast in the cache: when it is still good, and how a use gets it
 #pragma once
 
+#include "cast_data.h"
+#include "cast_node.h"
+#include "weight.h"
+
 #include <ATen/core/Tensor.h>
-#include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <type_traits>
-#include <utility>
 
 namespace torch_promote {
 
@@ -22,66 +22,51 @@ namespace torch_promote {
 // that nobody holds any more belongs to a graph that is gone; the next use that needs a gradient gets a new one over
 // the same data.
 //
+// What stock casts anew at every use (frozen weights, views of weights, activations) has a node for each use there, and
+// gradients that are summed in float32. Such uses share the data here, each with a node of its own: the bits of the
+// gradients stay stock's.
+//
 // Only a plain tensor can be taken apart like this. Subclasses, wrappers of functorch, fake and functional tensors are
 // held whole, as stock holds them, until the region ends or their source changes.
-
-// torch::autograd::Node is held by shared_ptr in older releases of PyTorch and by intrusive_ptr in newer ones.
-template <class Pointer>
-struct WeakOf;
-template <class T>
-struct WeakOf<std::shared_ptr<T>> {
-  using type = std::weak_ptr<T>;
-};
-template <class T>
-struct WeakOf<c10::intrusive_ptr<T>> {
-  using type = c10::weak_intrusive_ptr<T>;
-};
-using NodePtr = std::decay_t<decltype(std::declval<torch::autograd::Edge>().function)>;
-using WeakNode = WeakOf<NodePtr>::type;
-using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
-using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-
-// An ordinary dense tensor, which nobody but PyTorch's core looks into.
-bool is_plain(const at::TensorImpl& impl);
-
-// What tells whether a source is still what was cast. The storage is held weakly, so that its address cannot come to
-// mean another one: `weight.data = other`, twice, may land on the same data pointer.
-class Stamp {
- public:
-  explicit Stamp(const at::TensorImpl& impl);
-  bool matches(const at::TensorImpl& impl) const;
-  bool same_storage(const at::TensorImpl& impl) const;
-
- private:
-  uint32_t version_;
-  std::optional<WeakStorage> storage_;
-  const void* data_ = nullptr;
-};
-
 class CastEntry {
  public:
-  // `stamp` is the source's from before the cast.
-  CastEntry(const at::Tensor& source, Stamp stamp, const at::Tensor& cast);
+  // `owner` is the source, or the weight that it is a view of: the entry dies with it.
+  CastEntry(const at::TensorBase& owner, CastData data, const at::Tensor& cast, Reuse reuse);
 
-  bool is_dead() const;
-  bool is_fresh(const at::TensorImpl& source) const;
-  bool is_cast_of(const at::TensorImpl& tensor) const;
-  size_t bytes() const;
+  bool is_dead() const {
+    return owner_.expired();
+  }
+  // Whether `source` is what was cast, and unchanged since.
+  bool is_fresh(const at::TensorImpl& source) const {
+    return data_.is_fresh(source) && (!data_.is_of_view() || data_.is_of_view_like(source));
+  }
+  // Whether it was cast from this tensor or from one that shares its storage.
+  bool is_cast_of(const at::TensorImpl& tensor) const {
+    return is_owned_by(tensor) || data_.stamp().same_storage(tensor);
+  }
+  bool is_owned_by(const at::TensorImpl& tensor) const {
+    return owner_._unsafe_get_target() == &tensor;
+  }
+  at::ScalarType dtype() const {
+    return data_.dtype();
+  }
+  CastData& data() {
+    return data_;
+  }
+  const CastData& data() const {
+    return data_;
+  }
 
   // The cast as a use under the present grad mode needs it.
   at::Tensor use(const at::Tensor& source);
 
-  // At thread exit Python may be gone, and a subclass's tensor cannot be let go without it.
-  void leak_unless_plain();
-
  private:
+  at::Tensor use_in_same_graph(const at::Tensor& source);
   void link(const at::Tensor& cast);
 
-  WeakTensor source_;
-  Stamp stamp_;
-  bool plain_;
-  at::Tensor held_; // plain: the data of the cast; otherwise the cast
-  uint32_t held_version_ = 0;
+  WeakTensor owner_;
+  CastData data_;
+  Reuse reuse_;
   std::optional<WeakTensor> cast_;
   std::optional<WeakNode> node_;
   std::optional<uint64_t> sequence_nr_; // of the first cast's node

@@ -6,12 +6,13 @@
 #include "promotion_ops.h"
 #include "promotion_python.h"
 #include "region.h"
+#include "region_calls.h"
+#include "region_type.h"
 #include "register.h"
 #include "tap.h"
 #include "unversioned_writers.h"
+#include "weight.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -20,7 +21,6 @@
 
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -30,138 +30,6 @@ namespace py = pybind11;
 
 namespace torch_promote {
 namespace {
-
-// What is called at every region: plain C functions, without the cost of a generic argument caster.
-
-PyObject* get_running_loop = nullptr; // asyncio._get_running_loop; kept for good
-
-// A packed spec in Python is its 16 hexadecimal digits. (An int would do, but torch.compile takes an int that changes
-// between calls for a symbol, where it has to be a constant of the graph.)
-constexpr int kSpecDigits = 16;
-
-std::optional<uint64_t> parse_spec(PyObject* text) {
-  if (!PyUnicode_Check(text) || PyUnicode_GET_LENGTH(text) != kSpecDigits || !PyUnicode_IS_ASCII(text)) {
-    return std::nullopt;
-  }
-  const Py_UCS1* digits = PyUnicode_1BYTE_DATA(text);
-  uint64_t packed = 0;
-  for (int i = 0; i < kSpecDigits; ++i) {
-    const Py_UCS1 c = digits[i];
-    const int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-    if (value < 0) {
-      return std::nullopt;
-    }
-    packed = packed << 4 | static_cast<uint64_t>(value);
-  }
-  return packed;
-}
-
-PyObject* spell_spec(uint64_t packed) {
-  PyObject* text = PyUnicode_New(kSpecDigits, 127);
-  if (text != nullptr) {
-    Py_UCS1* digits = PyUnicode_1BYTE_DATA(text);
-    for (int i = kSpecDigits; i-- > 0; packed >>= 4) {
-      digits[i] = static_cast<Py_UCS1>("0123456789abcdef"[packed & 0xF]);
-    }
-  }
-  return text;
-}
-
-const void* owner_of(PyObject* object) {
-  return object == Py_None ? kGraphOwner : object;
-}
-
-// False, with Python's error set, if the function threw.
-template <class Function>
-bool without_throwing(const Function& function) {
-  try {
-    function();
-    return true;
-  } catch (const c10::Error& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return false;
-}
-
-// enter_region(owner, spec) -> int: what Python has to look at besides, 0 nearly always.
-constexpr long kTorchFunctionMode = 1;
-constexpr long kRunningLoop = 2;
-
-PyObject* enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2) {
-    PyErr_SetString(PyExc_TypeError, "enter_region(owner, spec) takes two arguments");
-    return nullptr;
-  }
-  const std::optional<uint64_t> packed = parse_spec(args[1]);
-  if (!packed.has_value()) {
-    PyErr_SetString(PyExc_ValueError, "a packed spec is a str of 16 hexadecimal digits");
-    return nullptr;
-  }
-  const py::object loop = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(get_running_loop));
-  if (!loop) {
-    return nullptr;
-  }
-  if (!without_throwing([&] { enter(owner_of(args[0]), RegionSpec::unpack(*packed)); })) {
-    return nullptr;
-  }
-  long notes = loop.is_none() ? 0 : kRunningLoop;
-  if (at::impl::torch_function_mode_enabled()) {
-    notes |= kTorchFunctionMode;
-  }
-  return PyLong_FromLong(notes);
-}
-
-// exit_region(owner) -> int: as enter_region, or -1 if the owner has no open region in this thread.
-PyObject* exit_region(PyObject* /*module*/, PyObject* owner) {
-  bool open = false;
-  if (!without_throwing([&] { open = torch_promote::exit(owner_of(owner)); })) {
-    return nullptr;
-  }
-  if (!open) {
-    return PyLong_FromLong(-1);
-  }
-  return PyLong_FromLong(at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0);
-}
-
-// pack_cpu_spec(device_type, dtype, enabled, cache_enabled) -> str | None: the spec of the plainest region,
-// `my_autocast("cpu")` with at most a dtype that the CPU supports. None for all else: Python looks closer.
-PyObject* pack_cpu_spec(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
-  if (count != 4) {
-    PyErr_SetString(PyExc_TypeError, "pack_cpu_spec(device_type, dtype, enabled, cache_enabled) takes four arguments");
-    return nullptr;
-  }
-  const auto is_flag = [](PyObject* object) { return object == Py_True || object == Py_False; };
-  PyObject* const dtype_argument = args[1];
-  const bool plain = PyUnicode_CheckExact(args[0]) && PyUnicode_CompareWithASCIIString(args[0], "cpu") == 0 &&
-                     (dtype_argument == Py_None || THPDtype_Check(dtype_argument)) && is_flag(args[2]) &&
-                     (args[3] == Py_None || is_flag(args[3]));
-  if (!plain) {
-    Py_RETURN_NONE;
-  }
-  const at::ScalarType dtype = dtype_argument == Py_None ? at::autocast::get_autocast_dtype(at::kCPU)
-                                                         : reinterpret_cast<THPDtype*>(dtype_argument)->scalar_type;
-  if (dtype != at::kBFloat16 && dtype != at::kHalf) {
-    Py_RETURN_NONE;
-  }
-  RegionSpec spec;
-  spec.devices[static_cast<size_t>(Device::cpu)] = {true, args[2] == Py_True, dtype};
-  spec.cache_enabled = args[3] == Py_None ? at::autocast::is_autocast_cache_enabled() : args[3] == Py_True;
-  return spell_spec(spec.pack());
-}
-
-template <class Function>
-PyCFunction as_c_function(Function* function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
-PyMethodDef kFastMethods[] = {
-    {"enter_region", as_c_function(&enter_region), METH_FASTCALL, nullptr},
-    {"exit_region", &exit_region, METH_O, nullptr},
-    {"pack_cpu_spec", as_c_function(&pack_cpu_spec), METH_FASTCALL, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
 
 PolicyByte checked_byte(unsigned int byte) {
   TORCH_CHECK_VALUE(byte <= 255, "a policy byte is at most 255, got ", byte);
@@ -279,16 +147,15 @@ std::vector<std::vector<unsigned int>> bytes_of(const PolicyTable& table) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The compiled part of torch_promote: the wrappers on AutocastPrivateUse1, the regions and the cast cache.";
-  if (PyModule_AddFunctions(m.ptr(), kFastMethods) != 0) {
+  if (!add_region_functions(m.ptr()) || !add_short_ways(m.ptr())) {
     throw py::error_already_set();
   }
-  get_running_loop = py::object(py::module_::import("asyncio").attr("_get_running_loop")).release().ptr();
+  py::object parameter = py::module_::import("torch.nn").attr("Parameter");
+  set_parameter_type(reinterpret_cast<PyTypeObject*>(parameter.release().ptr()));
   register_wrappers();
   register_unversioned_writers();
   stock_policy_table(); // now, while this thread is the only one here
   m.attr("TORCH_VERSION") = TORCH_VERSION;
-  m.attr("TORCH_FUNCTION_MODE") = kTorchFunctionMode;
-  m.attr("RUNNING_LOOP") = kRunningLoop;
 
   py::dict policies;
   policies["unlisted"] = to_byte(CastPolicy::unlisted);
@@ -328,6 +195,8 @@ PYBIND11_MODULE(_C, m) {
   // Tables are kept for good, so an address is a table's name.
   m.def("current_policy_id", [] { return reinterpret_cast<uintptr_t>(&current_policy()); });
   m.def("depth", &depth);
+  m.attr("CACHE_MODES") = py::cast(kCacheModeNames).cast<py::tuple>();
+  m.def("cache_mode", [] { return kCacheModeNames[static_cast<size_t>(tls_cache_mode)]; });
 
   py::class_<PromotionTables>(m, "PromotionTables").def(py::init(&make_tables));
   py::class_<PromotionOptions>(m, "PromotionOptions").def(py::init(&make_options));
@@ -370,6 +239,8 @@ PYBIND11_MODULE(_C, m) {
     result["misses"] = info.misses;
     result["stale"] = info.stale;
     result["dropped"] = info.dropped;
+    result["persistent_entries"] = info.persistent_entries;
+    result["persistent_bytes"] = info.persistent_bytes;
     return result;
   });
   m.def("clear_cache", &clear_cast_cache);

@@ -17,7 +17,8 @@ namespace torch_promote {
 
 namespace {
 
-// A region in force. It puts back the state of the devices that it named; that of others is not its to touch.
+// A region in force. It puts back the state of the devices that it named, and the cache mode if it gave one; the rest
+// is not its to touch.
 struct Frame {
   const void* owner;
   RegionSpec spec;
@@ -45,6 +46,10 @@ Thread& thread() {
 // Whether a region says something about the policy, or is the outermost under a default policy that is not stock's.
 bool writes_slots(const Frame& frame) {
   return frame.spec.change != 0 || (frame.before.policy == nullptr && frame.around != &stock_policy_table());
+}
+
+bool gives_cache_mode(const Frame& frame) {
+  return frame.spec.cache_mode.has_value();
 }
 
 bool any_writes_slots() {
@@ -85,20 +90,18 @@ void put_policy(const PolicyTable* policy, bool in_slots) {
 // Our key is on where a device's autocast is, and under overrides, which are for regions of torch.autocast inside a
 // disabled region of ours too. Otherwise it is off: PyTorch takes it for an autocast device of its own and asks whether
 // any is enabled.
-void put_key(const PolicyTable* policy) {
-  const bool on = policy != &stock_policy_table() || at::autocast::is_autocast_enabled(device_type_of(Device::cpu)) ||
-                  at::autocast::is_autocast_enabled(device_type_of(Device::cuda));
-  c10::impl::tls_set_dispatch_key_included(kOurKey, on);
-  c10::impl::tls_set_dispatch_key_excluded(kOurKey, !on);
+void put_key(ThreadKeys& keys, const PolicyTable* policy) {
+  const bool on = keys.enabled(Device::cpu) || keys.enabled(Device::cuda) || policy != &stock_policy_table();
+  keys.put_ours(on, !on);
 }
 
 // The policy that a region entered now is made from: that of the region around it, which PyTorch may have carried here
 // from another thread, or else the default.
-const PolicyTable* policy_around() {
-  if (tls_policy != nullptr) {
-    return tls_policy;
+const PolicyTable* policy_around(const ThreadState& state) {
+  if (state.policy != nullptr) {
+    return state.policy;
   }
-  return c10::impl::tls_is_dispatch_key_included(kOurKey) ? &policy_of_carried_state() : default_policy_table();
+  return state.key_included ? &policy_of_carried_state() : default_policy_table();
 }
 
 void write_devices(const ThreadState& state) {
@@ -108,13 +111,20 @@ void write_devices(const ThreadState& state) {
 }
 
 void restore(const Frame& frame) {
-  for (size_t device = 0; device < kNumDevices; ++device) {
-    if (frame.names(device)) {
-      frame.before.devices[device].write(device_type_of(static_cast<Device>(device)));
+  ThreadKeys keys = ThreadKeys::read();
+  for (size_t i = 0; i < kNumDevices; ++i) {
+    if (frame.names(i)) {
+      const auto device = static_cast<Device>(i);
+      keys.enable(device, frame.before.devices[i].enabled);
+      at::autocast::set_autocast_dtype(device_type_of(device), frame.before.devices[i].dtype);
     }
   }
-  frame.before.write_key();
+  keys.put_ours(frame.before.key_included, frame.before.key_excluded);
+  keys.write();
   at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
+  if (gives_cache_mode(frame)) {
+    tls_cache_mode = frame.before.cache_mode;
+  }
   if (writes_slots(frame)) {
     put_policy(frame.before.policy, any_writes_slots());
   } else {
@@ -128,7 +138,7 @@ void leave_nesting() {
     at::autocast::clear_cache();
   }
   if (thread().frames.empty()) {
-    clear_cast_cache();
+    end_cast_cache();
   }
 }
 
@@ -163,7 +173,7 @@ void end_below(size_t position) {
   frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
   put_graph_task();
   // What the ended region would have put back, the next one that changes the same will; where there is none, it is put
-  // back now. Every region sets the cache flag and the key.
+  // back now. Every region sets the key, and nearly every one the cache flag.
   for (size_t device = 0; device < kNumDevices; ++device) {
     if (!frame.names(device)) {
       continue;
@@ -176,17 +186,29 @@ void end_below(size_t position) {
       frame.before.devices[device].write(device_type_of(static_cast<Device>(device)));
     }
   }
+  if (gives_cache_mode(frame)) {
+    const auto above =
+        std::find_if(frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), gives_cache_mode);
+    (above != frames.end() ? above->before.cache_mode : tls_cache_mode) = frame.before.cache_mode;
+  }
   ThreadState& above = frames[position].before;
   above.key_included = frame.before.key_included;
   above.key_excluded = frame.before.key_excluded;
   above.cache_enabled = frame.before.cache_enabled;
+  const bool none_sets_cache = std::all_of(
+      frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [](auto& f) { return f.spec.keeps_cache; });
+  if (none_sets_cache && !frame.spec.keeps_cache) {
+    at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
+  }
   std::for_each(
       frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [](Frame& f) { --f.before.nesting; });
   const PolicyTable* policy = recompose(frames, position, frame.before.policy, frame.around);
   if (writes_slots(frame)) {
     put_policy(policy, any_writes_slots());
   }
-  put_key(policy);
+  ThreadKeys keys = ThreadKeys::read();
+  put_key(keys, policy);
+  keys.write();
   leave_nesting();
 }
 
@@ -204,7 +226,9 @@ const PolicyTable& policy_of_carried_state() {
 }
 
 void enter(const void* owner, const RegionSpec& spec) {
-  const Frame frame{owner, spec, ThreadState::read(), policy_around()};
+  ThreadKeys keys = ThreadKeys::read();
+  Frame frame{owner, spec, ThreadState::read(keys), nullptr};
+  frame.around = policy_around(frame.before);
   const PolicyTable* policy = compose(frame.around, spec.change); // may throw; what follows does not
   if (writes_slots(frame) && !any_writes_slots()) {
     read_slots_outside();
@@ -215,16 +239,24 @@ void enter(const void* owner, const RegionSpec& spec) {
   }
   put_graph_task();
 
-  for (size_t device = 0; device < kNumDevices; ++device) {
-    const RegionSpec::PerDevice& wanted = spec.devices[device];
+  for (size_t i = 0; i < kNumDevices; ++i) {
+    const RegionSpec::PerDevice& wanted = spec.devices[i];
     if (wanted.named) {
-      DeviceState{wanted.enabled, wanted.dtype}.write(device_type_of(static_cast<Device>(device)));
+      const auto device = static_cast<Device>(i);
+      keys.enable(device, wanted.enabled);
+      if (wanted.dtype != frame.before.devices[i].dtype) {
+        at::autocast::set_autocast_dtype(device_type_of(device), wanted.dtype);
+      }
     }
   }
-  put_key(policy);
-  at::autocast::increment_nesting();
-  if (!spec.keeps_cache) {
+  put_key(keys, policy);
+  keys.write();
+  thread().frames.back().before.nesting = at::autocast::increment_nesting() - 1;
+  if (!spec.keeps_cache && spec.cache_enabled != frame.before.cache_enabled) {
     at::autocast::set_autocast_cache_enabled(spec.cache_enabled);
+  }
+  if (spec.cache_mode.has_value()) {
+    tls_cache_mode = *spec.cache_mode;
   }
   if (writes_slots(frame)) {
     put_policy(policy, /*in_slots=*/true);
@@ -235,6 +267,10 @@ void enter(const void* owner, const RegionSpec& spec) {
 
 bool exit(const void* owner) {
   auto& frames = thread().frames;
+  if (!frames.empty() && frames.back().owner == owner) { // nearly always
+    end_innermost();
+    return true;
+  }
   const auto mine = [owner](const Frame& frame) { return frame.owner == owner; };
   if (std::none_of(frames.begin(), frames.end(), mine)) {
     return false;
@@ -313,11 +349,15 @@ void resume(const Suspended& regions) {
   for (size_t device = 0; device < kNumDevices; ++device) {
     resumed.front().before.devices[device] = around.devices[device];
   }
+  if (const auto first = std::find_if(resumed.begin(), resumed.end(), gives_cache_mode); first != resumed.end()) {
+    first->before.cache_mode = around.cache_mode;
+    tls_cache_mode = inside.cache_mode;
+  }
   resumed.front().before.key_included = around.key_included;
   resumed.front().before.key_excluded = around.key_excluded;
   resumed.front().before.cache_enabled = around.cache_enabled;
   resumed.front().before.nesting = around.nesting;
-  const PolicyTable* policy = recompose(resumed, 0, around.policy, policy_around());
+  const PolicyTable* policy = recompose(resumed, 0, around.policy, policy_around(around));
   const bool changes_policy = std::any_of(resumed.begin(), resumed.end(), writes_slots);
   if (changes_policy && !any_writes_slots()) {
     read_slots_outside();

@@ -9,6 +9,7 @@ constexpr unsigned kBitsPerDevice = 16;
 constexpr unsigned kNamedBit = 8;
 constexpr unsigned kEnabledBit = 9;
 constexpr unsigned kCacheBit = 32;
+constexpr unsigned kCacheModeShift = 33;
 constexpr unsigned kKeepsCacheBit = 35;
 constexpr unsigned kChangeShift = 40;
 
@@ -23,6 +24,9 @@ RegionSpec RegionSpec::unpack(uint64_t packed) {
     spec.devices[device].dtype = static_cast<c10::ScalarType>(field & 0xFF);
   }
   spec.cache_enabled = (packed >> kCacheBit & 1) != 0;
+  if (const uint64_t mode = packed >> kCacheModeShift & 3; mode != 0) {
+    spec.cache_mode = static_cast<CacheMode>(mode - 1);
+  }
   spec.keeps_cache = (packed >> kKeepsCacheBit & 1) != 0;
   spec.change = static_cast<uint32_t>(packed >> kChangeShift);
   return spec;
@@ -31,6 +35,9 @@ RegionSpec RegionSpec::unpack(uint64_t packed) {
 uint64_t RegionSpec::pack() const {
   uint64_t packed = static_cast<uint64_t>(change) << kChangeShift;
   packed |= static_cast<uint64_t>(cache_enabled) << kCacheBit;
+  if (cache_mode.has_value()) {
+    packed |= (static_cast<uint64_t>(*cache_mode) + 1) << kCacheModeShift;
+  }
   packed |= static_cast<uint64_t>(keeps_cache) << kKeepsCacheBit;
   for (size_t device = 0; device < kNumDevices; ++device) {
     const PerDevice& wanted = devices[device];

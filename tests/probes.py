@@ -25,6 +25,7 @@ INNER: dict[str, Callable[[], Region]] = {
     "ours": lambda: tp.my_autocast("cpu", torch.bfloat16),
     "ours, disabled": lambda: tp.my_autocast("cpu", enabled=False),
     "ours, without cache": lambda: tp.my_autocast("cpu", torch.bfloat16, cache_enabled=False),
+    "ours, persistent cache": lambda: tp.my_autocast("cpu", torch.bfloat16, cache="persistent"),
     "ours, overrides": lambda: tp.my_autocast("cpu", torch.bfloat16, overrides={"exp": "fp16"}),
     "ours, cuda": lambda: tp.my_autocast("cuda", torch.bfloat16),
     "stock": lambda: torch.autocast("cpu", torch.bfloat16),

@@ -19,6 +19,7 @@ def thread_state() -> dict[str, Any]:
         for device in torch._C._autocast_supported_devices()
     }
     state["cache_enabled"] = torch.is_autocast_cache_enabled()
+    state["cache_mode"] = _C.cache_mode()
     state["our key included"] = torch._C._dispatch_tls_is_dispatch_key_included(OUR_KEY)
     state["our key excluded"] = torch._C._dispatch_tls_is_dispatch_key_excluded(OUR_KEY)
     state["regions"] = _C.depth()

@@ -183,7 +183,7 @@ commands:
     info      versions, devices, and the op table against the running PyTorch
     policies  what autocast does with each op
     parity    PyTorch's samples under stock and ours, against the reference
-    bench     time regions and ops against stock autocast
+    bench     time regions, ops and models against stock autocast
     why       derive the dtype of an expression, step by step
 
 examples:

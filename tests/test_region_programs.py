@@ -19,11 +19,13 @@ from hypothesis import strategies as st
 
 import torch_promote as tp
 from probes import KINDS, mm_dtype, mse_dtype
+from torch_promote import _C
 
 from support import thread_state
 
 DEVICES = ("cpu", "cuda")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "default": None}
+CACHES = ("weights", "persistent", "all", "none")
 POLICIES = {"fp16": None, "fp32": torch.float32, "float64": torch.float64}
 
 
@@ -39,6 +41,7 @@ class Region:
     dtype: str
     enabled: bool
     cache_enabled: bool | None
+    cache: str | None
     mm_policy: str | None
     way: str
     raises: int | None
@@ -59,6 +62,13 @@ def nested(flat: Sequence[tuple[int, Region]]) -> tuple[Region, ...]:
     return (replace(first, body=nested(rest[:end])), *nested(rest[end:]))
 
 
+def legal(region: Region) -> Region:
+    """The region without what its kind, or its cache argument, does not go with."""
+    if region.kind == "stock":
+        return replace(region, devices=region.devices[:1], mm_policy=None, cache=None)
+    return region if region.cache is None else replace(region, cache_enabled=None)
+
+
 regions = st.builds(
     Region,
     kind=st.sampled_from(list(KINDS)),
@@ -66,10 +76,11 @@ regions = st.builds(
     dtype=st.sampled_from(list(DTYPES)),
     enabled=st.sampled_from([True, True, False]),
     cache_enabled=st.sampled_from([None, None, True, False]),
+    cache=st.sampled_from([None, None, *CACHES]),
     mm_policy=st.sampled_from([None, None, *POLICIES]),
     way=st.sampled_from(["with", "stack", "decorator"]),
     raises=st.sampled_from([None, None, None, 0, 1, 2]),
-).map(lambda region: region if region.kind == "ours" else replace(region, devices=region.devices[:1], mm_policy=None))
+).map(legal)
 programs = st.lists(st.tuples(st.integers(0, 4), regions), min_size=1, max_size=7).map(nested)
 
 
@@ -84,7 +95,8 @@ class Model:
 
     @classmethod
     def of_this_thread(cls) -> Model:
-        outside = {"cache": True, "mm": None, "cpu": (False, torch.bfloat16), "cuda": (False, torch.float16)}
+        outside: dict[str, Any] = {"cache": True, "cache_mode": "weights", "mm": None}
+        outside |= {"cpu": (False, torch.bfloat16), "cuda": (False, torch.float16)}
         return cls([outside])
 
     def get(self, what: str) -> Any:
@@ -96,6 +108,10 @@ class Model:
         for device in region.devices:
             entry[device] = (region.enabled, DTYPES[region.dtype] or self.get(device)[1])
         entry["cache"] = self.get("cache") if region.cache_enabled is None else region.cache_enabled
+        if region.cache is not None:
+            entry["cache"] = region.cache != "none"
+        if region.cache not in (None, "none"):
+            entry["cache_mode"] = region.cache
         if region.mm_policy is not None:
             entry["mm"] = region.mm_policy
         self.stack.append(entry)
@@ -113,6 +129,7 @@ class Model:
 
     def check(self) -> None:
         assert torch.is_autocast_cache_enabled() == self.get("cache")
+        assert _C.cache_mode() == self.get("cache_mode")
         for device in DEVICES:
             enabled, dtype = self.get(device)
             assert (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) == (enabled, dtype), device
@@ -134,6 +151,7 @@ def run(program: Sequence[Region], model: Model) -> int:
 
 def run_one(region: Region, model: Model) -> int:
     arguments: dict[str, Any] = {"overrides": {"mm": region.mm_policy}} if region.mm_policy is not None else {}
+    arguments |= {"cache": region.cache} if region.cache is not None else {}
     device = region.devices if len(region.devices) > 1 else region.devices[0]
     context = KINDS[region.kind](device, DTYPES[region.dtype], region.enabled, region.cache_enabled, **arguments)
     checks = 0
@@ -211,7 +229,7 @@ def test_a_random_program_sees_what_the_model_says(
 
 
 def region(**changes: Any) -> Region:
-    plain: dict[str, Any] = dict.fromkeys(("cache_enabled", "mm_policy", "raises"))
+    plain: dict[str, Any] = dict.fromkeys(("cache_enabled", "cache", "mm_policy", "raises"))
     return Region(
         **plain | {"kind": "ours", "devices": ("cpu",), "dtype": "fp16", "enabled": True, "way": "with"} | changes
     )

@@ -1,9 +1,9 @@
 """Activation checkpointing: what is run again in the backward is run under the policy of its forward.
 
 `torch.utils.checkpoint` keeps the function to be run again, and runs it under regions of torch.autocast that mirror the
-enabled flags, dtypes and cache flag of the forward. It knows no policies. Both its kinds keep the function in an
-attribute of an object that lives until the backward: `ctx.run_function` (reentrant) and `frame.recompute_fn`. A
-descriptor in the place of these attributes keeps the policy with the function.
+enabled flags, dtypes and cache flag of the forward. It knows no policies and no cache modes. Both its kinds keep the
+function in an attribute of an object that lives until the backward: `ctx.run_function` (reentrant) and
+`frame.recompute_fn`. A descriptor in the place of these attributes keeps policy and cache mode with the function.
 
 Source: torch/utils/checkpoint.py, CheckpointFunction, _CheckpointFrame, _checkpoint_hook (v2.13).
 """
@@ -36,51 +36,59 @@ class _Captured(NamedTuple):
         active: Whether calls passed through our wrappers. If not, the policy is what a region would have started from.
         number: That of the change that gives this policy wherever it is entered.
         stock: Whether the policy is stock's.
+        cache_mode: Which casts were reused.
     """
 
     active: bool
     number: int
     stock: bool
+    cache_mode: str
 
 
 class _PolicyRegion:
-    """A region that changes the policy and leaves devices, dtypes and the cache flag as they are."""
+    """A region that changes policy and cache mode, and leaves devices, dtypes and the cache flag as they are."""
 
-    __slots__ = ("_number",)
+    __slots__ = ("_cache_mode", "_number")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, cache_mode: str) -> None:
         self._number = number
+        self._cache_mode = 1 + _C.CACHE_MODES.index(cache_mode)
 
     def __enter__(self) -> None:
         # csrc/region_spec.h: no device is named.
-        _C.enter_region(self, f"{self._number:06x}{torch.is_autocast_cache_enabled():02x}{0:08x}")
+        cache = torch.is_autocast_cache_enabled() | self._cache_mode << 1
+        _C.enter_region(self, f"{self._number:06x}{cache:02x}{0:08x}")
 
     def __exit__(self, *error: object) -> None:
         _C.exit_region(self)
 
 
 def _capture() -> _Captured:
-    """Returns the policy in force in this thread."""
+    """Returns the policy and the cache mode in force in this thread."""
+    cache_mode = _C.cache_mode()
     included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
     if included and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY):
-        return _Captured(True, _C.capture_policy(), _C.policy_is_stock())
-    with _PolicyRegion(0):
-        return _Captured(False, _C.capture_policy(), _C.policy_is_stock())
+        return _Captured(True, _C.capture_policy(), _C.policy_is_stock(), cache_mode)
+    with _PolicyRegion(0, cache_mode):
+        return _Captured(False, _C.capture_policy(), _C.policy_is_stock(), cache_mode)
 
 
-#: What was in force when something was kept before `install`: no policy but stock's had been used by then.
-_BEFORE_INSTALL = _Captured(False, 0, True)
+#: What was in force when something was kept before `install`: nothing but stock's policy and cache mode had been used.
+_BEFORE_INSTALL = _Captured(False, 0, True, _C.CACHE_MODES[0])
 
 
 @contextlib.contextmanager
 def _reopened(captured: _Captured) -> Any:
-    """Puts a captured policy in force, unless there is nothing to do."""
+    """Puts a captured policy and cache mode in force, unless there is nothing to do."""
     now = _capture()
-    if now == captured or (now.stock and captured.stock):  # what PyTorch mirrors itself is then all there is
+    both_stocks = now.stock and captured.stock and now.cache_mode == captured.cache_mode
+    # What PyTorch mirrors itself is then all there is. A policy that is in force already is opened anew all the same:
+    # a promotion rule acts in backwards in which its region was entered, and in no other.
+    if both_stocks or (now == captured and now.stock):
         yield
         return
     number = _C.register_change([], True) if captured is _BEFORE_INSTALL else captured.number
-    with _PolicyRegion(number), contextlib.ExitStack() as stack:
+    with _PolicyRegion(number, captured.cache_mode), contextlib.ExitStack() as stack:
         if not captured.active:
             stack.enter_context(torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)))
         yield
@@ -153,7 +161,9 @@ def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], cont
 
 @functools.cache
 def install() -> None:
-    """Has `torch.utils.checkpoint` keep policies. To be called before the first policy that is not stock's is used.
+    """Has `torch.utils.checkpoint` keep policies and cache modes.
+
+    To be called before the first that is not stock's is used.
 
     Raises:
         RegionError: In this PyTorch neither can it be taught to, nor to refuse.

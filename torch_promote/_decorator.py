@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
+from torch.compiler import is_dynamo_compiling
 
 from torch_promote._compile import GraphRegion
 from torch_promote._steps import Awaited, Steps, drive
@@ -68,7 +68,7 @@ def decorate(region: AbstractContextManager[Any], spec: str, func: Any) -> Any:
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_dynamo_compiling():
+            if is_dynamo_compiling():
                 with GraphRegion(spec):
                     return func(*args, **kwargs)
             with region:

@@ -165,7 +165,7 @@ _spec_inside._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _region(spec: str, devices: list[str]) -> my_autocast:
     region = my_autocast.__new__(my_autocast)
     region._spec = spec
-    region._arguments = (devices, None, True, None, None, None)
+    region._arguments = (devices, None, True, None, None, None, None)
     return region
 
 

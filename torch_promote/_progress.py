@@ -18,13 +18,14 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int, *, quiet: bool) -> Iterator[Step]:
+def progress(what: str, total: int, *, quiet: bool, still: bool = False) -> Iterator[Step]:
     """Shows how far something is while the block runs.
 
     Args:
         what: What is being done, for the beginning of a line.
         total: How many steps there are.
         quiet: Show nothing.
+        still: Draw at the steps only, so that nothing else happens while something is timed.
 
     Yields:
         A function to call after each step, with a remark.
@@ -37,7 +38,7 @@ def progress(what: str, total: int, *, quiet: bool) -> Iterator[Step]:
     if quiet:
         yield lambda remark: None
     elif sys.stderr.isatty() and _has_rich():
-        with _bar(what, total) as step:
+        with _bar(what, total, still) as step:
             yield step
     else:
         yield _lines(what, total)
@@ -52,18 +53,22 @@ def _has_rich() -> bool:
 
 
 @contextlib.contextmanager
-def _bar(what: str, total: int) -> Iterator[Step]:
+def _bar(what: str, total: int, still: bool) -> Iterator[Step]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # An entry may take a minute and the next no time: the speed is that of many.
     shown = Progress(
-        *columns, TextColumn("{task.fields[remark]}"), console=Console(stderr=True), speed_estimate_period=600
+        *columns,
+        TextColumn("{task.fields[remark]}"),
+        console=Console(stderr=True),
+        speed_estimate_period=600,
+        auto_refresh=not still,
     )
     with shown:
         task = shown.add_task(what, total=total, remark="")
-        yield lambda remark: shown.update(task, advance=1, remark=remark)
+        yield lambda remark: shown.update(task, advance=1, remark=remark, refresh=still)
 
 
 def _lines(what: str, total: int) -> Step:

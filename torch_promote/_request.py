@@ -15,12 +15,29 @@ from typing import Any
 import torch
 
 from torch_promote import _C, _checkpoint
-from torch_promote.errors import DeviceTypeError, DtypeError, PolicyError, UnsupportedDeviceError, did_you_mean
+from torch_promote.errors import (
+    DeviceTypeError,
+    DtypeError,
+    OptionError,
+    PolicyError,
+    UnsupportedDeviceError,
+    did_you_mean,
+)
 from torch_promote.overrides import parse_overrides
 from torch_promote.policies import DEVICE_TYPES, CastPolicy
 from torch_promote.policy import Policy
 
-__all__ = ["has_cache", "pack_spec", "policy_number", "read_policy", "register_change", "unpack_devices", "with_policy"]
+__all__ = [
+    "allows_cache",
+    "has_cache",
+    "pack_spec",
+    "policy_number",
+    "read_policy",
+    "register_change",
+    "unpack_devices",
+    "with_cache_mode",
+    "with_policy",
+]
 
 _CPU_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -29,7 +46,10 @@ _BITS_PER_DEVICE = 16
 _NAMED = 1 << 8
 _ENABLED = 1 << 9
 _CACHE_ENABLED = 1 << 32
+_CACHE_MODE_SHIFT = 33
 _CHANGE_DIGITS = 6  # of the policy; the first of the 16
+_NO_CACHE = "none"
+_CACHES = (*_C.CACHE_MODES, _NO_CACHE)
 _NUMBERS = {
     dtype: _C.scalar_type(dtype)
     for dtype in vars(torch).values()
@@ -62,6 +82,43 @@ def with_policy(spec: str, policy: object, overrides: Mapping[Any, Any] | None) 
     """
     number = 0 if policy is None and overrides is None else policy_number(policy, overrides)
     return f"{number:0{_CHANGE_DIGITS}x}" + spec[_CHANGE_DIGITS:]
+
+
+def allows_cache(cache: object, cache_enabled: object) -> bool:
+    """Whether casts are to be reused, by `cache`, which says so in its own words.
+
+    Raises:
+        OptionError: There is no such mode, or cache_enabled says otherwise.
+    """
+    if not isinstance(cache, str) or cache not in _CACHES:
+        legal = ", ".join(map(repr, _CACHES))
+        got = repr(cache) if isinstance(cache, str) else f"{cache!r} of type {type(cache).__name__}"
+        remedy = did_you_mean(cache, _CACHES) if isinstance(cache, str) else ""
+        raise OptionError(f"cache says which casts are reused: a str, or None; got {got}. Legal: {legal}.{remedy}")
+    allowed = cache != _NO_CACHE
+    if cache_enabled is not None and bool(cache_enabled) != allowed:
+        raise OptionError(
+            f"cache={cache!r} means cache_enabled={allowed}, got cache_enabled={cache_enabled!r} with it. Legal: cache "
+            f"alone, or with cache_enabled={allowed}. Leave cache_enabled out."
+        )
+    if cache in _C.CACHE_MODES[1:]:
+        _teach_checkpoints()
+    return allowed
+
+
+def _teach_checkpoints() -> None:
+    _checkpoint.install()
+
+
+def with_cache_mode(spec: str, cache: str) -> str:
+    """Returns a spec with this cache mode, which `allows_cache` has seen."""
+    number = 0 if cache == _NO_CACHE else 1 + _C.CACHE_MODES.index(cache)
+    return f"{int(spec, 16) | number << _CACHE_MODE_SHIFT:016x}"
+
+
+# Dynamo calls them while it traces, and keeps what they say.
+_teach_checkpoints._dynamo_marked_constant = True  # type: ignore[attr-defined]
+with_cache_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def has_cache(spec: str) -> bool:

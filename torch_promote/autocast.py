@@ -16,7 +16,14 @@ import torch
 from torch_promote import _C
 from torch_promote._decorator import decorate
 from torch_promote._export import record_enter, record_exit
-from torch_promote._request import pack_spec, read_policy, unpack_devices, with_policy
+from torch_promote._request import (
+    allows_cache,
+    pack_spec,
+    read_policy,
+    unpack_devices,
+    with_cache_mode,
+    with_policy,
+)
 from torch_promote._steps import guard_tasks
 from torch_promote.errors import DecoratorError, RegionError
 from torch_promote.overrides import find_op, name_op
@@ -43,6 +50,10 @@ class my_autocast:  # noqa: N801 (the name that people type)
             `torch.bfloat16` for the CPU and `torch.float16` for CUDA.
         enabled: False makes a region in which autocast is off for these device types.
         cache_enabled: Whether casts of trainable float32 leaf tensors are reused within the region. None: as it is now.
+        cache: Which casts are reused: "weights" within the region, "persistent" those of weights beyond its end too,
+            "all" those of activations too, "none" none, which is cache_enabled=False; the others are
+            cache_enabled=True. None: what cache_enabled says, and the mode of the region around when it is entered,
+            "weights" outside of regions.
         policy: What is done with each op, in this region and those nested in it: a `Policy`, the name of one ("cuda",
             "cpu", "fp32_safe", "off", "stock"; see `Policy.named`) or the path of a policy file, which is read here.
             None: the policy of the region around, or outside of regions the default (`set_default_policy`).
@@ -55,6 +66,7 @@ class my_autocast:  # noqa: N801 (the name that people type)
         DeviceTypeError: A device type is not a str, or a sequence is empty or names one twice. It is a ValueError.
         UnsupportedDeviceError: A device type has no autocast here. It is a RuntimeError.
         DtypeError: dtype is not a floating torch.dtype. It is a TypeError.
+        OptionError: There is no such cache, or cache_enabled says the contrary. It is a ValueError.
         PolicyError: A policy or op does not exist, a policy is not legal for an op, or a policy file is wrong. It is a
             ValueError.
 
@@ -86,19 +98,23 @@ class my_autocast:  # noqa: N801 (the name that people type)
         enabled: bool = True,
         cache_enabled: bool | None = None,
         *,
+        cache: str | None = None,
         policy: Policy | str | os.PathLike[str] | None = None,
         overrides: Mapping[Any, Any] | None = None,
     ) -> None:
-        spec = _C.pack_cpu_spec(device_type, dtype, enabled, cache_enabled)
+        cached = cache_enabled if cache is None else allows_cache(cache, cache_enabled)
+        spec = _C.pack_cpu_spec(device_type, dtype, enabled, cached)
         if spec is None:
-            spec = pack_spec(device_type, dtype, enabled, cache_enabled)
+            spec = pack_spec(device_type, dtype, enabled, cached)
+        if cache is not None:
+            spec = with_cache_mode(spec, cache)
         if overrides is not None or policy is not None:
             overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
             if not torch.compiler.is_dynamo_compiling():  # which keeps the number alone
                 policy = read_policy(policy)
             spec = with_policy(spec, policy, overrides)
         self._spec = spec
-        self._arguments = (device_type, dtype, enabled, cache_enabled, policy, overrides)
+        self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides)
 
     def __enter__(self) -> my_autocast:
         notes = _C.enter_region(self, self._spec)
@@ -136,11 +152,12 @@ class my_autocast:  # noqa: N801 (the name that people type)
         return _rebuild, (with_policy(self._spec, None, None), arguments, named)
 
     def __repr__(self) -> str:
-        device_type, dtype, enabled, cache_enabled, policy, overrides = self._arguments
+        device_type, dtype, enabled, cache_enabled, cache, policy, overrides = self._arguments
         parts = [repr(device_type) if device_type is not None else repr(next(unpack_devices(self._spec))[0])]
         parts += [f"dtype={dtype}"] if dtype is not None else []
         parts += [] if enabled else ["enabled=False"]
         parts += [f"cache_enabled={cache_enabled}"] if cache_enabled is not None else []
+        parts += [f"cache={cache!r}"] if cache is not None else []
         parts += [f"policy={policy!r}"] if policy is not None else []
         parts += [f"overrides={_short(overrides)}"] if overrides else []
         return f"my_autocast({', '.join(parts)})"
@@ -154,6 +171,10 @@ class my_autocast:  # noqa: N801 (the name that people type)
             except BaseException:
                 _C.exit_region(self)
                 raise
+
+
+# What __init__, __enter__ and __exit__ do in the plainest cases is done in C too: csrc/region_type.cpp, [ Short ways ].
+_C.take_short_ways(my_autocast)
 
 
 def _rebuild(spec: str, arguments: Sequence[Any], named: Sequence[tuple[Any, Any]] | None) -> my_autocast:

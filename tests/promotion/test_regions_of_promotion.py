@@ -204,8 +204,9 @@ class TestAutograd:
             Mixed.apply(x).sum().backward()  # type: ignore[no-untyped-call]
         assert torch.equal(x.grad, INTS.float())  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize("inside", [True, False])
     @pytest.mark.parametrize("reentrant", [True, False])
-    def test_checkpointing_computes_again_as_before(self, reentrant: bool) -> None:
+    def test_checkpointing_computes_again_as_before(self, reentrant: bool, inside: bool) -> None:
         dtypes = []
 
         def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -216,7 +217,10 @@ class TestAutograd:
         x = torch.ones(3, requires_grad=True)
         with tp.promotion("numpy"):
             y = checkpoint(function, x, INTS, use_reentrant=reentrant)
-        y.sum().backward()
+            if inside:
+                y.sum().backward()
+        if not inside:
+            y.sum().backward()
         assert dtypes == [torch.float64, torch.float64]
 
     def test_double_backward(self) -> None:

@@ -1,0 +1,52 @@
+"""Counts the casts that a step makes, below autograd, where every cast arrives as aten::_to_copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["count_casts"]
+
+
+class _Count(TorchDispatchMode):
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # By storage: a cast of `weight.t()` is one of the weight.
+        self._weights = {weight.untyped_storage().data_ptr() for weight in weights}
+        self.casts: dict[str, int] = {"weights": 0, "activations": 0, "gradients": 0}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and result.dtype != args[0].dtype:
+            self.casts[self._kind(args[0])] += 1
+        return result
+
+    def _kind(self, source: Tensor) -> str:
+        if torch._C._current_autograd_node() is not None:
+            return "gradients"
+        return "weights" if source.untyped_storage().data_ptr() in self._weights else "activations"
+
+
+def count_casts(step: Callable[[], Any], weights: Iterable[Tensor]) -> dict[str, int]:
+    """Runs a step and counts the copies to another dtype in it.
+
+    Args:
+        step: A forward, with or without a backward.
+        weights: What counts as a weight, views of it included.
+
+    Returns:
+        The number of casts of `weights`, of `activations` (all other tensors), and of `gradients` (in the backward).
+
+    Example:
+        >>> weight = torch.ones(2, 2)
+        >>> count_casts(lambda: (weight.t().half(), torch.ones(2).half(), weight.float()), [weight])
+        {'weights': 1, 'activations': 1, 'gradients': 0}
+    """
+    count = _Count(weights)
+    with count:
+        step()
+    return count.casts

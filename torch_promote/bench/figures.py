@@ -1,0 +1,89 @@
+"""What is made of the times of the rounds: medians with their quartiles, of times, ratios and overheads."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Overhead", "Spread", "overhead", "ratio", "spread"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A median and its quartiles.
+
+    Attributes:
+        median: The middle value.
+        low: The lower quartile.
+        high: The upper quartile.
+    """
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What ours costs over a base, as a share of what stock costs over it: 1 is stock's cost, 0 is none.
+
+    Attributes:
+        spread: The share; None where stock's cost cannot be told from noise.
+        left_out: Rounds in which stock took no longer than the base, which have no share.
+        reason: Why there is no share, or "".
+    """
+
+    spread: Spread | None
+    left_out: int = 0
+    reason: str = ""
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Returns the median of two or more values and their quartiles, which are never beyond the values.
+
+    Example:
+        >>> spread([4, 1, 3, 2, 5])
+        Spread(median=3, low=2.0, high=4.0)
+    """
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(statistics.median(values), low, high)
+
+
+def ratio(times: Sequence[float], to: Sequence[float]) -> Spread:
+    """Returns the spread of the ratios of two contenders' times, round by round.
+
+    A burst of other work on the machine strikes both contenders of a round, and leaves its ratio nearly as it was.
+
+    Example:
+        >>> ratio([1, 20, 3], [2, 40, 6]).median
+        0.5
+    """
+    return spread([mine / other for mine, other in zip(times, to, strict=True)])
+
+
+def overhead(ours: Sequence[float], stock: Sequence[float], base: Sequence[float]) -> Overhead:
+    """Returns (ours - base) / (stock - base) by rounds.
+
+    It is told only where stock's cost stands out: the median of stock - base exceeds the distance of its quartiles.
+
+    Args:
+        ours: Our time in each round.
+        stock: Stock's time in each round.
+        base: The base's time in each round.
+
+    Example:
+        >>> overhead([3, 3, 3], [5, 5, 5], [1, 1, 1]).spread.median
+        0.5
+        >>> overhead([3, 3, 3], [2, 1, 0], [1, 1, 1]).spread is None
+        True
+    """
+    costs = [theirs - least for theirs, least in zip(stock, base, strict=True)]
+    cost = spread(costs)
+    shares = [(mine - least) / cost for mine, least, cost in zip(ours, base, costs, strict=True) if cost > 0]
+    if cost.median <= cost.high - cost.low or len(shares) < 2:
+        quartiles = f"{cost.low:.0f} to {cost.high:.0f}"
+        what = "stock takes no longer than the base" if cost.median <= 0 else "stock - base is within its noise"
+        reason = f"{what}: median {cost.median:.0f} ns, quartiles {quartiles}"
+        return Overhead(None, len(costs) - len(shares), reason)
+    return Overhead(spread(shares), len(costs) - len(shares))

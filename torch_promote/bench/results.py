@@ -1,0 +1,93 @@
+"""The results of a benchmark, and their JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_promote.bench.cases import Case, Measured, Settings
+from torch_promote.bench.figures import Overhead, Spread
+
+__all__ = ["Result", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One case's figures.
+
+    Attributes:
+        case: What was run.
+        ratio: ours / stock, where stock can do it.
+        ratio_to_hand: ours / hand, where there is a version by hand.
+        overheads: (ours - base) / (stock - base), by base.
+        overheads_ns: ours - base and stock - base, by base and contender, in nanoseconds.
+        times_ns: The time of each contender, in nanoseconds.
+        measured: Casts and memory, by contender.
+    """
+
+    case: Case
+    ratio: Spread | None = None
+    ratio_to_hand: Spread | None = None
+    overheads: Mapping[str, Overhead] = field(default_factory=dict)
+    overheads_ns: Mapping[str, Mapping[str, Spread]] = field(default_factory=dict)
+    times_ns: Mapping[str, Spread] = field(default_factory=dict)
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+
+    @property
+    def main_ratio(self) -> Spread | None:
+        """The ratio to stock; to the version by hand where stock has nothing of the kind."""
+        return self.ratio or self.ratio_to_hand
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as plain data; see torch_promote/bench for its schema."""
+        return {
+            **self.case.as_dict(),
+            "ratio": _plain(self.ratio),
+            "ratio_to_hand": _plain(self.ratio_to_hand),
+            "overheads": {base: _plain(share) for base, share in self.overheads.items()},
+            "overheads_ns": {base: _all_plain(costs) for base, costs in self.overheads_ns.items()},
+            "times_ns": _all_plain(self.times_ns),
+            "casts": {name: dict(measured.casts) for name, measured in self.measured.items()},
+            "peak_bytes": {name: measured.peak_bytes for name, measured in self.measured.items()},
+        }
+
+
+def _plain(value: Any) -> dict[str, Any] | None:
+    return None if value is None else dataclasses.asdict(value)
+
+
+def _all_plain(values: Mapping[str, Spread]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def report(results: Sequence[Result], settings: Settings) -> dict[str, Any]:
+    """Returns all that a run has found and where it ran, as plain data; see torch_promote/bench for its schema."""
+    from torch_promote import __version__
+
+    return {
+        "torch": torch.__version__,
+        "torch_promote": __version__,
+        "device": settings.device,
+        "device_name": _device_name(settings.device),
+        "threads": settings.threads,
+        "rounds": settings.rounds,
+        "clock": settings.clock,
+        "results": [result.as_dict() for result in results],
+    }
+
+
+def _device_name(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

@@ -1,0 +1,80 @@
+"""Runs cases: their contenders by turns, round by round, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from torch_promote.bench.cases import HAND, OURS, STOCK, Case, Prepared, Settings, Timer
+from torch_promote.bench.figures import Spread, overhead, ratio, spread
+from torch_promote.bench.results import Result
+from torch_promote.bench.timing import threads
+
+__all__ = ["interleaved", "run", "summary"]
+
+_Times = Mapping[str, Sequence[float]]
+
+
+def run(cases: Iterable[Case], settings: Settings) -> Iterator[Result]:
+    """Runs cases and yields their results as they come.
+
+    Args:
+        cases: From the suites.
+        settings: How to run them.
+
+    Yields:
+        A `Result` for each case.
+    """
+    for case in cases:
+        with threads(settings.threads):
+            result = _run(case, settings)
+        yield result
+
+
+def _run(case: Case, settings: Settings) -> Result:
+    prepared = case.prepare(settings)
+    try:
+        return summary(case, prepared, interleaved(prepared.timers, settings.rounds))
+    finally:
+        prepared.close()
+
+
+def interleaved(timers: Mapping[str, Timer], rounds: int) -> dict[str, list[float]]:
+    """Times contenders by turns. Another of them begins in each round: what comes first finds other caches.
+
+    Args:
+        timers: The contenders.
+        rounds: How often each is timed. One round more goes before, and is not counted.
+
+    Returns:
+        The times of each contender, by round.
+    """
+    names = list(timers)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for timer in timers.values():
+        timer()
+    for number in range(rounds):
+        first = number % len(names)
+        for name in (*names[first:], *names[:first]):
+            times[name].append(timers[name]())
+    return times
+
+
+def summary(case: Case, prepared: Prepared, times: _Times) -> Result:
+    """Returns the result of a case from its contenders' times."""
+    bases = [base for base in prepared.bases if base in times]
+    costs = {
+        base: {name: _difference(times[name], times[base]) for name in (STOCK, OURS) if name in times} for base in bases
+    }
+    return Result(
+        case,
+        ratio=ratio(times[OURS], times[STOCK]) if STOCK in times else None,
+        ratio_to_hand=ratio(times[OURS], times[HAND]) if HAND in times else None,
+        overheads={base: overhead(times[OURS], times[STOCK], times[base]) for base in bases if STOCK in times},
+        overheads_ns=costs,
+        times_ns={name: spread(values) for name, values in times.items()},
+        measured=prepared.measure(),
+    )
+
+
+def _difference(times: Sequence[float], base: Sequence[float]) -> Spread:
+    return spread([mine - least for mine, least in zip(times, base, strict=True)])

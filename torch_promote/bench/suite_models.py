@@ -1,0 +1,90 @@
+"""The suite `models`: forwards, training steps and an evaluation loop of small models, each forward in a region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import torch
+
+import torch_promote as tp
+from torch_promote.bench.by_hand import cast_before
+from torch_promote.bench.cases import ALREADY_CAST, HAND, LOW, OURS, PLAIN, STOCK, Case, Prepared, Settings
+from torch_promote.bench.steps import MODELS, Region, Step, Subject, evaluate, forward, measured, subject, train
+from torch_promote.bench.timing import stopwatch
+
+__all__ = ["cases", "evaluation_steps", "prepare_steps", "training_steps"]
+
+#: Makes the steps of all contenders.
+_Steps = Callable[[Subject, Region, Region], Mapping[str, Step]]
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """Yields the cases of the suite."""
+    for model in MODELS:
+        yield Case("models", f"{model}, forward", partial(_prepare, model, _forward_steps))
+        yield Case("models", f"{model}, forward and backward", partial(_prepare, model, training_steps))
+    yield Case("models", "MLP, evaluation loop", partial(_prepare, "MLP", evaluation_steps))
+
+
+def _prepare(model: str, steps: _Steps, settings: Settings) -> Prepared:
+    stock, ours = (partial(autocast, settings.device, LOW) for autocast in (torch.autocast, tp.my_autocast))
+    return prepare_steps(model, lambda made: steps(made, stock, ours), settings)
+
+
+def prepare_steps(model: str, steps: Callable[[Subject], Mapping[str, Step]], settings: Settings) -> Prepared:
+    """Prepares a case about a model; its casts and memory are measured too.
+
+    Args:
+        model: A key of `MODELS`.
+        steps: Makes the contenders' steps of it.
+        settings: The device, and whether the model is to be tiny.
+    """
+    made = subject(model, settings)
+    contenders = steps(made)
+    timers = {name: stopwatch(step, {}, settings) for name, step in contenders.items()}
+    return Prepared(timers, (HAND, ALREADY_CAST), partial(measured, contenders, made, settings.device))
+
+
+def _forward_steps(made: Subject, stock: Region, ours: Region) -> dict[str, Step]:
+    return {
+        STOCK: forward(made.net, made.x, stock),
+        OURS: forward(made.net, made.x, ours),
+        HAND: forward(made.by_hand, made.x),
+        ALREADY_CAST: forward(cast_before(made.by_hand), made.x),
+        PLAIN: forward(made.net, made.x),
+    }
+
+
+def training_steps(made: Subject, stock: Region, ours: Region, batches: int = 1) -> dict[str, Step]:
+    """Makes training steps.
+
+    Args:
+        made: The model.
+        stock: Makes stock's regions.
+        ours: Makes ours.
+        batches: How many forwards and backwards there are in a step.
+    """
+    return {
+        STOCK: train(made, made.net, stock, batches),
+        OURS: train(made, made.net, ours, batches),
+        HAND: train(made, made.by_hand, batches=batches),
+        ALREADY_CAST: train(made, cast_before(made.by_hand), batches=batches),
+        PLAIN: train(made, made.net, batches=batches),
+    }
+
+
+def evaluation_steps(made: Subject, stock: Region, ours: Region) -> dict[str, Step]:
+    """Makes evaluation loops. By hand, the weights are cast once and for all: nothing changes them.
+
+    Args:
+        made: The model.
+        stock: Makes stock's regions.
+        ours: Makes ours.
+    """
+    return {
+        STOCK: evaluate(made.net, made.x, stock),
+        OURS: evaluate(made.net, made.x, ours),
+        HAND: evaluate(cast_before(made.by_hand), made.x),
+        PLAIN: evaluate(made.net, made.x),
+    }

@@ -1,0 +1,59 @@
+"""The suite `region`: what it takes to construct, enter and leave a region, in which nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+import torch_promote as tp
+from torch_promote.bench.cases import LOW, OURS, STOCK, Case, Prepared, Settings
+from torch_promote.bench.timing import stopwatch
+
+__all__ = ["cases"]
+
+# What is timed, by case. Of the last ones, in a region that is open already.
+_OUTSIDE = {
+    "construct, enter, exit": "with autocast(device): pass",
+    "construct, enter, exit, with a dtype": "with autocast(device, dtype): pass",
+    "enter, exit of one object": "with region: pass",
+    "call of a decorated function": "decorated()",
+}
+_INSIDE = {
+    "construct, enter, exit, nested": "with autocast(device, dtype): pass",
+    "construct, enter, exit, nested, disabled": "with autocast(device, enabled=False): pass",
+}
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """Yields the cases of the suite."""
+    for name, statement in _OUTSIDE.items():
+        yield Case("region", name, partial(_prepare, statement, False))
+    for name, statement in _INSIDE.items():
+        yield Case("region", name, partial(_prepare, statement, True))
+
+
+def _prepare(statement: str, inside: bool, settings: Settings) -> Prepared:
+    timers = {}
+    makers: dict[str, Callable[..., Any]] = {STOCK: torch.autocast, OURS: tp.my_autocast}
+    for contender, autocast in makers.items():
+        region = autocast(settings.device, LOW)
+        names = {
+            "autocast": autocast,
+            "device": settings.device,
+            "dtype": LOW,
+            "region": region,
+            "decorated": region(_function),
+        }
+        around: Callable[[], AbstractContextManager[Any]] = (
+            partial(autocast, settings.device, LOW) if inside else nullcontext
+        )
+        timers[contender] = stopwatch(statement, names, settings, around)
+    return Prepared(timers)
+
+
+def _function() -> None:
+    pass
