@@ -3,6 +3,7 @@
 
 #include "cast_args.h"
 #include "decision.h"
+#include "promotion_call.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -201,17 +202,42 @@ class BoxedKernel final : public c10::OperatorKernel {
     if (writes_ == Writes::unseen) {
       forget_casts_of(call.written());
     }
+    // Autocast has its turn first, and the promotion rule sees what it leaves.
+    const Promotion* promotion = current_policy().promotion;
+    const PromotingOp* promoting = acted_on(promotion, op_);
+    std::optional<InsidePromoted> inside;
+    const auto promote = [&] {
+      const Promoted outcome =
+          promoting == nullptr ? Promoted::as_it_was : promote_call(*promoting, *promotion, *stack);
+      if (promoting != nullptr && outcome != Promoted::done) {
+        inside.emplace();
+      }
+      return outcome;
+    };
     const Decision decision = decide(op_, keys | call.nested_keys());
     if (decision.is_none()) {
-      op.redispatchBoxed(keys_without_policy(op_, keys), stack);
-      return;
+      switch (promote()) {
+        case Promoted::as_it_was:
+          op.redispatchBoxed(keys_without_policy(op_, keys), stack);
+          return;
+        case Promoted::cast:
+          op.callBoxed(stack);
+          return;
+        case Promoted::done:
+          return;
+      }
     }
     if (decision.policy == to_byte(CastPolicy::banned)) {
       raise_banned(op_, decision.device);
     }
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(decision.keys_off());
     const ResultsMayAlias no_sharing; // it may be any op
-    if (cast_as(decision, call)) {
+    const bool cast = cast_as(decision, call);
+    const Promoted outcome = promote();
+    if (outcome == Promoted::done) {
+      return;
+    }
+    if (cast || outcome == Promoted::cast) {
       op.callBoxed(stack);
       return;
     }
@@ -231,6 +257,10 @@ class BoxedKernel final : public c10::OperatorKernel {
 };
 
 } // namespace
+
+c10::BoxedKernel boxed_kernel_of(OpNumber op, Writes writes) {
+  return c10::BoxedKernel::makeFromFunctor(std::make_unique<BoxedKernel>(op, writes));
+}
 
 torch::CppFunction boxed_kernel(OpNumber op, Writes writes) {
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, writes));

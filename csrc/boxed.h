@@ -3,6 +3,7 @@
 
 #include "op_table.h"
 
+#include <ATen/core/boxing/BoxedKernel.h>
 #include <torch/library.h>
 
 namespace torch_promote {
@@ -11,6 +12,7 @@ namespace torch_promote {
 enum class Writes : bool { as_the_version_says, unseen };
 
 // The kernel for the op with this number. It does what a row's wrapper does, with the schema read at run time.
+c10::BoxedKernel boxed_kernel_of(OpNumber op, Writes writes);
 torch::CppFunction boxed_kernel(OpNumber op, Writes writes);
 
 } // namespace torch_promote

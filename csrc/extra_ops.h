@@ -4,6 +4,7 @@
 #include "op_table.h"
 
 #include <string>
+#include <utility>
 
 namespace torch_promote {
 
@@ -11,6 +12,10 @@ namespace torch_promote {
 // our key, once, for good. `op` is qualified ("aten::add"), `overload` "" for the one without a name. Raises if the
 // dispatcher knows no such overload, or if another library has a kernel for it on our key.
 OpNumber register_op(const std::string& op, const std::string& overload);
+
+// The number of an overload, and whether it is new: then it has no kernel yet, and its caller registers one. Raises as
+// `register_op`.
+std::pair<OpNumber, bool> number_for_promotion(const std::string& op, const std::string& overload);
 
 // A number and a kernel for an op that writes tensors without bumping their version, and that this PyTorch need not
 // have.

@@ -3,6 +3,9 @@
 #include "extra_ops.h"
 #include "op_table.h"
 #include "persistent_casts.h"
+#include "promotion_call.h"
+#include "promotion_ops.h"
+#include "promotion_python.h"
 #include "region.h"
 #include "region_calls.h"
 #include "region_type.h"
@@ -21,6 +24,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace py = pybind11;
@@ -42,6 +46,71 @@ uint32_t register_change(const std::vector<std::tuple<OpNumber, size_t, unsigned
     change.overrides.push_back({op, static_cast<Device>(device), checked_byte(byte)});
   }
   return replaces || !change.overrides.empty() ? intern_change(std::move(change)) : 0;
+}
+
+using CodePairs = std::vector<std::tuple<int, int, int>>;
+
+size_t checked_code(int code) {
+  TORCH_CHECK_VALUE(code >= 0 && static_cast<size_t>(code) < kDtypes, "no dtype has the number ", code);
+  return static_cast<size_t>(code);
+}
+
+DtypeCode checked_result(int code) {
+  return code < 0 ? kNoDtype : static_cast<DtypeCode>(checked_code(code));
+}
+
+// Where nothing is put, there is no common dtype.
+PromotionTables make_tables(
+    const CodePairs& tensors,
+    const CodePairs& numbers,
+    const std::vector<std::pair<int, int>>& floats,
+    const CodePairs& zero_dims,
+    const std::vector<std::pair<int, int>>& castable,
+    uint64_t content) {
+  PromotionTables tables{};
+  for (size_t dtype = 0; dtype < kDtypes; ++dtype) {
+    tables.tensors[dtype].fill(kNoDtype);
+    tables.zero_dims[dtype].fill(kNoDtype);
+  }
+  for (DtypeRow& row : tables.numbers) {
+    row.fill(kNoDtype);
+  }
+  tables.floats.fill(kNoDtype);
+  for (const auto& [a, b, common] : tensors) {
+    tables.tensors[checked_code(a)][checked_code(b)] = checked_result(common);
+  }
+  for (const auto& [a, b, common] : zero_dims) {
+    tables.zero_dims[checked_code(a)][checked_code(b)] = checked_result(common);
+  }
+  for (const auto& [number, dtype, common] : numbers) {
+    tables.numbers.at(static_cast<size_t>(number))[checked_code(dtype)] = checked_result(common);
+  }
+  for (const auto& [dtype, common] : floats) {
+    tables.floats[checked_code(dtype)] = checked_result(common);
+  }
+  for (const auto& [computed, written] : castable) {
+    tables.castable[checked_code(computed)] |= uint64_t{1} << checked_code(written);
+  }
+  tables.content = content;
+  return tables;
+}
+
+PromotionOptions make_options(
+    bool zero_dim_is_weak, bool associative, bool is_stock, bool matmul, uint8_t lint, uint32_t lint_handler) {
+  return {zero_dim_is_weak, associative, is_stock, matmul, lint, lint_handler};
+}
+
+uint32_t register_promotion_change(uint32_t promotion) {
+  promotion_of(promotion); // raises if there is none
+  PolicyChange change;
+  change.promotion = promotion;
+  return intern_change(std::move(change));
+}
+
+// None where it does not act: inside the ops that it promotes, and in backwards.
+py::object promotion_in_force() {
+  const Promotion* promotion = promotion_acts_here() ? current_policy().promotion : nullptr;
+  return promotion == nullptr ? py::object(py::none()) : py::object(py::int_(promotion->number));
 }
 
 // What differs from stock in the policy in force: the bytes for each device type, by the op's name.
@@ -137,6 +206,30 @@ PYBIND11_MODULE(_C, m) {
   m.def("depth", &depth);
   m.attr("CACHE_MODES") = py::cast(kCacheModeNames).cast<py::tuple>();
   m.def("cache_mode", [] { return kCacheModeNames[static_cast<size_t>(tls_cache_mode)]; });
+
+  py::class_<PromotionTables>(m, "PromotionTables").def(py::init(&make_tables));
+  py::class_<PromotionOptions>(m, "PromotionOptions").def(py::init(&make_options));
+  m.def(
+      "register_promotion", [](const std::string& name, const PromotionOptions& options, unsigned int default_dtype,
+                               const PromotionTables& tables) {
+        return register_promotion(name, options, static_cast<at::ScalarType>(default_dtype), tables);
+      });
+  m.def("put_promotion_tables", [](uint32_t promotion, unsigned int default_dtype, const PromotionTables& tables) {
+    promotion_of(promotion)->put_tables(static_cast<at::ScalarType>(default_dtype), tables);
+  });
+  m.def("register_promotion_change", &register_promotion_change);
+  m.def("promotion_in_force", &promotion_in_force);
+  m.def("set_promotion_hooks", &set_promotion_hooks);
+  m.def(
+      "register_promoting_op",
+      [](std::string op, std::string overload, std::string functional, uint64_t participants, unsigned int computes,
+         int rounding_mode, bool each, bool matmul, unsigned int refuses) {
+        TORCH_CHECK_VALUE(computes <= static_cast<unsigned int>(Computes::opaque), "no op computes ", computes);
+        TORCH_CHECK_VALUE(refuses <= static_cast<unsigned int>(Refuses::mixed), "no op refuses ", refuses);
+        register_promoting_op(
+            {std::move(op), std::move(overload), std::move(functional), participants, static_cast<Computes>(computes),
+             rounding_mode, each, matmul, static_cast<Refuses>(refuses)});
+      });
 
   m.def("swap_observer", &swap_observer);
   m.def("register_tap", &register_tap);

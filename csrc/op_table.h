@@ -38,6 +38,8 @@ constexpr OpNumber number_of(Row row) {
   return static_cast<OpNumber>(row);
 }
 
+class Promotion; // promotion_rule.h
+
 // PyTorch's autocast state has room for one dtype each in the slots of device types that have no tensors here. See NOTE
 // [ Policy fingerprint ].
 using Fingerprint = std::array<c10::ScalarType, 5>;
@@ -46,7 +48,8 @@ struct PolicyTable {
   std::array<std::array<PolicyByte, kNumRows>, kNumDevices> bytes{};
   // Of ops that are no rows, by their number less kNumRows. What is beyond the end is unlisted, and so is not the last.
   std::vector<std::array<PolicyByte, kNumDevices>> extra;
-  Fingerprint fingerprint{}; // of the rest, from the registry
+  const Promotion* promotion = nullptr; // the promotion rule; null for PyTorch's own way
+  Fingerprint fingerprint{};            // of the rest, from the registry
 
   PolicyByte lookup(Device device, Row row) const {
     return bytes[static_cast<size_t>(device)][static_cast<size_t>(row)];
@@ -60,7 +63,7 @@ struct PolicyTable {
   }
   void put(Device device, OpNumber op, PolicyByte policy);
   bool operator==(const PolicyTable& other) const {
-    return bytes == other.bytes && extra == other.extra;
+    return bytes == other.bytes && extra == other.extra && promotion == other.promotion;
   }
 };
 

@@ -2,6 +2,7 @@
 #include "policy_registry.h"
 
 #include "extra_ops.h"
+#include "promotion_rule.h"
 
 #include <c10/util/Exception.h>
 
@@ -38,7 +39,8 @@ struct Registry {
   std::vector<PolicyChange> changes{{}}; // number 0: none
   std::map<PolicyChange, uint32_t> numbers{{{}, 0}};
   std::map<Fingerprint, std::unique_ptr<const PolicyTable>> tables;
-  std::map<std::pair<const PolicyTable*, uint32_t>, const PolicyTable*> composed;
+  // By the table that a change starts from, the promotion around, and the change.
+  std::map<std::tuple<const PolicyTable*, const Promotion*, uint32_t>, const PolicyTable*> composed;
   std::atomic<const PolicyTable*> registered{&stock_policy_table()};
   std::atomic<const PolicyTable*> by_default{&stock_policy_table()};
 };
@@ -52,6 +54,11 @@ class Hash {
  public:
   void mix(PolicyByte byte) {
     hash_ = (hash_ ^ byte) * 1099511628211ULL;
+  }
+  void mix_number(uint64_t number) {
+    for (; number != 0; number >>= 8) {
+      mix(static_cast<PolicyByte>(number & 0xFF));
+    }
   }
   void mix(const std::string& name) {
     for (const char c : name) {
@@ -85,6 +92,9 @@ Fingerprint fingerprint_of(const PolicyTable& table, PolicyByte salt) {
     for (const PolicyByte byte : bytes) {
       hash.mix(byte);
     }
+  }
+  if (table.promotion != nullptr) {
+    hash.mix_number(table.promotion->content);
   }
   Fingerprint result{};
   for (size_t slot = 0; slot < result.size(); ++slot) {
@@ -136,21 +146,31 @@ const PolicyTable* compose(const PolicyTable* around, uint32_t change) {
   const PolicyTable* base = wanted.base == PolicyChange::Base::around       ? around
                             : wanted.base == PolicyChange::Base::registered ? all.registered.load()
                                                                             : &stock_policy_table();
-  const auto known = all.composed.find({base, change});
+  const std::tuple key(base, around->promotion, change);
+  const auto known = all.composed.find(key);
   if (known != all.composed.end()) {
     return known->second;
   }
   PolicyTable table = *base;
+  table.promotion =
+      wanted.promotion == PolicyChange::kPromotionAround ? around->promotion : promotion_of(wanted.promotion);
   for (const Override& one : wanted.overrides) {
     table.put(one.device, one.op, one.policy);
   }
   const PolicyTable* result = table == stock_policy_table() ? &stock_policy_table() : find_or_add(all, table);
-  all.composed.emplace(std::make_pair(base, change), result);
+  all.composed.emplace(key, result);
   return result;
 }
 
 uint32_t change_to(const PolicyTable& table) {
-  return intern_change({PolicyChange::Base::stock, overrides_of(table)});
+  const uint32_t promotion = table.promotion == nullptr ? 0 : table.promotion->number;
+  return intern_change({PolicyChange::Base::stock, promotion, overrides_of(table)});
+}
+
+bool sets_promotion(uint32_t change) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  return all.changes.at(change).promotion != PolicyChange::kPromotionAround;
 }
 
 std::vector<Override> overrides_of(const PolicyTable& table) {

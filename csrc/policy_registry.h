@@ -29,7 +29,10 @@ struct PolicyChange {
     registered, // replaces it: starts from stock's and what `register_policy` has added
     stock,      // replaces it: starts from stock's alone
   };
+  static constexpr uint32_t kPromotionAround = UINT32_MAX;
+
   Base base = Base::around;
+  uint32_t promotion = kPromotionAround; // the number of the promotion rule to use, 0 for none
   std::vector<Override> overrides;
 
   auto operator<=>(const PolicyChange& other) const = default;
@@ -43,10 +46,13 @@ uint32_t intern_change(PolicyChange change);
 // equal to that.
 const PolicyTable* compose(const PolicyTable* around, uint32_t change);
 
+// Whether a change is that of a region of `promotion`.
+bool sets_promotion(uint32_t change);
+
 // The number of the change that makes this table of any.
 uint32_t change_to(const PolicyTable& table);
 
-// What differs from stock.
+// What differs from stock, but for the promotion rule.
 std::vector<Override> overrides_of(const PolicyTable& table);
 
 // The policy that outermost regions start from, and what the ops of `register_policy` have in every region that does

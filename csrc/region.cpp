@@ -2,10 +2,12 @@
 #include "region.h"
 
 #include "cast_cache.h"
+#include "promotion_state.h"
 #include "thread_state.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <optional>
@@ -22,6 +24,7 @@ struct Frame {
   RegionSpec spec;
   ThreadState before;
   const PolicyTable* around; // what its policy is made from; never null
+  int graph_task = -1;       // see PromotionState; looked up only under a promotion rule
 
   bool names(size_t device) const {
     return spec.devices[device].named;
@@ -139,9 +142,14 @@ void leave_nesting() {
   }
 }
 
+void put_graph_task() {
+  tls_promotion.graph_task = thread().frames.empty() ? -1 : thread().frames.back().graph_task;
+}
+
 void end_innermost() {
   const Frame frame = thread().frames.back();
   thread().frames.pop_back();
+  put_graph_task();
   restore(frame);
   leave_nesting();
 }
@@ -163,8 +171,9 @@ void end_below(size_t position) {
   auto& frames = thread().frames;
   const Frame frame = frames[position];
   frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
+  put_graph_task();
   // What the ended region would have put back, the next one that changes the same will; where there is none, it is put
-  // back now. Every region sets the cache flag and the key.
+  // back now. Every region sets the key, and nearly every one the cache flag.
   for (size_t device = 0; device < kNumDevices; ++device) {
     if (!frame.names(device)) {
       continue;
@@ -186,6 +195,11 @@ void end_below(size_t position) {
   above.key_included = frame.before.key_included;
   above.key_excluded = frame.before.key_excluded;
   above.cache_enabled = frame.before.cache_enabled;
+  const bool none_sets_cache = std::all_of(
+      frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [](auto& f) { return f.spec.keeps_cache; });
+  if (none_sets_cache && !frame.spec.keeps_cache) {
+    at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
+  }
   std::for_each(
       frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [](Frame& f) { --f.before.nesting; });
   const PolicyTable* policy = recompose(frames, position, frame.before.policy, frame.around);
@@ -220,6 +234,10 @@ void enter(const void* owner, const RegionSpec& spec) {
     read_slots_outside();
   }
   thread().frames.push_back(frame);
+  if (policy->promotion != nullptr) {
+    thread().frames.back().graph_task = torch::autograd::get_current_graph_task_id();
+  }
+  put_graph_task();
 
   for (size_t i = 0; i < kNumDevices; ++i) {
     const RegionSpec::PerDevice& wanted = spec.devices[i];
@@ -234,7 +252,7 @@ void enter(const void* owner, const RegionSpec& spec) {
   put_key(keys, policy);
   keys.write();
   thread().frames.back().before.nesting = at::autocast::increment_nesting() - 1;
-  if (spec.cache_enabled != frame.before.cache_enabled) {
+  if (!spec.keeps_cache && spec.cache_enabled != frame.before.cache_enabled) {
     at::autocast::set_autocast_cache_enabled(spec.cache_enabled);
   }
   if (spec.cache_mode.has_value()) {
@@ -267,6 +285,13 @@ bool exit(const void* owner) {
     end_below(static_cast<size_t>(frames.rend() - from_top) - 1);
   }
   return true;
+}
+
+const void* innermost_promotion_region() {
+  const auto& frames = thread().frames;
+  const auto frame =
+      std::find_if(frames.rbegin(), frames.rend(), [](const Frame& f) { return sets_promotion(f.spec.change); });
+  return frame == frames.rend() ? nullptr : frame->owner;
 }
 
 size_t depth() {
@@ -338,6 +363,7 @@ void resume(const Suspended& regions) {
     read_slots_outside();
   }
   thread().frames.insert(thread().frames.end(), resumed.begin(), resumed.end());
+  put_graph_task();
   for (int opened = found.nesting; opened < inside.nesting; ++opened) {
     at::autocast::increment_nesting();
   }

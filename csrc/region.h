@@ -46,6 +46,9 @@ void enter(const void* owner, const RegionSpec& spec);
 // were opened later stay open: what is in force afterwards is what they, and those around, ask for.
 bool exit(const void* owner);
 
+// The owner of the innermost open region of `promotion` in this thread, null if there is none.
+const void* innermost_promotion_region();
+
 // How many regions are open in this thread.
 size_t depth();
 

@@ -10,6 +10,7 @@ constexpr unsigned kNamedBit = 8;
 constexpr unsigned kEnabledBit = 9;
 constexpr unsigned kCacheBit = 32;
 constexpr unsigned kCacheModeShift = 33;
+constexpr unsigned kKeepsCacheBit = 35;
 constexpr unsigned kChangeShift = 40;
 
 } // namespace
@@ -26,6 +27,7 @@ RegionSpec RegionSpec::unpack(uint64_t packed) {
   if (const uint64_t mode = packed >> kCacheModeShift & 3; mode != 0) {
     spec.cache_mode = static_cast<CacheMode>(mode - 1);
   }
+  spec.keeps_cache = (packed >> kKeepsCacheBit & 1) != 0;
   spec.change = static_cast<uint32_t>(packed >> kChangeShift);
   return spec;
 }
@@ -36,6 +38,7 @@ uint64_t RegionSpec::pack() const {
   if (cache_mode.has_value()) {
     packed |= (static_cast<uint64_t>(*cache_mode) + 1) << kCacheModeShift;
   }
+  packed |= static_cast<uint64_t>(keeps_cache) << kKeepsCacheBit;
   for (size_t device = 0; device < kNumDevices; ++device) {
     const PerDevice& wanted = devices[device];
     if (wanted.named) {

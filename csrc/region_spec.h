@@ -18,7 +18,7 @@ constexpr std::array<const char*, 3> kCacheModeNames = {"weights", "persistent",
 // What one `my_autocast` object asks for, packed into 64 bits so that Python and torch.compile can hold it as a
 // constant:
 //   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled;
-//   33..34 cache mode: 0 not given, else 1 + CacheMode; 40..63 change.
+//   33..34 cache mode: 0 not given, else 1 + CacheMode; 35 keeps_cache; 40..63 change.
 struct RegionSpec {
   struct PerDevice {
     bool named = false;
@@ -27,6 +27,7 @@ struct RegionSpec {
   };
   std::array<PerDevice, kNumDevices> devices;
   bool cache_enabled = true;
+  bool keeps_cache = false;            // leaves the cache flag as it is
   std::optional<CacheMode> cache_mode; // not given: that of the region around
   uint32_t change = 0;                 // of the policy: its number in the registry
 

@@ -1,6 +1,7 @@
 // file: the tap: a boxed fallback above the Autocast keys that calls an observer in Python around each op
 #include "tap.h"
 
+#include "python_call.h"
 #include "region.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -41,15 +42,6 @@ constexpr const char* kObserverName = "torch_promote.tap";
 // shown batched tensors first, and what they are made of after that.
 constexpr c10::DispatchKey kTapKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 constexpr c10::DispatchKeySet kBelowTap(c10::DispatchKeySet::FULL_AFTER, kTapKey);
-
-// An error of Python's on its way through C++. The engine may hand it to another thread, so it does not stay in the
-// thread's error indicator.
-[[noreturn]] void throw_python_error(py::error_already_set& error) {
-  error.restore();
-  python_error thrown;
-  thrown.persist();
-  throw std::move(thrown);
-}
 
 // Set where no op is to be shown: in the observer itself, in a run under stock, and inside ops that nobody looks into.
 // The tap's key is excluded there too, which is cheaper, but functorch's layers run what is below them in the dispatch
@@ -92,15 +84,12 @@ struct WithoutTorchFunction {
 
 // The observer's own ops are none of its business.
 template <class Function>
-auto in_python(const Function& function) {
-  const py::gil_scoped_acquire gil;
-  const Unseen unseen;
-  const WithoutTorchFunction plain;
-  try {
+auto ask_observer(const Function& function) {
+  return in_python([&function] {
+    const Unseen unseen;
+    const WithoutTorchFunction plain;
     return function();
-  } catch (py::error_already_set& error) {
-    throw_python_error(error);
-  }
+  });
 }
 
 py::object borrowed(PyObject* object) {
@@ -236,7 +225,7 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
   Reference token;
   bool stock_too = false;
   bool see_through = false;
-  in_python([&] {
+  ask_observer([&] {
     observer.value = observer_of_this_thread();
     if (observer) {
       token.value =
@@ -254,7 +243,7 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
   try {
     if (stock_too) {
       // What the op writes to must not be written twice: the observer gives copies.
-      torch::jit::Stack again = in_python([&] {
+      torch::jit::Stack again = ask_observer([&] {
         const py::list values = observer.value.attr("before_stock")(token.value);
         torch::jit::Stack made;
         for (size_t i = 0; i < values.size(); ++i) {
@@ -272,7 +261,7 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
         const py::gil_scoped_acquire gil;
         PyErr_Clear(); // what a mode or a kernel in Python has raised
       }
-      in_python([&] {
+      ask_observer([&] {
         if (error.empty()) {
           observer.value.attr("after_stock")(token.value, to_list(again, schema.returns()), py::none());
         } else {
@@ -281,11 +270,11 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
       });
     }
     run(op, keys, stack, see_through);
-    in_python([&] { observer.value.attr("end")(token.value, to_list(*stack, schema.returns())); });
+    ask_observer([&] { observer.value.attr("end")(token.value, to_list(*stack, schema.returns())); });
   } catch (...) {
     const py::gil_scoped_acquire gil;
     const py::error_scope in_flight; // Python code that runs while an error is set stops at its first look
-    in_python([&] { observer.value.attr("failed")(token.value); });
+    ask_observer([&] { observer.value.attr("failed")(token.value); });
     throw;
   }
 }

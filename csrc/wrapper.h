@@ -3,7 +3,9 @@
 
 #include "cast_args.h"
 #include "decision.h"
+#include "promotion_call.h"
 
+#include <ATen/core/boxing/impl/boxing.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <type_traits>
@@ -33,6 +35,15 @@ template <Row row, class Op, class WithDtype, class Result, class... Args>
 struct Wrapper<row, Op, WithDtype, Result(Args...)> {
   static Result call(c10::DispatchKeySet keys, Args... args) {
     const Decision decision = decide(row, keys);
+    const Promotion* promotion = current_policy().promotion;
+    if (const PromotingOp* promoting = acted_on(promotion, number_of(row))) {
+      if (!decision.is_none() || !PlainCall(*promoting, *promotion).is_plain(args...)) {
+        return c10::impl::BoxedKernelWrapper<Result(Args...)>::call(
+            promoting->boxed, promoting->handle, keys, std::forward<Args>(args)...);
+      }
+      const InsidePromoted inside;
+      return Op::redispatch(keys_without_policy(row, keys), std::forward<Args>(args)...);
+    }
     if (decision.is_none()) {
       return Op::redispatch(keys_without_policy(row, keys), std::forward<Args>(args)...);
     }

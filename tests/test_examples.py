@@ -146,3 +146,17 @@ def test_custom_op() -> None:
         "torch.float32",
     ]
     assert all(line.endswith("the weight's gradient torch.float32") for line in lines[1:4])
+
+
+def test_promotion() -> None:
+    lines = run(EXAMPLES / "08_promotion.py")
+    assert lines[0].split() == ["torch", "float32", "float32", "float32", "float16"]
+    assert lines[1].split() == ["jax", "float32", "float32", "float32", "float32"]
+    assert lines[2].split() == ["numpy", "float32", "float64", "float64", "float32"]
+    assert lines[3] == "gradient torch.bfloat16"
+    assert lines[4].startswith("strict   aten::mul.Tensor: the promotion rule")
+    assert lines[5].endswith("torch.float32")
+    kinds = [line.rpartition(": ")[2] for line in lines if line.startswith("lint")]
+    assert kinds == ["0-dim precision loss", "int to low-precision float", "int overflow by wrapping scalar"]
+    assert lines[-1].endswith("torch.bfloat16")
+    assert len(lines) == 10

@@ -10,6 +10,8 @@ Where things are:
 - `Policy`, policy files and named policies: torch_promote.policy; what holds for a whole program
   (`set_default_policy`, `register_policy`): torch_promote.defaults
 - policies of modules (`set_module_policy`): torch_promote.modules (loaded when first used)
+- `promotion`, promotion by a rule of one's choice: torch_promote.promotion; its lint: torch_promote.promotion_lint; the
+  rules, and `make_rule`: torch_promote.reference.promotion_rules (loaded when first used)
 - errors, all subclasses of `TorchPromoteError`: torch_promote.errors
 - `crosscheck`: torch_promote.checking.crosscheck; `reference`: torch_promote.reference (loaded when first used)
 - the command `torch-promote`: torch_promote.cli
@@ -46,12 +48,19 @@ from torch_promote.errors import (  # noqa: E402
     ExtensionError,
     OptionError,
     PolicyError,
+    PromotionLintError,
+    PromotionRuleError,
+    PromotionWarning,
+    PromotionWriteError,
     RegionError,
+    RuleDefinitionError,
     TorchPromoteError,
     UnsupportedDeviceError,
 )
 from torch_promote.policies import CastPolicy  # noqa: E402
 from torch_promote.policy import Policy  # noqa: E402
+from torch_promote.promotion import promotion  # noqa: E402
+from torch_promote.promotion_lint import PromotionEvent, PromotionKind  # noqa: E402
 
 if TYPE_CHECKING:
     from torch_promote import reference
@@ -63,8 +72,9 @@ if TYPE_CHECKING:
         remove_module_policy,
         set_module_policy,
     )
+    from torch_promote.reference.promotion_rules import PromotionRule, make_rule
 
-_compile.install(my_autocast)
+_compile.install(my_autocast, promotion)
 _kept_casts.keep_from_replaying_modes()
 _higher_order.pass_over(OUR_KEY)
 use_environment()
@@ -82,8 +92,16 @@ __all__ = [
     "OptionError",
     "Policy",
     "PolicyError",
+    "PromotionEvent",
+    "PromotionKind",
+    "PromotionLintError",
+    "PromotionRule",
+    "PromotionRuleError",
+    "PromotionWarning",
+    "PromotionWriteError",
     "RegionError",
     "RegisteredPolicy",
+    "RuleDefinitionError",
     "TorchPromoteError",
     "UnsupportedDeviceError",
     "__version__",
@@ -93,9 +111,11 @@ __all__ = [
     "crosscheck",
     "default_policy",
     "format_module_policy",
+    "make_rule",
     "module_policies",
     "my_autocast",
     "print_module_policy",
+    "promotion",
     "reference",
     "register_policy",
     "registered_policies",
@@ -109,6 +129,8 @@ _LAZY = {
     "CrosscheckError": "torch_promote.checking.report",
     "CrosscheckReport": "torch_promote.checking.report",
     "crosscheck": "torch_promote.checking.crosscheck",
+    "PromotionRule": "torch_promote.reference.promotion_rules",
+    "make_rule": "torch_promote.reference.promotion_rules",
     **dict.fromkeys(
         (
             "format_module_policy",

@@ -82,7 +82,9 @@ def _reopened(captured: _Captured) -> Any:
     """Puts a captured policy and cache mode in force, unless there is nothing to do."""
     now = _capture()
     both_stocks = now.stock and captured.stock and now.cache_mode == captured.cache_mode
-    if now == captured or both_stocks:  # what PyTorch mirrors itself is then all there is
+    # What PyTorch mirrors itself is then all there is. A policy that is in force already is opened anew all the same:
+    # a promotion rule acts in backwards in which its region was entered, and in no other.
+    if both_stocks or (now == captured and now.stock):
         yield
         return
     number = _C.register_change([], True) if captured is _BEFORE_INSTALL else captured.number

@@ -89,18 +89,19 @@ def _unwind_after_tracing(base: int) -> None:
     output.add_cleanup_hook(unwind)
 
 
-def _teach_dynamo(region_type: Any) -> None:
+def _teach_dynamo(*region_types: Any) -> None:
     # After a graph break Dynamo compiles the functions that the broken one calls, each alone, and what these call. A
     # graph that enters a region and does not leave it must not come of that, and nothing comes of reading overrides.
     eval_frame: Any = torch._dynamo.eval_frame
     skip = eval_frame.FrameExecStrategy(eval_frame.FrameAction.SKIP, eval_frame.FrameAction.SKIP)
-    for kind in (region_type, GraphRegion):
+    for kind in (*region_types, GraphRegion):
         for function in (kind.__init__, kind.__enter__, kind.__exit__):
             eval_frame.set_code_exec_strategy(function.__code__, skip)
     torch._dynamo.allow_in_graph(graph_enter)
     torch._dynamo.allow_in_graph(graph_exit)
-    _enterable_from_outside(region_type)
-    # What the methods of my_autocast call in the extension, as Dynamo is to trace it.
+    for kind in region_types:
+        _enterable_from_outside(kind)
+    # What the methods of the regions call in the extension, as Dynamo is to trace it.
     substitute = functools.partial(torch._dynamo.substitute_in_graph, skip_signature_check=True)
     substitute(_C.enter_region)(_traced_enter)
     substitute(_C.exit_region)(_traced_exit)
@@ -199,14 +200,14 @@ _DYNAMO = "torch._dynamo"
 _DISK_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 
 
-def install(region_type: type) -> None:
+def install(*region_types: type) -> None:
     """Makes regions traceable, now or when Dynamo is imported.
 
     Args:
-        region_type: The class `my_autocast`.
+        region_types: The classes `my_autocast` and `promotion`.
     """
     for name, function in (
-        (_DYNAMO, functools.partial(_teach_dynamo, region_type)),
+        (_DYNAMO, functools.partial(_teach_dynamo, *region_types)),
         (_DISK_CACHE, _tell_disk_caches_the_dtypes),
     ):
         if name in sys.modules:

@@ -29,8 +29,8 @@ def record_enter(spec: str) -> None:
     modes = _export_modes()
     if modes and not _C.policy_is_stock():
         raise RegionError(
-            "a region with overrides cannot be exported: an exported graph can hold regions of torch.autocast only, "
-            "and these do not know overrides. Export without overrides, or write the casts into the module."
+            "a region with overrides or with a promotion rule cannot be exported: an exported graph can hold regions "
+            "of torch.autocast only, and these know neither. Export without them, or write the casts into the module."
         )
     for mode in modes:
         for name, dtype, enabled in unpack_devices(spec):

@@ -12,7 +12,10 @@ __all__ = [
     "ExtensionError",
     "OptionError",
     "PolicyError",
+    "PromotionLintError",
     "PromotionRuleError",
+    "PromotionWarning",
+    "PromotionWriteError",
     "RegionError",
     "RuleDefinitionError",
     "TorchPromoteError",
@@ -56,8 +59,10 @@ class RegionError(TorchPromoteError, RuntimeError):
     """A region is used in a way that it cannot be: ended where it is not open, or exported with overrides."""
 
 
-class PromotionRuleError(TorchPromoteError, TypeError):
+class PromotionRuleError(TorchPromoteError, RuntimeError):
     """Operands that have no common dtype under a promotion rule.
+
+    It is a RuntimeError, as PyTorch's own are: PyTorch takes a TypeError in `x + y` for "not implemented" and drops it.
 
     Attributes:
         rule: The rule's name.
@@ -79,6 +84,29 @@ class PromotionRuleError(TorchPromoteError, TypeError):
         words = f"{', '.join(self.operands[:-1])} and {self.operands[-1]}" if self.operands[1:] else self.operands[0]
         called = f"{self.op}: the" if self.op else "the"
         return f'{called} promotion rule "{self.rule}" has no common dtype for {words}: {self.reason}. {self.remedy}'
+
+
+class PromotionWriteError(PromotionRuleError):
+    """An in-place or out= op that would write another dtype than the promotion rule lets it.
+
+    Example:
+        >>> operands = ["int8[3]", "float32[3]"]
+        >>> print(PromotionWriteError("jax", operands, "float32 is not written to int8", "Cast.", "add_"))
+        add_ of int8[3] and float32[3] under the promotion rule "jax": float32 is not written to int8. Cast.
+    """
+
+    def __str__(self) -> str:
+        called = self.op or "an op that writes"
+        words = " and ".join(self.operands)
+        return f'{called} of {words} under the promotion rule "{self.rule}": {self.reason}. {self.remedy}'
+
+
+class PromotionLintError(TorchPromoteError, RuntimeError):
+    """A silent promotion in a region of `promotion(..., on_promotion="raise")`."""
+
+
+class PromotionWarning(UserWarning):
+    """A silent promotion in a region of `promotion(..., on_promotion="warn")`."""
 
 
 class RuleDefinitionError(TorchPromoteError, ValueError):

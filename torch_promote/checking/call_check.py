@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from torch_promote._extension import OUR_KEY
+from torch_promote.checking.promotion_check import promoted_values
+from torch_promote.errors import PromotionRuleError
 from torch_promote.policies import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.autocast_plan import AutocastPlan, AutocastState, autocast_plan
@@ -162,8 +164,9 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
     if nested:
         return Expectation(op, plan, NO_RULE, None, planned)
     try:
+        values = dict(promoted_values(runs, values))
         return Expectation(op, plan, infer(runs, (), values), None, planned)
-    except PromotionError as error:
+    except (PromotionError, PromotionRuleError) as error:
         return Expectation(op, plan, None, str(error), planned)
 
 

@@ -23,6 +23,7 @@ from torch_promote.checking.call_check import (
 from torch_promote.checking.call_site import calling_line, describe_arguments
 from torch_promote.checking.comparison import compare, is_fake
 from torch_promote.checking.known_gaps import Gap, dispatch_gaps, explained
+from torch_promote.checking.promotion_check import foreign_rule
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.checking.stock_run import StockRun, written_results
 from torch_promote.checking.unwritten import UNREPEATABLE
@@ -137,6 +138,8 @@ class Checker:
             reason = "the policy of an op inside it may be overridden"
         elif any(is_fake(leaf) for leaf in tensors_in(args)):
             reason = "fake tensors have no bits"
+        elif (rule := foreign_rule()) is not None:
+            reason = f"the promotion rule {rule!r} is not PyTorch's"
         elif _is_watched(args):
             reason = "a dispatch mode or a tensor subclass would see the call twice"
         if reason is not None:
