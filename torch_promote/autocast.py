@@ -191,11 +191,11 @@ def _short(overrides: Mapping[Any, Any]) -> str:
 def cache_info() -> dict[str, int]:
     """Returns what this thread's cast cache holds and has done, and how many casts outlive regions.
 
-    The cache holds casts of weights (leaves that require a gradient, parameters, and views of these), one for each target
-    dtype, while a region is open in the thread; with `cache="all"`, a few of activations too. An entry serves as long as
-    its source is unchanged: same version (`tensor._version`), same storage, same data pointer. It does not keep its
-    source alive. When the outermost region of the thread ends, all go. What outlives regions, with `cache="persistent"`,
-    is held by the weights themselves, and belongs to the process.
+    The cache holds casts of weights (leaves that require a gradient, parameters, and views of these), one for each
+    target dtype, while a region is open in the thread; with `cache="all"`, a few of activations too. An entry serves as
+    long as its source is unchanged: same version (`tensor._version`), same storage, same data pointer. It does not keep
+    its source alive. When the outermost region of the thread ends, all go. What outlives regions, with
+    `cache="persistent"`, is held by the weights themselves, and belongs to the process.
 
     What the version does not see, the cache does not see: `weight.data.copy_(...)` and writes through a NumPy array or
     another alias made with `.data` or `.detach()` in another process leave it as it was. Call `clear_cache()` after
