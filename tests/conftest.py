@@ -22,6 +22,16 @@ def nothing_left_switched_on() -> Iterator[None]:
     assert tp.cache_info()["entries"] == 0
 
 
+@pytest.fixture
+def nothing_persists() -> Iterator[None]:
+    """No weight has casts that outlive regions, before the test and, by clearing them, after it."""
+    tp.clear_cache()
+    yield
+    tp.clear_cache()
+    info = tp.cache_info()
+    assert (info["persistent_entries"], info["persistent_bytes"]) == (0, 0)
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Bits of a sum depend on how it is split."""

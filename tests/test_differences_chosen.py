@@ -114,17 +114,76 @@ def test_an_op_with_nothing_to_cast_is_dispatched_once() -> None:
     assert records(ours) == 1
 
 
-def test_a_cast_of_an_earlier_graph_has_a_node_of_its_own_in_the_next() -> None:
-    def cast_nodes(region: Region) -> list[str]:
-        w = nn.Parameter(torch.randn(16, 4))
-        names = []
-        with region():
-            for _ in range(2):
-                names.append((ones(BF16, 8, 16) @ w).grad_fn.next_functions[1][0].name())  # type: ignore[union-attr]
-        return names
+def cast_nodes(region: Region, w: torch.Tensor) -> list[Any]:
+    """The nodes of a weight's casts in two graphs, the first of which is gone when the second begins."""
+    nodes = []
+    with region():
+        for _ in range(2):
+            product = ones(BF16, 8, 16) @ w
+            assert product.grad_fn is not None
+            nodes.append(product.grad_fn.next_functions[1][0])
+    return nodes
 
-    assert cast_nodes(stock) == ["ToCopyBackward0", "ToCopyBackward0"]
-    assert cast_nodes(ours) == ["ToCopyBackward0", "CastBackward"]
+
+def test_a_casts_node_has_a_name_of_its_own() -> None:
+    w = torch.randn(16, 4, requires_grad=True)
+    assert [node.name() for node in cast_nodes(stock, w)] == ["ToCopyBackward0"] * 2
+    assert [node.name() for node in cast_nodes(ours, w)] == ["CastBackward"] * 2
+    with ours():
+        (activation,) = torch.mm(w * 2, ones(BF16, 4, 4)).grad_fn.next_functions[:1]  # type: ignore[union-attr]
+    assert activation[0].name() == "CastBackward"
+
+
+def test_the_node_of_a_cast_lives_as_long_as_its_graph() -> None:
+    def lives_on(region: Region) -> bool:
+        w = torch.randn(16, 4, requires_grad=True)
+        with region():
+            node = (ones(BF16, 8, 16) @ w).grad_fn.next_functions[1][0]  # type: ignore[union-attr]
+            node.metadata["seen"] = True
+            del node
+            again = (ones(BF16, 8, 16) @ w).grad_fn.next_functions[1][0]  # type: ignore[union-attr]
+            return "seen" in again.metadata
+
+    assert (lives_on(stock), lives_on(ours)) == (True, False)
+
+
+def test_frozen_weights_and_views_of_weights_are_cast_once() -> None:
+    low = ones(BF16, 4, 4)
+
+    def frozen(region: Region) -> None:
+        w = nn.Parameter(torch.randn(4, 4), requires_grad=False)
+        with region():
+            torch.mm(w, w), torch.mm(low, w)
+
+    def view(region: Region) -> None:
+        w = nn.Parameter(torch.randn(4, 4))
+        with region():
+            torch.mm(w.t(), low), torch.mm(low, w.t())
+
+    assert (casts_made(frozen, stock), casts_made(frozen, ours)) == (3, 1)
+    assert (casts_made(view, stock), casts_made(view, ours)) == (2, 1)
+
+
+def test_casts_of_weights_made_in_inference_mode_are_kept() -> None:
+    low = ones(BF16, 4, 4)
+
+    def program(region: Region) -> None:
+        w = nn.Parameter(torch.randn(4, 4))
+        with region(), torch.inference_mode():
+            torch.mm(low, w), torch.mm(low, w)
+
+    assert (casts_made(program, stock), casts_made(program, ours)) == (2, 1)
+
+
+def test_a_cast_has_a_record_of_its_own_in_the_profiler() -> None:
+    def records(region: Region) -> set[str]:
+        with region(), profile(activities=[ProfilerActivity.CPU]) as profiler:
+            torch.mm(ones(FP32), ones(FP32))
+        names = {event.name() for event in profiler.profiler.kineto_results.events()}  # type: ignore[union-attr]
+        return names & {"torch_promote::cast", "aten::_to_copy"}
+
+    assert records(stock) == {"aten::_to_copy"}
+    assert records(ours) == {"torch_promote::cast"}
 
 
 def test_a_weight_made_in_inference_mode_is_cast_at_every_use() -> None:

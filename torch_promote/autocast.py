@@ -49,7 +49,7 @@ class my_autocast:  # noqa: N801 (the name that people type)
         dtype: What lower-precision ops run in. None: the present default of each device type, which is
             `torch.bfloat16` for the CPU and `torch.float16` for CUDA.
         enabled: False makes a region in which autocast is off for these device types.
-        cache_enabled: Whether casts of trainable float32 leaf tensors are reused within the region. None: as it is now.
+        cache_enabled: Whether casts of weights are reused within the region. None: as it is now.
         cache: Which casts are reused: "weights" within the region, "persistent" those of weights beyond its end too,
             "all" those of activations too, "none" none, which is cache_enabled=False; the others are
             cache_enabled=True. None: what cache_enabled says, and the mode of the region around when it is entered,
@@ -193,19 +193,22 @@ def _short(overrides: Mapping[Any, Any]) -> str:
 
 
 def cache_info() -> dict[str, int]:
-    """Returns what this thread's cast cache holds and has done.
+    """Returns what this thread's cast cache holds and has done, and how many casts outlive regions.
 
-    The cache holds casts of float32 leaf tensors that require a gradient, one for each target dtype, while a region is
-    open in the thread. An entry serves as long as its source is unchanged: same version (`tensor._version`), same
-    storage, same data pointer. It does not keep its source alive. When the outermost region of the thread ends, all go.
+    The cache holds casts of weights (leaves that require a gradient, parameters, and views of these), one for each
+    target dtype, while a region is open in the thread; with `cache="all"`, a few of activations too. An entry serves as
+    long as its source is unchanged: same version (`tensor._version`), same storage, same data pointer. It does not keep
+    its source alive. When the outermost region of the thread ends, all go. What outlives regions, with
+    `cache="persistent"`, is held by the weights themselves, and belongs to the process.
 
     What the version does not see, the cache does not see: `weight.data.copy_(...)` and writes through a NumPy array or
     another alias made with `.data` or `.detach()` in another process leave it as it was. Call `clear_cache()` after
-    these, if it is in the middle of a region.
+    these, if it is in the middle of a region or there are casts that outlive regions.
 
     Returns:
         `entries` and `bytes` (of their data) held now; `hits`, `misses` (casts made and kept), `stale` (dropped because
-        the source had changed) and `dropped` (because it had died), counted since the thread began.
+        the source had changed) and `dropped` (because it had died), counted since the thread began;
+        `persistent_entries` and `persistent_bytes` held now by all weights of the process.
 
     Example:
         >>> weight = torch.ones(4, 4, requires_grad=True)
@@ -220,9 +223,10 @@ def cache_info() -> dict[str, int]:
 
 
 def clear_cache() -> None:
-    """Drops every cast that this thread's cache holds.
+    """Drops every cast that this thread's cache holds, and those of the whole process that outlive regions.
 
-    Needed in the middle of a region after a change of a weight that does not bump its version; see `cache_info`.
+    Needed after a change of a weight that does not bump its version: in the middle of a region, and at any time after
+    `cache="persistent"` was used; see `cache_info`.
 
     Example:
         >>> clear_cache()
