@@ -29,6 +29,12 @@ Registry& registry() {
   return *instance;
 }
 
+// Never the same twice: `weight.data = other` puts another BackendMeta in the place of the one before.
+uint64_t next_watch() {
+  static std::atomic<uint64_t> last = 0;
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 // The casts of one weight. What is taken out is let go after the lock: a tensor may have a Python object.
 class WeightCasts final : public BackendMeta {
  public:
@@ -49,7 +55,7 @@ class WeightCasts final : public BackendMeta {
     std::vector<CastData> gone;
     const std::lock_guard<std::mutex> lock(registry().mutex);
     gone.swap(casts_);
-    watch_.fetch_add(1, std::memory_order_relaxed);
+    watch_.store(next_watch(), std::memory_order_relaxed);
     return {};
   }
 
@@ -63,7 +69,7 @@ class WeightCasts final : public BackendMeta {
 
  private:
   mutable std::vector<CastData> casts_; // oldest first
-  mutable std::atomic<uint64_t> watch_ = 1;
+  mutable std::atomic<uint64_t> watch_ = next_watch();
 };
 
 // Null if the weight has none, or what it has is somebody else's.
