@@ -88,7 +88,7 @@ class PartsFirst(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # Gradients of many sizes: sums of a few numbers of 8 bits are else exact in float32.
         x = torch.cat([F.linear(x, self.weight[:8]) / 3e4, F.linear(x, self.weight[4:12]) / 7e2], -1)
-        return F.linear(x, self.weight).exp()
+        return F.linear(x, self.weight) * 1e3
 
 
 class HalfPrecision(nn.Module):
