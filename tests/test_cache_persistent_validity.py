@@ -106,6 +106,17 @@ def test_a_fused_optimizer_outside_of_any_region(optimizer: str) -> None:
         assert torch.equal(product(w), right(w))
 
 
+def test_a_fused_optimizer_inside_of_a_region() -> None:
+    w = weight()
+    updates = torch.optim.SGD([w], lr=0.5, fused=True)
+    for _ in range(3):
+        with ours():
+            torch.mm(X, w).square().sum().backward()
+            updates.step()
+        updates.zero_grad()
+        assert torch.equal(product(w), right(w))
+
+
 def test_a_change_in_the_middle_of_a_region() -> None:
     w = weight()
     for grad in (False, True):

@@ -327,7 +327,8 @@ def test_sums_of_gradients_have_stocks_order(dtype: torch.dtype) -> None:
         x, ws = leaf(8, 8), [leaf(8, 8) for _ in range(5)]
         with region(dtype):
             hidden = x * 1
-            outputs = [torch.mm(hidden, w) for w in ws] + [torch.mm(hidden, hidden)]
+            outputs = [hidden.sin(), torch.mm(hidden, hidden), hidden.exp(), *(torch.mm(hidden, w) for w in ws)]
+            outputs += [hidden.cos(), torch.mm(hidden, ws[0])]
             loss = sum(torch.mm(output, hidden).float().square().sum() for output in outputs)
         loss.backward()  # type: ignore[union-attr]
         return x.grad, [w.grad for w in ws]
