@@ -66,12 +66,14 @@ class Cache {
     }
   }
 
-  std::shared_ptr<CastEntry> find(const at::Tensor& source, const Key& key, uint64_t watch) {
+  std::shared_ptr<CastEntry> find(const at::Tensor& source, const Key& key, Reuse reuse, uint64_t watch) {
     const size_t found = index_.find(keys_, key);
     if (found == index_.kNone) {
       return nullptr;
     }
-    if (!entries_[found]->is_fresh(*source.unsafeGetTensorImpl(), watch)) {
+    // An entry that the uses of a graph share is not ended by one in inference mode.
+    const bool of_graph = reuse == Reuse::node && !entries_[found]->is_watched();
+    if (!entries_[found]->is_fresh(*source.unsafeGetTensorImpl(), of_graph ? 0 : watch)) {
       ++info.stale;
       const std::shared_ptr<CastEntry> gone = take_out(found);
       return nullptr;
@@ -224,23 +226,26 @@ bool may_give_data(const at::Tensor& tensor, const Weight& weight) {
 at::Tensor cast_of_weight(const at::Tensor& tensor, const Weight& weight, c10::ScalarType dtype, bool persistent) {
   const bool in_graph = gets_node(tensor);
   Cache& here = cache();
-  if (persistent && !in_graph) { // the data is all that is wanted
+  // The data is all that is wanted. (Under no_grad a trainable leaf has an entry all the same: stock makes its node at
+  // the first use, and that has a place in the order of the backward.)
+  if (persistent && (weight.reuse == Reuse::data ? !in_graph : c10::InferenceMode::is_enabled())) {
     if (std::optional<at::Tensor> data = find_persistent(tensor, weight, dtype)) {
       ++here.info.hits;
       return *std::move(data);
     }
   }
-  const bool beyond_stock = persistent || weight.reuse == Reuse::data;
+  // Of a trainable leaf a region uses one cast, as stock's does, whatever is written behind its back.
+  const bool beyond_stock = weight.reuse == Reuse::data || c10::InferenceMode::is_enabled();
   const uint64_t watch = beyond_stock ? watch_weight(*weight.owner) : 0;
   if (beyond_stock && watch == 0) {
     return cast(tensor, dtype);
   }
   const Key key(tensor, weight, dtype);
-  if (const std::shared_ptr<CastEntry> entry = here.find(tensor, key, watch)) {
+  if (const std::shared_ptr<CastEntry> entry = here.find(tensor, key, weight.reuse, watch)) {
     return entry->use(tensor, weight.reuse);
   }
   Stamp stamp(*tensor.unsafeGetTensorImpl());
-  if (persistent && in_graph) {
+  if (persistent) {
     if (std::optional<at::Tensor> data = find_persistent(tensor, weight, dtype)) {
       ++here.info.hits;
       CastData kept(std::move(stamp), tensor, *data);
@@ -293,14 +298,12 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
     return cast(tensor, dtype);
   }
   const Weight weight = weight_of(tensor);
-  if (weight.reuse == Reuse::node) {
-    const bool persistent = tls_cache_mode == CacheMode::persistent && may_give_data(tensor, weight);
-    return cast_of_weight(tensor, weight, dtype, persistent);
+  const bool persistent = tls_cache_mode == CacheMode::persistent;
+  if (weight.reuse == Reuse::node && !c10::InferenceMode::is_enabled()) {
+    return cast_of_weight(tensor, weight, dtype, persistent && may_give_data(tensor, weight));
   }
-  if (weight.reuse == Reuse::data) {
-    return may_give_data(tensor, weight)
-               ? cast_of_weight(tensor, weight, dtype, tls_cache_mode == CacheMode::persistent)
-               : cast(tensor, dtype);
+  if (weight.reuse != Reuse::none) { // which stock casts anew, as it does all in inference mode
+    return may_give_data(tensor, weight) ? cast_of_weight(tensor, weight, dtype, persistent) : cast(tensor, dtype);
   }
   if (tls_cache_mode == CacheMode::all && !tls_results_may_alias && !tensor.is_inference() && may_share_data(tensor) &&
       is_torchs_own(tensor)) {

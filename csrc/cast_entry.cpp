@@ -2,6 +2,7 @@
 #include "cast_entry.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <utility>
 
@@ -11,7 +12,7 @@ CastEntry::CastEntry(const at::TensorBase& owner, CastData data, const at::Tenso
     : owner_(owner.getIntrusivePtr()), data_(std::move(data)), watch_(watch) {
   if (data_.is_plain() && reuse == Reuse::node) {
     link(cast);
-    if (!sequence_nr_.has_value() && !at::GradMode::is_enabled()) {
+    if (!sequence_nr_.has_value() && !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled()) {
       // Stock makes the node here, for uses after no_grad; ours has its number.
       sequence_nr_ = next_sequence_nr();
     }

@@ -37,9 +37,13 @@ class CastEntry {
   bool is_dead() const {
     return owner_.expired();
   }
-  // Whether `source` is what was cast, and unchanged since. `watch` as above, of now.
+  // Whether `source` is what was cast, and unchanged since. `watch` as above, of now; 0 for a use that goes by the
+  // version alone, as stock's do.
   bool is_fresh(const at::TensorImpl& source, uint64_t watch = 0) const {
     return data_.is_fresh(source) && (watch == 0 || watch == watch_);
+  }
+  bool is_watched() const {
+    return watch_ != 0;
   }
   // Whether it was cast from this tensor or from one that shares its storage.
   bool is_cast_of(const at::TensorImpl& tensor) const {

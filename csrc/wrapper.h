@@ -24,7 +24,7 @@ constexpr bool starts_with_tensor() {
 
 // Rows whose op may return its argument, or a view of it. (Of the op itself: no schema says so of a composite.)
 constexpr bool may_return_argument(Row row) {
-  return row == Row::einsum || row == Row::chain_matmul;
+  return row == Row::einsum || row == Row::chain_matmul || row == Row::view_as_complex;
 }
 
 // `Op` is the overload's struct in at::_ops; `WithDtype` the overload that fp32_append_dtype calls, or void.
