@@ -40,16 +40,18 @@ struct Key {
   const at::TensorImpl* weight;
   size_t part; // a hash of which view of it; 0 for itself
   c10::ScalarType dtype;
+  Reuse reuse; // a leaf may be used as both, and the uses that share a node know nothing of the others
 
   Key(const at::Tensor& source, const Weight& of, c10::ScalarType to)
       : weight(of.owner->unsafeGetTensorImpl()),
         part(of.is_view ? hash_of_part(*source.unsafeGetTensorImpl()) : 0),
-        dtype(to) {}
+        dtype(to),
+        reuse(of.reuse) {}
   bool operator==(const Key& other) const = default;
   size_t hash() const {
     // Addresses of tensors differ in their middle bits most.
     const auto address = reinterpret_cast<uintptr_t>(weight);
-    return (address >> 4) ^ (address >> 12) ^ part ^ (static_cast<size_t>(dtype) << 3);
+    return (address >> 4) ^ (address >> 12) ^ part ^ (static_cast<size_t>(dtype) << 3) ^ static_cast<size_t>(reuse);
   }
 };
 
@@ -66,14 +68,12 @@ class Cache {
     }
   }
 
-  std::shared_ptr<CastEntry> find(const at::Tensor& source, const Key& key, Reuse reuse, uint64_t watch) {
+  std::shared_ptr<CastEntry> find(const at::Tensor& source, const Key& key, uint64_t watch) {
     const size_t found = index_.find(keys_, key);
     if (found == index_.kNone) {
       return nullptr;
     }
-    // An entry that the uses of a graph share is not ended by one in inference mode.
-    const bool of_graph = reuse == Reuse::node && !entries_[found]->is_watched();
-    if (!entries_[found]->is_fresh(*source.unsafeGetTensorImpl(), of_graph ? 0 : watch)) {
+    if (!entries_[found]->is_fresh(*source.unsafeGetTensorImpl(), watch)) {
       ++info.stale;
       const std::shared_ptr<CastEntry> gone = take_out(found);
       return nullptr;
@@ -220,7 +220,9 @@ bool is_good_for_others(const at::Tensor& tensor, const at::Tensor& cast) {
 // Whether the data of a cast may be given to uses for which stock would cast anew: nobody follows the tensor by other
 // means, nobody else can write to it, and the op hands out no view of its arguments.
 bool may_give_data(const at::Tensor& tensor, const Weight& weight) {
-  return !tls_results_may_alias && may_share_data(tensor) && is_alone(tensor, weight);
+  // Views come in threes, which nobody can tell from other tensors over the weight's data; so in a region they go by
+  // the version and the watch.
+  return !tls_results_may_alias && may_share_data(tensor) && (weight.is_view || is_alone(tensor, weight));
 }
 
 at::Tensor cast_of_weight(const at::Tensor& tensor, const Weight& weight, c10::ScalarType dtype, bool persistent) {
@@ -228,21 +230,20 @@ at::Tensor cast_of_weight(const at::Tensor& tensor, const Weight& weight, c10::S
   Cache& here = cache();
   // The data is all that is wanted. (Under no_grad a trainable leaf has an entry all the same: stock makes its node at
   // the first use, and that has a place in the order of the backward.)
-  if (persistent && (weight.reuse == Reuse::data ? !in_graph : c10::InferenceMode::is_enabled())) {
+  if (persistent && !in_graph && weight.reuse == Reuse::data) {
     if (std::optional<at::Tensor> data = find_persistent(tensor, weight, dtype)) {
       ++here.info.hits;
       return *std::move(data);
     }
   }
   // Of a trainable leaf a region uses one cast, as stock's does, whatever is written behind its back.
-  const bool beyond_stock = weight.reuse == Reuse::data || c10::InferenceMode::is_enabled();
-  const uint64_t watch = beyond_stock ? watch_weight(*weight.owner) : 0;
-  if (beyond_stock && watch == 0) {
+  const uint64_t watch = weight.reuse == Reuse::data ? watch_weight(*weight.owner) : 0;
+  if (weight.reuse == Reuse::data && watch == 0) {
     return cast(tensor, dtype);
   }
   const Key key(tensor, weight, dtype);
-  if (const std::shared_ptr<CastEntry> entry = here.find(tensor, key, weight.reuse, watch)) {
-    return entry->use(tensor, weight.reuse);
+  if (const std::shared_ptr<CastEntry> entry = here.find(tensor, key, watch)) {
+    return entry->use(tensor);
   }
   Stamp stamp(*tensor.unsafeGetTensorImpl());
   if (persistent) {
@@ -251,7 +252,7 @@ at::Tensor cast_of_weight(const at::Tensor& tensor, const Weight& weight, c10::S
       CastData kept(std::move(stamp), tensor, *data);
       const auto entry = std::make_shared<CastEntry>(*weight.owner, std::move(kept), *data, weight.reuse, watch);
       here.insert(key, entry);
-      return entry->use(tensor, weight.reuse);
+      return entry->use(tensor);
     }
   }
   at::Tensor result = cast_for_others(tensor, dtype, weight.reuse);
@@ -273,7 +274,7 @@ at::Tensor cast_of_weight(const at::Tensor& tensor, const Weight& weight, c10::S
 at::Tensor cast_of_activation(const at::Tensor& tensor, c10::ScalarType dtype) {
   if (const std::shared_ptr<CastEntry> entry = activations().find(tensor, dtype)) {
     ++cache().info.hits;
-    return entry->use(tensor, Reuse::data);
+    return entry->use(tensor);
   }
   Stamp stamp(*tensor.unsafeGetTensorImpl());
   at::Tensor result = cast_for_others(tensor, dtype, Reuse::data);
@@ -299,11 +300,12 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   }
   const Weight weight = weight_of(tensor);
   const bool persistent = tls_cache_mode == CacheMode::persistent;
-  if (weight.reuse == Reuse::node && !c10::InferenceMode::is_enabled()) {
+  if (weight.reuse == Reuse::node) {
     return cast_of_weight(tensor, weight, dtype, persistent && may_give_data(tensor, weight));
   }
-  if (weight.reuse != Reuse::none) { // which stock casts anew, as it does all in inference mode
-    return may_give_data(tensor, weight) ? cast_of_weight(tensor, weight, dtype, persistent) : cast(tensor, dtype);
+  if (weight.reuse == Reuse::data) {
+    return may_give_data(tensor, weight) ? cast_of_weight(tensor, weight, dtype, persistent && is_alone(tensor, weight))
+                                         : cast(tensor, dtype);
   }
   if (tls_cache_mode == CacheMode::all && !tls_results_may_alias && !tensor.is_inference() && may_share_data(tensor) &&
       is_torchs_own(tensor)) {

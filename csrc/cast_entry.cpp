@@ -2,32 +2,31 @@
 #include "cast_entry.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/InferenceMode.h>
 
 #include <utility>
 
 namespace torch_promote {
 
 CastEntry::CastEntry(const at::TensorBase& owner, CastData data, const at::Tensor& cast, Reuse reuse, uint64_t watch)
-    : owner_(owner.getIntrusivePtr()), data_(std::move(data)), watch_(watch) {
+    : owner_(owner.getIntrusivePtr()), data_(std::move(data)), reuse_(reuse), watch_(watch) {
   if (data_.is_plain() && reuse == Reuse::node) {
     link(cast);
-    if (!sequence_nr_.has_value() && !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled()) {
+    if (!sequence_nr_.has_value() && !at::GradMode::is_enabled()) {
       // Stock makes the node here, for uses after no_grad; ours has its number.
       sequence_nr_ = next_sequence_nr();
     }
   }
 }
 
-at::Tensor CastEntry::use(const at::Tensor& source, Reuse reuse) {
+at::Tensor CastEntry::use(const at::Tensor& source) {
   if (!data_.is_plain()) {
     return data_.held(*source.unsafeGetTensorImpl());
   }
   // Where autograd is not in this layer of functorch's, it is in one below: the leaf's cast has its node, as in stock.
-  if (reuse == Reuse::node && at::GradMode::is_enabled() && source.requires_grad()) {
+  if (reuse_ == Reuse::node && at::GradMode::is_enabled() && source.requires_grad()) {
     return use_in_same_graph(source);
   }
-  if (reuse == Reuse::node || !gets_node(source)) {
+  if (reuse_ == Reuse::node || !gets_node(source)) {
     return data_.held(*source.unsafeGetTensorImpl());
   }
   at::Tensor cast = data_.alias(*source.unsafeGetTensorImpl());

@@ -37,13 +37,9 @@ class CastEntry {
   bool is_dead() const {
     return owner_.expired();
   }
-  // Whether `source` is what was cast, and unchanged since. `watch` as above, of now; 0 for a use that goes by the
-  // version alone, as stock's do.
+  // Whether `source` is what was cast, and unchanged since. `watch` as above, of now.
   bool is_fresh(const at::TensorImpl& source, uint64_t watch = 0) const {
-    return data_.is_fresh(source) && (watch == 0 || watch == watch_);
-  }
-  bool is_watched() const {
-    return watch_ != 0;
+    return data_.is_fresh(source) && watch == watch_;
   }
   // Whether it was cast from this tensor or from one that shares its storage.
   bool is_cast_of(const at::TensorImpl& tensor) const {
@@ -62,9 +58,9 @@ class CastEntry {
     return data_;
   }
 
-  // The cast as a use under the present grad mode needs it. The source may have become another kind of weight since it
-  // was cast. In anomaly mode this runs Python, which may clear the cache: hold the entry.
-  at::Tensor use(const at::Tensor& source, Reuse reuse);
+  // The cast as a use under the present grad mode needs it. In anomaly mode this runs Python, which may clear the
+  // cache: hold the entry.
+  at::Tensor use(const at::Tensor& source);
 
  private:
   at::Tensor use_in_same_graph(const at::Tensor& source);
@@ -72,6 +68,7 @@ class CastEntry {
 
   WeakTensor owner_;
   CastData data_;
+  Reuse reuse_;
   uint64_t watch_;
   std::optional<WeakTensor> cast_;
   std::optional<WeakNode> node_;

@@ -18,6 +18,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
 #include <map>

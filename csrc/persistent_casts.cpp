@@ -106,7 +106,16 @@ uint64_t watch_weight(const at::TensorBase& weight) {
 
 bool is_alone(const at::Tensor& tensor, const Weight& weight) {
   const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-  return storage.use_count() == (weight.is_view ? 2 : 1) && storage.allocator() != nullptr;
+  size_t owners = weight.is_view ? 2 : 1;
+  // Once it has been asked for in Python, `untyped_storage()` stays with the storage, and is an owner too.
+  const auto& python = *storage.unsafeGetStorageImpl()->pyobj_slot();
+  if (python.load_pyobj() != nullptr) {
+    if (!python.has_unique_reference()) {
+      return false;
+    }
+    ++owners;
+  }
+  return static_cast<size_t>(storage.use_count()) == owners;
 }
 
 std::optional<at::Tensor> find_persistent(const at::Tensor& tensor, const Weight& weight, at::ScalarType dtype) {

@@ -26,8 +26,7 @@ namespace torch_promote {
 // cannot be watched. Casts that stock would make anew are good only as long as it stays.
 uint64_t watch_weight(const at::TensorBase& weight);
 
-// Whether no tensor but the weight, and the view of it that is given if `tensor` is one, shares the data, and PyTorch
-// allocated it.
+// Whether no tensor but the weight, and the view of it that is given if `tensor` is one, shares the data.
 bool is_alone(const at::Tensor& tensor, const Weight& weight);
 
 // The data of a persistent cast of the tensor, if there is one that is still good.

@@ -86,7 +86,8 @@ Weight weight_of(const at::Tensor& tensor) {
     return {};
   }
   // Stock's conditions.
-  const bool as_stock = requires_grad && tensor.scalar_type() == at::kFloat && !at::caching::is_cached_tensor(tensor);
+  const bool as_stock = requires_grad && tensor.scalar_type() == at::kFloat && !c10::InferenceMode::is_enabled() &&
+                        !at::caching::is_cached_tensor(tensor);
   return {as_stock ? Reuse::node : Reuse::data, &tensor, false};
 }
 

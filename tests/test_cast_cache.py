@@ -52,9 +52,10 @@ WEIGHTS: dict[str, tuple[Callable[[], torch.Tensor], int, int]] = {
 @pytest.mark.parametrize(("make", "by_stock", "by_ours"), WEIGHTS.values(), ids=WEIGHTS)
 def test_keeps_casts_of_weights(make: Callable[[], Any], by_stock: int, by_ours: int, region: Region) -> None:
     w = make()
+    right = half(X) @ half(w)
     with CastCount(of=w) as count, region():
         for _ in range(3):
-            assert torch.equal(X @ w, half(X) @ half(w))
+            assert torch.equal(X @ w, right)
     assert count.casts == (by_stock if region is stock else by_ours)
 
 
@@ -65,8 +66,8 @@ def test_a_double_leaf_is_not_cast() -> None:
     assert count.casts == 0
 
 
-def test_a_cast_made_in_inference_mode_is_kept_and_good_in_a_graph() -> None:
-    """Stock makes an inference tensor there, which it cannot keep: autograd would refuse it."""
+def test_a_cast_made_in_inference_mode_is_kept_for_others_there() -> None:
+    """Stock makes an inference tensor there, which it cannot keep. A graph has a cast of its own, as under stock."""
     w, x = weight(), torch.randn(8, 16, requires_grad=True)
     with ours():
         with torch.inference_mode(), CastCount(of=w) as count:
@@ -75,7 +76,7 @@ def test_a_cast_made_in_inference_mode_is_kept_and_good_in_a_graph() -> None:
         assert tp.cache_info()["entries"] == 1
         with CastCount(of=w) as later:
             (x @ w).sum().backward()
-    assert (count.casts, later.casts) == (1, 0)
+    assert (count.casts, later.casts) == (1, 1)
     assert torch.equal(kept_alive[0], X @ half(w))
     assert torch.equal(w.grad, (half(x).t() @ torch.ones(8, 4, dtype=torch.bfloat16)).float())
     assert torch.equal(x.grad, (torch.ones(8, 4, dtype=torch.bfloat16) @ half(w).t()).float())
@@ -202,7 +203,7 @@ def test_makes_as_many_casts_as_stock(run: Program) -> None:
     assert casts_made(run, ours) == made
 
 
-def test_inference_mode_in_the_middle_takes_one_cast_where_stock_makes_three() -> None:
+def test_inference_mode_in_the_middle_takes_one_cast_where_stock_makes_two() -> None:
     def inference_mode_between(region: Region) -> None:
         w = weight()
         with region():
@@ -211,7 +212,7 @@ def test_inference_mode_in_the_middle_takes_one_cast_where_stock_makes_three() -
                 X @ w, X @ w
             X @ w
 
-    assert (casts_made(inference_mode_between, stock), casts_made(inference_mode_between, ours)) == (3, 1)
+    assert (casts_made(inference_mode_between, stock), casts_made(inference_mode_between, ours)) == (3, 2)
 
 
 # --- how long

@@ -42,4 +42,6 @@ forget_after_steps._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _forget(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_dynamo_compiling():
+        return  # what a compiled step writes has its version counted
     _C.forget_persistent([weight for group in optimizer.param_groups for weight in group["params"]])
