@@ -28,12 +28,16 @@ def keep_from_replaying_modes() -> None:
     _C.set_replaying_modes([mode for mode in modes if mode is not None])
 
 
-@functools.cache
 def forget_after_steps() -> None:
     """Has each `step` of an optimizer drop the persistent casts of its parameters.
 
     Fused optimizers, PyTorch's and others', write through kernels that leave the version of a tensor as it was.
     """
+    _register()
+
+
+@functools.cache
+def _register() -> None:
     register_optimizer_step_post_hook(_forget)
 
 

@@ -73,7 +73,9 @@ def check_call(
     """Compares two calls of one kind in one region: what the second no longer casts is what the plan says is kept."""
     op, args, kwargs = bound
     state = replace(
-        AutocastState.region(device, lower, overrides=overrides), inference_mode=torch.is_inference_mode_enabled()
+        AutocastState.region(device, lower, overrides=overrides),
+        inference_mode=torch.is_inference_mode_enabled(),
+        keeps_more=autocast is tp.my_autocast,
     )
     plan = autocast_plan(op, args, kwargs, state)
     kept: Kept = {}

@@ -171,8 +171,11 @@ def _casts(call: Call, device: str, to: torch.dtype, state: AutocastState, with_
     for path, tensor, _ in candidates(call, in_table=call.signature.name in _rows()):
         if tensor.dtype is to or not _eligible(tensor, device, with_doubles):
             continue
-        cacheable = state.cache_enabled and not state.inference_mode and _is_weight(tensor)
-        yield Cast(path, tensor.dtype, to, cacheable, cacheable and any(weight is tensor for weight in held))
+        cacheable = state.cache_enabled and (
+            (not state.inference_mode and _is_weight(tensor))
+            or (state.keeps_more and _gives_own_results(call.signature.name) and _is_known_weight(tensor))
+        )
+        yield Cast(path, tensor.dtype, to, cacheable, cacheable and any(_is_same(weight, tensor) for weight in held))
         held.append(tensor)
 
 
@@ -220,6 +223,38 @@ def _is_weight(tensor: torch.Tensor) -> bool:
         and not tensor._is_view()
         and not tensor.is_inference()
     )
+
+
+def _is_same(weight: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether two are one, or views of one that show the same part of it: the tensor of a view lives for one use."""
+    if weight is tensor:
+        return True
+    views = weight._is_view() and tensor._is_view() and weight._base is tensor._base
+    return views and (weight.storage_offset(), weight.shape, weight.stride()) == (
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+    )
+
+
+def _is_known_weight(tensor: torch.Tensor) -> bool:
+    """Whether its casts are kept where more are kept than PyTorch keeps: of plain weights, and of views of them."""
+    owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+    plain = (
+        type(tensor).__name__ in ("Tensor", _PARAMETER)
+        and tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+    )
+    weight = owner.is_leaf and (owner.requires_grad or any(kind.__name__ == _PARAMETER for kind in type(owner).__mro__))
+    return plain and weight and not tensor.is_inference()
+
+
+_PARAMETER = "Parameter"
+
+
+def _gives_own_results(name: str) -> bool:
+    """Whether the op is known to return no argument of its, nor a view of one, that its caller may write to."""
+    return name in _rows() and name not in ("aten::einsum", "aten::chain_matmul", "aten::view_as_complex")
 
 
 @functools.cache

@@ -51,6 +51,9 @@ class AutocastState:
         overrides: Policies of ops in and outside of the table, by the overload's full name, such as `aten::mm`: for
             every device type, or by device type. Where they say nothing, the table's policy stands.
         inference_mode: Whether the call is made in inference mode, in which no cast is kept or used again.
+        keeps_more: Whether casts that PyTorch makes anew at every use are kept too, as `my_autocast` keeps them: of
+            weights in half precision, frozen parameters, views of weights, and in inference mode. It is taken that no
+            other tensor shares their data.
         cached: The casts that the cache holds: weights, and the dtypes that they were cast to. A weight that has
             changed since does not count, as its cast is no longer good.
 
@@ -66,6 +69,7 @@ class AutocastState:
     cache_enabled: bool = True
     overrides: Overrides = field(default_factory=lambda: MappingProxyType({}))
     inference_mode: bool = False
+    keeps_more: bool = False
     cached: tuple[tuple[torch.Tensor, torch.dtype], ...] = field(default=(), compare=False)
 
     @classmethod
