@@ -6,17 +6,27 @@
 #include "register.h"
 
 #include <ATen/core/boxing/impl/boxing.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 namespace torch_promote {
 
 namespace {
+
+template <class Arg>
+constexpr bool is_tensor_list = std::is_same_v<std::decay_t<Arg>, at::TensorList>;
+
+bool autocast_is_off() {
+  const c10::DispatchKeySet off = c10::impl::tls_local_dispatch_key_set().excluded_;
+  return off.has(stock_key_of(Device::cpu)) && off.has(stock_key_of(Device::cuda));
+}
 
 // What boxing a call costs is more than what a rule has to do where all operands are of one dtype. So the signatures of
 // arithmetic have a kernel without it; it boxes what is not plain.
@@ -39,6 +49,13 @@ class TypedKernel<Result(Args...)> {
       }
       if (PlainCall(*op_, *table.promotion).is_plain(args...)) {
         const InsidePromoted inside;
+        if constexpr ((is_tensor_list<Args> || ...)) {
+          // On the CPU these call an op for each element. With autocast off there is nothing for it to find on our key.
+          if (autocast_is_off()) {
+            const c10::impl::ExcludeDispatchKeyGuard no_key(kOurKey);
+            return handle_.redispatch(keys & kBelowOurs, std::forward<Args>(args)...);
+          }
+        }
         return handle_.redispatch(keys & kBelowOurs, std::forward<Args>(args)...);
       }
     }
