@@ -219,7 +219,10 @@ def test_other_kinds_of_tensors(make: Callable[[], torch.Tensor]) -> None:
 @pytest.mark.filterwarnings("ignore:Named tensors:UserWarning")
 def test_names_of_dimensions_are_kept() -> None:
     x: Any = torch.randn(2, 3, names=("a", "b"))  # type: ignore[call-overload]
-    assert cast(x, FP16).names == ("a", "b")  # type: ignore[attr-defined]
+    y: Any = torch.randn(3, 4, names=("b", "c"))  # type: ignore[call-overload]
+    with ours():
+        product: Any = torch.mm(x, y)
+    assert (product.names, product.dtype) == (("a", "c"), torch.bfloat16)
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
