@@ -6,7 +6,11 @@ __all__ = ["UNREPEATABLE", "UNWRITTEN"]
 
 #: Ops with results that nothing is written to: their positions. Dtype, shape and strides count, the bits do not.
 UNWRITTEN: dict[str, tuple[int, ...]] = {
+    "aten::empty.memory_format": (0,),
     "aten::empty_like": (0,),
+    "aten::empty_strided": (0,),
+    "aten::new_empty": (0,),
+    "aten::new_empty_strided": (0,),
     "aten::resize_": (0,),
     "aten::mkldnn_rnn_layer": (3,),  # oneDNN's workspace
     "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, of which nothing is used without dropout
