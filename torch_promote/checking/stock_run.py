@@ -10,7 +10,7 @@ import torch
 
 from torch_promote.checking.call_check import overload_name
 from torch_promote.checking.copies import restrided
-from torch_promote.checking.unwritten import UNWRITTEN
+from torch_promote.checking.unwritten import LEFT_AS_FOUND
 
 __all__ = ["StockRun", "written_results"]
 
@@ -77,7 +77,7 @@ def written_results(op: torch._ops.OpOverload, results: Sequence[Any]) -> list[A
         >>> written_results(torch.ops.aten.mkldnn_rnn_layer.default, [1, 2, 3, 4])
         [1, 2, 3, None]
     """
-    left_out = UNWRITTEN.get(overload_name(op), ())
+    left_out = LEFT_AS_FOUND.get(overload_name(op), ())
     if op._schema.is_mutable:
         results = _detached(list(results))
     return [None if position in left_out else result for position, result in enumerate(results)]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-__all__ = ["UNREPEATABLE", "UNWRITTEN"]
+__all__ = ["LEFT_AS_FOUND", "UNREPEATABLE", "UNWRITTEN"]
 
-#: Ops with results that nothing is written to: their positions. Dtype, shape and strides count, the bits do not.
+#: Ops of the table with results that nothing is written to: their positions. Dtype, shape and strides count, the bits do
+#: not.
 UNWRITTEN: dict[str, tuple[int, ...]] = {
+    "aten::mkldnn_rnn_layer": (3,),  # oneDNN's workspace
+    "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, of which nothing is used without dropout
+}
+
+#: The same of any op: those that allocate, too, which have a kernel on our key once somebody has named them.
+LEFT_AS_FOUND: dict[str, tuple[int, ...]] = {
+    **UNWRITTEN,
     "aten::empty.memory_format": (0,),
     "aten::empty_like": (0,),
     "aten::empty_strided": (0,),
     "aten::new_empty": (0,),
     "aten::new_empty_strided": (0,),
     "aten::resize_": (0,),
-    "aten::mkldnn_rnn_layer": (3,),  # oneDNN's workspace
-    "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, of which nothing is used without dropout
 }
 
 #: LAPACK's gelsy, the CPU's driver, reads which columns are fixed from memory that PyTorch has not written to.
