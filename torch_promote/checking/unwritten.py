@@ -4,8 +4,7 @@ from __future__ import annotations
 
 __all__ = ["LEFT_AS_FOUND", "UNREPEATABLE", "UNWRITTEN"]
 
-#: Ops of the table with results that nothing is written to: their positions. Dtype, shape and strides count, the bits do
-#: not.
+#: Ops of the table with results that nothing is written to: their positions. Dtype, shape and strides count, not bits.
 UNWRITTEN: dict[str, tuple[int, ...]] = {
     "aten::mkldnn_rnn_layer": (3,),  # oneDNN's workspace
     "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, of which nothing is used without dropout
