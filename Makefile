@@ -17,7 +17,7 @@ JOBS ?= 2
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
-SOURCES := setup.py pyproject.toml torch_promote/op_policies.def $(wildcard csrc/*)
+SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
 
 # The extension lies in the source tree, where one PyTorch's build replaces another's.
 BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
@@ -41,7 +41,7 @@ parity: build
 lint: build
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/clang-format --dry-run -Werror csrc/*.h csrc/*.cpp
+	$(VENV)/bin/clang-format --dry-run -Werror csrc/*/*.h csrc/*/*.cpp
 	$(VENV)/bin/mypy
 
 bench: build

@@ -16,39 +16,10 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension, include_path
 
 ROOT = Path(__file__).resolve().parent
 GENERATED = ROOT / "build" / f"generated-{torch.__version__}"
-# The slowest to compile first: with two at a time the build is then shortest.
-SOURCES = (
-    "register",
-    "module",
-    "promotion_kernels",
-    "promotion_call",
-    "promotion_arguments",
-    "promotion_join",
-    "boxed",
-    "cast_cache",
-    "activation_casts",
-    "cast_data",
-    "cast_entry",
-    "cast_node",
-    "fast_cast",
-    "persistent_casts",
-    "weight",
-    "tap",
-    "region",
-    "region_calls",
-    "region_type",
-    "unversioned_writers",
-    "op_table",
-    "policy_registry",
-    "promotion_python",
-    "promotion_ops",
-    "promotion_rule",
-    "promotion_lint",
-    "convert",
-    "small_blocks",
-    "extra_ops",
-    "region_spec",
-)
+POLICIES = ROOT / "torch_promote" / "policy" / "op_policies.def"
+SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cpp"))
+# Ninja starts jobs in this order. The file that instantiates every wrapper takes longer than all others together.
+SOURCES.sort(key=lambda path: not path.endswith("registration.cpp"))
 ROW = re.compile(r"^ROW\(\s*(\w+)\s*,", re.MULTILINE)
 
 
@@ -56,9 +27,9 @@ def write_aten_headers(folder: Path) -> None:
     """Writes `aten_headers.h`: the headers of the ops in the table, as far as this PyTorch has them.
 
     A macro cannot include files, and ATen/Operators.h takes minutes; an op that this PyTorch lacks is left out here and
-    noticed by register.cpp.
+    noticed by registration.cpp.
     """
-    ops = sorted(set(ROW.findall((ROOT / "torch_promote" / "op_policies.def").read_text())))
+    ops = sorted(set(ROW.findall(POLICIES.read_text())))
     aten = next(Path(p) / "ATen" / "ops" for p in include_paths() if (Path(p) / "ATen" / "ops").is_dir())
     lines = [f"#include <ATen/ops/{op}_ops.h>" for op in ops if (aten / f"{op}_ops.h").exists()]
     text = "// file: written by setup.py\n" + "\n".join(lines) + "\n"
@@ -86,9 +57,9 @@ setup(
     ext_modules=[
         CppExtension(
             "torch_promote._C",
-            sources=[f"csrc/{name}.cpp" for name in SOURCES],
-            depends=[*(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").glob("*.h")), "torch_promote/op_policies.def"],
-            include_dirs=[str(GENERATED)],
+            sources=SOURCES,
+            depends=[str(path.relative_to(ROOT)) for path in (*(ROOT / "csrc").rglob("*.h"), POLICIES)],
+            include_dirs=[str(GENERATED), str(ROOT / "csrc"), str(POLICIES.parent)],
             extra_compile_args=[
                 "-std=c++20",
                 "-O2",

@@ -1,4 +1,4 @@
-"""Types of the extension; csrc/module.cpp."""
+"""Types of the extension; csrc/python/module.cpp."""
 
 from typing import Any
 

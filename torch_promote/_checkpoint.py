@@ -55,7 +55,7 @@ class _PolicyRegion:
         self._cache_mode = 1 + _C.CACHE_MODES.index(cache_mode)
 
     def __enter__(self) -> None:
-        # csrc/region_spec.h: no device is named.
+        # csrc/region/region_spec.h: no device is named.
         cache = torch.is_autocast_cache_enabled() | self._cache_mode << 1
         _C.enter_region(self, f"{self._number:06x}{cache:02x}{0:08x}")
 

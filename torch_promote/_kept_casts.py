@@ -1,7 +1,7 @@
 """Whom kept casts have to be told of, or kept from: optimizers that write unseen, and modes that replay what they saw.
 
-What the cast cache keeps beyond stock's is good as long as every change of its source can be seen (csrc/weight.h,
-csrc/persistent_casts.h; docs/casts.md). Two things in PyTorch need a word from here.
+What the cast cache keeps beyond stock's is good as long as every change of its source can be seen (csrc/cache/weight.h,
+csrc/cache/persistent_cache.h; docs/casts.md). Two things in PyTorch need a word from here.
 """
 
 from __future__ import annotations

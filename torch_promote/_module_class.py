@@ -154,7 +154,7 @@ def _spec_inside(change: str) -> str:
     """The spec of a region in which autocast is off, or in which the policy alone is changed."""
     if not change:
         return pack_spec(_enabled_devices(), None, False, None)
-    # csrc/region_spec.h: no device is named.
+    # csrc/region/region_spec.h: no device is named.
     return f"{change}{torch.is_autocast_cache_enabled():02x}{0:08x}"
 
 

@@ -1,6 +1,6 @@
 """What a region is asked for: checked as torch.autocast checks it, and packed into one str.
 
-The str is the 16 hexadecimal digits of 64 bits that the extension unpacks (csrc/region.h, RegionSpec). It is what
+The str is the 16 hexadecimal digits of 64 bits that the extension unpacks (csrc/region/region.h, RegionSpec). It is what
 `my_autocast` holds, what torch.compile sees as a constant, and what a copy of a region is made from.
 """
 
@@ -42,7 +42,7 @@ __all__ = [
 
 _CPU_DTYPES = (torch.bfloat16, torch.float16)
 
-# The layout of a packed spec; csrc/region.h, RegionSpec, reads it.
+# The layout of a packed spec; csrc/region/region.h, RegionSpec, reads it.
 _BITS_PER_DEVICE = 16
 _NAMED = 1 << 8
 _ENABLED = 1 << 9

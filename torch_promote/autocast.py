@@ -1,6 +1,6 @@
 """`my_autocast`: torch.autocast's contract, on a dispatch key of our own.
 
-The state is in the extension (csrc/region.cpp). What is asked for is checked and packed by torch_promote/_request.py;
+The state is in the extension (csrc/region/region.cpp). What is asked for is checked and packed by torch_promote/_request.py;
 decorating is torch_promote/_decorator.py's.
 """
 
@@ -173,7 +173,7 @@ class my_autocast:  # noqa: N801 (the name that people type)
                 raise
 
 
-# What __init__, __enter__ and __exit__ do in the plainest cases is done in C too: csrc/region_type.cpp, [ Short ways ].
+# What __init__, __enter__ and __exit__ do in the plainest cases is done in C too: csrc/python/region_type.cpp, [ Short ways ].
 _C.take_short_ways(my_autocast)
 
 

@@ -44,7 +44,7 @@ TABLE_VERSION = "2.13"
 #: What PyTorch registers, and the table leaves to stock on purpose: a wrapper of its own, which flattens weights anew.
 LEFT_TO_STOCK = frozenset({"aten::_cudnn_rnn"})
 
-_DEF_FILE = Path(__file__).with_name("op_policies.def")
+_DEF_FILE = Path(__file__).parent / "policy" / "op_policies.def"
 _ROW = re.compile(r"^ROW\(\s*(\w+)\s*,\s*(\w*)\s*,\s*(\w+)\s*,\s*(\w+)\s*(?:,\s*(\w+)\s*)?\)$")
 
 

@@ -18,7 +18,7 @@ from torch_promote.reference.rules.table import Entry, rule_table
 
 __all__ = ["BOOLEAN", "COMMON", "FLOATS", "OPAQUE", "PromotingOp", "promoting_ops"]
 
-# What an op computes in; csrc/promotion_ops.h, Computes.
+# What an op computes in; csrc/promotion/ops.h, Computes.
 COMMON, FLOATS, BOOLEAN, OPAQUE = range(4)
 
 #: What the op rules of promoting ops compute in.

@@ -1,6 +1,6 @@
 """`promotion`: a promotion rule of one's choice, on the dispatch key of `my_autocast`.
 
-The state is in the extension, as that of `my_autocast` is (csrc/region.cpp); the rules are data
+The state is in the extension, as that of `my_autocast` is (csrc/region/region.cpp); the rules are data
 (torch_promote.reference.promotion_rules), loaded when the first region is made.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["promotion"]
 
-# The layout of a packed spec; csrc/region_spec.h, RegionSpec, reads it. No device is named.
+# The layout of a packed spec; csrc/region/region_spec.h, RegionSpec, reads it. No device is named.
 _KEEPS_CACHE = 1 << 35
 _CALL = "a callable"
 _MODES = {"warn": promotion_lint.WARN, "raise": promotion_lint.RAISE, _CALL: promotion_lint.CALL}

@@ -145,7 +145,7 @@ def _kind(dtype: torch.dtype, casting: str) -> tuple[int, bool]:
 
 
 class _Hooks:
-    """What the extension asks; csrc/promotion_python.h."""
+    """What the extension asks; csrc/python/promotion_hooks.h."""
 
     def put_tables(self, number: int, default_dtype: torch.dtype) -> None:
         rule = _known[number].rule.under(default_dtype)

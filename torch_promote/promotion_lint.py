@@ -39,7 +39,7 @@ class PromotionKind(enum.StrEnum):
     ANY = "any"
 
 
-#: In the order of csrc/promotion_rule.h, LintKind.
+#: In the order of csrc/promotion/rule.h, LintKind.
 _KINDS = tuple(PromotionKind)
 _ALL = (1 << len(_KINDS)) - 1
 _BY_NAME = {kind.name.lower(): kind for kind in _KINDS} | {kind.value: kind for kind in _KINDS}

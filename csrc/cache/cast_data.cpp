@@ -1,0 +1,103 @@
+// file: the data of a cast that is kept: whether its source is still what was cast
+#include "cache/cast_data.h"
+
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace torch_promote {
+
+namespace {
+
+int64_t stream_of(const at::TensorImpl& impl) {
+  if (!impl.is_cuda()) {
+    return 0;
+  }
+  return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(impl.device()).id();
+}
+
+// The same data as a tensor of its own, outside of every graph.
+at::Tensor detached_alias(const at::Tensor& tensor) {
+  // A Python mode would otherwise be shown a `detach` that no program made.
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
+} // namespace
+
+Stamp::Stamp(const at::TensorImpl& impl)
+    : version_(impl.version_counter().current_version()), dtype_(c10::typeMetaToScalarType(impl.dtype())) {
+  if (is_plain(impl)) {
+    storage_.emplace(impl.unsafe_storage().getWeakStorageImpl());
+    data_ = impl.data();
+    offset_ = impl.storage_offset();
+    sizes_ = impl.sizes();
+    strides_ = impl.strides();
+  }
+}
+
+bool Stamp::matches(const at::TensorImpl& impl) const {
+  if (version_ != impl.version_counter().current_version() || dtype_ != c10::typeMetaToScalarType(impl.dtype()) ||
+      storage_.has_value() != is_plain(impl)) {
+    return false;
+  }
+  return !storage_.has_value() || (same_storage(impl) && data_ == impl.data() && is_same_part(impl));
+}
+
+CastData::CastData(Stamp stamp, const at::Tensor& source, const at::Tensor& cast)
+    : stamp_(std::move(stamp)),
+      plain_(torch_promote::is_plain(*cast.unsafeGetTensorImpl())),
+      dtype_(cast.scalar_type()) {
+  if (!plain_) {
+    held_ = cast;
+    return;
+  }
+  const at::TensorImpl& impl = *cast.unsafeGetTensorImpl();
+  storage_ = impl.unsafe_storage();
+  counter_ = impl.version_counter();
+  version_ = counter_.current_version();
+  stream_ = stream_of(impl);
+  shaped_as_source_ = impl.strides() == source.strides();
+  if (!cast.requires_grad()) {
+    held_ = cast; // itself: whoever followed it by its identity finds it again
+  } else if (!shaped_as_source_) {
+    held_ = detached_alias(cast);
+  }
+}
+
+at::Tensor CastData::alias(const at::TensorImpl& source) const {
+  if (!shaped_as_source_) {
+    return detached_alias(held_);
+  }
+  const c10::DispatchKey key = source.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage_), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(dtype_));
+  at::TensorImpl& impl = *result.unsafeGetTensorImpl();
+  impl.set_sizes_and_strides(source.sizes(), source.strides());
+  impl.set_version_counter(counter_);
+  return result;
+}
+
+const at::Tensor& CastData::held(const at::TensorImpl& source) {
+  if (!held_.defined()) {
+    const c10::InferenceMode ordinary(false); // what is kept is for uses outside of it too
+    held_ = alias(source);
+  }
+  return held_;
+}
+
+bool CastData::is_fresh(const at::TensorImpl& source) const {
+  // An op that returned its argument, or a view of it, may have let somebody write into the cast: that ends it too.
+  return stamp_.matches(source) &&
+         (!plain_ || (version_ == counter_.current_version() && stream_ == stream_of(source)));
+}
+
+void CastData::leak_unless_plain() {
+  if (!plain_) {
+    (void)held_.unsafeReleaseTensorImpl();
+  }
+}
+
+} // namespace torch_promote

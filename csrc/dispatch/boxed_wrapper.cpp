@@ -1,0 +1,269 @@
+// file: the kernel that our key has for each op that is no row
+#include "dispatch/boxed_wrapper.h"
+
+#include "dispatch/cast_args.h"
+#include "dispatch/decision.h"
+#include "promotion/call.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace torch_promote {
+
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+// A custom op's tensors may lie in lists of lists, tuples, dicts and optional lists too, where the dispatcher does not
+// look for keys.
+bool is_nested(const c10::Argument& argument, const IValue& value) {
+  if (argument.real_type()->kind() == c10::TypeKind::OptionalType && value.isList()) {
+    return true;
+  }
+  return value.isTuple() || value.isGenericDict() ||
+         (value.isList() && !value.isTensorList() && !value.isOptionalTensorList());
+}
+
+template <class Test>
+bool any_tensor(const IValue& value, const Test& test) {
+  const auto in_here = [&test](const auto& element) { return any_tensor(IValue(element), test); };
+  if (value.isTensor()) {
+    return value.toTensor().defined() && test(value.toTensor());
+  }
+  if (value.isTuple()) {
+    const auto& elements = value.toTupleRef().elements();
+    return std::any_of(elements.begin(), elements.end(), in_here);
+  }
+  if (value.isGenericDict()) {
+    const auto dict = value.toGenericDict();
+    return std::any_of(dict.begin(), dict.end(), [&](const auto& item) { return any_tensor(item.value(), test); });
+  }
+  if (value.isList()) {
+    const c10::ArrayRef<IValue> elements = value.toListRef();
+    return std::any_of(elements.begin(), elements.end(), in_here);
+  }
+  return false;
+}
+
+// The value with each tensor replaced by `map(tensor)`.
+template <class Map>
+IValue map_tensors(const IValue& value, const Map& map) {
+  if (value.isTensor()) {
+    return value.toTensor().defined() ? IValue(map(value.toTensor())) : value;
+  }
+  if (value.isTuple()) {
+    std::vector<IValue> elements;
+    for (const IValue& element : value.toTupleRef().elements()) {
+      elements.push_back(map_tensors(element, map));
+    }
+    return c10::ivalue::Tuple::create(std::move(elements));
+  }
+  if (value.isGenericDict()) {
+    const auto dict = value.toGenericDict();
+    c10::impl::GenericDict mapped(dict.keyType(), dict.valueType());
+    for (const auto& item : dict) {
+      mapped.insert(item.key(), map_tensors(item.value(), map));
+    }
+    return mapped;
+  }
+  if (value.isList()) {
+    const auto list = value.toList();
+    c10::impl::GenericList mapped(list.elementType());
+    for (const IValue& element : value.toListRef()) {
+      mapped.push_back(map_tensors(element, map));
+    }
+    return mapped;
+  }
+  return value;
+}
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+// One call of an op: its schema's arguments, and what lies on the stack for them.
+class Call {
+ public:
+  Call(const c10::FunctionSchema& schema, Stack& stack)
+      : arguments_(schema.arguments()), values_(stack.data() + (stack.size() - schema.arguments().size())) {}
+
+  c10::DispatchKeySet nested_keys() const {
+    c10::DispatchKeySet keys;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      if (is_nested(arguments_[i], values_[i])) {
+        any_tensor(values_[i], [&keys](const at::Tensor& tensor) {
+          keys = keys | tensor.key_set();
+          return false;
+        });
+      }
+    }
+    return keys;
+  }
+
+  std::vector<at::Tensor> written() const {
+    std::vector<at::Tensor> tensors;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      if (is_written(arguments_[i])) {
+        any_tensor(values_[i], [&tensors](const at::Tensor& tensor) {
+          tensors.push_back(tensor);
+          return false;
+        });
+      }
+    }
+    return tensors;
+  }
+
+  // The widest dtype among eligible tensors and tensor lists. As for rows, optional ones do not count.
+  at::ScalarType join(Device device) const {
+    PromoteJoin join(device);
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      if (arguments_[i].real_type()->kind() == c10::TypeKind::OptionalType || values_[i].isOptionalTensorList()) {
+        continue;
+      }
+      any_tensor(values_[i], [&join](const at::Tensor& tensor) {
+        join.add(tensor);
+        return false;
+      });
+    }
+    return join.dtype();
+  }
+
+  bool starts_with_eligible(Device device) const {
+    return !arguments_.empty() && values_[0].isTensor() && is_eligible(values_[0].toTensor(), device);
+  }
+
+  // Casts what `needs` says, in the order of the arguments, which is then the order of the autograd nodes. False if
+  // there is nothing to cast.
+  template <class Needs>
+  bool cast(at::ScalarType dtype, const Needs& needs) {
+    bool any = false;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      if (!is_written(arguments_[i]) && any_tensor(values_[i], needs)) {
+        any = true;
+        values_[i] = map_tensors(
+            values_[i], [&](const at::Tensor& tensor) { return needs(tensor) ? cached_cast(tensor, dtype) : tensor; });
+      }
+    }
+    return any;
+  }
+
+  void put_default_dtype() {
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      const auto optional = arguments_[i].real_type()->cast<c10::OptionalType>();
+      if (optional && optional->getElementType()->kind() == c10::TypeKind::ScalarTypeType && values_[i].isNone()) {
+        values_[i] = at::kFloat;
+      }
+    }
+  }
+
+ private:
+  const std::vector<c10::Argument>& arguments_;
+  IValue* values_;
+};
+
+// A Python number is a double too, and has to stay a number, or it would be rounded.
+bool is_floating_on(const at::Tensor& tensor, Device device) {
+  return is_eligible(tensor, device) ||
+         (tensor.scalar_type() == at::kDouble && tensor.device().type() == device_type_of(device) &&
+          !tensor.unsafeGetTensorImpl()->is_wrapped_number());
+}
+
+// Whether anything was cast.
+bool cast_as(const Decision& decision, Call& call) {
+  const Device device = decision.device;
+  if (decision.policy == to_byte(CastPolicy::match_self)) {
+    const std::vector<at::Tensor> written = call.written();
+    if (written.empty() || !is_floating_on(written.front(), device)) {
+      return false;
+    }
+    const at::ScalarType dtype = written.front().scalar_type();
+    return call.cast(dtype, [dtype, device](const at::Tensor& tensor) {
+      return tensor.scalar_type() != dtype && is_floating_on(tensor, device);
+    });
+  }
+  const at::ScalarType dtype = target_dtype(decision, [&] { return call.join(device); });
+  return dtype != at::ScalarType::Undefined &&
+         call.cast(dtype, [dtype, device](const at::Tensor& tensor) { return needs_cast(tensor, dtype, device); });
+}
+
+class BoxedKernel final : public c10::OperatorKernel {
+ public:
+  BoxedKernel(OpNumber op, Writes writes) : op_(op), writes_(writes) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    Call call(op.schema(), *stack);
+    if (writes_ == Writes::unseen) {
+      forget_casts_of(call.written());
+    }
+    // Autocast has its turn first, and the promotion rule sees what it leaves.
+    const Promotion* promotion = current_policy().promotion;
+    const PromotingOp* promoting = acted_on(promotion, op_);
+    std::optional<InsidePromoted> inside;
+    const auto promote = [&] {
+      const Promoted outcome =
+          promoting == nullptr ? Promoted::as_it_was : promote_call(*promoting, *promotion, *stack);
+      if (promoting != nullptr && outcome != Promoted::done) {
+        inside.emplace();
+      }
+      return outcome;
+    };
+    const Decision decision = decide(op_, keys | call.nested_keys());
+    if (decision.is_none()) {
+      switch (promote()) {
+        case Promoted::as_it_was:
+          op.redispatchBoxed(keys_without_policy(op_, keys), stack);
+          return;
+        case Promoted::cast:
+          op.callBoxed(stack);
+          return;
+        case Promoted::done:
+          return;
+      }
+    }
+    if (decision.policy == to_byte(CastPolicy::banned)) {
+      raise_banned(op_, decision.device);
+    }
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(decision.keys_off());
+    const ResultsMayAlias no_sharing; // it may be any op
+    const bool cast = cast_as(decision, call);
+    const Promoted outcome = promote();
+    if (outcome == Promoted::done) {
+      return;
+    }
+    if (cast || outcome == Promoted::cast) {
+      op.callBoxed(stack);
+      return;
+    }
+    if (decision.policy == to_byte(CastPolicy::fp32_set_opt_dtype) && call.starts_with_eligible(decision.device)) {
+      call.put_default_dtype();
+    }
+    if (decision.other_device_waits) { // the dispatcher has to look again
+      op.callBoxed(stack);
+      return;
+    }
+    op.redispatchBoxed(keys_without_policy(op_, keys).remove(stock_key_of(decision.device)), stack);
+  }
+
+ private:
+  OpNumber op_;
+  Writes writes_;
+};
+
+} // namespace
+
+c10::BoxedKernel boxed_kernel_of(OpNumber op, Writes writes) {
+  return c10::BoxedKernel::makeFromFunctor(std::make_unique<BoxedKernel>(op, writes));
+}
+
+torch::CppFunction boxed_kernel(OpNumber op, Writes writes) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, writes));
+}
+
+} // namespace torch_promote

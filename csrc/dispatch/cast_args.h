@@ -1,0 +1,179 @@
+// file: which arguments of an op autocast touches, and how each C++ argument type is asked and cast
+#pragma once
+
+#include "cache/thread_cache.h"
+#include "region/region.h"
+
+#include <ATen/core/IListRef.h>
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+namespace torch_promote {
+
+// Source: aten/src/ATen/autocast_mode.h, is_autocast_eligible and is_eligible (v2.13). float8 and float4 are floating
+// too; double, complex, integers, other devices' tensors are never cast.
+inline bool is_eligible(const at::Tensor& tensor, Device device) {
+  const at::ScalarType dtype = tensor.scalar_type();
+  if (!at::isFloatingType(dtype) || dtype == at::kDouble) {
+    return false;
+  }
+  return device == Device::cuda ? tensor.is_cuda() || tensor.is_xla() : tensor.is_cpu() || tensor.is_mkldnn();
+}
+
+// --- is there anything to cast? Overloads for the argument types that carry tensors; everything else has none.
+
+inline bool needs_cast(const at::Tensor& tensor, at::ScalarType dtype, Device device) {
+  return tensor.scalar_type() != dtype && is_eligible(tensor, device);
+}
+inline bool needs_cast(const std::optional<at::Tensor>& tensor, at::ScalarType dtype, Device device) {
+  return tensor.has_value() && needs_cast(*tensor, dtype, device);
+}
+inline bool needs_cast(const at::TensorList& tensors, at::ScalarType dtype, Device device) {
+  for (const at::Tensor& tensor : tensors) {
+    if (needs_cast(tensor, dtype, device)) {
+      return true;
+    }
+  }
+  return false;
+}
+inline bool needs_cast(const at::ITensorListRef& tensors, at::ScalarType dtype, Device device) {
+  for (const at::Tensor& tensor : tensors) {
+    if (needs_cast(tensor, dtype, device)) {
+      return true;
+    }
+  }
+  return false;
+}
+template <class Other>
+constexpr bool needs_cast(const Other& /*argument*/, at::ScalarType /*dtype*/, Device /*device*/) {
+  return false;
+}
+
+// --- an argument as the op is to get it: CastArg<T>(argument, dtype, device).get()
+
+inline at::Tensor cast_tensor(const at::Tensor& tensor, at::ScalarType dtype, Device device) {
+  return needs_cast(tensor, dtype, device) ? cached_cast(tensor, dtype) : tensor;
+}
+
+template <class T>
+class CastArg {
+ public:
+  CastArg(const T& argument, at::ScalarType /*dtype*/, Device /*device*/) : argument_(argument) {}
+  const T& get() const {
+    return argument_;
+  }
+
+ private:
+  const T& argument_;
+};
+
+template <>
+class CastArg<at::Tensor> {
+ public:
+  CastArg(const at::Tensor& argument, at::ScalarType dtype, Device device)
+      : own_(cast_tensor(argument, dtype, device)) {}
+  const at::Tensor& get() const {
+    return own_;
+  }
+
+ private:
+  at::Tensor own_;
+};
+
+template <>
+class CastArg<std::optional<at::Tensor>> {
+ public:
+  CastArg(const std::optional<at::Tensor>& argument, at::ScalarType dtype, Device device) {
+    if (argument.has_value()) {
+      own_ = cast_tensor(*argument, dtype, device);
+    }
+  }
+  const std::optional<at::Tensor>& get() const {
+    return own_;
+  }
+
+ private:
+  std::optional<at::Tensor> own_;
+};
+
+// Both kinds of tensor list. (A List[Optional[Tensor]], such as index_put's indices, is not cast, as in stock.)
+template <class List>
+class CastListArg {
+ public:
+  CastListArg(const List& argument, at::ScalarType dtype, Device device) {
+    own_.reserve(argument.size());
+    for (const at::Tensor& tensor : argument) {
+      own_.push_back(cast_tensor(tensor, dtype, device));
+    }
+  }
+  List get() const {
+    return at::TensorList(own_);
+  }
+
+ private:
+  std::vector<at::Tensor> own_;
+};
+template <>
+class CastArg<at::TensorList> : public CastListArg<at::TensorList> {
+  using CastListArg::CastListArg;
+};
+template <>
+class CastArg<at::ITensorListRef> : public CastListArg<at::ITensorListRef> {
+  using CastListArg::CastListArg;
+};
+
+// --- promote: the join of the eligible arguments' dtypes
+
+// Alike stay as they are; any mixture of two floating dtypes below double is float32. So the join needs no order and no
+// starting point, where stock's `prioritize` depends on both and raises for what is neither float32 nor the autocast
+// dtype. Undefined: nothing eligible seen. Optional tensors do not count, as in stock.
+class PromoteJoin {
+ public:
+  explicit PromoteJoin(Device device) : device_(device) {}
+
+  void add(const at::Tensor& tensor) {
+    if (is_eligible(tensor, device_)) {
+      const at::ScalarType dtype = tensor.scalar_type();
+      join_ = join_ == at::ScalarType::Undefined || join_ == dtype ? dtype : at::kFloat;
+    }
+  }
+  void add(const at::TensorList& tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      add(tensor);
+    }
+  }
+  void add(const at::ITensorListRef& tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      add(tensor);
+    }
+  }
+  template <class Other>
+  void add(const Other& /*argument*/) {}
+
+  at::ScalarType dtype() const {
+    return join_;
+  }
+
+ private:
+  Device device_;
+  at::ScalarType join_ = at::ScalarType::Undefined;
+};
+
+// --- the dtype arguments of fp32_set_opt_dtype, and the first argument that it and fp32_append_dtype ask
+
+template <class T>
+const T& with_default_dtype(const T& argument) {
+  return argument;
+}
+inline std::optional<at::ScalarType> with_default_dtype(const std::optional<at::ScalarType>& dtype) {
+  return dtype.has_value() ? dtype : at::kFloat;
+}
+
+template <class... Args>
+const at::Tensor& first_tensor(const at::Tensor& first, const Args&... /*rest*/) {
+  return first;
+}
+
+} // namespace torch_promote

@@ -1,0 +1,99 @@
+// file: which policy a call obeys, what that casts to, and what is below our key where it obeys none
+#pragma once
+
+#include "region/region.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace torch_promote {
+
+// The device whose policy a call obeys now, and the dispatch keys that are off while the op runs.
+struct Decision {
+  Device device = Device::cpu;
+  PolicyByte policy = to_byte(CastPolicy::unlisted);
+  bool other_device_waits = false; // the call has tensors of the other device, and that one's turn comes next
+  bool other_device_on = false;
+
+  bool is_none() const {
+    return policy <= to_byte(CastPolicy::fallthrough);
+  }
+  // As stock: this device's autocast is off for the op and for what is inside it. Our own key goes off with it, unless
+  // the other device's autocast is on and may have work further down.
+  c10::DispatchKeySet keys_off() const {
+    const c10::DispatchKeySet off(stock_key_of(device));
+    return other_device_on ? off : off.add(kOurKey);
+  }
+};
+
+[[noreturn]] void raise_banned(OpNumber op, Device device);
+
+constexpr c10::DispatchKeySet kBelowOurs(c10::DispatchKeySet::FULL_AFTER, kOurKey);
+
+// Which policy applies to a call with this key set. CUDA's turn is before the CPU's, as AutocastCUDA is above
+// AutocastCPU. Whether a device's autocast is on is stock's to say: its key is excluded where it is off. `Op` is a Row,
+// whose place in the table the compiler knows, or an OpNumber.
+template <class Op>
+Decision decide(Op op, c10::DispatchKeySet keys) {
+  const c10::DispatchKeySet off = c10::impl::tls_local_dispatch_key_set().excluded_;
+  const bool cuda_on = !off.has(stock_key_of(Device::cuda));
+  const bool cpu_on = !off.has(stock_key_of(Device::cpu));
+  const bool cuda = cuda_on && keys.has_backend(c10::BackendComponent::CUDABit);
+  const bool cpu = cpu_on && keys.has_backend(c10::BackendComponent::CPUBit);
+  const PolicyTable& table = current_policy();
+  Decision decision;
+  if (cuda) {
+    decision.policy = table.lookup(Device::cuda, op);
+    if (!decision.is_none()) {
+      decision.device = Device::cuda;
+      decision.other_device_on = cpu_on;
+      decision.other_device_waits = cpu;
+      return decision;
+    }
+  }
+  if (cpu) {
+    const PolicyByte policy = table.lookup(Device::cpu, op);
+    if (policy > to_byte(CastPolicy::fallthrough)) {
+      decision.policy = policy;
+      decision.device = Device::cpu;
+      decision.other_device_on = cuda_on;
+      return decision;
+    }
+  }
+  return decision;
+}
+
+// The keys below ours, without the Autocast keys of devices whose policy says `fallthrough` in so many words. Where the
+// table is silent, PyTorch's own kernel, if it has one, stays in place.
+template <class Op>
+c10::DispatchKeySet keys_without_policy(Op op, c10::DispatchKeySet keys) {
+  const PolicyTable& table = current_policy();
+  keys = keys & kBelowOurs;
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    if (table.lookup(device, op) == to_byte(CastPolicy::fallthrough)) {
+      keys = keys.remove(stock_key_of(device));
+    }
+  }
+  return keys;
+}
+
+// The dtype that a call's eligible arguments are cast to; Undefined where they are left alone. `join` gives that of
+// `promote`, which no other policy has to compute.
+template <class Join>
+at::ScalarType target_dtype(const Decision& decision, const Join& join) {
+  if (is_run_in(decision.policy)) {
+    return run_in_dtype(decision.policy);
+  }
+  switch (static_cast<CastPolicy>(decision.policy)) {
+    case CastPolicy::lower_precision_fp:
+      return at::autocast::get_autocast_dtype(device_type_of(decision.device));
+    case CastPolicy::fp32:
+      return at::kFloat;
+    case CastPolicy::promote:
+      return join();
+    default:
+      return at::ScalarType::Undefined;
+  }
+}
+
+} // namespace torch_promote

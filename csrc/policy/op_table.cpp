@@ -1,0 +1,80 @@
+// file: the rows' names and default policies, held against what the running PyTorch registers
+#include "policy/op_table.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace torch_promote {
+
+namespace {
+
+constexpr c10::DispatchKey kStockKeys[kNumDevices] = {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA};
+
+// ROW's fifth argument is optional; this one is its value or "".
+constexpr const char* first_or_empty(const char* value = "") {
+  return value;
+}
+
+#define TORCH_PROMOTE_STRINGIZE_IMPL(x) #x
+#define TORCH_PROMOTE_STRINGIZE(x) TORCH_PROMOTE_STRINGIZE_IMPL(x)
+
+} // namespace
+
+std::string RowInfo::name() const {
+  std::string result = std::string("aten::") + op;
+  if (*overload != '\0') {
+    result.append(".").append(overload);
+  }
+  return result;
+}
+
+void PolicyTable::put(Device device, OpNumber op, PolicyByte policy) {
+  if (op < kNumRows) {
+    bytes[static_cast<size_t>(device)][op] = policy;
+    return;
+  }
+  const size_t index = op - kNumRows;
+  if (index >= extra.size()) {
+    extra.resize(index + 1);
+  }
+  extra[index][static_cast<size_t>(device)] = policy;
+  while (!extra.empty() && extra.back() == std::array<PolicyByte, kNumDevices>{}) {
+    extra.pop_back();
+  }
+}
+
+const std::array<RowInfo, kNumRows>& rows() {
+  static const std::array<RowInfo, kNumRows> info = {{
+#define ROW(op, overload, cpu, cuda, ...)  \
+  RowInfo{                                 \
+      #op,                                 \
+      #overload,                           \
+      {CastPolicy::cpu, CastPolicy::cuda}, \
+      first_or_empty(__VA_OPT__(TORCH_PROMOTE_STRINGIZE(__VA_ARGS__)))},
+#include "op_policies.def"
+#undef ROW
+  }};
+  return info;
+}
+
+#undef TORCH_PROMOTE_STRINGIZE
+#undef TORCH_PROMOTE_STRINGIZE_IMPL
+
+const PolicyTable& stock_policy_table() {
+  static const PolicyTable table = [] {
+    PolicyTable result;
+    for (size_t row = 0; row < kNumRows; ++row) {
+      const RowInfo& info = rows()[row];
+      const std::string name = std::string("aten::") + info.op;
+      const auto op = c10::Dispatcher::singleton().findOp({name, info.overload});
+      for (size_t device = 0; device < kNumDevices; ++device) {
+        const bool listed = info.policies[device] != CastPolicy::fallthrough && op.has_value() &&
+                            op->hasKernelForDispatchKey(kStockKeys[device]);
+        result.bytes[device][row] = to_byte(listed ? info.policies[device] : CastPolicy::unlisted);
+      }
+    }
+    return result;
+  }();
+  return table;
+}
+
+} // namespace torch_promote

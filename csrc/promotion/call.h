@@ -1,0 +1,136 @@
+// file: what a promotion rule does with one call of an op
+#pragma once
+
+#include "promotion/arguments.h"
+#include "promotion/ops.h"
+
+#include <ATen/core/IListRef.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+#include <c10/core/Scalar.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace torch_promote {
+
+// Whether there is nothing to do: the one dtype of all tensors is what the op computes in under the rule. It need not
+// know: what is not plain is looked at closely.
+class PlainCall {
+ public:
+  PlainCall(const PromotingOp& op, const Promotion& promotion)
+      : op_(op), tables_(promotion.any_tables()), watched_(promotion.options.reports(LintKind::overflow)) {}
+
+  template <class... Args>
+  bool is_plain(const Args&... args) {
+    size_t argument = 0;
+    (look(argument++, args), ...);
+    if (!plain_ || dtype_ == kNoDtype) {
+      return plain_ && numbers_ == 0;
+    }
+    if (op_.computes == Computes::floats && tables_.floating(dtype_) != dtype_) {
+      return false;
+    }
+    if (numbers_ == 0) {
+      return true;
+    }
+    if (numbers_ >> (static_cast<unsigned>(number_of_dtype(static_cast<c10::ScalarType>(dtype_))) + 1) != 0) {
+      return false; // the op itself would go by a number of a higher kind
+    }
+    for (size_t number = 0; number < kNumbers; ++number) {
+      if ((numbers_ >> number & 1) != 0 && tables_.numbers[number][static_cast<size_t>(dtype_)] != dtype_) {
+        return false;
+      }
+    }
+    const bool may_overflow = (numbers_ >> static_cast<unsigned>(Number::integer) & 1) != 0 &&
+                              c10::isIntegralType(static_cast<c10::ScalarType>(dtype_), /*includeBool=*/true);
+    return !watched_ || !may_overflow;
+  }
+
+ private:
+  template <class T>
+  void look(size_t argument, const T& value) {
+    if (op_.takes_part(argument)) {
+      add(value);
+    } else if (op_.writes(argument)) {
+      add_out(value);
+    }
+  }
+
+  void add(const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+      return;
+    }
+    const DtypeCode dtype = to_code(tensor.scalar_type());
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      add_number(static_cast<c10::ScalarType>(dtype));
+    } else if (dtype_ == kNoDtype) {
+      dtype_ = dtype;
+    } else {
+      plain_ &= dtype == dtype_;
+    }
+  }
+  void add(const c10::Scalar& scalar) {
+    add_number(scalar.type());
+  }
+  void add(const at::TensorList& tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      add(tensor);
+    }
+  }
+  void add(const at::ITensorListRef& tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      add(tensor);
+    }
+  }
+  void add(const at::ArrayRef<c10::Scalar>& scalars) {
+    for (const c10::Scalar& scalar : scalars) {
+      add(scalar);
+    }
+  }
+  template <class T>
+  void add(const std::optional<T>& value) {
+    if (value.has_value()) {
+      add(*value);
+    }
+  }
+  template <class Other>
+  void add(const Other& /*value*/) {
+    plain_ = false;
+  }
+
+  void add_number(c10::ScalarType dtype) {
+    numbers_ |= 1U << static_cast<unsigned>(number_of_dtype(dtype));
+  }
+
+  void add_out(const at::Tensor& tensor) {
+    const DtypeCode dtype = to_code(tensor.scalar_type());
+    plain_ &= dtype == (op_.computes == Computes::boolean ? to_code(c10::ScalarType::Bool) : dtype_);
+  }
+  template <class Other>
+  void add_out(const Other& /*value*/) {
+    plain_ = false;
+  }
+
+  const PromotingOp& op_;
+  const PromotionTables& tables_;
+  bool watched_;
+  bool plain_ = true;
+  DtypeCode dtype_ = kNoDtype;
+  unsigned numbers_ = 0; // a bit for each type
+};
+
+// What became of a call that a rule has looked at.
+enum class Promoted : uint8_t {
+  as_it_was, // the rule has nothing to do
+  cast,      // operands on the stack were cast; the op is to be called
+  done,      // the op has run, and its results are on the stack
+};
+
+// Whether a rule that is in force acts on what is called here; see PromotionState.
+bool promotion_acts_here();
+
+// Casts the operands on the stack as the rule has it, or runs the call. Raises if the rule forbids it.
+Promoted promote_call(const PromotingOp& op, const Promotion& promotion, torch::jit::Stack& stack);
+
+} // namespace torch_promote

@@ -1,0 +1,130 @@
+// file: which kind of silent promotion a call is
+#include "promotion/lint.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace torch_promote {
+
+namespace {
+
+using c10::ScalarType;
+
+// How many binary digits a dtype has for whole numbers, and how many for the exponent; 0 for what is not told apart.
+struct Digits {
+  int precision;
+  int exponent;
+};
+
+Digits digits_of(ScalarType dtype) {
+  switch (c10::toRealValueType(dtype)) {
+    case ScalarType::Bool:
+      return {1, 0};
+    case ScalarType::Char:
+      return {7, 0};
+    case ScalarType::Byte:
+      return {8, 0};
+    case ScalarType::Short:
+      return {15, 0};
+    case ScalarType::UInt16:
+      return {16, 0};
+    case ScalarType::Int:
+      return {31, 0};
+    case ScalarType::UInt32:
+      return {32, 0};
+    case ScalarType::Long:
+      return {63, 0};
+    case ScalarType::UInt64:
+      return {64, 0};
+    case ScalarType::BFloat16:
+      return {8, 8};
+    case ScalarType::Half:
+      return {11, 5};
+    case ScalarType::Float:
+      return {24, 8};
+    case ScalarType::Double:
+      return {53, 11};
+    default:
+      return {0, 0};
+  }
+}
+
+bool is_integral(ScalarType dtype) {
+  return c10::isIntegralType(dtype, /*includeBool=*/true);
+}
+
+bool is_signed(ScalarType dtype) {
+  return dtype == ScalarType::Char || dtype == ScalarType::Short || dtype == ScalarType::Int ||
+         dtype == ScalarType::Long;
+}
+
+// Whether values of one dtype are lost in another.
+bool loses(ScalarType from, ScalarType to) {
+  const Digits source = digits_of(from);
+  const Digits target = digits_of(to);
+  if (source.precision == 0 || target.precision == 0) {
+    return false;
+  }
+  return source.precision > target.precision || (is_integral(to) && is_signed(from) && !is_signed(to)) ||
+         (!is_integral(from) && source.exponent > target.exponent);
+}
+
+bool is_low_precision(ScalarType dtype) {
+  const ScalarType real = c10::toRealValueType(dtype);
+  return real == ScalarType::Half || real == ScalarType::BFloat16;
+}
+
+bool is_double(ScalarType dtype) {
+  return dtype == ScalarType::Double || dtype == ScalarType::ComplexDouble;
+}
+
+// Whether an int is beyond what an integral dtype holds.
+bool overflows(int64_t value, ScalarType dtype) {
+  const int digits = digits_of(dtype).precision;
+  if (digits == 0 || dtype == ScalarType::Bool) {
+    return false;
+  }
+  if (digits >= 63) {
+    return value < 0 && !is_signed(dtype);
+  }
+  const int64_t limit = int64_t{1} << digits;
+  return value >= limit || value < (is_signed(dtype) ? -limit : 0);
+}
+
+bool is_changed(const Operand& operand, ScalarType computed) {
+  return !operand.number.has_value() && operand.dtype != computed;
+}
+
+bool is_of(LintKind kind, const Operand& operand, ScalarType computed) {
+  switch (kind) {
+    case LintKind::zero_dim:
+      return is_changed(operand, computed) && operand.is_zero_dim() && loses(operand.dtype, computed);
+    case LintKind::overflow: {
+      const auto value = operand.int_value();
+      return value.has_value() && is_integral(computed) && overflows(*value, computed);
+    }
+    case LintKind::low_precision:
+      return is_changed(operand, computed) && is_integral(operand.dtype) && is_low_precision(computed) &&
+             loses(operand.dtype, computed);
+    case LintKind::float64:
+      return is_changed(operand, computed) && is_double(computed);
+    default:
+      return is_changed(operand, computed);
+  }
+}
+
+} // namespace
+
+std::optional<LintKind> kind_of_promotion(const Promotion& promotion, const Operands& operands, ScalarType computed) {
+  for (const LintKind kind :
+       {LintKind::overflow, LintKind::low_precision, LintKind::zero_dim, LintKind::float64, LintKind::any}) {
+    if (promotion.options.reports(kind) && std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
+          return is_of(kind, operand, computed);
+        })) {
+      return kind;
+    }
+  }
+  return std::nullopt;
+}
+
+} // namespace torch_promote

@@ -1,0 +1,118 @@
+// file: a promotion rule as lookup tables, and what a region does besides with it
+#include "promotion/rule.h"
+
+#include "python/promotion_hooks.h"
+
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/ScalarTypeToTypeMeta.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+#include <vector>
+
+namespace torch_promote {
+
+namespace {
+
+struct Promotions {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<const Promotion>> all; // by number, less 1
+};
+
+Promotions& promotions() {
+  static auto* instance = new Promotions; // never destroyed: threads may outlive static destructors
+  return *instance;
+}
+
+uint64_t mix(uint64_t hash, uint64_t value) {
+  return (hash ^ value) * 1099511628211ULL; // FNV-1a
+}
+
+uint64_t hash_of(const std::string& name, const PromotionOptions& options, const PromotionTables& tables) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (const char c : name) {
+    hash = mix(hash, static_cast<uint8_t>(c));
+  }
+  hash = mix(hash, options.matmul ? 1 : 0);
+  hash = mix(hash, options.lint);
+  hash = mix(hash, options.lint_handler);
+  return mix(hash, tables.content);
+}
+
+c10::ScalarType default_dtype_now() {
+  return c10::typeMetaToScalarType(c10::get_default_dtype());
+}
+
+} // namespace
+
+Promotion::Promotion(
+    uint32_t number_,
+    std::string name_,
+    PromotionOptions options_,
+    c10::ScalarType default_dtype,
+    PromotionTables tables)
+    : number(number_),
+      name(std::move(name_)),
+      options(options_),
+      content(hash_of(name, options, tables)),
+      first_(new PromotionTables(tables)) {
+  by_default_dtype_[static_cast<size_t>(default_dtype)] = first_;
+}
+
+const PromotionTables& Promotion::tables() const {
+  const c10::ScalarType dtype = default_dtype_now();
+  const auto& place = by_default_dtype_[static_cast<size_t>(dtype)];
+  if (place.load(std::memory_order_acquire) == nullptr) {
+    ask_python_for_tables(number, dtype); // puts them
+  }
+  const PromotionTables* found = place.load(std::memory_order_acquire);
+  TORCH_CHECK(found != nullptr, "torch_promote: the rule '", name, "' has no tables for ", dtype);
+  return *found;
+}
+
+void Promotion::put_tables(c10::ScalarType default_dtype, PromotionTables tables) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto& place = by_default_dtype_[static_cast<size_t>(default_dtype)];
+  if (place.load() == nullptr) {
+    place.store(new PromotionTables(tables), std::memory_order_release); // for good, as the rule
+  }
+}
+
+DtypeCode Promotion::of_many(uint64_t dtypes) const {
+  const std::pair key(dtypes, default_dtype_now());
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto known = many_.find(key);
+    if (known != many_.end()) {
+      return known->second;
+    }
+  }
+  const DtypeCode found = ask_python_for_common(number, dtypes);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  many_.emplace(key, found);
+  return found;
+}
+
+uint32_t register_promotion(
+    const std::string& name,
+    const PromotionOptions& options,
+    c10::ScalarType default_dtype,
+    const PromotionTables& tables) {
+  Promotions& known = promotions();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  const auto number = static_cast<uint32_t>(known.all.size() + 1);
+  known.all.push_back(std::make_unique<const Promotion>(number, name, options, default_dtype, tables));
+  return number;
+}
+
+const Promotion* promotion_of(uint32_t number) {
+  if (number == 0) {
+    return nullptr;
+  }
+  Promotions& known = promotions();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  TORCH_CHECK_INDEX(number <= known.all.size(), "torch_promote: no promotion has the number ", number);
+  return known.all[number - 1].get();
+}
+
+} // namespace torch_promote

@@ -1,0 +1,307 @@
+// file: the tap: a boxed fallback above the Autocast keys that calls an observer in Python around each op
+#include "python/dispatch_observer.h"
+
+#include "python/python_call.h"
+#include "region/region.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/ThreadLocalPythonObjects.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace torch_promote {
+
+namespace {
+
+// Where a thread's observer is found in ThreadLocalPythonObjects, which autograd hands on to the threads that run a
+// backward. (Python's own way there, torch._C._stash_obj_in_tls, takes a reference too few in PyTorch 2.11.)
+constexpr const char* kObserverName = "torch_promote.tap";
+
+// NOTE [The tap's key]
+// A call has to be seen above the Autocast keys, where its arguments are still the caller's, in forward and backward
+// alike, and inside composite ops. Python's modes cannot do that: __torch_dispatch__ comes after autocast, and
+// __torch_function__ knows nothing of C++ callers. Of the keys above autocast this one alone has no kernels in PyTorch:
+// it is there to try out modes that are made in this way. It comes before functorch's keys, so under vmap the tap is
+// shown batched tensors first, and what they are made of after that.
+constexpr c10::DispatchKey kTapKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+constexpr c10::DispatchKeySet kBelowTap(c10::DispatchKeySet::FULL_AFTER, kTapKey);
+
+// Set where no op is to be shown: in the observer itself, in a run under stock, and inside ops that nobody looks into.
+// The tap's key is excluded there too, which is cheaper, but functorch's layers run what is below them in the dispatch
+// state that they were entered in, and there it is not.
+thread_local bool tls_unseen = false;
+
+class Unseen {
+ public:
+  Unseen() : before_(tls_unseen), key_(kTapKey) {
+    tls_unseen = true;
+  }
+  Unseen(const Unseen&) = delete;
+  Unseen& operator=(const Unseen&) = delete;
+  Unseen(Unseen&&) = delete;
+  Unseen& operator=(Unseen&&) = delete;
+  ~Unseen() {
+    tls_unseen = before_;
+  }
+
+ private:
+  bool before_;
+  c10::impl::ExcludeDispatchKeyGuard key_;
+};
+
+// While an observer looks at a tensor, neither a subclass nor a mode is asked what its dtype is.
+struct WithoutTorchFunction {
+  const at::impl::TorchFunctionDisabledState before = at::impl::PythonTorchFunctionTLS::get_disabled_state();
+
+  WithoutTorchFunction() {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  WithoutTorchFunction(const WithoutTorchFunction&) = delete;
+  WithoutTorchFunction& operator=(const WithoutTorchFunction&) = delete;
+  WithoutTorchFunction(WithoutTorchFunction&&) = delete;
+  WithoutTorchFunction& operator=(WithoutTorchFunction&&) = delete;
+  ~WithoutTorchFunction() {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(before);
+  }
+};
+
+// The observer's own ops are none of its business.
+template <class Function>
+auto ask_observer(const Function& function) {
+  return in_python([&function] {
+    const Unseen unseen;
+    const WithoutTorchFunction plain;
+    return function();
+  });
+}
+
+py::object borrowed(PyObject* object) {
+  return py::reinterpret_borrow<py::object>(object);
+}
+
+// On the stack, dtypes, layouts and memory formats are numbers; the schema knows what they mean.
+py::object to_python(const c10::IValue& value, const c10::TypePtr& type) {
+  if (value.isInt()) {
+    const auto optional = type->cast<c10::OptionalType>();
+    const c10::TypePtr inner = optional ? optional->getElementType() : type;
+    switch (inner->kind()) {
+      case c10::TypeKind::ScalarTypeType:
+        return borrowed(reinterpret_cast<PyObject*>(torch::getTHPDtype(value.toScalarType())));
+      case c10::TypeKind::LayoutType:
+        return borrowed(reinterpret_cast<PyObject*>(torch::getTHPLayout(value.toLayout())));
+      case c10::TypeKind::MemoryFormatType:
+        return borrowed(torch::utils::getTHPMemoryFormat(value.toMemoryFormat()));
+      default:
+        break;
+    }
+  }
+  return torch::jit::toPyObject(value);
+}
+
+// NOTE [Tensors that Python has not met]
+// A tensor keeps the first Python object that it gets, and its class with it. What becomes a Parameter or another
+// subclass leaves an op as a tensor without one (nn.Parameter, as_subclass and FakeTensor call detach or alias for it),
+// and could not become one after an observer has seen it; an object also changes the use count, by which autograd tells
+// whether a gradient may be taken over. So the observer gets a copy that shares the data. functorch's wrappers cannot
+// be copied, and do not become subclasses.
+bool is_new_to_python(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet kWrappers(
+      {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() == nullptr &&
+         !tensor.key_set().has_any(kWrappers);
+}
+
+at::Tensor to_show(const at::Tensor& tensor) {
+  if (!is_new_to_python(tensor)) {
+    return tensor;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard without_modes(c10::DispatchKey::Python); // they would be asked to detach it
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  at::Tensor copy(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
+  if (tensor.requires_grad()) {
+    copy.set_requires_grad(true);
+  }
+  return copy;
+}
+
+c10::IValue to_show(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return to_show(value.toTensor());
+  }
+  if (value.isTensorList()) {
+    std::vector<at::Tensor> shown;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      shown.push_back(to_show(tensor));
+    }
+    return shown;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> shown;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+      shown.push_back(tensor ? std::optional<at::Tensor>(to_show(*tensor)) : std::nullopt);
+    }
+    return shown;
+  }
+  return value;
+}
+
+// What lies on the stack for a schema's arguments, or for its returns.
+py::list to_list(const torch::jit::Stack& stack, const std::vector<c10::Argument>& arguments) {
+  py::list values;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    values.append(to_python(to_show(stack[stack.size() - arguments.size() + i]), arguments[i].real_type()));
+  }
+  return values;
+}
+
+// A reference that takes the interpreter lock to let go of what it holds. False for nothing, and for None.
+struct Reference {
+  py::object value;
+
+  Reference() = default;
+  Reference(const Reference&) = delete;
+  Reference& operator=(const Reference&) = delete;
+  Reference(Reference&&) = delete;
+  Reference& operator=(Reference&&) = delete;
+  ~Reference() {
+    const py::gil_scoped_acquire gil;
+    value = py::object();
+  }
+  explicit operator bool() const {
+    return value && !value.is_none();
+  }
+};
+
+py::object observer_of_this_thread() {
+  if (!at::impl::ThreadLocalPythonObjects::contains(kObserverName)) {
+    return py::none();
+  }
+  const auto& holder = at::impl::ThreadLocalPythonObjects::get(kObserverName);
+  if (holder == nullptr) {
+    return py::none();
+  }
+  return py::reinterpret_borrow<py::object>(holder->ptr(getPyInterpreter()));
+}
+
+// The same call with PyTorch's own autocast in the place of ours, unseen by the tap.
+void run_under_stock(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
+  const Unseen unseen;
+  const c10::impl::ExcludeDispatchKeyGuard without_ours(kOurKey);
+  op.redispatchBoxed((keys & kBelowTap).remove(kOurKey), &stack);
+}
+
+void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack, bool see_through) {
+  std::optional<Unseen> unseen;
+  if (!see_through) {
+    unseen.emplace();
+  }
+  op.redispatchBoxed(keys & kBelowTap, stack);
+}
+
+void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (tls_unseen) {
+    op.redispatchBoxed(keys & kBelowTap, stack);
+    return;
+  }
+  const c10::FunctionSchema& schema = op.schema();
+  Reference observer;
+  Reference token;
+  bool stock_too = false;
+  bool see_through = false;
+  ask_observer([&] {
+    observer.value = observer_of_this_thread();
+    if (observer) {
+      token.value =
+          observer.value.attr("begin")(torch::detail::getTorchApiFunction(op), to_list(*stack, schema.arguments()));
+      if (token) {
+        stock_too = token.value.attr("stock_too").cast<bool>();
+        see_through = token.value.attr("see_through").cast<bool>();
+      }
+    }
+  });
+  if (!token) {
+    run(op, keys, stack, !observer);
+    return;
+  }
+  try {
+    if (stock_too) {
+      // What the op writes to must not be written twice: the observer gives copies.
+      torch::jit::Stack again = ask_observer([&] {
+        const py::list values = observer.value.attr("before_stock")(token.value);
+        torch::jit::Stack made;
+        for (size_t i = 0; i < values.size(); ++i) {
+          const c10::IValue& original = (*stack)[stack->size() - values.size() + i];
+          made.push_back(
+              values[i].is_none() ? original : torch::jit::toIValue(values[i], schema.arguments()[i].real_type()));
+        }
+        return made;
+      });
+      std::string error;
+      try {
+        run_under_stock(op, keys, again);
+      } catch (const std::exception& raised) {
+        error = *raised.what() != '\0' ? raised.what() : "error";
+        const py::gil_scoped_acquire gil;
+        PyErr_Clear(); // what a mode or a kernel in Python has raised
+      }
+      ask_observer([&] {
+        if (error.empty()) {
+          observer.value.attr("after_stock")(token.value, to_list(again, schema.returns()), py::none());
+        } else {
+          observer.value.attr("after_stock")(token.value, py::list(), py::str(error));
+        }
+      });
+    }
+    run(op, keys, stack, see_through);
+    ask_observer([&] { observer.value.attr("end")(token.value, to_list(*stack, schema.returns())); });
+  } catch (...) {
+    const py::gil_scoped_acquire gil;
+    const py::error_scope in_flight; // Python code that runs while an error is set stops at its first look
+    ask_observer([&] { observer.value.attr("failed")(token.value); });
+    throw;
+  }
+}
+
+} // namespace
+
+py::object swap_observer(py::object observer) {
+  py::object before = observer_of_this_thread();
+  // Nothing in the place of None: what is left when a thread ends may be let go of after Python is gone.
+  std::shared_ptr<c10::SafePyObject> holder;
+  if (!observer.is_none()) {
+    holder = std::make_shared<c10::SafePyObject>(observer.release().ptr(), getPyInterpreter());
+  }
+  at::impl::ThreadLocalPythonObjects::set(kObserverName, std::move(holder));
+  return before;
+}
+
+void register_tap() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    auto* library = new torch::Library(torch::Library::IMPL, "_", kTapKey, __FILE__, __LINE__);
+    library->fallback(torch::CppFunction::makeFromBoxedFunction<&tap>());
+  });
+}
+
+std::string tap_key_name() {
+  return c10::toString(kTapKey);
+}
+
+} // namespace torch_promote

@@ -1,0 +1,259 @@
+// file: the Python face of the extension: torch_promote._C
+#include "cache/thread_cache.h"
+#include "dispatch/extra_ops.h"
+#include "policy/op_table.h"
+#include "cache/persistent_cache.h"
+#include "promotion/call.h"
+#include "promotion/ops.h"
+#include "python/promotion_hooks.h"
+#include "region/region.h"
+#include "python/region_bindings.h"
+#include "python/region_type.h"
+#include "dispatch/registration.h"
+#include "python/dispatch_observer.h"
+#include "dispatch/unversioned_writers.h"
+#include "cache/weight.h"
+
+#include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace torch_promote {
+namespace {
+
+PolicyByte checked_byte(unsigned int byte) {
+  TORCH_CHECK_VALUE(byte <= 255, "a policy byte is at most 255, got ", byte);
+  return static_cast<PolicyByte>(byte);
+}
+
+uint32_t register_change(const std::vector<std::tuple<OpNumber, size_t, unsigned int>>& overrides, bool replaces) {
+  PolicyChange change;
+  change.base = replaces ? PolicyChange::Base::registered : PolicyChange::Base::around;
+  for (const auto& [op, device, byte] : overrides) {
+    TORCH_CHECK_INDEX(op < number_of_ops(), "there are ", number_of_ops(), " ops with a number; got ", op);
+    TORCH_CHECK_INDEX(device < kNumDevices, "there are ", kNumDevices, " device types; got ", device);
+    change.overrides.push_back({op, static_cast<Device>(device), checked_byte(byte)});
+  }
+  return replaces || !change.overrides.empty() ? intern_change(std::move(change)) : 0;
+}
+
+using CodePairs = std::vector<std::tuple<int, int, int>>;
+
+size_t checked_code(int code) {
+  TORCH_CHECK_VALUE(code >= 0 && static_cast<size_t>(code) < kDtypes, "no dtype has the number ", code);
+  return static_cast<size_t>(code);
+}
+
+DtypeCode checked_result(int code) {
+  return code < 0 ? kNoDtype : static_cast<DtypeCode>(checked_code(code));
+}
+
+// Where nothing is put, there is no common dtype.
+PromotionTables make_tables(
+    const CodePairs& tensors,
+    const CodePairs& numbers,
+    const std::vector<std::pair<int, int>>& floats,
+    const CodePairs& zero_dims,
+    const std::vector<std::pair<int, int>>& castable,
+    uint64_t content) {
+  PromotionTables tables{};
+  for (size_t dtype = 0; dtype < kDtypes; ++dtype) {
+    tables.tensors[dtype].fill(kNoDtype);
+    tables.zero_dims[dtype].fill(kNoDtype);
+  }
+  for (DtypeRow& row : tables.numbers) {
+    row.fill(kNoDtype);
+  }
+  tables.floats.fill(kNoDtype);
+  for (const auto& [a, b, common] : tensors) {
+    tables.tensors[checked_code(a)][checked_code(b)] = checked_result(common);
+  }
+  for (const auto& [a, b, common] : zero_dims) {
+    tables.zero_dims[checked_code(a)][checked_code(b)] = checked_result(common);
+  }
+  for (const auto& [number, dtype, common] : numbers) {
+    tables.numbers.at(static_cast<size_t>(number))[checked_code(dtype)] = checked_result(common);
+  }
+  for (const auto& [dtype, common] : floats) {
+    tables.floats[checked_code(dtype)] = checked_result(common);
+  }
+  for (const auto& [computed, written] : castable) {
+    tables.castable[checked_code(computed)] |= uint64_t{1} << checked_code(written);
+  }
+  tables.content = content;
+  return tables;
+}
+
+PromotionOptions make_options(
+    bool zero_dim_is_weak, bool associative, bool is_stock, bool matmul, uint8_t lint, uint32_t lint_handler) {
+  return {zero_dim_is_weak, associative, is_stock, matmul, lint, lint_handler};
+}
+
+uint32_t register_promotion_change(uint32_t promotion) {
+  promotion_of(promotion); // raises if there is none
+  PolicyChange change;
+  change.promotion = promotion;
+  return intern_change(std::move(change));
+}
+
+// None where it does not act: inside the ops that it promotes, and in backwards.
+py::object promotion_in_force() {
+  const Promotion* promotion = promotion_acts_here() ? current_policy().promotion : nullptr;
+  return promotion == nullptr ? py::object(py::none()) : py::object(py::int_(promotion->number));
+}
+
+// What differs from stock in the policy in force: the bytes for each device type, by the op's name.
+std::map<std::string, std::vector<unsigned int>> current_policy_by_name() {
+  std::map<std::string, std::vector<unsigned int>> result;
+  for (const Override& change : overrides_of(current_policy())) {
+    std::vector<unsigned int>& bytes = result[op_name(change.op)];
+    bytes.clear();
+    for (size_t device = 0; device < kNumDevices; ++device) {
+      bytes.push_back(current_policy().lookup(static_cast<Device>(device), change.op));
+    }
+  }
+  return result;
+}
+
+// The number of a torch.dtype in c10::ScalarType.
+unsigned int scalar_type_of(const py::object& dtype) {
+  TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()), "expected a torch.dtype");
+  return static_cast<unsigned int>(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+}
+
+struct SuspendedHandle {
+  std::shared_ptr<Suspended> regions;
+};
+
+std::vector<std::vector<unsigned int>> bytes_of(const PolicyTable& table) {
+  std::vector<std::vector<unsigned int>> result;
+  for (const auto& device : table.bytes) {
+    result.emplace_back(device.begin(), device.end());
+  }
+  return result;
+}
+
+} // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The compiled part of torch_promote: the wrappers on AutocastPrivateUse1, the regions and the cast cache.";
+  if (!add_region_functions(m.ptr()) || !add_short_ways(m.ptr())) {
+    throw py::error_already_set();
+  }
+  py::object parameter = py::module_::import("torch.nn").attr("Parameter");
+  set_parameter_type(reinterpret_cast<PyTypeObject*>(parameter.release().ptr()));
+  m.def("set_replaying_modes", [](const std::vector<py::type>& modes) {
+    std::vector<PyTypeObject*> types;
+    for (const py::type& mode : modes) {
+      types.push_back(reinterpret_cast<PyTypeObject*>(mode.inc_ref().ptr()));
+    }
+    set_replaying_modes(std::move(types));
+  });
+  m.def("forget_persistent", &forget_persistent);
+  register_wrappers();
+  register_unversioned_writers();
+  stock_policy_table(); // now, while this thread is the only one here
+  m.attr("TORCH_VERSION") = TORCH_VERSION;
+
+  py::dict policies;
+  policies["unlisted"] = to_byte(CastPolicy::unlisted);
+  policies["fallthrough"] = to_byte(CastPolicy::fallthrough);
+  policies["keep"] = to_byte(CastPolicy::keep);
+  policies["banned"] = to_byte(CastPolicy::banned);
+  policies["lower_precision_fp"] = to_byte(CastPolicy::lower_precision_fp);
+  policies["fp32"] = to_byte(CastPolicy::fp32);
+  policies["fp32_set_opt_dtype"] = to_byte(CastPolicy::fp32_set_opt_dtype);
+  policies["fp32_append_dtype"] = to_byte(CastPolicy::fp32_append_dtype);
+  policies["promote"] = to_byte(CastPolicy::promote);
+  policies["match_self"] = to_byte(CastPolicy::match_self);
+  policies["run_in"] = to_byte(CastPolicy::run_in);
+  m.attr("POLICY_BYTES") = policies;
+
+  py::list names;
+  for (const RowInfo& row : rows()) {
+    names.append(row.name());
+  }
+  m.attr("ROW_NAMES") = py::tuple(names);
+
+  py::list writers;
+  for (const char* name : kUnversionedWriters) {
+    writers.append(name);
+  }
+  m.attr("UNVERSIONED_WRITERS") = py::tuple(writers);
+
+  m.def("stock_policy_bytes", [] { return bytes_of(stock_policy_table()); });
+  m.def("current_policy_bytes", [] { return bytes_of(current_policy()); });
+  m.def("current_policy", &current_policy_by_name);
+  m.def("register_op", &register_op);
+  m.def("register_change", &register_change);
+  m.def("capture_policy", [] { return change_to(current_policy()); });
+  m.def("set_defaults", &set_defaults);
+  m.def("scalar_type", &scalar_type_of);
+  m.def("policy_is_stock", [] { return &current_policy() == &stock_policy_table(); });
+  // Tables are kept for good, so an address is a table's name.
+  m.def("current_policy_id", [] { return reinterpret_cast<uintptr_t>(&current_policy()); });
+  m.def("depth", &depth);
+  m.attr("CACHE_MODES") = py::cast(kCacheModeNames).cast<py::tuple>();
+  m.def("cache_mode", [] { return kCacheModeNames[static_cast<size_t>(tls_cache_mode)]; });
+
+  py::class_<PromotionTables>(m, "PromotionTables").def(py::init(&make_tables));
+  py::class_<PromotionOptions>(m, "PromotionOptions").def(py::init(&make_options));
+  m.def(
+      "register_promotion", [](const std::string& name, const PromotionOptions& options, unsigned int default_dtype,
+                               const PromotionTables& tables) {
+        return register_promotion(name, options, static_cast<at::ScalarType>(default_dtype), tables);
+      });
+  m.def("put_promotion_tables", [](uint32_t promotion, unsigned int default_dtype, const PromotionTables& tables) {
+    promotion_of(promotion)->put_tables(static_cast<at::ScalarType>(default_dtype), tables);
+  });
+  m.def("register_promotion_change", &register_promotion_change);
+  m.def("promotion_in_force", &promotion_in_force);
+  m.def("set_promotion_hooks", &set_promotion_hooks);
+  m.def(
+      "register_promoting_op",
+      [](std::string op, std::string overload, std::string functional, uint64_t participants, unsigned int computes,
+         int rounding_mode, bool each, bool matmul, unsigned int refuses) {
+        TORCH_CHECK_VALUE(computes <= static_cast<unsigned int>(Computes::opaque), "no op computes ", computes);
+        TORCH_CHECK_VALUE(refuses <= static_cast<unsigned int>(Refuses::mixed), "no op refuses ", refuses);
+        register_promoting_op(
+            {std::move(op), std::move(overload), std::move(functional), participants, static_cast<Computes>(computes),
+             rounding_mode, each, matmul, static_cast<Refuses>(refuses)});
+      });
+
+  m.def("swap_observer", &swap_observer);
+  m.def("register_tap", &register_tap);
+  m.def("tap_key_name", &tap_key_name);
+
+  py::class_<SuspendedHandle>(m, "SuspendedRegions");
+  m.def("suspend_regions", [](size_t base) { return SuspendedHandle{suspend(base)}; });
+  m.def("resume_regions", [](const SuspendedHandle& handle) { resume(*handle.regions); });
+
+  m.def("cache_info", [] {
+    const CacheInfo info = cast_cache_info();
+    py::dict result;
+    result["entries"] = info.entries;
+    result["bytes"] = info.bytes;
+    result["hits"] = info.hits;
+    result["misses"] = info.misses;
+    result["stale"] = info.stale;
+    result["dropped"] = info.dropped;
+    result["persistent_entries"] = info.persistent_entries;
+    result["persistent_bytes"] = info.persistent_bytes;
+    return result;
+  });
+  m.def("clear_cache", &clear_cast_cache);
+}
+
+} // namespace torch_promote

@@ -1,0 +1,379 @@
+// file: entering and leaving regions, with PyTorch's own autocast state as the mirror
+#include "region/region.h"
+
+#include "cache/thread_cache.h"
+#include "promotion/state.h"
+#include "region/thread_state.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+namespace torch_promote {
+
+namespace {
+
+// A region in force. It puts back the state of the devices that it named, and the cache mode if it gave one; the rest
+// is not its to touch.
+struct Frame {
+  const void* owner;
+  RegionSpec spec;
+  ThreadState before;
+  const PolicyTable* around; // what its policy is made from; never null
+  int graph_task = -1;       // see PromotionState; looked up only under a promotion rule
+
+  bool names(size_t device) const {
+    return spec.devices[device].named;
+  }
+};
+
+using Slots = std::array<DeviceState, kSlots.size()>;
+
+struct Thread {
+  std::vector<Frame> frames;
+  Slots slots_outside; // what the fingerprint's slots held before the first open region that writes them
+};
+
+Thread& thread() {
+  static thread_local Thread instance;
+  return instance;
+}
+
+// Whether a region says something about the policy, or is the outermost under a default policy that is not stock's.
+bool writes_slots(const Frame& frame) {
+  return frame.spec.change != 0 || (frame.before.policy == nullptr && frame.around != &stock_policy_table());
+}
+
+bool gives_cache_mode(const Frame& frame) {
+  return frame.spec.cache_mode.has_value();
+}
+
+bool any_writes_slots() {
+  const auto& frames = thread().frames;
+  return std::any_of(frames.begin(), frames.end(), writes_slots);
+}
+
+void read_slots_outside() {
+  for (size_t slot = 0; slot < kSlots.size(); ++slot) {
+    thread().slots_outside[slot] = DeviceState::read(kSlots[slot]);
+  }
+}
+
+// The first slot is that of our own key, whose enabled flag is the regions' affair; the rest of it is as the others.
+void write_slots(const Slots& slots) {
+  at::autocast::set_autocast_dtype(kSlots[0], slots[0].dtype);
+  for (size_t slot = 1; slot < slots.size(); ++slot) {
+    slots[slot].write(kSlots[slot]);
+  }
+}
+
+// Puts a policy in force in this thread. `in_slots`: an open region writes the slots, so they are ours.
+void put_policy(const PolicyTable* policy, bool in_slots) {
+  tls_policy = policy;
+  Slots slots = thread().slots_outside;
+  if (in_slots) {
+    if (policy == &stock_policy_table()) { // overridden back to what it was
+      slots[0].dtype = kNoFingerprint;
+    } else {
+      for (size_t slot = 0; slot < slots.size(); ++slot) {
+        slots[slot] = {true, policy->fingerprint[slot]};
+      }
+    }
+  }
+  write_slots(slots);
+}
+
+// Our key is on where a device's autocast is, and under overrides, which are for regions of torch.autocast inside a
+// disabled region of ours too. Otherwise it is off: PyTorch takes it for an autocast device of its own and asks whether
+// any is enabled.
+void put_key(ThreadKeys& keys, const PolicyTable* policy) {
+  const bool on = keys.enabled(Device::cpu) || keys.enabled(Device::cuda) || policy != &stock_policy_table();
+  keys.put_ours(on, !on);
+}
+
+// The policy that a region entered now is made from: that of the region around it, which PyTorch may have carried here
+// from another thread, or else the default.
+const PolicyTable* policy_around(const ThreadState& state) {
+  if (state.policy != nullptr) {
+    return state.policy;
+  }
+  return state.key_included ? &policy_of_carried_state() : default_policy_table();
+}
+
+void write_devices(const ThreadState& state) {
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    state.devices[device].write(device_type_of(static_cast<Device>(device)));
+  }
+}
+
+void restore(const Frame& frame) {
+  ThreadKeys keys = ThreadKeys::read();
+  for (size_t i = 0; i < kNumDevices; ++i) {
+    if (frame.names(i)) {
+      const auto device = static_cast<Device>(i);
+      keys.enable(device, frame.before.devices[i].enabled);
+      at::autocast::set_autocast_dtype(device_type_of(device), frame.before.devices[i].dtype);
+    }
+  }
+  keys.put_ours(frame.before.key_included, frame.before.key_excluded);
+  keys.write();
+  at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
+  if (gives_cache_mode(frame)) {
+    tls_cache_mode = frame.before.cache_mode;
+  }
+  if (writes_slots(frame)) {
+    put_policy(frame.before.policy, any_writes_slots());
+  } else {
+    tls_policy = frame.before.policy;
+  }
+}
+
+void leave_nesting() {
+  // As stock: the caches live as long as the outermost region. Ours is this thread's, stock's the process's.
+  if (at::autocast::decrement_nesting() == 0) {
+    at::autocast::clear_cache();
+  }
+  if (thread().frames.empty()) {
+    end_cast_cache();
+  }
+}
+
+void put_graph_task() {
+  tls_promotion.graph_task = thread().frames.empty() ? -1 : thread().frames.back().graph_task;
+}
+
+void end_innermost() {
+  const Frame frame = thread().frames.back();
+  thread().frames.pop_back();
+  put_graph_task();
+  restore(frame);
+  leave_nesting();
+}
+
+// Gives each frame from `first` on the policy around it as what it restores, and returns the innermost policy. `before`
+// is what this thread had around the first, null for none, and `around` what that one's policy is made from.
+const PolicyTable* recompose(
+    std::vector<Frame>& frames, size_t first, const PolicyTable* before, const PolicyTable* around) {
+  for (size_t i = first; i < frames.size(); ++i) {
+    frames[i].before.policy = before;
+    frames[i].around = around;
+    before = around = compose(around, frames[i].spec.change);
+  }
+  return before;
+}
+
+// Ends a region while others, opened later, are still open.
+void end_below(size_t position) {
+  auto& frames = thread().frames;
+  const Frame frame = frames[position];
+  frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
+  put_graph_task();
+  // What the ended region would have put back, the next one that changes the same will; where there is none, it is put
+  // back now. Every region sets the key, and nearly every one the cache flag.
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    if (!frame.names(device)) {
+      continue;
+    }
+    const auto above = std::find_if(
+        frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [&](auto& f) { return f.names(device); });
+    if (above != frames.end()) {
+      above->before.devices[device] = frame.before.devices[device];
+    } else {
+      frame.before.devices[device].write(device_type_of(static_cast<Device>(device)));
+    }
+  }
+  if (gives_cache_mode(frame)) {
+    const auto above =
+        std::find_if(frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), gives_cache_mode);
+    (above != frames.end() ? above->before.cache_mode : tls_cache_mode) = frame.before.cache_mode;
+  }
+  ThreadState& above = frames[position].before;
+  above.key_included = frame.before.key_included;
+  above.key_excluded = frame.before.key_excluded;
+  above.cache_enabled = frame.before.cache_enabled;
+  const bool none_sets_cache = std::all_of(
+      frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [](auto& f) { return f.spec.keeps_cache; });
+  if (none_sets_cache && !frame.spec.keeps_cache) {
+    at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
+  }
+  std::for_each(
+      frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [](Frame& f) { --f.before.nesting; });
+  const PolicyTable* policy = recompose(frames, position, frame.before.policy, frame.around);
+  if (writes_slots(frame)) {
+    put_policy(policy, any_writes_slots());
+  }
+  ThreadKeys keys = ThreadKeys::read();
+  put_key(keys, policy);
+  keys.write();
+  leave_nesting();
+}
+
+} // namespace
+
+const PolicyTable& policy_of_carried_state() {
+  Fingerprint digits{};
+  for (size_t slot = 0; slot < digits.size(); ++slot) {
+    digits[slot] = at::autocast::get_autocast_dtype(kSlots[slot]);
+    if (digits[0] == kNoFingerprint) {
+      return stock_policy_table();
+    }
+  }
+  return find_policy(digits);
+}
+
+void enter(const void* owner, const RegionSpec& spec) {
+  ThreadKeys keys = ThreadKeys::read();
+  Frame frame{owner, spec, ThreadState::read(keys), nullptr};
+  frame.around = policy_around(frame.before);
+  const PolicyTable* policy = compose(frame.around, spec.change); // may throw; what follows does not
+  if (writes_slots(frame) && !any_writes_slots()) {
+    read_slots_outside();
+  }
+  thread().frames.push_back(frame);
+  if (policy->promotion != nullptr) {
+    thread().frames.back().graph_task = torch::autograd::get_current_graph_task_id();
+  }
+  put_graph_task();
+
+  for (size_t i = 0; i < kNumDevices; ++i) {
+    const RegionSpec::PerDevice& wanted = spec.devices[i];
+    if (wanted.named) {
+      const auto device = static_cast<Device>(i);
+      keys.enable(device, wanted.enabled);
+      if (wanted.dtype != frame.before.devices[i].dtype) {
+        at::autocast::set_autocast_dtype(device_type_of(device), wanted.dtype);
+      }
+    }
+  }
+  put_key(keys, policy);
+  keys.write();
+  thread().frames.back().before.nesting = at::autocast::increment_nesting() - 1;
+  if (!spec.keeps_cache && spec.cache_enabled != frame.before.cache_enabled) {
+    at::autocast::set_autocast_cache_enabled(spec.cache_enabled);
+  }
+  if (spec.cache_mode.has_value()) {
+    tls_cache_mode = *spec.cache_mode;
+  }
+  if (writes_slots(frame)) {
+    put_policy(policy, /*in_slots=*/true);
+  } else {
+    tls_policy = policy;
+  }
+}
+
+bool exit(const void* owner) {
+  auto& frames = thread().frames;
+  if (!frames.empty() && frames.back().owner == owner) { // nearly always
+    end_innermost();
+    return true;
+  }
+  const auto mine = [owner](const Frame& frame) { return frame.owner == owner; };
+  if (std::none_of(frames.begin(), frames.end(), mine)) {
+    return false;
+  }
+  while (owner != kGraphOwner && frames.back().owner == kGraphOwner) {
+    end_innermost();
+  }
+  const auto from_top = std::find_if(frames.rbegin(), frames.rend(), mine);
+  if (from_top == frames.rbegin()) {
+    end_innermost();
+  } else {
+    end_below(static_cast<size_t>(frames.rend() - from_top) - 1);
+  }
+  return true;
+}
+
+const void* innermost_promotion_region() {
+  const auto& frames = thread().frames;
+  const auto frame =
+      std::find_if(frames.rbegin(), frames.rend(), [](const Frame& f) { return sets_promotion(f.spec.change); });
+  return frame == frames.rend() ? nullptr : frame->owner;
+}
+
+size_t depth() {
+  return thread().frames.size();
+}
+
+struct Suspended {
+  std::vector<Frame> frames; // outermost first
+  ThreadState inside;        // what the innermost of them saw when it was taken off
+};
+
+// Besides our regions, those of torch.autocast that the body opened inside them are taken off and put back: they show
+// in the devices' state and in the nesting depth.
+std::shared_ptr<Suspended> suspend(size_t base) {
+  auto& frames = thread().frames;
+  auto result = std::make_shared<Suspended>();
+  if (frames.size() <= base) {
+    return result;
+  }
+  result->inside = ThreadState::read();
+  result->frames.assign(frames.begin() + static_cast<std::ptrdiff_t>(base), frames.end());
+  const ThreadState& around = result->frames.front().before;
+  const int ours = static_cast<int>(result->frames.size());
+  for (int nesting = result->inside.nesting; nesting > around.nesting + ours; --nesting) {
+    at::autocast::decrement_nesting();
+  }
+  while (frames.size() > base) {
+    end_innermost();
+  }
+  write_devices(around);
+  return result;
+}
+
+void resume(const Suspended& regions) {
+  if (regions.frames.empty()) {
+    return;
+  }
+  // What a region puts back at its end is what it found; found anew, that is the state there is now.
+  const ThreadState around = ThreadState::read();
+  const ThreadState& found = regions.frames.front().before;
+  const ThreadState& inside = regions.inside;
+  std::vector<Frame> resumed = regions.frames;
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    const auto first =
+        std::find_if(resumed.begin(), resumed.end(), [device](const Frame& f) { return f.names(device); });
+    if (first != resumed.end()) {
+      first->before.devices[device] = around.devices[device];
+    }
+    // A device that the body left as it found it is as it is now.
+    if (first != resumed.end() || !(inside.devices[device] == found.devices[device])) {
+      inside.devices[device].write(device_type_of(static_cast<Device>(device)));
+    }
+  }
+  // A frame's picture of the devices that it does not name serves the next `suspend`.
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    resumed.front().before.devices[device] = around.devices[device];
+  }
+  if (const auto first = std::find_if(resumed.begin(), resumed.end(), gives_cache_mode); first != resumed.end()) {
+    first->before.cache_mode = around.cache_mode;
+    tls_cache_mode = inside.cache_mode;
+  }
+  resumed.front().before.key_included = around.key_included;
+  resumed.front().before.key_excluded = around.key_excluded;
+  resumed.front().before.cache_enabled = around.cache_enabled;
+  resumed.front().before.nesting = around.nesting;
+  const PolicyTable* policy = recompose(resumed, 0, around.policy, policy_around(around));
+  const bool changes_policy = std::any_of(resumed.begin(), resumed.end(), writes_slots);
+  if (changes_policy && !any_writes_slots()) {
+    read_slots_outside();
+  }
+  thread().frames.insert(thread().frames.end(), resumed.begin(), resumed.end());
+  put_graph_task();
+  for (int opened = found.nesting; opened < inside.nesting; ++opened) {
+    at::autocast::increment_nesting();
+  }
+  inside.write_key();
+  at::autocast::set_autocast_cache_enabled(inside.cache_enabled);
+  if (changes_policy) {
+    put_policy(policy, /*in_slots=*/true);
+  } else {
+    tls_policy = policy;
+  }
+}
+
+} // namespace torch_promote

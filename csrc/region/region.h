@@ -1,0 +1,61 @@
+// file: the thread's open regions: which policy table is in force, and what to restore when a region ends
+#pragma once
+
+#include "policy/policy_registry.h"
+#include "region/region_spec.h"
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/DispatchKeySet.h>
+
+#include <cstddef>
+#include <memory>
+
+namespace torch_promote {
+
+constexpr c10::DispatchKey kOurKey = c10::DispatchKey::AutocastPrivateUse1;
+
+constexpr c10::DeviceType device_type_of(Device device) {
+  return device == Device::cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+}
+
+constexpr c10::DispatchKey stock_key_of(Device device) {
+  return device == Device::cuda ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
+}
+
+// The table in force in this thread.
+inline thread_local const PolicyTable* tls_policy = nullptr;
+const PolicyTable& policy_of_carried_state();
+
+inline const PolicyTable& current_policy() {
+  // Null with our key on: this thread opened no region, PyTorch carried the dispatch state here (an autograd device
+  // thread, at::launch). See NOTE [ Policy fingerprint ].
+  return tls_policy != nullptr ? *tls_policy : policy_of_carried_state();
+}
+
+// Which casts are kept in this thread: what the innermost open region says that says anything about it.
+inline constinit thread_local CacheMode tls_cache_mode = CacheMode::weights;
+
+// The owner of regions that a traced graph opens. If an op of the graph raises, nothing ends them; so they end with the
+// region around them at the latest.
+constexpr const void* kGraphOwner = nullptr;
+
+// Opens a region in this thread. `owner` tells the frames of different objects apart; it is compared, never followed.
+void enter(const void* owner, const RegionSpec& spec);
+
+// Ends the innermost open region of `owner` in this thread. False if there is none (nothing is changed). Regions that
+// were opened later stay open: what is in force afterwards is what they, and those around, ask for.
+bool exit(const void* owner);
+
+// The owner of the innermost open region of `promotion` in this thread, null if there is none.
+const void* innermost_promotion_region();
+
+// How many regions are open in this thread.
+size_t depth();
+
+// A step of a coroutine may end inside its regions: `suspend` takes the regions above `base` off this thread, leaving
+// it as it was before they were opened, and `resume` puts them back on whatever thread state there is then.
+struct Suspended;
+std::shared_ptr<Suspended> suspend(size_t base);
+void resume(const Suspended& regions);
+
+} // namespace torch_promote

@@ -1,0 +1,38 @@
+// file: what one `my_autocast` object asks for, and its packed form
+#pragma once
+
+#include "policy/op_table.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+namespace torch_promote {
+
+// Which casts are kept for later uses while a region's cache flag is on; the cast cache says how.
+enum class CacheMode : uint8_t { weights, persistent, all };
+constexpr std::array<const char*, 3> kCacheModeNames = {"weights", "persistent", "all"}; // in the enum's order
+
+// What one `my_autocast` object asks for, packed into 64 bits so that Python and torch.compile can hold it as a
+// constant:
+//   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled;
+//   33..34 cache mode: 0 not given, else 1 + CacheMode; 35 keeps_cache; 40..63 change.
+struct RegionSpec {
+  struct PerDevice {
+    bool named = false;
+    bool enabled = false;
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+  };
+  std::array<PerDevice, kNumDevices> devices;
+  bool cache_enabled = true;
+  bool keeps_cache = false;            // leaves the cache flag as it is
+  std::optional<CacheMode> cache_mode; // not given: that of the region around
+  uint32_t change = 0;                 // of the policy: its number in the registry
+
+  static RegionSpec unpack(uint64_t packed);
+  uint64_t pack() const;
+};
+
+} // namespace torch_promote

@@ -1,0 +1,103 @@
+// file: the part of a thread's state that a region changes, PyTorch's and ours
+#pragma once
+
+#include "region/region.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <array>
+
+namespace torch_promote {
+
+// PyTorch's autocast state of one device type.
+struct DeviceState {
+  bool enabled;
+  c10::ScalarType dtype;
+
+  static DeviceState read(c10::DeviceType type) {
+    return {at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)};
+  }
+  void write(c10::DeviceType type) const {
+    at::autocast::set_autocast_enabled(type, enabled);
+    at::autocast::set_autocast_dtype(type, dtype);
+  }
+  bool operator==(const DeviceState& other) const {
+    return enabled == other.enabled && dtype == other.dtype;
+  }
+};
+
+// The dispatch keys that are on in this thread and off in it, to be changed together and then written: PyTorch's own
+// functions look for the thread's state anew at every key. Whether autocast is on for a device is one of them.
+class ThreadKeys {
+ public:
+  static ThreadKeys read() {
+    return ThreadKeys(c10::impl::tls_local_dispatch_key_set());
+  }
+  void write() const {
+    c10::impl::_force_tls_local_dispatch_key_set(keys_);
+  }
+  bool enabled(Device device) const {
+    return !keys_.excluded_.has(stock_key_of(device));
+  }
+  bool ours_included() const {
+    return keys_.included_.has(kOurKey);
+  }
+  bool ours_excluded() const {
+    return keys_.excluded_.has(kOurKey);
+  }
+  void enable(Device device, bool enabled) {
+    set(keys_.excluded_, stock_key_of(device), !enabled);
+  }
+  void put_ours(bool included, bool excluded) {
+    set(keys_.included_, kOurKey, included);
+    set(keys_.excluded_, kOurKey, excluded);
+  }
+
+ private:
+  explicit ThreadKeys(c10::impl::LocalDispatchKeySet keys) : keys_(keys) {}
+  static void set(c10::DispatchKeySet& keys, c10::DispatchKey key, bool on) {
+    keys = on ? keys.add(key) : keys.remove(key);
+  }
+
+  c10::impl::LocalDispatchKeySet keys_;
+};
+
+// The part of the thread's state that every region changes.
+struct ThreadState {
+  std::array<DeviceState, kNumDevices> devices;
+  bool key_included;
+  bool key_excluded;
+  bool cache_enabled;
+  CacheMode cache_mode;
+  int nesting; // how many regions are open in this thread, stock's and ours
+  const PolicyTable* policy;
+
+  // All but the nesting, of which there is no getter.
+  static ThreadState read(const ThreadKeys& keys) {
+    ThreadState state{};
+    for (size_t i = 0; i < kNumDevices; ++i) {
+      const auto device = static_cast<Device>(i);
+      state.devices[i] = {keys.enabled(device), at::autocast::get_autocast_dtype(device_type_of(device))};
+    }
+    state.key_included = keys.ours_included();
+    state.key_excluded = keys.ours_excluded();
+    state.cache_enabled = at::autocast::is_autocast_cache_enabled();
+    state.cache_mode = tls_cache_mode;
+    state.policy = tls_policy;
+    return state;
+  }
+  static ThreadState read() {
+    ThreadState state = read(ThreadKeys::read());
+    state.nesting = at::autocast::increment_nesting() - 1;
+    at::autocast::decrement_nesting();
+    return state;
+  }
+  void write_key() const {
+    ThreadKeys keys = ThreadKeys::read();
+    keys.put_ours(key_included, key_excluded);
+    keys.write();
+  }
+};
+
+} // namespace torch_promote
