@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import torch_promote as tp
+from helpers.support import thread_state
 from torch_promote.parity import devices
-
-from support import thread_state
 
 
 @pytest.fixture(autouse=True)

@@ -5,16 +5,16 @@ and the cast policy of every op can be seen and overridden.
 
 Where things are:
 
-- `my_autocast`, `cache_info`, `clear_cache`: torch_promote.autocast
-- `CastPolicy` and the op table: torch_promote.policies
-- `Policy`, policy files and named policies: torch_promote.policy; what holds for a whole program
-  (`set_default_policy`, `register_policy`): torch_promote.defaults
-- policies of modules (`set_module_policy`): torch_promote.modules (loaded when first used)
-- `promotion`, promotion by a rule of one's choice: torch_promote.promotion; its lint: torch_promote.promotion_lint; the
-  rules, and `make_rule`: torch_promote.reference.promotion_rules (loaded when first used)
+- `my_autocast`, `cache_info`, `clear_cache`: torch_promote.regions.autocast
+- `CastPolicy` and the op table: torch_promote.policy.op_table
+- `Policy`, policy files and named policies: torch_promote.policy.policy; what holds for a whole program
+  (`set_default_policy`, `register_policy`): torch_promote.regions.defaults
+- policies of modules (`set_module_policy`): torch_promote.modules.module_policies (loaded when first used)
+- `promotion`, promotion by a rule of one's choice: torch_promote.promoting; the rules,
+  and `make_rule`: torch_promote.reference.promotion_rules (loaded when first used)
 - errors, all subclasses of `TorchPromoteError`: torch_promote.errors
 - `crosscheck`: torch_promote.checking.crosscheck; `reference`: torch_promote.reference (loaded when first used)
-- the command `torch-promote`: torch_promote.cli
+- the command `torch-promote`: torch_promote.cli.main
 
 Example:
     >>> import torch, torch_promote as tp
@@ -26,22 +26,12 @@ Example:
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torch_promote._extension import OUR_KEY, check_extension
+from torch_promote.dispatch_keys import AUTOCAST_KEY
+from torch_promote.native.loader import check_extension
 
-check_extension()
+check_extension()  # what follows needs the extension
 
-from torch_promote import _compile, _higher_order, _kept_casts  # noqa: E402 (what follows needs the extension)
-from torch_promote._checkpoint import checkpoint_contexts  # noqa: E402
-from torch_promote.autocast import cache_info, clear_cache, my_autocast  # noqa: E402
-from torch_promote.defaults import (  # noqa: E402
-    RegisteredPolicy,
-    default_policy,
-    register_policy,
-    registered_policies,
-    set_default_policy,
-    use_environment,
-)
-from torch_promote.errors import (  # noqa: E402
+from torch_promote.errors import (
     DecoratorError,
     DeviceTypeError,
     DtypeError,
@@ -57,15 +47,29 @@ from torch_promote.errors import (  # noqa: E402
     TorchPromoteError,
     UnsupportedDeviceError,
 )
-from torch_promote.policies import CastPolicy  # noqa: E402
-from torch_promote.policy import Policy  # noqa: E402
-from torch_promote.promotion import promotion  # noqa: E402
-from torch_promote.promotion_lint import PromotionEvent, PromotionKind  # noqa: E402
+from torch_promote.integrations import compile as _compile
+from torch_promote.integrations import higher_order as _higher_order
+from torch_promote.integrations import optimizers as _kept_casts
+from torch_promote.integrations.checkpoint import checkpoint_contexts
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.policy import Policy
+from torch_promote.promoting.lint import PromotionEvent, PromotionKind
+from torch_promote.promoting.promotion import promotion
+from torch_promote.regions.autocast import my_autocast
+from torch_promote.regions.cache import cache_info, clear_cache
+from torch_promote.regions.defaults import (
+    RegisteredPolicy,
+    default_policy,
+    register_policy,
+    registered_policies,
+    set_default_policy,
+    use_environment,
+)
 
 if TYPE_CHECKING:
     from torch_promote import reference
     from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, crosscheck
-    from torch_promote.modules import (
+    from torch_promote.modules.module_policies import (
         format_module_policy,
         module_policies,
         print_module_policy,
@@ -76,7 +80,7 @@ if TYPE_CHECKING:
 
 _compile.install(my_autocast, promotion)
 _kept_casts.keep_from_replaying_modes()
-_higher_order.pass_over(OUR_KEY)
+_higher_order.pass_over(AUTOCAST_KEY)
 use_environment()
 
 __version__ = "0.1.0"
@@ -139,7 +143,7 @@ _LAZY = {
             "remove_module_policy",
             "set_module_policy",
         ),
-        "torch_promote.modules",
+        "torch_promote.modules.module_policies",
     ),
 }
 

@@ -24,7 +24,7 @@ enum class Computes : uint8_t {
   opaque,  // nothing: what is inside such an op is its own affair, and it promotes nothing of its own
 };
 
-// The operands that an op raises for before it promotes them; torch_promote/promoting_ops.py.
+// The operands that an op raises for before it promotes them; torch_promote/promoting/ops.py.
 enum class Refuses : uint8_t { nothing, boolean, integral, complex, mixed };
 
 struct PromotingOp {

@@ -60,7 +60,7 @@ struct PromotionTables {
   }
 };
 
-// What the lint looks for; a bit each. Their names are in torch_promote/promotion_lint.py, in this order.
+// What the lint looks for; a bit each. Their names are in torch_promote/promoting/lint.py, in this order.
 enum class LintKind : uint8_t { zero_dim, overflow, low_precision, float64, any };
 
 struct PromotionOptions {

@@ -33,7 +33,7 @@ struct Operand {
 
 using Operands = std::vector<Operand>;
 
-// The object in Python that is asked; torch_promote/promotion_hooks.py.
+// The object in Python that is asked; torch_promote/promoting/hooks.py.
 void set_promotion_hooks(pybind11::object hooks);
 
 void ask_python_for_tables(uint32_t promotion, c10::ScalarType default_dtype);

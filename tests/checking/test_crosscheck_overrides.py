@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 import torch_promote as tp
 from torch_promote.checking import call_check
 from torch_promote.checking.active import active_overrides, active_state
-from torch_promote.policies import CastPolicy
+from torch_promote.policy.cast_policy import CastPolicy
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 aten = torch.ops.aten

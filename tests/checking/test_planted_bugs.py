@@ -14,13 +14,13 @@ import torch
 
 import torch_promote as tp
 from torch_promote.checking import call_check, checker
-from torch_promote.policies import CastPolicy
-from torch_promote.reference import promotion_table
-from torch_promote.reference.autocast_plan import AutocastState
-from torch_promote.reference.rules.table import Entry
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.reference.autocast.plan import AutocastState
+from torch_promote.reference.ops.rule_table import Entry
+from torch_promote.reference.promotion import table as promotion_table
 
 #: Modules whose names their functions have too.
-PLAN, INFER = (importlib.import_module(f"torch_promote.reference.{name}") for name in ("autocast_plan", "infer"))
+PLAN, INFER = (importlib.import_module(f"torch_promote.reference.{name}") for name in ("autocast.plan", "ops.infer"))
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 MonkeyPatch = pytest.MonkeyPatch
 

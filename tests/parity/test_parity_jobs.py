@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-import stand_in_runner
+from helpers import stand_in_runner
 from torch_promote.errors import OptionError
 from torch_promote.parity.jobs import run_entries
 from torch_promote.parity.model import EntryResult, Options

@@ -12,16 +12,17 @@ import torch
 from expecttest import assert_expected_inline
 
 import torch_promote
-from stand_in_runner import entries
-from stand_in_runner import run_entry as stand_in_for
+from helpers.stand_in_runner import entries
+from helpers.stand_in_runner import run_entry as stand_in_for
 from torch_promote.checking.known_gaps import Gap
 from torch_promote.errors import OptionError
 from torch_promote.parity import report as report_module
 from torch_promote.parity.junit import junit
 from torch_promote.parity.model import EntryResult, Options, SampleMismatch
 from torch_promote.parity.report import Report, about, merged
-from torch_promote.policies import CastPolicy, op_table
-from torch_promote.registrations import registered
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import op_table
+from torch_promote.policy.registered import registered
 
 NAMES = ("good", "good.again", "mismatching", "stale", "refused", "gap", "unruled")
 

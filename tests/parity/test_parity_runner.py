@@ -11,7 +11,7 @@ import torch
 from expecttest import assert_expected_inline
 from planting import change_results, other_values
 
-from rows import ROWS, listed
+from helpers.rows import ROWS, listed
 from torch_promote.checking.comparison import compare
 from torch_promote.errors import OptionError
 from torch_promote.parity.devices import on_device
@@ -19,7 +19,7 @@ from torch_promote.parity.model import Entry, Options
 from torch_promote.parity.outcome import copied
 from torch_promote.parity.runner import entries, run_entry
 from torch_promote.parity.samples import LISTED, NotGenerated, Sample, samples
-from torch_promote.registrations import registered
+from torch_promote.policy.registered import registered
 
 OURS = "ours against stock"
 

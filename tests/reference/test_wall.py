@@ -18,7 +18,7 @@ FILES = sorted((ROOT / "reference").rglob("*.py"))
 
 #: What the reference may import besides the standard library: torch for its dtypes, schemas and tensors, the package's
 #: errors, the op table as data, and itself.
-MAY_IMPORT = ("torch_promote.errors", "torch_promote.policies", "torch_promote.reference")
+MAY_IMPORT = ("torch_promote.errors", "torch_promote.policy.op_table", "torch_promote.reference")
 #: Functions and methods by which PyTorch would give an answer away. The reference defines some of them itself.
 GIVES_AWAY = {
     *("promote_types", "result_type", "can_cast", "elementwise_dtypes", "type_as", "get_overload"),
@@ -122,7 +122,10 @@ print([name for name in sys.modules if name.startswith(("torch_promote.reference
         ("import torch._prims_common", "imports torch._prims_common"),
         ("from torch._subclasses import FakeTensorMode", "imports torch._subclasses.FakeTensorMode"),
         ("from torch_promote import _C", "imports torch_promote._C"),
-        ("from torch_promote.autocast import my_autocast", "imports torch_promote.autocast.my_autocast"),
+        (
+            "from torch_promote.regions.autocast import my_autocast",
+            "imports torch_promote.regions.autocast.my_autocast",
+        ),
         ("import numpy", "imports numpy"),
         ("tensor.is_contiguous()", "calls is_contiguous"),
         ("a.to(b)", "calls to"),

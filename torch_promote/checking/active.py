@@ -9,13 +9,14 @@ from types import MappingProxyType
 import torch
 
 from torch_promote import _C
-from torch_promote._extension import OUR_KEY
-from torch_promote.policies import DEVICE_TYPES, CastPolicy
-from torch_promote.reference.autocast_state import AutocastState, DeviceAutocast
+from torch_promote.dispatch_keys import AUTOCAST_KEY
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.reference.autocast.state import AutocastState, DeviceAutocast
 
 __all__ = ["active_overrides", "active_state", "ours_is_active"]
 
-_KEY = getattr(torch._C.DispatchKey, OUR_KEY)
+_KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
 #: The bytes of an op about which stock's policy says nothing.
 _UNLISTED = (0,) * len(DEVICE_TYPES)
 

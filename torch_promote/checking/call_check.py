@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from torch_promote._extension import OUR_KEY
 from torch_promote.checking.promotion_check import promoted_values
+from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import PromotionRuleError
-from torch_promote.policies import LEFT_TO_STOCK, TABLE_VERSION
+from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError
-from torch_promote.reference.autocast_plan import AutocastPlan, AutocastState, autocast_plan
-from torch_promote.reference.cast_arguments import replace_tensors
-from torch_promote.reference.cast_arguments import tensors_in as tensors_by_path
-from torch_promote.reference.infer import NO_RULE, Inference, NoRule, infer
-from torch_promote.reference.rules.call import described
-from torch_promote.reference.strides import temporary_strides
+from torch_promote.reference.autocast.arguments import replace_tensors
+from torch_promote.reference.autocast.arguments import tensors_in as tensors_by_path
+from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, autocast_plan
+from torch_promote.reference.elementwise.strides import temporary_strides
+from torch_promote.reference.ops.call import described
+from torch_promote.reference.ops.infer import NO_RULE, Inference, NoRule, infer
 
 __all__ = [
     "Expectation",
@@ -251,7 +251,7 @@ def has_our_kernel(op: torch._ops.OpOverload) -> bool:
         >>> has_our_kernel(torch.ops.aten.mm.default)
         True
     """
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload_name(op), OUR_KEY))
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload_name(op), AUTOCAST_KEY))
 
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:

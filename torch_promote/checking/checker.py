@@ -27,8 +27,8 @@ from torch_promote.checking.promotion_check import foreign_rule
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.checking.stock_run import StockRun, written_results
 from torch_promote.checking.unwritten import UNREPEATABLE
-from torch_promote.reference.autocast_plan import AutocastState
-from torch_promote.reference.infer import Inference
+from torch_promote.reference.autocast.plan import AutocastState
+from torch_promote.reference.ops.infer import Inference
 
 __all__ = ["Checker", "Level"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from torch_promote import _C
-from torch_promote.reference.promotion import Operand
-from torch_promote.reference.rules.call import TensorLike, described
-from torch_promote.reference.strides import temporary_strides
+from torch_promote.reference.elementwise.strides import temporary_strides
+from torch_promote.reference.ops.call import TensorLike, described
+from torch_promote.reference.promotion.states import Operand
 
 __all__ = ["foreign_rule", "promoted_values"]
 
@@ -26,7 +26,7 @@ def foreign_rule() -> str | None:
     number = _C.promotion_in_force()
     if number is None:
         return None
-    from torch_promote.promotion_hooks import rule_of
+    from torch_promote.promoting.hooks import rule_of
 
     rule = rule_of(number)
     return None if rule.name == "torch" else rule.name
@@ -45,8 +45,8 @@ def promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> M
     number = _C.promotion_in_force()
     if number is None or foreign_rule() is None:
         return values
-    from torch_promote.promoting_ops import FLOATS, OPAQUE
-    from torch_promote.promotion_hooks import matmul_of, rule_of
+    from torch_promote.promoting.hooks import matmul_of, rule_of
+    from torch_promote.promoting.ops import FLOATS, OPAQUE
 
     schema = runs._schema
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
@@ -105,6 +105,6 @@ def _replaced(value: Any, element: int | None, operand: Operand) -> Any:
 
 @functools.cache
 def _ops() -> dict[str, Any]:
-    from torch_promote.promoting_ops import promoting_ops
+    from torch_promote.promoting.ops import promoting_ops
 
     return {op.name: op for op in promoting_ops()}

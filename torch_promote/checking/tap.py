@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from torch_promote import _C
-from torch_promote._higher_order import pass_over
 from torch_promote.errors import TorchPromoteError
+from torch_promote.integrations.higher_order import pass_over
 
 __all__ = ["Observer", "TapError", "Token", "tapped"]
 

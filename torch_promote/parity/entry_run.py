@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from torch_promote.autocast import my_autocast
 from torch_promote.checking.call_site import describe_arguments
 from torch_promote.checking.comparison import compare
 from torch_promote.checking.crosscheck import crosscheck
@@ -23,6 +22,7 @@ from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismat
 from torch_promote.parity.op_database import NO_FAKE
 from torch_promote.parity.outcome import Outcome, error_type, run, without_bits
 from torch_promote.parity.samples import NotGenerated, Sample
+from torch_promote.regions.autocast import my_autocast
 
 __all__ = ["EntryRun"]
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.policies import DEVICE_TYPES
+from torch_promote.policy.op_table import DEVICE_TYPES
 
 __all__ = ["DEVICES", "Entry", "EntryResult", "Options", "SampleMismatch", "named_dtype"]
 

@@ -22,7 +22,7 @@ from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismat
 from torch_promote.parity.op_database import op_database
 from torch_promote.parity.promotion import ENTRIES
 from torch_promote.parity.samples import LISTED, NotGenerated, listed_entries, sample_dtypes, samples
-from torch_promote.policies import op_table, schema_of
+from torch_promote.policy.op_table import op_table, schema_of
 
 __all__ = ["Entry", "EntryResult", "Options", "SampleMismatch", "entries", "run_entry"]
 

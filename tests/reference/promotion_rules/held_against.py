@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from libraries import LIBRARIES, RAISES, Answers, entries
 
+from exceptions import EXCEPTIONS, DeliberateException
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.promotion_rules import PromotionRule, PromotionRuleError, promotion_rule
-from torch_promote.reference.promotion_rules.exceptions import EXCEPTIONS, DeliberateException
 
 GOLDEN = Path(__file__).parent / "golden"
 NUMBERS: dict[str, int | float | complex] = {"bool": True, "int": 1, "float": 1.0, "complex": 1j}

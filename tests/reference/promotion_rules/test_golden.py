@@ -9,7 +9,7 @@ import torch
 from held_against import compare, golden, rule_for
 from libraries import LIBRARIES
 
-from torch_promote.reference.promotion_rules.exceptions import EXCEPTIONS
+from exceptions import EXCEPTIONS
 
 #: How many answers at least are compared on the oldest PyTorch: all but those with dtypes that it may lack.
 AT_LEAST = {"numpy": 1_500, "jax": 1_800, "jax_without_x64": 900, "array_api": 1_000}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from torch_promote.reference.dtypes import Kind, dtype_name, kind
-from torch_promote.reference.promotion import Number, Operand
+from torch_promote.reference.promotion.states import Number, Operand
 
 __all__ = [
     "NUMBER_TYPES",

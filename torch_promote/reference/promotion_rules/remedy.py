@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_promote.reference.dtypes import Kind, default_complex, dtype_name, is_floating, kind
-from torch_promote.reference.promotion_table import PromotionError, promote_types
+from torch_promote.reference.promotion.table import PromotionError, promote_types
 
 __all__ = ["remedy"]
 

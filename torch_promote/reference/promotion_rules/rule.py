@@ -14,7 +14,7 @@ import torch
 
 from torch_promote.errors import PromotionRuleError
 from torch_promote.reference.dtypes import dtype_name, is_complex, is_floating
-from torch_promote.reference.promotion import number_dtype
+from torch_promote.reference.promotion.states import number_dtype
 from torch_promote.reference.promotion_rules.operands import (
     NUMBER_TYPES,
     OperandLike,

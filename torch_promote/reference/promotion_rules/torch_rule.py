@@ -8,10 +8,10 @@ import itertools
 import torch
 
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_integral
-from torch_promote.reference.promotion import combine_categories, number_dtype, result_type
+from torch_promote.reference.promotion.states import combine_categories, number_dtype, result_type
+from torch_promote.reference.promotion.table import PromotionError, promote_types
 from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES
 from torch_promote.reference.promotion_rules.rule import PromotionRule
-from torch_promote.reference.promotion_table import PromotionError, promote_types
 
 __all__ = ["torch_rule"]
 

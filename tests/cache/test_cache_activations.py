@@ -1,0 +1,298 @@
+"""cache="all": the cast of an activation serves its next consumers, and nothing but these."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import torch_promote as tp
+from helpers.casts import CastCount, Region, half, stock
+from helpers.casts import ours as region
+from helpers.support import assert_same
+
+ours = functools.partial(region, cache="all")
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+EYE = torch.eye(4, dtype=BF16)
+
+
+def used(x: torch.Tensor) -> torch.Tensor:
+    """A consumer, whose result is the cast's numbers."""
+    return torch.mm(x, EYE)
+
+
+def right(x: torch.Tensor) -> bool:
+    with torch.no_grad():
+        return torch.equal(used(x), half(x))
+
+
+# --- reuse
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_one_cast_serves_all_consumers(grad: bool) -> None:
+    x = torch.randn(4, 4).mul(2)
+    with CastCount(of=x) as count, ours(), torch.set_grad_enabled(grad):
+        for _ in range(4):
+            assert right(x)
+    assert count.casts == 1
+
+
+@pytest.mark.parametrize("first_grad", [False, True])
+def test_a_cast_serves_every_grad_mode(first_grad: bool) -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    y = x * 1
+    with CastCount(of=y) as count, ours():
+        for grad in (first_grad, not first_grad, first_grad):
+            with torch.set_grad_enabled(grad):
+                assert used(y).requires_grad is grad
+        with torch.inference_mode():
+            assert right(y)
+        result = used(y)
+    assert count.casts == 1
+    result.sum().backward()
+    assert torch.equal(x.grad, torch.ones(4, 4))  # type: ignore[arg-type]
+
+
+def test_each_dtype_has_its_cast() -> None:
+    x, low_eye = torch.randn(4, 4).mul(2), EYE.half()
+    with CastCount(of=x) as count, ours():
+        for _ in range(2):
+            assert right(x)
+            with ours(FP16):
+                assert torch.equal(torch.mm(x, low_eye), half(x, FP16))
+    assert count.casts == 2
+
+
+def test_each_consumer_has_a_node_of_its_own_over_one_storage() -> None:
+    x = torch.randn(4, 4, requires_grad=True) * 1
+    with ours():
+        products = [used(x) for _ in range(3)]
+    nodes = [product.grad_fn.next_functions[0][0] for product in products]  # type: ignore[union-attr]
+    assert [node.name() for node in nodes] == ["CastBackward"] * 3
+    assert len(set(nodes)) == 3
+    with ours():
+        saved = [torch.mm(x, torch.randn(4, 4, requires_grad=True)).grad_fn._saved_self for _ in range(2)]  # type: ignore[union-attr]
+    assert saved[0].data_ptr() == saved[1].data_ptr()
+
+
+def test_gradients_are_summed_in_float32_as_under_stock() -> None:
+    def gradients(make: Region) -> Any:
+        torch.manual_seed(0)
+        x, ws = torch.randn(8, 8, requires_grad=True), [torch.randn(8, 8, requires_grad=True) for _ in range(6)]
+        with make():
+            y = x * 1.1
+            outputs = [torch.mm(y, w) for w in ws]
+            loss = sum(output.float().pow(2).sum() for output in outputs)
+        loss.backward()  # type: ignore[union-attr]
+        return x.grad, [w.grad for w in ws]
+
+    assert_same(gradients(ours), gradients(stock))
+
+
+def test_hooks_and_create_graph_see_what_they_see_under_stock() -> None:
+    def seen(make: Region) -> Any:
+        torch.manual_seed(0)
+        x, found = torch.randn(4, 4, requires_grad=True), []
+        y = x * 1
+        y.register_hook(lambda g: found.append(g.detach().clone()))
+        with make():
+            loss = (used(y).square() * used(y)).sum()
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
+        first.square().sum().backward()
+        return found, x.grad
+
+    assert_same(seen(ours), seen(stock))
+
+
+# --- bounds and ends
+
+
+def test_at_most_four_are_kept() -> None:
+    with ours(), torch.no_grad():
+        alive = [torch.randn(4, 4) for _ in range(9)]
+        for number, x in enumerate(alive, start=1):
+            used(x)
+            assert tp.cache_info()["entries"] == min(number, 4)
+        assert tp.cache_info()["bytes"] == 4 * 32
+        for x in reversed(alive):
+            assert right(x)
+
+
+def test_the_death_of_an_activation_frees_its_cast_at_the_next_cast() -> None:
+    with ours(), torch.no_grad():
+        x = torch.randn(4, 4)
+        tensor, storage = weakref.ref(x), StorageWeakRef(x.untyped_storage())
+        used(x)
+        del x
+        assert tensor() is None
+        assert storage.expired()
+        other = torch.randn(4, 4)
+        used(other)
+        assert tp.cache_info()["entries"] == 1
+        for _ in range(30):
+            used(torch.randn(4, 4))
+            assert tp.cache_info()["entries"] <= 2
+
+
+def test_a_graph_is_not_kept_alive() -> None:
+    class Marker:
+        pass
+
+    marker, w = Marker(), torch.randn(4, 4, requires_grad=True)
+    alive = weakref.ref(marker)
+    with ours():
+        x = w * 1
+        x.grad_fn.metadata["marker"] = marker  # type: ignore[union-attr]
+        del marker
+        y = used(x)
+        del x
+        assert alive() is not None
+        del y
+        assert alive() is None
+
+
+@pytest.mark.parametrize("how", ["end", "exception", "clear_cache"])
+def test_nothing_is_left_after_the_region(how: str) -> None:
+    x = torch.randn(4, 4)
+    try:
+        with ours():
+            with ours():
+                used(x)
+            assert tp.cache_info()["entries"] == 1
+            if how == "exception":
+                raise KeyError
+            if how == "clear_cache":
+                tp.clear_cache()
+                assert tp.cache_info()["entries"] == 0
+    except KeyError:
+        pass
+    info = tp.cache_info()
+    assert (info["entries"], info["bytes"]) == (0, 0)
+
+
+def test_modes_of_nested_regions() -> None:
+    x = torch.randn(4, 4)
+    with CastCount(of=x) as count, ours():
+        used(x)
+        for cache, casts in (("weights", 2), ("none", 3), ("persistent", 4), ("all", 4), (None, 4)):
+            with region(cache=cache):
+                used(x)
+            assert count.casts == casts
+        with torch.autocast("cpu"):
+            used(x)
+        assert count.casts == 4
+
+
+# --- changes of an activation between its consumers
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "mul_": lambda x: x.mul_(2),
+    "relu_": lambda x: x.relu_(),
+    "item": lambda x: x.__setitem__(0, 5.0),
+    "view": lambda x: x.view(-1)[3:9].zero_(),
+    "detach": lambda x: x.detach().neg_(),
+    "out": lambda x: torch.exp(x, out=x),
+    "data =": lambda x: setattr(x, "data", torch.randn(4, 4)),
+    "set_": lambda x: x.set_(torch.randn(4, 4)),
+    "t_": lambda x: x.t_(),
+    "as_strided_": lambda x: x.as_strided_((2, 4), (8, 1)),
+    "resize_": lambda x: x.resize_(3, 4),
+    "squeeze": lambda x: x.unsqueeze_(0).transpose_(0, 1).squeeze_(1),
+    "foreach": lambda x: torch._foreach_mul_([x], 3.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_changed_activation_is_cast_again(change: Callable[[Any], Any]) -> None:
+    x = torch.randn(4, 4)
+    with ours():
+        for _ in range(2):
+            assert right(x)
+            change(x)
+            assert right(x)
+
+
+GEOMETRIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda data: data.t(),
+    "fewer rows": lambda data: data[:2],
+    "more rows": lambda data: data.as_strided((8, 4), (4, 1)),
+    "flat": lambda data: data.reshape(-1, 4)[:, :4].view(2, 2, 4)[:, 0],
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("kind", ["activation", "frozen", "trainable"])
+@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
+def test_another_geometry_over_the_same_data_is_cast_again(
+    geometry: Callable[[torch.Tensor], torch.Tensor], kind: str, grad: bool
+) -> None:
+    """Assigned to `data`, it changes neither the version nor the storage."""
+    whole = torch.randn(8, 4)
+    x = whole[:4].detach()
+    if kind != "activation":
+        x = nn.Parameter(x, requires_grad=kind == "trainable")
+    with ours(), torch.set_grad_enabled(grad):
+        used(x)
+        x.data = geometry(x.data)
+        found = used(x)
+    assert torch.equal(found, half(x))
+
+
+def test_an_activation_that_is_written_after_its_use_does_not_spoil_the_backward() -> None:
+    def gradients(make: Region) -> Any:
+        torch.manual_seed(0)
+        x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+        with make():
+            y = x * 1
+            first = torch.mm(y, w)
+            y.mul_(2)
+            second = torch.mm(y, w)
+        (first.float().sum() + second.float().square().sum()).backward()
+        return x.grad, w.grad
+
+    assert_same(gradients(ours), gradients(stock))
+
+
+def test_tensors_at_the_address_of_dead_ones() -> None:
+    addresses = set()
+    with ours(), torch.no_grad():
+        for _ in range(200):
+            x = torch.randn(4, 4)
+            addresses.add(x.data_ptr())
+            assert right(x)
+            del x
+    assert len(addresses) < 200
+
+
+# --- the results of consumers are their own
+
+
+@pytest.mark.parametrize("kind", ["activation", "frozen", "trainable", "view"])
+@pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
+def test_an_op_that_returns_a_view_of_its_cast_returns_one_of_its_own(kind: str, cache: str) -> None:
+    """`view_as_complex` is run in float32 on the CPU; under stock each of its results has data of its own."""
+
+    def results(make: Region) -> Any:
+        x: Any = torch.ones(4, 2, dtype=FP16)
+        if kind != "activation":
+            x = nn.Parameter(x, requires_grad=kind == "trainable")
+        with make(), torch.no_grad():
+            first, second = (torch.view_as_complex(x[1:] if kind == "view" else x) for _ in range(2))
+            first.mul_(5)
+        return torch.view_as_real(first), torch.view_as_real(second)
+
+    try:
+        assert_same(results(functools.partial(region, cache=cache)), results(stock))
+    finally:
+        tp.clear_cache()

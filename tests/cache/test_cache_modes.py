@@ -1,0 +1,384 @@
+"""Every cache mode: the bits of stock, forward and backward, with as many casts as the mode promises."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from helpers.casts import Region, ours, stock
+from helpers.support import assert_same
+from torch_promote.bench.casts import count_casts
+from torch_promote.bench.memory import peak_bytes
+
+pytestmark = pytest.mark.usefixtures("nothing_persists")
+
+MODES = ("weights", "persistent", "all", "none")
+ALL_MODES = pytest.mark.parametrize("cache", MODES)
+
+
+class QKV(nn.Module):
+    """Three projections of one activation, then gate and up of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16, bias=False) for _ in range(4))
+        self.gate, self.up, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 1.5
+        y = y + self.o(torch.softmax(self.q(y) @ self.k(y).t(), -1) @ self.v(y))
+        z = F.layer_norm(y, (16,))
+        return y + self.down(F.silu(self.gate(z)) * self.up(z))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.second(torch.tanh(self.first(x))), self.first.weight.t())
+
+
+class Frozen(nn.Module):
+    """A frozen trunk, used twice, with a trained adapter beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(16, 16).requires_grad_(False)
+        self.down, self.up = nn.Linear(16, 4), nn.Linear(4, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = torch.tanh(self.trunk(x) + self.up(self.down(x)))
+        return x
+
+
+class Chunks(nn.Module):
+    """Views of one weight: rows, a transpose, and columns, each of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(48, 16) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            q, k, v = (F.linear(x, part) for part in self.weight.chunk(3))
+            x = x + torch.tanh(q * k + v) @ self.weight[:16].t() + torch.tanh(q) @ self.weight[16:32, :]
+        return x
+
+
+class PartsFirst(nn.Module):
+    """Parts of a weight, and then all of it: the order in which three gradients are summed tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # Gradients of many sizes: sums of a few numbers of 8 bits are else exact in float32.
+        x = torch.cat([F.linear(x, self.weight[:8]) / 3e4, F.linear(x, self.weight[4:12]) / 7e2], -1)
+        return F.linear(x, self.weight) * 1e3
+
+
+class HalfPrecision(nn.Module):
+    """Weights in float16, which a bfloat16 region casts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16).half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(torch.tanh(self.layer(x)))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x)[0] + self.attention(x, x * 2, x * 3, need_weights=False)[0]  # type: ignore[no-any-return]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(16, 16, num_layers=2), nn.GRUCell(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.lstm(x.unsqueeze(1))[0].squeeze(1)
+        return self.gru(y, x.to(y.dtype))  # type: ignore[no-any-return]
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16), nn.LayerNorm(16), nn.Linear(16, 16)),
+    "qkv": QKV,
+    "tied": Tied,
+    "frozen": Frozen,
+    "chunks": Chunks,
+    "parts first": PartsFirst,
+    "half precision": HalfPrecision,
+    "attention": Attention,
+    "recurrent": Recurrent,
+    "encoder": lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0),
+}
+EVERY_MODEL = pytest.mark.parametrize("name", MODELS)
+
+
+def made(name: str) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return MODELS[name](), torch.randn(6, 16)
+
+
+def region_of(cache: str) -> Region:
+    return functools.partial(ours, cache=cache)
+
+
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).float().square().mean()  # type: ignore[no-any-return]
+
+
+# --- bits
+
+
+def trained(region: Region, name: str, dtype: torch.dtype, how: str) -> Any:
+    """Losses, gradients and weights of some steps, with accumulation and an evaluation between."""
+    model, x = made(name)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    seen = []
+    with region(dtype) if how == "one region" else nullcontext():
+        for step in range(3):
+            for batch in range(2):
+                with region(dtype) if how != "one region" else nullcontext():
+                    loss = loss_of(model, x + batch)
+                    if how != "a region each":
+                        loss.backward()
+                if how == "a region each":
+                    loss.backward()
+                seen.append(loss.detach().clone())
+            seen += [p.grad.clone() for p in parameters if p.grad is not None]
+            with torch.no_grad() if step else torch.inference_mode(), region(dtype):
+                seen.append(model(x).clone())
+                seen.append(model(x * 2).clone())
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step == 1)
+    return [*seen, *model.parameters()]
+
+
+#: The LSTM of the CPU has no float16.
+MODELS_AND_DTYPES = [
+    (name, dtype)
+    for name in MODELS
+    for dtype in (torch.bfloat16, torch.float16)
+    if (name, dtype) != ("recurrent", torch.float16)
+]
+
+
+@ALL_MODES
+@pytest.mark.parametrize(("name", "dtype"), MODELS_AND_DTYPES, ids=str)
+def test_training_has_stocks_bits(name: str, cache: str, dtype: torch.dtype) -> None:
+    measure = functools.partial(stock, cache_enabled=cache != "none")
+    for how in ("a region each", "a region each, backward inside"):
+        assert_same(trained(region_of(cache), name, dtype, how), trained(measure, name, dtype, how))
+
+
+@pytest.mark.parametrize("cache", MODES[:3])
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "parts first"])
+def test_training_in_one_region_is_training_in_a_region_each(name: str, cache: str) -> None:
+    """Stock is no measure here: it would use the weights of before the first step.
+
+    In one region, a weight's gradients are summed in the order of its first use there, as in stock; so one model is
+    left out.
+    """
+    ways = ("one region", "a region each, backward inside")
+    results = [trained(region_of(cache), name, torch.bfloat16, how) for how in ways]
+    assert_same(results[0], results[1])
+
+
+def trained_after_evaluation(region: Region, name: str, no_autograd: Callable[[], Any], warm: bool) -> Any:
+    """In one region: the casts that the training finds were made where no gradient was wanted."""
+    model, x = made(name)
+    if warm:
+        with region(), torch.no_grad():
+            model(x)
+    with region():
+        with no_autograd():
+            evaluated = model(x).clone()
+        loss = loss_of(model, x)
+    loss.backward()
+    return [evaluated, loss, *(p.grad for p in model.parameters() if p.requires_grad)]
+
+
+@pytest.mark.parametrize("cache", MODES[:3])
+@pytest.mark.parametrize("no_autograd", [torch.no_grad, torch.inference_mode])
+@EVERY_MODEL
+@pytest.mark.parametrize("warm", [False, True], ids=["", "warm"])
+def test_training_after_evaluation_in_one_region_has_stocks_bits(
+    name: str, cache: str, no_autograd: Callable[[], Any], warm: bool
+) -> None:
+    run = functools.partial(trained_after_evaluation, name=name, no_autograd=no_autograd, warm=warm)
+    assert_same(run(region_of(cache)), run(stock))
+
+
+@EVERY_MODEL
+def test_each_step_has_another_loss(name: str) -> None:
+    """Else old casts would not be noticed above."""
+    losses = [seen.item() for seen in trained(stock, name, torch.bfloat16, "a region each") if seen.dim() == 0]
+    assert len(losses) == 6
+    assert len(set(losses[::2])) == 3
+
+
+# --- counts: (of weights, of activations) in a forward; a mode with nothing to reuse would make those of "none"
+
+COUNTS: dict[tuple[str, str], tuple[int, int]] = {
+    # 3 weights, 3 biases; the input
+    ("mlp", "none"): (6, 1),
+    ("mlp", "weights"): (6, 1),
+    ("mlp", "all"): (6, 1),
+    # 7 weights, 3 biases; y for q, k and v, z for gate and up
+    ("qkv", "none"): (10, 5),
+    ("qkv", "weights"): (10, 5),
+    ("qkv", "all"): (10, 2),
+    # the weight twice and its transpose, two biases
+    ("tied", "none"): (5, 1),
+    ("tied", "weights"): (4, 1),
+    ("tied", "all"): (4, 1),
+    # each of 6 twice; x for the trunk and the adapter
+    ("frozen", "none"): (12, 2),
+    ("frozen", "weights"): (6, 2),
+    ("frozen", "all"): (6, 1),
+    ("half precision", "none"): (4, 1),
+    ("half precision", "weights"): (2, 1),
+    ("half precision", "all"): (2, 1),
+    # 5 views, two of them alike, twice; x for q, k and v, and again, when it has become a float32 sum
+    ("chunks", "none"): (10, 6),
+    ("chunks", "weights"): (4, 6),
+    ("chunks", "all"): (4, 2),
+}
+
+
+@pytest.mark.parametrize(("name", "cache"), COUNTS, ids=lambda value: value)
+def test_casts_of_a_forward(name: str, cache: str) -> None:
+    model, x = made(name)
+
+    def forward() -> None:
+        with ours(cache=cache):
+            model(x)
+
+    casts = count_casts(forward, model.parameters())
+    assert (casts["weights"], casts["activations"]) == COUNTS[name, cache]
+
+
+#: Casts of several views of one weight that are alive at a time (query, key and value): they are kept within a region.
+VIEWS_OF_ONE_WEIGHT = {"chunks": 3, "attention": 6, "encoder": 6}
+
+
+@EVERY_MODEL
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_persistent_casts_no_weight_from_the_second_forward_on(name: str, grad: bool) -> None:
+    model, x = made(name)
+    model.train(grad)  # the encoder's fast path works on packed weights
+
+    def forward() -> None:
+        with ours(cache="persistent"), torch.set_grad_enabled(grad):
+            loss = loss_of(model, x)
+        if grad:
+            loss.backward()
+
+    first = count_casts(forward, model.parameters())["weights"]
+    assert first == count_casts(_under("weights", model, x, grad), model.parameters())["weights"]
+    later = [count_casts(forward, model.parameters())["weights"] for _ in range(2)]
+    assert (first > 0, later) == (True, 2 * [VIEWS_OF_ONE_WEIGHT.get(name, 0)])
+
+
+def _under(cache: str, model: nn.Module, x: torch.Tensor, grad: bool) -> Callable[[], None]:
+    def forward() -> None:
+        with ours(cache=cache), torch.set_grad_enabled(grad):
+            loss_of(model, x)
+
+    return forward
+
+
+@EVERY_MODEL
+@pytest.mark.parametrize("cache", ["weights", "all", "persistent"])
+def test_no_mode_makes_more_casts_than_stock_or_than_none(name: str, cache: str) -> None:
+    def casts(region: Region) -> list[int]:
+        model, x = made(name)
+
+        def step() -> None:
+            with region():
+                loss = loss_of(model, x)
+            loss.backward()
+
+        counted = count_casts(step, model.parameters())
+        return [counted[kind] for kind in ("weights", "activations", "gradients")]
+
+    found = casts(region_of(cache))
+    for region in (stock, region_of("none")):
+        assert all(mine <= theirs for mine, theirs in zip(found, casts(region), strict=True))
+
+
+def test_none_makes_as_many_casts_as_stock_without_its_cache() -> None:
+    def casts(region: Region) -> dict[str, int]:
+        model, x = made("tied")
+
+        def forward() -> None:
+            with region():
+                model(x)
+
+        return count_casts(forward, model.parameters())
+
+    assert casts(region_of("none")) == casts(functools.partial(stock, cache_enabled=False))
+
+
+# --- memory
+
+
+def test_all_takes_less_memory_than_stock_in_a_training_step() -> None:
+    def peak(region: Region) -> int:
+        model, _ = made("qkv")
+        x = torch.randn(64, 16)
+
+        def step() -> None:
+            with region():
+                loss = loss_of(model, x)
+            loss.backward()
+            model.zero_grad(set_to_none=True)
+
+        return peak_bytes(step, "cpu")
+
+    of_stock, weights, everything = peak(stock), peak(region_of("weights")), peak(region_of("all"))
+    assert weights <= of_stock
+    saved = 64 * 16 * 2  # the cast of one activation, of which two are spared for the backward of q, k and v
+    assert everything <= of_stock - 2 * saved
+
+
+# --- models that are copied
+
+
+@ALL_MODES
+def test_a_copy_of_a_model_has_its_own_casts(cache: str) -> None:
+    model, x = made("mlp")
+    with torch.no_grad(), ours(cache=cache):
+        expected = model(x)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.mul_(-2)
+        with ours(cache=cache):
+            other = twin(x)
+            assert torch.equal(model(x), expected)
+        with stock():
+            assert torch.equal(twin(x), other)
+    assert not torch.equal(other, expected)

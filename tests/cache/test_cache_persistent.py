@@ -1,0 +1,257 @@
+"""cache="persistent": casts of weights that outlive regions, as long as the weight lives and is what was cast."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import torch_promote as tp
+from helpers.casts import CastCount, stock
+from helpers.casts import ours as region
+from helpers.persistent import BF16, FP16, GRAD, X, casts_in, held, ours, product, right, weight
+
+pytestmark = pytest.mark.usefixtures("nothing_persists")
+
+
+# --- what is kept
+
+
+@GRAD
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_weight_is_cast_once_for_many_regions(grad: bool, frozen: bool) -> None:
+    w = weight().requires_grad_(not frozen)
+    for turn in range(4):
+        assert casts_in(lambda: product(w, grad)) == (turn == 0)
+        assert torch.equal(product(w, not grad), right(w))
+        assert held() == (1, 16 * 4 * 2)
+
+
+def test_no_grad_and_grad_and_inference_mode_share_a_cast() -> None:
+    w = weight()
+    with torch.inference_mode():
+        product(w)
+    assert casts_in(lambda: product(w, grad=True).sum().backward()) == 0
+    assert torch.equal(w.grad, (X.t() @ torch.ones(8, 4, dtype=BF16)).float())
+    assert casts_in(lambda: product(w)) == 0
+
+
+def test_gradients_accumulate_as_under_stock() -> None:
+    def gradient(make: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        w = weight()
+        for batch in range(3):
+            with make():
+                y = torch.mm(torch.mm(X * (batch + 1), w), w.t())
+                y = torch.mm(y.tanh(), w)
+            y.float().square().sum().backward()
+        return w.grad  # type: ignore[no-any-return]
+
+    assert torch.equal(gradient(ours), gradient(stock))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda w: w.t(), lambda w: w[:8].t(), lambda w: w.chunk(2)[1].t(), lambda w: w.view(8, 2, 16)[:, 1, :].t()],
+    ids=["transpose", "rows", "chunk", "every other"],
+)
+def test_views_are_kept(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    w = weight(16, 16)
+    for turn in range(3):
+        assert casts_in(lambda: product(view(w))) == (turn == 0)
+        assert torch.equal(product(view(w)), right(view(w)))
+    assert held()[0] == 1
+
+
+def test_views_that_differ_are_told_apart() -> None:
+    w = weight(16, 16)
+    parts = [lambda w=w, i=i: w[:, 4 * i : 4 * i + 4] for i in range(4)] + [lambda: w[:, 2:6]]
+    for _ in range(2):
+        for part in parts:
+            assert torch.equal(product(part()), right(part()))
+    with torch.no_grad():
+        w[:, 5] = 3
+    for part in parts:
+        assert torch.equal(product(part()), right(part()))
+
+
+def test_what_is_kept_weighs_no_more_than_the_weight() -> None:
+    w = weight()
+    for dtype in (BF16, FP16, BF16, FP16):
+        assert torch.equal(product(w, dtype=dtype), right(w, dtype))
+    assert held() == (2, w.nbytes)
+    assert casts_in(lambda: (product(w), product(w, dtype=FP16), product(w))) == 1  # that of X
+    product(w[:, :2])
+    assert held()[1] <= w.nbytes
+    product(w[:, 1:3], dtype=FP16)
+    assert held()[1] <= w.nbytes
+    low = nn.Parameter(torch.randn(16, 4, dtype=BF16))
+    with region(overrides={"mm": "fp32"}, cache="persistent"):
+        torch.mm(X, low)
+    assert held()[1] <= w.nbytes  # a cast in float32 weighs twice the weight
+
+
+def test_activations_and_buffers_are_not_kept() -> None:
+    x = torch.randn(16, 4)
+    assert [casts_in(lambda: product(x)) for _ in range(2)] == [1, 1]
+    assert held() == (0, 0)
+
+
+@pytest.mark.parametrize("cache", ["weights", "all", "none"])
+def test_regions_of_other_modes_neither_use_nor_keep_them(cache: str) -> None:
+    w = weight()
+    with region(cache=cache), torch.no_grad():
+        torch.mm(X, w)
+    assert held() == (0, 0)
+    product(w)
+
+    def other() -> None:
+        with region(cache=cache), torch.no_grad():
+            torch.mm(X, w)
+
+    assert casts_in(other) == 1
+    assert held()[0] == 1
+
+
+def test_nested_regions_each_have_their_mode() -> None:
+    w, v = weight(), weight()
+    with torch.no_grad(), region(cache="weights"):
+        torch.mm(X, w)
+        with ours():
+            torch.mm(X, v)
+        with ours(cache="none"):
+            torch.mm(X, v)
+    assert held()[0] == 1
+    assert [casts_in(lambda t=t: product(t)) for t in (v, w)] == [0, 1]
+
+
+# --- the end of a weight
+
+
+def test_casts_die_with_their_weight() -> None:
+    w, v = weight(), weight()
+    product(w), product(v, grad=True)
+    assert held()[0] == 2
+    tensor, storage = weakref.ref(w), StorageWeakRef(w.untyped_storage())
+    del w
+    assert tensor() is None
+    assert storage.expired()
+    assert held() == (1, v.nbytes // 2)
+
+
+def test_clear_cache_drops_them_in_and_outside_of_regions_and_of_every_thread() -> None:
+    w = weight()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(product, w).result()
+    assert held()[0] == 1
+    tp.clear_cache()
+    assert held() == (0, 0)
+    with ours(), torch.no_grad():
+        torch.mm(X, w)
+        tp.clear_cache()
+        assert held() == (0, 0)
+        assert casts_in(lambda: torch.mm(X, w)) == 1
+        torch.mm(X, w)
+    assert held()[0] == 1
+
+
+def test_the_end_of_the_last_region_and_stocks_clearing_leave_them() -> None:
+    w = weight()
+    product(w)
+    torch.clear_autocast_cache()
+    with stock():
+        torch.mm(X, w)
+    assert casts_in(lambda: product(w)) == 0
+
+
+def test_an_exception_leaves_what_was_kept() -> None:
+    w = weight()
+
+    def failing() -> None:
+        with ours(), torch.no_grad():
+            torch.mm(X, w)
+            torch.mm(X, X)  # of other sizes
+
+    with pytest.raises(RuntimeError):
+        failing()
+    assert held()[0] == 1
+    assert casts_in(lambda: product(w)) == 0
+
+
+# --- copies
+
+
+COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda module: pickle.loads(pickle.dumps(module)),
+    "save": lambda module: _saved_and_loaded(module),
+    "to": lambda module: copy.deepcopy(module).to(torch.float64).to(torch.float32),
+}
+
+
+def _saved_and_loaded(module: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_a_copy_has_no_casts_and_gets_its_own(copied: Callable[[nn.Module], nn.Module]) -> None:
+    module = nn.Linear(16, 4, bias=False)
+    product(module.weight.t())
+    twin = copied(module)
+    with torch.no_grad():
+        twin.weight.mul_(-3)  # type: ignore[operator]
+    for one in (module, twin, module):
+        assert torch.equal(product(one.weight.t()), right(one.weight.t()))  # type: ignore[operator]
+    assert held()[0] == 2
+
+
+# --- threads
+
+
+def test_threads_share_what_is_kept() -> None:
+    w, barrier = weight(), threading.Barrier(4, timeout=60)
+    expected = {dtype: right(w, dtype) for dtype in (BF16, FP16)}
+    wrong: list[int] = []
+
+    def work(number: int) -> int:
+        dtype = (BF16, FP16)[number % 2]
+        barrier.wait()
+        for turn in range(100):
+            if not torch.equal(product(w, grad=turn % 3 == 0, dtype=dtype).detach(), expected[dtype]):
+                wrong.append(number)
+            if number == 0 and turn % 10 == 0:
+                tp.clear_cache()
+        barrier.wait()  # nobody clears any more
+        product(w, dtype=dtype)
+        barrier.wait()
+        x = X.to(dtype)
+        with CastCount(of=w) as count, ours(dtype), torch.no_grad():
+            torch.mm(x, w)
+        return count.casts
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [0] * 4
+    assert wrong == []
+    assert held()[1] <= w.nbytes
+
+
+def test_weights_that_threads_make_and_drop() -> None:
+    def work(_: int) -> bool:
+        return all(torch.equal(product(w), right(w)) for w in (weight() for _ in range(100)))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [True] * 4
+    assert held() == (0, 0)

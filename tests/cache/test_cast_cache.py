@@ -1,0 +1,273 @@
+"""Which casts the cache keeps and for how long, against stock's counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_promote as tp
+from helpers.casts import CastCount, Program, Region, casts_made, half, ours, stock
+
+X = torch.linspace(-1, 1, 8 * 16, dtype=torch.bfloat16).view(8, 16)
+
+
+def weight(rows: int = 16, columns: int = 4) -> Any:
+    return nn.Parameter(torch.randn(rows, columns))
+
+
+# --- which casts are kept
+
+
+def view_of_a_larger_leaf() -> torch.Tensor:
+    return torch.randn(32, 4)[:16].requires_grad_()
+
+
+def frozen() -> torch.Tensor:
+    return weight().requires_grad_(False)
+
+
+#: A maker of weights, and how many casts three uses in one region take: under stock, and under ours.
+WEIGHTS: dict[str, tuple[Callable[[], torch.Tensor], int, int]] = {
+    "parameter": (weight, 1, 1),
+    "leaf that requires grad": (lambda: torch.randn(16, 4, requires_grad=True), 1, 1),
+    "detached leaf": (lambda: weight().detach().requires_grad_(), 1, 1),
+    "leaf with its own strides": (lambda: torch.empty_strided((16, 4), (1, 16)).fill_(1.0).requires_grad_(), 1, 1),
+    "buffer": (lambda: torch.randn(16, 4), 3, 3),
+    "frozen parameter": (frozen, 3, 1),
+    "not a leaf": (lambda: weight() * 2, 3, 3),
+    "transposed parameter": (lambda: weight(4, 16).t(), 3, 1),
+    "columns of a frozen parameter": (lambda: weight(16, 8).requires_grad_(False)[:, 2:6], 3, 1),
+    "view of what is no weight": (lambda: torch.randn(4, 16).t(), 3, 3),
+    "leaf that is a view": (view_of_a_larger_leaf, 3, 3),
+    "float16": (lambda: torch.randn(16, 4, dtype=torch.float16, requires_grad=True), 3, 1),
+    "bfloat16": (lambda: torch.randn(16, 4, dtype=torch.bfloat16, requires_grad=True), 0, 0),
+}
+
+
+@pytest.mark.parametrize("region", [stock, ours], ids=["stock", "ours"])
+@pytest.mark.parametrize(("make", "by_stock", "by_ours"), WEIGHTS.values(), ids=WEIGHTS)
+def test_keeps_casts_of_weights(make: Callable[[], Any], by_stock: int, by_ours: int, region: Region) -> None:
+    w = make()
+    right = half(X) @ half(w)
+    with CastCount(of=w) as count, region():
+        for _ in range(3):
+            assert torch.equal(X @ w, right)
+    assert count.casts == (by_stock if region is stock else by_ours)
+
+
+def test_a_double_leaf_is_not_cast() -> None:
+    w = torch.randn(16, 4, dtype=torch.float64, requires_grad=True)
+    with CastCount(of=w) as count, ours():
+        assert (X.double() @ w).dtype is torch.float64
+    assert count.casts == 0
+
+
+def test_a_cast_made_in_inference_mode_is_kept_for_others_there() -> None:
+    """Stock makes an inference tensor there, which it cannot keep. A graph has a cast of its own, as under stock."""
+    w, x = weight(), torch.randn(8, 16, requires_grad=True)
+    with ours():
+        with torch.inference_mode(), CastCount(of=w) as count:
+            kept_alive = [X @ w, X @ w]
+        assert all(product.is_inference() for product in kept_alive)
+        assert tp.cache_info()["entries"] == 1
+        with CastCount(of=w) as later:
+            (x @ w).sum().backward()
+    assert (count.casts, later.casts) == (1, 1)
+    assert torch.equal(kept_alive[0], X @ half(w))
+    assert torch.equal(w.grad, (half(x).t() @ torch.ones(8, 4, dtype=torch.bfloat16)).float())
+    assert torch.equal(x.grad, (torch.ones(8, 4, dtype=torch.bfloat16) @ half(w).t()).float())
+
+
+# --- as many casts as stock, program by program
+
+PROGRAMS: dict[str, Program] = {}
+
+
+def program(function: Program) -> Program:
+    PROGRAMS[function.__name__.removesuffix("_program")] = function
+    return function
+
+
+@program
+def two_uses(region: Region) -> None:
+    w = weight()
+    with region():
+        X @ w, X @ w
+
+
+@program
+def graphs_that_died(region: Region) -> None:
+    w = weight()
+    with region():
+        for _ in range(3):
+            (X @ w).sum().backward()
+
+
+@program
+def no_grad_first(region: Region) -> None:
+    w = weight()
+    with region():
+        with torch.no_grad():
+            X @ w, X @ w
+        (X @ w).sum().backward()
+
+
+@program
+def regions_one_after_another(region: Region) -> None:
+    w = weight()
+    for _ in range(3):
+        with region():
+            X @ w, X @ w
+
+
+@program
+def nested_regions(region: Region) -> None:
+    w = weight()
+    with region():
+        for _ in range(2):
+            with region():
+                X @ w
+        X @ w
+
+
+@program
+def autocast_off_inside(region: Region) -> None:
+    w = weight()
+    with region():
+        X @ w
+        with region(enabled=False):
+            X.float() @ w
+        X @ w
+
+
+@program
+def cache_off(region: Region) -> None:
+    w = weight()
+    with region(cache_enabled=False):
+        X @ w, X @ w
+
+
+@program
+def cache_off_inside(region: Region) -> None:
+    w = weight()
+    with region():
+        X @ w
+        with region(cache_enabled=False):
+            X @ w, X @ w
+        X @ w
+
+
+@program
+def cleared_by_hand(region: Region) -> None:
+    w = weight()
+    with region():
+        X @ w
+        tp.clear_cache()
+        torch.clear_autocast_cache()
+        X @ w
+
+
+@program
+def shared_by_two_layers(region: Region) -> None:
+    layers = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+    layers[2].weight = layers[0].weight
+    with region():
+        layers(layers(X)).sum().backward()
+
+
+@program
+def recurrent_network(region: Region) -> None:
+    net = nn.GRU(16, 8, num_layers=2)
+    with region():
+        for _ in range(2):
+            net(X.unsqueeze(1).float())[0].sum().backward()
+
+
+@program
+def transformer_layer(region: Region) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0)
+    with region():
+        for mode in (layer.train, layer.eval, layer.train):
+            mode()
+            layer(X.unsqueeze(1).float())
+
+
+@pytest.mark.parametrize("run", PROGRAMS.values(), ids=PROGRAMS)
+def test_makes_as_many_casts_as_stock(run: Program) -> None:
+    made = casts_made(run, stock)
+    assert made > 0
+    assert casts_made(run, ours) == made
+
+
+def test_inference_mode_in_the_middle_takes_one_cast_where_stock_makes_two() -> None:
+    def inference_mode_between(region: Region) -> None:
+        w = weight()
+        with region():
+            X @ w
+            with torch.inference_mode():
+                X @ w, X @ w
+            X @ w
+
+    assert (casts_made(inference_mode_between, stock), casts_made(inference_mode_between, ours)) == (3, 2)
+
+
+# --- how long
+
+
+def test_goes_when_the_outermost_region_ends_and_not_before() -> None:
+    w = weight()
+    with CastCount(of=w) as count:
+        with ours():
+            with ours():
+                X @ w
+            with ours(enabled=False):
+                pass
+            with stock():
+                X @ w
+            assert tp.cache_info()["entries"] == 1
+            X @ w
+            assert count.casts == 1
+        assert tp.cache_info()["entries"] == 0
+        with ours():
+            X @ w
+    assert count.casts == 2
+
+
+def test_goes_when_the_region_ends_by_an_exception() -> None:
+    def fail() -> None:
+        with ours():
+            X @ weight()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert tp.cache_info()["entries"] == 0
+
+
+def test_each_target_dtype_has_its_cast() -> None:
+    w = weight()
+    with CastCount(of=w) as count, ours(torch.bfloat16):
+        for _ in range(2):
+            assert torch.equal(X @ w, X @ half(w))
+            with ours(torch.float16):
+                assert torch.equal(X.half() @ w, X.half() @ half(w, torch.float16))
+        assert tp.cache_info()["entries"] == 2
+        assert tp.cache_info()["bytes"] == 2 * w.numel() * 2
+    assert count.casts == 2
+
+
+def test_info_counts_what_happened() -> None:
+    w = weight()
+    before = tp.cache_info()
+    with ours():
+        X @ w, X @ w
+        with torch.no_grad():
+            w.add_(1)
+        X @ w
+        grown = {name: count - before[name] for name, count in tp.cache_info().items()}
+    expected = {"entries": 1, "bytes": 2 * w.numel(), "hits": 1, "misses": 2, "stale": 1, "dropped": 0}
+    assert grown == {**expected, "persistent_entries": 0, "persistent_bytes": 0}

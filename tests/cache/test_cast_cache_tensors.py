@@ -1,0 +1,230 @@
+"""The cache and weights that are not plain (subclasses, sparse, nested, fake), and tools that trace their uses."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map_only
+
+import torch_promote as tp
+from helpers.casts import CASTS, Region, half, ours, stock
+from helpers.support import assert_same
+
+X = torch.linspace(-1, 1, 8 * 16).view(8, 16)
+
+
+class Wrapped(torch.Tensor):
+    """Wraps a tensor, and counts the casts of wrapped tensors."""
+
+    inner: torch.Tensor
+    casts = 0
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapped:
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=inner.device
+        )
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.casts += func in CASTS
+        plain = tree_map_only(Wrapped, lambda wrapped: wrapped.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, Wrapped, func(*plain[0], **plain[1]))
+
+
+class Named(torch.Tensor):
+    """A subclass that dispatches nothing."""
+
+
+def wrapped() -> nn.Parameter:
+    return nn.Parameter(Wrapped(torch.randn(16, 4)))
+
+
+def named() -> nn.Parameter:
+    return nn.Parameter(torch.randn(16, 4).as_subclass(Named))
+
+
+def parametrize(makers: list[Callable[[], Any]]) -> Any:
+    return pytest.mark.parametrize("make", makers, ids=lambda make: make.__name__)
+
+
+# --- subclasses
+
+
+def run_subclass(make: Callable[[], Any], region: Region) -> Any:
+    torch.manual_seed(0)
+    w, results = make(), []
+    Wrapped.casts = 0
+    with region():
+        for _ in range(2):
+            loss = (X @ w).float().pow(2).sum() + (X @ w).float().sum()
+            loss.backward()
+            results.append(loss)
+    plain = tree_map_only(Wrapped, lambda tensor: tensor.inner, [*results, w.grad])
+    return [tensor.as_subclass(torch.Tensor) for tensor in plain], Wrapped.casts
+
+
+@parametrize([wrapped, named])
+def test_a_subclass_gives_what_stock_gives(make: Callable[[], Any]) -> None:
+    expected, casts = run_subclass(make, stock)
+    results, casts_of_ours = run_subclass(make, ours)
+    assert_same(results, expected)
+    assert casts_of_ours == casts
+
+
+def test_a_wrapped_weight_is_cast_once_and_again_after_a_change() -> None:
+    w = wrapped()
+    Wrapped.casts = 0
+    with ours():
+        for _ in range(3):
+            first: Any = X @ w
+        assert Wrapped.casts == 1
+        with torch.no_grad():
+            w.mul_(3)
+        changed: Any = X @ w
+        assert Wrapped.casts == 2
+        assert tp.cache_info()["entries"] == 1
+    assert torch.equal(changed.inner, half(X) @ half(w.detach().inner))  # type: ignore[attr-defined]
+    assert not torch.equal(changed.inner, first.inner)
+
+
+def test_a_wrapped_weight_is_let_go_at_the_end_of_the_region() -> None:
+    """Not earlier: its cast cannot be taken apart, so the cache holds it whole, and with it the weight."""
+    w = wrapped()
+    tensor = weakref.ref(w)
+    with ours():
+        X @ w
+        del w
+        assert tensor() is not None
+    assert tensor() is None
+
+
+# --- layouts
+
+
+def test_a_sparse_weight_is_cast_once_and_again_after_a_change() -> None:
+    w = torch.eye(16).to_sparse().requires_grad_()
+    with ours():
+        first = [torch.mm(w, X.t()) for _ in range(2)]
+        entries = tp.cache_info()["entries"]
+        with torch.no_grad():
+            w.mul_(3)
+        changed = torch.mm(w, X.t())
+        with torch.no_grad():
+            w._values().mul_(2)
+        changed_again = torch.mm(w, X.t())
+    assert entries == 1
+    assert torch.equal(first[0], half(X.t()))
+    assert torch.equal(first[1], first[0])
+    assert torch.equal(changed, half(3 * half(X.t()).float()))
+    assert torch.equal(changed_again, half(6 * half(X.t()).float()))
+
+
+def test_a_nested_weight_gives_what_stock_gives() -> None:
+    def run(region: Region) -> Any:
+        torch.manual_seed(0)
+        w = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)], layout=torch.jagged).requires_grad_()
+        with region():
+            parts = [w @ X.t() for _ in range(2)]
+            torch.cat([part.values() for part in parts]).float().pow(2).sum().backward()
+        return parts[0].values(), w.grad.values()
+
+    assert_same(run(ours), run(stock))
+
+
+# --- fake tensors
+
+
+def test_a_fake_weight_is_cast_once_and_gets_a_gradient() -> None:
+    with FakeTensorMode():
+        w, x = nn.Parameter(torch.empty(16, 4)), torch.empty(8, 16)
+        with ours():
+            (x @ w).sum().backward()
+            y = x @ w
+            info = tp.cache_info()
+    assert isinstance(w.grad, FakeTensor)
+    assert (y.dtype, w.grad.dtype, info["entries"]) == (torch.bfloat16, torch.float32, 1)
+
+
+def test_a_fake_cast_of_a_real_weight_is_not_kept() -> None:
+    w = nn.Parameter(torch.randn(16, 4))
+    with ours():
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert isinstance(torch.mm(torch.empty(8, 16), w), FakeTensor)
+        y = X @ w
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert isinstance(torch.mm(torch.empty(8, 16), w), FakeTensor)
+        again = X @ w
+    assert type(y) is type(again) is torch.Tensor
+    assert torch.equal(y, half(X) @ half(w))
+    assert torch.equal(again, y)
+
+
+# --- transforms and tracers
+
+
+def test_a_cast_made_in_a_transform_stays_in_it() -> None:
+    w = nn.Parameter(torch.randn(16, 4))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return ((x @ w) + (x @ w)).float().sum()
+
+    with ours():
+        inside = torch.func.grad(loss)(X)
+        mapped = torch.func.vmap(lambda row: row @ w)(X)
+        y = X @ w
+        y.sum().backward()
+    assert torch.equal(y, half(X) @ half(w))
+    assert torch.equal(mapped, y)
+    assert torch.equal(w.grad, (half(X).t() @ torch.ones(8, 4, dtype=torch.bfloat16)).float())
+    assert torch.equal(inside[0], inside[1])
+    assert inside.dtype is torch.float32
+
+
+class Twice(nn.Module):
+    """Uses one weight twice in a region of its own."""
+
+    def __init__(self, region: Region) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(16, 4))
+        self.region = region
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.region():
+            return (x @ self.w) + (x @ self.w).float().sin()
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_a_traced_module_follows_its_weight(grad: bool) -> None:
+    """Every use has to lead the tracer back to the weight; data of the cache would be recorded as a constant."""
+    model = Twice(ours)
+    with torch.set_grad_enabled(grad), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(model, X)
+    with torch.no_grad():
+        model.w.copy_(torch.randn(16, 4))
+    assert_same(traced(X), model(X))
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_a_graph_of_make_fx_follows_its_weight(grad: bool) -> None:
+    model = Twice(ours)
+
+    def call(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, {"w": w}, (x,))
+
+    with torch.set_grad_enabled(grad):
+        graph = make_fx(call)(model.w, X)
+    other = torch.randn(16, 4)
+    assert_same(graph(other, X), call(other, X))

@@ -1,0 +1,224 @@
+"""A cast of a plain tensor has the bits, strides and dtype of `tensor.to(dtype)`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.straight import BF16, FP16, FP32, PAIRS, as_integers, assert_as_to, cast, records
+
+F8 = [getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
+#: Where vectors of 8 and 16 numbers begin and end; the most that is converted at once; one more.
+COUNTS = (0, 1, 7, 8, 9, 15, 16, 17, 31, 33, 4097, 32767, 32768, 32769)
+
+
+def half_patterns(dtype: torch.dtype) -> torch.Tensor:
+    """Every bit pattern of a 16-bit dtype."""
+    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+
+
+def float_patterns() -> torch.Tensor:
+    """Every upper half of a float32, with lower halves next to the ties of both dtypes; NaNs among them."""
+    upper = torch.arange(2**16, dtype=torch.int64) << 16
+    lower = (0, 1, 0x0FFF, 0x1000, 0x1001, 0x2000, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
+    bits = torch.cat([upper | low for low in lower])
+    return torch.where(bits < 2**31, bits, bits - 2**32).to(torch.int32).view(FP32)
+
+
+def patterns(dtype: torch.dtype) -> torch.Tensor:
+    return float_patterns() if dtype is FP32 else half_patterns(dtype)
+
+
+@pytest.fixture(params=[False, True], ids=["", "flush_denormal"])
+def flush_denormal(request: pytest.FixtureRequest) -> Iterator[bool]:
+    if not torch.set_flush_denormal(request.param):
+        pytest.skip("this processor cannot")
+    yield request.param
+    torch.set_flush_denormal(False)
+
+
+@pytest.fixture(params=PAIRS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
+def pair(request: pytest.FixtureRequest) -> tuple[torch.dtype, torch.dtype]:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("flush_denormal")
+def test_every_pattern(pair: tuple[torch.dtype, torch.dtype]) -> None:
+    source = patterns(pair[0])
+    assert source.isnan().any()
+    for numbers in (source[~source.isnan()], source):
+        for part in numbers.split(32768):
+            assert_as_to(part, pair[1])
+
+
+@pytest.mark.usefixtures("flush_denormal")
+def test_every_place_in_a_vector(pair: tuple[torch.dtype, torch.dtype]) -> None:
+    """Short arrays are converted by other code than long ones."""
+    source = patterns(pair[0])
+    source = source[~source.isnan()]
+    picked = source[torch.randperm(len(source))[: 2**12 if pair[0] is FP32 else 2**11]]
+    for count in (1, 3, 8, 13, 17):
+        for part in picked.split(count)[:150]:
+            assert_as_to(part, pair[1])
+
+
+NANS = {
+    FP32: (0x7FC00000, 0x7F800001, -1, 0x7FFFFFFF, -0x7FFFFF),
+    BF16: (0x7FC0, 0x7F81, -1),
+    FP16: (0x7E00, 0x7C01, -1),
+}
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 16, 19, 40])
+def test_a_nan_at_any_place_has_the_bits_that_pytorch_chooses(
+    pair: tuple[torch.dtype, torch.dtype], count: int
+) -> None:
+    integers = torch.int32 if pair[0] is FP32 else torch.int16
+    for bits in NANS[pair[0]]:
+        for place in range(count):
+            numbers = torch.ones(count, dtype=pair[0])
+            numbers.view(integers)[place] = bits
+            assert numbers.isnan().sum() == 1
+            assert_as_to(numbers, pair[1])
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_size(pair: tuple[torch.dtype, torch.dtype], count: int) -> None:
+    assert_as_to(torch.randn(count).to(pair[0]), pair[1])
+
+
+@pytest.mark.parametrize("source", [BF16, FP16, FP32, *F8], ids=str)
+@pytest.mark.parametrize("target", [BF16, FP16, FP32], ids=str)
+def test_every_pair(source: torch.dtype, target: torch.dtype) -> None:
+    if source is not target:
+        assert_as_to(torch.randn(5, 7).to(source), target)
+
+
+def test_a_complex_or_double_tensor_is_not_cast() -> None:
+    for dtype in (torch.float64, torch.complex64, torch.int32, torch.bool):
+        tensor = torch.ones(3, dtype=dtype)
+        assert cast(tensor, BF16) is tensor
+
+
+GEOMETRIES: dict[str, Callable[[], torch.Tensor]] = {
+    "0-dim": lambda: torch.tensor(1.25),
+    "empty": lambda: torch.empty(0),
+    "empty, of a shape": lambda: torch.empty(3, 0, 2).transpose(0, 2),
+    "sizes of 1, odd strides": lambda: torch.randn(6).as_strided((1, 6, 1), (17, 1, 5)),
+    "one number, odd strides": lambda: torch.randn(3).as_strided((1, 1), (7, 9)),
+    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "channels last, 3d": lambda: torch.randn(2, 3, 4, 5, 2).to(memory_format=torch.channels_last_3d),
+    "transposed": lambda: torch.randn(4, 5).t(),
+    "permuted": lambda: torch.randn(2, 3, 4).permute(2, 0, 1),
+    "rows": lambda: torch.randn(9, 4)[2:7],
+    "columns": lambda: torch.randn(9, 4)[:, 1:3],
+    "every other": lambda: torch.randn(20)[1::2],
+    "expanded": lambda: torch.randn(4, 1).expand(4, 5),
+    "overlapping": lambda: torch.randn(8).as_strided((4, 3), (1, 1)),
+    "diagonal": lambda: torch.randn(5, 5).diagonal(),
+    "large, transposed": lambda: torch.randn(300, 200).t(),
+    "large, columns": lambda: torch.randn(300, 400)[:, 7:300],
+    "flipped": lambda: torch.randn(3, 4).flip(0),
+}
+
+
+@pytest.mark.parametrize("make", GEOMETRIES.values(), ids=GEOMETRIES)
+def test_every_geometry(make: Callable[[], torch.Tensor], pair: tuple[torch.dtype, torch.dtype]) -> None:
+    base = make()
+    # A conversion of the storage keeps the geometry, whatever it is.
+    whole = base.as_strided((base.untyped_storage().nbytes() // base.element_size(),), (1,), 0).to(pair[0])
+    assert_as_to(whole.as_strided(base.shape, base.stride(), base.storage_offset()), pair[1])
+
+
+@st.composite
+def strided(draw: st.DrawFn) -> torch.Tensor:
+    shape = draw(st.lists(st.integers(0, 5), max_size=4))
+    tensor = torch.arange(1.0, 1.0 + torch.Size(shape).numel()).div(3).view(shape)
+    tensor = tensor.permute(draw(st.permutations(range(len(shape)))))
+    for dim, size in enumerate(tensor.shape):
+        how = draw(st.sampled_from(["all", "some", "steps", "one", "expand"]))
+        if how == "some":
+            tensor = tensor.narrow(dim, min(1, size), max(size - 1, 0))
+        elif how == "steps":
+            tensor = tensor[(slice(None),) * dim + (slice(None, None, 2),)]
+        elif how in ("one", "expand") and size > 0:
+            tensor = tensor.narrow(dim, size - 1, 1)
+            tensor = tensor.expand(*(3 if how == "expand" and d == dim else -1 for d in range(tensor.dim())))
+    return tensor
+
+
+@settings(max_examples=150, deadline=None)
+@given(strided(), st.sampled_from(PAIRS), st.booleans())
+def test_any_geometry(tensor: torch.Tensor, pair: tuple[torch.dtype, torch.dtype], requires_grad: bool) -> None:
+    stored = tensor.untyped_storage().nbytes() // 4
+    source = tensor.as_strided((stored,), (1,), 0).to(pair[0])
+    source = source.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).requires_grad_(requires_grad)
+    assert_as_to(source, pair[1])
+    with torch.no_grad():
+        assert_as_to(source, pair[1])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40), st.sampled_from([BF16, FP16]))
+def test_any_bits(bits: list[int], dtype: torch.dtype) -> None:
+    assert_as_to(torch.tensor(bits, dtype=torch.int32).view(FP32), dtype)
+
+
+# --- which casts are straight
+
+
+def test_small_dense_tensors_are_cast_straight_and_others_by_the_general_kernel(
+    pair: tuple[torch.dtype, torch.dtype],
+) -> None:
+    source = torch.randn(32, 1024).to(pair[0])
+    straight = {"torch_promote::cast"}
+    for dense in (source, source.t(), source[3:], source.requires_grad_()):
+        assert records(dense, pair[1]) == straight
+    general = {"torch_promote::cast", "aten::_to_copy"}
+    for other in (torch.randn(32769).to(pair[0]), source.detach()[:, 3:], torch.ones(4).to(pair[0]).expand(3, 4)):
+        assert records(other, pair[1]) == general
+
+
+def test_a_nan_is_left_to_the_general_kernel_where_pytorch_chooses_its_bits() -> None:
+    for source, target in PAIRS:
+        seen = records(torch.tensor([1.0, float("nan")], dtype=source), target)
+        assert ("aten::_to_copy" in seen) == (source is not BF16)
+
+
+PROGRAM = """
+import torch
+from test_fast_cast import PAIRS, patterns
+from helpers.straight import assert_as_to
+for source, target in PAIRS:
+    for part in patterns(source).split(32767):
+        assert_as_to(part, target)
+print(torch.backends.cpu.get_cpu_capability())
+"""
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_has_the_bits_of_pytorchs_kernels_for_other_processors(capability: str) -> None:
+    """A process in which PyTorch takes a lesser processor's kernels; ours are those of this one."""
+    here = Path(__file__).parent
+    environment = {
+        **os.environ,
+        "ATEN_CPU_CAPABILITY": capability,
+        "PYTHONPATH": f"{here}:{here.parent}:{here.parents[1]}",
+    }
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr[-2000:]) == (0, "")
+    assert capability.upper() in done.stdout.upper()
+
+
+def test_the_comparison_here_tells_nans_and_zeros_apart() -> None:
+    assert not torch.equal(as_integers(torch.tensor([0.0])), as_integers(torch.tensor([-0.0])))
+    quiet, other = (torch.tensor([bits], dtype=torch.int32).view(FP32) for bits in (0x7FC00000, 0x7FC00001))
+    assert not torch.equal(as_integers(quiet), as_integers(other))

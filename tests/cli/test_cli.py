@@ -1,0 +1,266 @@
+"""The command line: `info`, the help, what goes wrong, the command as a process. The exit statuses are tested here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from test_registered import STRANGE_ROWS
+
+import torch_promote
+from helpers.command_line import Capture, cells_of, error_of, json_of, terminal_of_80_columns, text_of, wide
+from torch_promote import _C
+from torch_promote.cli.main import main
+from torch_promote.policy import registered as registrations
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import DEVICE_TYPES, op_table
+from torch_promote.policy.registered import missing_rows, unlisted_ops
+
+__all__ = ["terminal_of_80_columns", "wide"]  # fixtures
+
+ROOT = Path(torch_promote.__file__).parent.parent
+
+
+# --- info
+
+
+def test_info_as_json(capsys: Capture) -> None:
+    info = json_of(capsys, "info")
+    devices = info.pop("devices")
+    assert info == {
+        "torch_promote": torch_promote.__version__,
+        "torch": torch.__version__,
+        "built_with_torch": torch.__version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "dispatch_key": "AutocastPrivateUse1",
+        "rows": len(op_table()),
+    }
+    assert list(devices) == list(DEVICE_TYPES)
+    for index, (name, device) in enumerate(devices.items()):
+        counting = [byte for byte in _C.stock_policy_bytes()[index] if byte != _C.POLICY_BYTES["unlisted"]]
+        assert device == {
+            "available": name == "cpu" or torch.cuda.is_available(),
+            "default_dtype": {"cpu": "bfloat16", "cuda": "float16"}[name],
+            "rows_with_policy": sum(row.policy(name) is not CastPolicy.fallthrough for row in op_table()),
+            "rows_that_count": len(counting),
+            "missing_rows": [row.name for row in missing_rows(name)],
+            "unlisted_ops": list(unlisted_ops(name)),
+        }
+        assert device["rows_that_count"] == device["rows_with_policy"] - len(device["missing_rows"])
+
+
+def test_info_follows_the_default_dtype(capsys: Capture) -> None:
+    before = torch.get_autocast_dtype("cpu")
+    torch.set_autocast_dtype("cpu", torch.float16)
+    try:
+        assert json_of(capsys, "info")["devices"]["cpu"]["default_dtype"] == "float16"
+    finally:
+        torch.set_autocast_dtype("cpu", before)
+
+
+def test_info_as_text_says_what_the_json_says(capsys: Capture, wide: None) -> None:
+    info = json_of(capsys, "info")
+    text = text_of(capsys, "info")
+    lines = cells_of(text)
+    assert ["torch_promote", torch_promote.__version__] in lines
+    assert ["torch", f"{torch.__version__},", "built", "with", torch.__version__] in lines
+    assert ["dispatch", "key", "AutocastPrivateUse1"] in lines
+    assert ["op", "table", str(len(op_table())), "rows"] in lines
+    for name, device in info["devices"].items():
+        available = "yes" if device["available"] else "no"
+        rows = [str(device["rows_that_count"]), "of", str(device["rows_with_policy"])]
+        numbers = [str(len(device["missing_rows"])), str(len(device["unlisted_ops"]))]
+        assert [name, available, device["default_dtype"], *rows, *numbers] in lines
+        assert [[op] in lines for op in (*device["missing_rows"], *device["unlisted_ops"])].count(False) == 0
+    differs = any(device["missing_rows"] or device["unlisted_ops"] for device in info["devices"].values())
+    assert ("This PyTorch registers what the table lists, and nothing else." in text) is not differs
+
+
+def test_info_lists_what_is_missing_and_unlisted(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: None) -> None:
+    monkeypatch.setattr(registrations, "op_table", lambda: STRANGE_ROWS)
+    monkeypatch.setattr(registrations, "registered", lambda device: frozenset({"aten::mm", "lib::op"}))
+    text = text_of(capsys, "info")
+    assert_expected_inline(
+        text[text.index("missing on") :],
+        """\
+missing on cpu (in the table, not registered by this PyTorch: falls through):
+aten::no_such_op
+aten::relu
+
+unlisted on cpu (registered by this PyTorch, no policy in the table: stock decides):
+aten::mm
+lib::op
+
+missing on cuda (in the table, not registered by this PyTorch: falls through):
+aten::relu
+
+unlisted on cuda (registered by this PyTorch, no policy in the table: stock decides):
+lib::op
+""",
+    )
+
+
+# --- what goes wrong
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("pattern", "closest"),
+    [
+        ("sofmax", " Closest: softmax, softmax.int, log_softmax."),
+        ("aten::sofmax", " Closest: softmax, softmax.int, log_softmax."),
+        ("*zzzz*", ""),
+        ("", ""),
+    ],
+)
+def test_a_pattern_without_a_match_is_one_line_and_status_2(
+    capsys: Capture, pattern: str, closest: str, as_json: bool
+) -> None:
+    arguments = ["policies", "--op", pattern, *(["--json"] if as_json else [])]
+    assert error_of(capsys, *arguments) == (
+        f"torch-promote: error: --op {pattern!r} matches none of the table's {len(op_table())} rows.{closest} "
+        f"`torch-promote policies` lists them all.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "required: COMMAND"),
+        (["polices"], "invalid choice: 'polices'"),
+        (["policies", "--device", "tpu"], "invalid choice: 'tpu'"),
+        (["policies", "--op"], "expected one argument"),
+        (["info", "extra"], "unrecognized arguments: extra"),
+    ],
+)
+def test_a_wrong_command_line_is_status_2(capsys: Capture, arguments: list[str], complaint: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert complaint in captured.err
+
+
+def test_text_without_rich_says_what_to_install(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)  # importing it now fails
+    for command in ("info", "policies"):
+        assert error_of(capsys, command) == (
+            "torch-promote: error: text output needs rich: pip install torch-promote[cli]. --json works without it.\n"
+        )
+        assert json_of(capsys, command)
+
+
+# --- help and version
+
+
+def help_of(capsys: Capture, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main([*arguments, "--help"])
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help(capsys: Capture) -> None:
+    assert_expected_inline(
+        help_of(capsys),
+        """\
+usage: torch-promote [-h] [--version] COMMAND ...
+
+Autocast with open policies: what is installed, and what happens to each op.
+
+options:
+  -h, --help  show this help message and exit
+  --version   show program's version number and exit
+
+commands:
+  COMMAND
+    info      versions, devices, and the op table against the running PyTorch
+    policies  what autocast does with each op
+    parity    PyTorch's samples under stock and ours, against the reference
+    bench     time regions, ops and models against stock autocast
+    why       derive the dtype of an expression, step by step
+
+examples:
+  torch-promote info                             versions, devices, table size
+  torch-promote policies                         the whole op table
+  torch-promote policies --device cpu            what has a policy on the CPU
+  torch-promote policies --op softmax            one op, with all its overloads
+  torch-promote policies --op 'linalg_*' --json  a pattern; JSON for programs
+  torch-promote policies --diff                  is this PyTorch the table's?
+  torch-promote policies --policy cuda --diff stock
+                                                 what a policy changes
+  torch-promote parity --quick                   stock, ours and the reference
+  torch-promote bench --suite region             timings against stock
+  torch-promote why "int32[3] + 5.5"             how a result dtype comes about
+  torch-promote why --rule jax "int32[3] + 5.5"  and by another promotion rule
+
+exit status: 0 done, 1 something was found (a difference, a mismatch), 2 wrong
+command line, 130 interrupted.
+`torch-promote policies --help` explains each policy.
+""",
+    )
+
+
+def test_help_of_info(capsys: Capture) -> None:
+    assert_expected_inline(
+        help_of(capsys, "info"),
+        """\
+usage: torch-promote info [-h] [--json]
+
+Shows the versions, the dispatch key and the device types, and holds the op
+table against the PyTorch that is running.
+
+  rows that count  have a policy on the device; PyTorch registers the op there
+  missing rows     have one; PyTorch does not register the op: falls through
+  unlisted ops     PyTorch registers them; no policy in the table: left to stock
+
+options:
+  -h, --help  show this help message and exit
+  --json      print JSON, for programs
+""",
+    )
+
+
+def test_version(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    expected = f"torch-promote {torch_promote.__version__} (torch {torch.__version__})\n"
+    assert capsys.readouterr().out == expected
+
+
+# --- as a process
+
+
+def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "torch_promote", *arguments]
+    return subprocess.run(command, env=environment, text=True, timeout=120, check=False, **options)
+
+
+def test_runs_as_a_module() -> None:
+    process = run("policies", "--op", "bmm", "--json", capture_output=True)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert [row["op"] for row in json.loads(process.stdout)["rows"]] == ["aten::bmm"]
+    process = run("policies", "--op", "bmmm", capture_output=True)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert "Closest: bmm" in process.stderr
+
+
+@pytest.mark.parametrize("arguments", [["policies"], ["info", "--json"], ["--help"]], ids=" ".join)
+def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        process = run(*arguments, stdout=writer, stderr=subprocess.PIPE)
+    finally:
+        os.close(writer)
+    assert (process.returncode, process.stderr) == (0, "")

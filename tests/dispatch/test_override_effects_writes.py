@@ -1,0 +1,160 @@
+"""Ops that write to an argument, under the policies that they may have: `match_self` above all."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.dispatched import writing_ops
+from helpers.planned import by_turns, check_effect, has_sparse, on_fake_cuda
+from helpers.rows import tensors_of
+from helpers.support import assert_same
+from torch_promote.parity.outcome import Bound, copied
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.legality import legal_policies
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+aten = torch.ops.aten
+#: Makes a tensor of a shape.
+Make = Callable[..., torch.Tensor]
+#: The dtype of what is written to, and that of the other tensors.
+PAIRS = [(BF16, F32), (F32, BF16), (F16, F64), (F64, F16), (F32, F64), (BF16, F16)]
+#: What such an op may be given.
+LEGAL = (CastPolicy.match_self, CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
+COUNT, PARTS = 120, 4
+
+each_pair = pytest.mark.parametrize(("own", "given"), PAIRS, ids=str)
+
+
+def x(dtype: torch.dtype) -> torch.Tensor:
+    return torch.linspace(-2, 3, 12, dtype=F64).reshape(4, 3).to(dtype)
+
+
+def maker(dtype: torch.dtype, cast_to: torch.dtype | None = None) -> Make:
+    """Makes the other tensors, by their shapes: of one dtype, cast by hand to another one if that is given."""
+
+    def make(*shape: int) -> torch.Tensor:
+        made = torch.linspace(0.1, 1.7, 12, dtype=F64)[: torch.Size(shape).numel()].reshape(shape).to(dtype)
+        return made.to(cast_to or dtype)
+
+    return make
+
+
+INDEX = torch.tensor([2, 0])
+
+#: The op that is called, and the call as Python writes it: of the tensor, and of what makes the others.
+WRITES: dict[str, tuple[Any, Callable[[torch.Tensor, Make], Any]]] = {
+    "x[idx] = y": (aten.index_put_.default, lambda x, y: x.__setitem__(INDEX, y(2, 3))),
+    "x[mask] = y": (aten.index_put_.default, lambda x, y: x.__setitem__(x > 1, y(5))),
+    "x[:, idx] = y": (aten.index_put_.default, lambda x, y: x.__setitem__((slice(None), INDEX), y(4, 2))),
+    "index_put_, accumulating": (aten.index_put_.default, lambda x, y: x.index_put_((INDEX,), y(3), True)),
+    "x[1:3] = y": (aten.copy_.default, lambda x, y: x.__setitem__(slice(1, 3), y(2, 3))),
+    "copy_": (aten.copy_.default, lambda x, y: x.copy_(y(4, 3))),
+    "addmm_": (aten.addmm_.default, lambda x, y: x.addmm_(y(4, 2), y(2, 3))),
+    "mm(out=)": (aten.mm.out, lambda x, y: torch.mm(y(4, 2), y(2, 3), out=x)),
+    "cat(out=)": (aten.cat.out, lambda x, y: torch.cat([y(2, 3), y(2, 3)], out=x)),
+    "scatter_add_": (
+        aten.scatter_add_.default,
+        lambda x, y: x.scatter_add_(0, torch.tensor([[0, 1, 2], [3, 3, 0]]), y(2, 3)),
+    ),
+    "scatter_": (aten.scatter_.src, lambda x, y: x.scatter_(0, torch.tensor([[0, 1, 2], [3, 2, 0]]), y(2, 3))),
+    "index_add_": (aten.index_add_.default, lambda x, y: x.index_add_(0, INDEX, y(2, 3), alpha=0.3)),
+    "index_copy_": (aten.index_copy_.default, lambda x, y: x.index_copy_(0, INDEX, y(2, 3))),
+    "masked_scatter_": (aten.masked_scatter_.default, lambda x, y: x.masked_scatter_(x > 1, y(5))),
+    "lerp_": (aten.lerp_.Tensor, lambda x, y: x.lerp_(y(4, 3), y(3))),
+    "addcmul_": (aten.addcmul_.default, lambda x, y: x.addcmul_(y(4, 3), y(3), value=0.3)),
+    "add_": (aten.add_.Tensor, lambda x, y: x.add_(y(4, 3), alpha=0.3)),
+    "mul_ by a number": (aten.mul_.Tensor, lambda x, y: x.mul_(0.1)),
+    "div_ by a number": (aten.div_.Tensor, lambda x, y: x.div_(0.3)),
+    "_foreach_mul_": (
+        aten._foreach_mul_.List,
+        lambda x, y: torch._foreach_mul_([x, x[0]], [y(4, 3), y(3)]),
+    ),
+    "_foreach_add_ a number": (aten._foreach_add_.Scalar, lambda x, y: torch._foreach_add_([x], 0.1)),
+}
+#: What PyTorch refuses in mixed dtypes.
+REFUSED = ("x[idx] = y", "x[mask] = y", "addmm_", "mm(out=)", "scatter_add_", "index_add_", "index_copy_")
+
+each_write = pytest.mark.parametrize("name", WRITES)
+
+
+@each_write
+@each_pair
+def test_what_is_written(name: str, own: torch.dtype, given: torch.dtype) -> None:
+    """As if each argument had been cast to the dtype of what is written to. A Python number is no tensor."""
+    op, write = WRITES[name]
+    ours, by_hand = x(own), x(own)
+    with tp.my_autocast("cpu", overrides={op: "match_self"}):
+        write(ours, maker(given))
+    write(by_hand, maker(given, cast_to=own))
+    assert_same(ours, by_hand, name)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_without_it_mixed_dtypes_are_refused(name: str) -> None:
+    _, write = WRITES[name]
+    with tp.my_autocast("cpu"), pytest.raises(RuntimeError):
+        write(x(BF16), maker(F64))
+
+
+@functools.cache
+def chosen() -> tuple[str, ...]:
+    return tuple(random.Random(20).sample(sorted(writing_ops()), COUNT))
+
+
+def calls(name: str) -> list[tuple[str, Bound]]:
+    op, args, kwargs = writing_ops()[name][0]
+    arguments = list(zip((a for a in op._schema.arguments if not a.kwarg_only), args, strict=True))
+    by_name = {a.name: (a, kwargs[a.name]) for a in op._schema.arguments if a.kwarg_only}
+    in_place = not any(a.is_out for a in op._schema.arguments)
+
+    def bound(own: torch.dtype, others: tuple[torch.dtype, ...]) -> Bound:
+        def cast(argument: Any, value: Any) -> Any:
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            made = copied(by_turns(value, (own,) if writes else others))
+            if in_place and not writes and isinstance(made, torch.Tensor) and made.is_floating_point():
+                made.requires_grad_()
+            return made
+
+        return op, tuple(cast(a, v) for a, v in arguments), {key: cast(a, v) for key, (a, v) in by_name.items()}
+
+    return [
+        ("own float32", bound(F32, (BF16, F64))),
+        ("own bfloat16", bound(BF16, (F32,))),
+        ("own float64", bound(F64, (F16, F32))),
+    ]
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_ops_on_the_cpu_in_bits(part: int) -> None:
+    cast_and_ran = set()
+    for name in chosen()[part::PARTS]:
+        assert legal_policies(name) == LEGAL
+        for kind, bound in calls(name):
+            for policy in LEGAL:
+                plan, outcome = check_effect(kind, bound, policy)
+                if plan.casts and outcome.error is None:
+                    assert policy is CastPolicy.match_self
+                    cast_and_ran.add(name)
+    assert len(cast_and_ran) >= 10
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+@pytest.mark.parametrize("part", range(0, PARTS, 2))
+def test_random_ops_on_fake_cuda_in_dtypes_shapes_and_strides(part: int) -> None:
+    cast_and_ran = set()
+    for name in chosen()[part::PARTS]:
+        for kind, (op, args, kwargs) in calls(name):
+            if has_sparse((args, kwargs)):  # there are no fake ones
+                continue
+            with tensors_of(fake=True):
+                bound = op, *on_fake_cuda((args, kwargs))
+                plan, outcome = check_effect(kind, bound, CastPolicy.match_self, "cuda", fake=True)
+            cast_and_ran |= {name} if plan.casts and outcome.error is None else set()
+    assert len(cast_and_ran) >= 10

@@ -1,0 +1,72 @@
+"""Every row of the op table on CUDA against torch.autocast: on fake tensors, and for real where there is a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from helpers.rows import (
+    LOWER_DTYPES,
+    ROWS,
+    calls,
+    check_row,
+    executed,
+    known_refusals,
+    listed,
+    policy_is_noticed,
+    refused,
+    stock_and_ours,
+    tensors_of,
+)
+from torch_promote.parity.row_samples.known import KINDS
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import Row
+
+each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name.removeprefix("aten::"))
+each_lower_dtype = pytest.mark.parametrize("lower", LOWER_DTYPES, ids=str)
+
+LISTED = [row for row in ROWS if listed(row, "cuda")]
+BANNED = [row for row in LISTED if row.cuda is CastPolicy.banned]
+
+#: Whether the tensors are fake.
+where = pytest.mark.parametrize(
+    "fake", [True, False] if torch.cuda.is_available() else [True], ids=lambda fake: "fake" if fake else "real"
+)
+
+pytestmark = pytest.mark.usefixtures("pretend_cuda")
+
+
+@each_row
+@each_lower_dtype
+@where
+def test_row(row: Row, lower: torch.dtype, fake: bool) -> None:
+    with tensors_of(fake):
+        for kind in KINDS:
+            check_row(row, kind, lower, "cuda", fake=fake)
+
+
+@where
+def test_no_row_goes_untested(fake: bool) -> None:
+    assert [row.name for row in LISTED if row not in BANNED and not executed(row, "cuda", fake=fake)] == []
+
+
+@pytest.mark.parametrize("row", BANNED, ids=lambda row: row.name)
+@each_lower_dtype
+def test_a_banned_row_is_refused_whatever_it_is_given(row: Row, lower: torch.dtype) -> None:
+    with tensors_of(fake=True):
+        for kind in KINDS:
+            for label, bound in calls(row, kind, lower, "cuda", fake=True):
+                for outcome in stock_and_ours(row, bound, lower, "cuda", watched=True, fake=True):
+                    assert type(outcome.error) is RuntimeError, label
+                    assert outcome.ops == [], label
+
+
+@pytest.mark.parametrize(("row", "kinds"), known_refusals("cuda"))
+@where
+def test_what_is_known_to_be_refused_is(row: Row, kinds: tuple[str, ...], fake: bool) -> None:
+    assert [kind for kind in kinds if not refused(row, kind, "cuda", fake=fake)] == [], "delete it from REFUSED"
+
+
+@pytest.mark.parametrize("row", LISTED, ids=lambda row: row.name)
+def test_a_row_without_its_policy_is_noticed(row: Row) -> None:
+    assert policy_is_noticed(row, "cuda", fake=True)

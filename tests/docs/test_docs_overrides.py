@@ -1,0 +1,43 @@
+"""The code in docs/overrides.md runs, and what it says of files is true."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_promote as tp
+
+TEXT = Path(__file__).parents[2].joinpath("docs", "overrides.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, flags=re.DOTALL)
+
+
+def test_the_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    recipes = [text for kind, text in BLOCKS if kind == "python"]
+    assert len(recipes) == 12
+    torch.manual_seed(0)
+    for text in recipes:
+        exec(compile(text, "docs/overrides.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "aten::softmax.int cpu" in printed
+    assert "2: Linear  [fp32]" in printed
+    assert "is banned under autocast on cpu" in printed
+    assert not tp.registered_policies()
+
+
+def test_the_file_can_be_read(tmp_path: Path) -> None:
+    (text,) = (text for kind, text in BLOCKS if kind == "toml")
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    policy = tp.Policy.load(path)
+    assert policy.lookup("linalg_norm.ord_str", "cuda") is tp.CastPolicy.fp32
+    assert policy.lookup("softmax.int", "cpu") is tp.CastPolicy.lower_precision_fp
+
+
+def test_every_policy_is_explained() -> None:
+    assert "@@" not in TEXT
+    for policy in tp.CastPolicy:
+        assert f"`{policy.value}`" in TEXT
+    for name in tp.Policy.names():
+        assert f"`{name}`" in TEXT

@@ -1,0 +1,162 @@
+"""Every numbered example runs, and prints what it promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+SECONDS = 120
+#: A line of a crosscheck's report.
+COUNT = re.compile(r"(\D+?) +(\d+)(?:  |$)")
+
+
+def run(script: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> list[str]:
+    """Runs a script as a reader would, and returns the lines that it prints."""
+    done = subprocess.run(
+        [sys.executable, *launcher, str(script), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, f"{script.name} {arguments} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout.splitlines()
+
+
+def rewritten(name: str, old: str, new: str, folder: Path) -> Path:
+    """A copy of an example in which something is replaced."""
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    assert old in text
+    copy = folder / name
+    copy.write_text(text.replace(old, new), encoding="utf-8")
+    return copy
+
+
+def losses(lines: list[str]) -> list[float]:
+    return [float(match.group(1)) for line in lines if (match := re.search(r"loss (\d+\.\d+)$", line))]
+
+
+def test_every_example_has_a_test_here() -> None:
+    tested = set(re.findall(r'"(\d\d_\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
+    assert tested == {path.name for path in EXAMPLES.glob("[0-9][0-9]_*.py")}
+
+
+def test_training_loop() -> None:
+    lines = run(EXAMPLES / "01_training_loop.py")
+    assert lines[-1] == "the same losses, bit for bit: True"
+    assert len(lines) > 1
+
+
+def test_overrides() -> None:
+    lines = run(EXAMPLES / "02_overrides.py")
+    dtypes = re.compile(r"(.+?) +linear torch\.(\w+) +softmax torch\.(\w+)")
+    shown = {match.group(1): match.groups()[1:] for line in lines if (match := dtypes.match(line))}
+    assert shown == {
+        "the stock policy": ("bfloat16", "float32"),
+        "linear kept in float32, softmax not": ("float32", "bfloat16"),
+        "nested, softmax in float16": ("float32", "float16"),
+        "after the nested region": ("float32", "bfloat16"),
+        "a decorated function": ("float32", "float32"),
+    }
+    errors = [line for line in lines if line.startswith("PolicyError: ")]
+    assert len(errors) == 2
+    assert "Closest: softmax" in errors[0]
+    assert "no optional dtype argument" in errors[1]
+
+
+def test_compile(tmp_path: Path) -> None:
+    """With the compiler as without it."""
+    name = "03_compile.py"
+    lines = run(EXAMPLES / name)
+    assert lines == run(rewritten(name, '@torch.compile(backend="aot_eager", fullgraph=True)\n', "", tmp_path))
+    assert [line.split()[-1] for line in lines[:4]] == [
+        "torch.float32", "torch.bfloat16", "torch.float16", "torch.float32",
+    ]  # fmt: skip
+    seen = losses(lines)
+    assert len(seen) == 3
+    assert seen == sorted(seen, reverse=True)
+
+
+def run_in_two_processes(script: Path, *arguments: str) -> list[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = ("--master-addr", "127.0.0.1", "--master-port", str(port))
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", *where)
+    return run(script, "--steps", "5", *arguments, launcher=launcher)
+
+
+def test_distributed() -> None:
+    """Two ways to hold one model: two processes add the same two gradients in both."""
+    data_parallel, sharded = (
+        run_in_two_processes(EXAMPLES / "04_distributed.py", "--strategy", strategy) for strategy in ("ddp", "fsdp2")
+    )
+    seen = losses(data_parallel)
+    assert len(seen) == 5
+    assert seen == sorted(seen, reverse=True), "it learns"
+    assert sharded == data_parallel
+
+
+def test_crosscheck() -> None:
+    lines = run(EXAMPLES / "05_crosscheck.py")
+    counts = {match.group(1).rstrip(): int(match.group(2)) for line in lines if (match := COUNT.match(line))}
+    assert counts["mismatches"] == counts["without a rule"] == counts["stock raised"] == 0
+    # Compared are calls of CUDA's rows too, which have no policy on the CPU.
+    assert counts["compared with stock"] >= counts["with a cast policy"] > 0
+    assert counts["calls"] == counts["checked against the reference"] + counts["composite"] > 50
+    (start,) = (index for index, line in enumerate(lines) if line.startswith("CrosscheckError: "))
+    assert lines[start].startswith("CrosscheckError: aten.sinh.default(float32[32, 8]): dtype")
+    assert lines[start + 1].split() == ["expected", "float32"]
+    assert lines[start + 2].split() == ["got", "float64"]
+    assert lines[start + 3].endswith("in <module>: torch.sinh(x)")
+
+
+def test_module_policies() -> None:
+    lines = run(EXAMPLES / "06_module_policies.py")
+    shown = {line[:22].strip(): line[22:].split() for line in lines if " lm_head " in line}
+    plain = ["blocks.0.mlp.0", "bfloat16", "blocks.1.mlp.0", "bfloat16", "lm_head", "bfloat16"]
+    chosen = ["blocks.0.mlp.0", "bfloat16", "blocks.1.mlp.0", "float16", "lm_head", "float32"]
+    assert shown == {
+        "no policies": plain,
+        "three policies": chosen,
+        "a copy has them": chosen,
+        "taken off again": plain,
+    }
+    assert "|       `-- mlp: Sequential  [{linear: float16}]" in lines
+    assert "4 of 15 modules have a policy." in lines
+    assert lines[-1] == "PolicyError: no module of the model is named 'lm_haed'. Closest: lm_head."
+
+
+def test_custom_op() -> None:
+    lines = run(EXAMPLES / "07_custom_op.py")
+    assert lines[0].endswith("blend takes one dtype, got torch.bfloat16 and torch.float32")
+    assert [line[20:].partition(",")[0] for line in lines[1:]] == [
+        "torch.float32",
+        "torch.bfloat16",
+        "torch.float64",
+        "torch.float16",
+        "torch.float32",
+    ]
+    assert all(line.endswith("the weight's gradient torch.float32") for line in lines[1:4])
+
+
+def test_promotion() -> None:
+    lines = run(EXAMPLES / "08_promotion.py")
+    assert lines[0].split() == ["torch", "float32", "float32", "float32", "float16"]
+    assert lines[1].split() == ["jax", "float32", "float32", "float32", "float32"]
+    assert lines[2].split() == ["numpy", "float32", "float64", "float64", "float32"]
+    assert lines[3] == "gradient torch.bfloat16"
+    assert lines[4].startswith("strict   aten::mul.Tensor: the promotion rule")
+    assert lines[5].endswith("torch.float32")
+    kinds = [line.rpartition(": ")[2] for line in lines if line.startswith("lint")]
+    assert kinds == ["0-dim precision loss", "int to low-precision float", "int overflow by wrapping scalar"]
+    assert lines[-1].endswith("torch.bfloat16")
+    assert len(lines) == 10

@@ -1,0 +1,122 @@
+"""What the tests of regions look at: what PyTorch says about autocast, and the dtypes that ops really run in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import torch_promote as tp
+from helpers.support import thread_state
+
+Region = Any  # a tp.my_autocast or a torch.autocast: neither is a subclass of the other
+
+#: The two kinds of regions, by the word that a test's id shows.
+KINDS: dict[str, Callable[..., Region]] = {"ours": tp.my_autocast, "stock": torch.autocast}
+
+#: Regions that a body opens inside a float16 region of the CPU, and holds across a step. They want `pretend_cuda`.
+INNER: dict[str, Callable[[], Region]] = {
+    "ours": lambda: tp.my_autocast("cpu", torch.bfloat16),
+    "ours, disabled": lambda: tp.my_autocast("cpu", enabled=False),
+    "ours, without cache": lambda: tp.my_autocast("cpu", torch.bfloat16, cache_enabled=False),
+    "ours, persistent cache": lambda: tp.my_autocast("cpu", torch.bfloat16, cache="persistent"),
+    "ours, overrides": lambda: tp.my_autocast("cpu", torch.bfloat16, overrides={"exp": "fp16"}),
+    "ours, cuda": lambda: tp.my_autocast("cuda", torch.bfloat16),
+    "stock": lambda: torch.autocast("cpu", torch.bfloat16),
+    "stock, disabled": lambda: torch.autocast("cpu", enabled=False),
+    "stock, without cache": lambda: torch.autocast("cpu", torch.bfloat16, cache_enabled=False),
+    "stock, cuda": lambda: torch.autocast("cuda", torch.bfloat16),
+}
+
+_T = TypeVar("_T")
+
+
+class _Operands(threading.local):
+    """A float32 and a bfloat16 matrix on each device.
+
+    Those of CUDA are fake, so that they exist on every machine. One fake mode does not serve two threads at a time.
+    """
+
+    def __init__(self) -> None:
+        self.cpu = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bfloat16)
+        with FakeTensorMode():
+            self.cuda = torch.empty(2, 2, device="cuda"), torch.empty(2, 2, device="cuda", dtype=torch.bfloat16)
+
+
+_operands = _Operands()
+
+
+def mm_dtype(device: str = "cpu") -> torch.dtype:
+    """The dtype in which a product of float32 matrices comes out: the autocast dtype where autocast is on."""
+    matrix = getattr(_operands, device)[0]
+    return torch.mm(matrix, matrix).dtype
+
+
+def mse_dtype(device: str = "cpu") -> torch.dtype:
+    """The dtype in which a loss of bfloat16 tensors comes out: float32 where autocast is on."""
+    matrix = getattr(_operands, device)[1]
+    return torch.nn.functional.mse_loss(matrix, matrix).dtype
+
+
+def autocast_dtype() -> torch.dtype | None:
+    """The CPU's autocast dtype in force here, None where autocast is off; ops and PyTorch's state must agree on it."""
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    assert mm_dtype() == (dtype or torch.float32)
+    assert mse_dtype() == (torch.bfloat16 if dtype is None else torch.float32)
+    return dtype
+
+
+def seen(devices: tuple[str, ...] = ("cpu", "cuda")) -> dict[str, Any]:
+    """Everything about autocast that a program can see without knowing whose regions it is in."""
+    return {"cache": torch.is_autocast_cache_enabled()} | {
+        device: {
+            "enabled": torch.is_autocast_enabled(device),
+            "dtype": torch.get_autocast_dtype(device),
+            "mm": mm_dtype(device),
+            "mse_loss": mse_dtype(device),
+        }
+        for device in devices
+    }
+
+
+def message_of(error: pytest.ExceptionInfo[RuntimeError]) -> str:
+    """What an error from C++ says, without the trace that PyTorch adds if it is asked to."""
+    return str(error.value).split("\nException raised from")[0]
+
+
+@contextmanager
+def leaves_no_trace() -> Iterator[None]:
+    """Fails unless the block ends, however it does, in the state in which it began."""
+    before = thread_state()
+    try:
+        yield
+    finally:
+        assert thread_state() == before
+
+
+def in_thread(function: Callable[[], _T]) -> _T:
+    """Runs a function in a new thread, which starts and ends with an autocast state of its own.
+
+    Where stock leaves state behind, this is where to let it: nobody else sees it.
+    """
+    outcome: list[_T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(timeout=60)
+    assert not thread.is_alive(), "the thread hangs"
+    if failure:
+        raise failure[0]
+    return outcome[0]

@@ -1,0 +1,169 @@
+"""The rows of the op table as the tests walk them: which exist here, how they are called, and the check of one row."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+
+import torch_promote as tp
+from helpers.side_by_side import Outcome, Watch, assert_alike, run
+from torch_promote.checking.unwritten import UNWRITTEN
+from torch_promote.parity.outcome import Bound, without_bits
+from torch_promote.parity.row_samples import SAMPLES, Make
+from torch_promote.parity.row_samples.known import KINDS, PROCESSOR_BOUND, RARE, REFUSED, dtypes_of
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import Row, op_table, schema_of
+
+#: The rows that the running PyTorch has.
+ROWS = [row for row in op_table() if schema_of(row) is not None]
+#: What autocast lowers to.
+LOWER_DTYPES = (torch.bfloat16, torch.float16)
+
+_STOCK_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+def listed(row: Row, device: str) -> bool:
+    """Whether the row has a policy on the device, and the running PyTorch registers the op there."""
+    return row.policy(device) is not CastPolicy.fallthrough and torch._C._dispatch_has_kernel_for_dispatch_key(
+        row.name, _STOCK_KEYS[device]
+    )
+
+
+def has_kernel(row: Row, device: str) -> bool:
+    """Whether PyTorch can run the op on the device at all."""
+    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(row.name, device.upper())
+
+
+def must_run(row: Row, kind: str, device: str, *, fake: bool = False) -> bool:
+    """Whether a call with inputs of this kind must not raise: rows that are not listed may raise for what they like."""
+    places = {device} if fake else {device, f"real {device}"}
+    known = {refused for place in places for refused in REFUSED.get((row.name, place), ((), ""))[0]}
+    return (
+        listed(row, device)
+        and row.policy(device) is not CastPolicy.banned
+        and not (device == "cpu" and row.name in PROCESSOR_BOUND)
+        and kind not in known
+        and kind not in RARE
+    )
+
+
+def overload(row: Row) -> Any:
+    return getattr(getattr(torch.ops.aten, row.op), row.overload or "default")
+
+
+def calls(row: Row, kind: str, lower: torch.dtype, device: str, *, fake: bool = False) -> Iterator[tuple[str, Bound]]:
+    """Yields the row's sample calls with inputs of one kind, each with a label. Real floating inputs require grad."""
+    for number, sample in enumerate(SAMPLES[row.name]):
+        seed = zlib.crc32(f"{row.name} {number}".encode())
+        args, kwargs = sample(Make(dtypes_of(kind, lower), device, fake=fake, grad=not fake, seed=seed))
+        yield f"{row.name}, sample {number}, {kind}, {lower} on {device}", (overload(row), args, kwargs)
+
+
+def tensors_of(fake: bool) -> contextlib.AbstractContextManager[Any]:
+    """In which to make and use the tensors of a test."""
+    return FakeTensorMode() if fake else contextlib.nullcontext()
+
+
+def stock_and_ours(
+    row: Row, bound: Bound, lower: torch.dtype, device: str, *, watched: bool, fake: bool = False, **region: Any
+) -> tuple[Outcome, Outcome]:
+    """Runs a call under stock and under ours, whose region may be given more arguments."""
+    both = []
+    for made in (torch.autocast(device, lower), tp.my_autocast(device, lower, **region)):
+        outcome = run(made, bound, Watch(stand_in=fake) if watched else None)
+        if outcome.error is None:
+            outcome.result = without_unwritten(row, outcome.result)
+        both.append(outcome)
+    return both[0], both[1]
+
+
+def without_unwritten(row: Row, result: Any) -> Any:
+    """The results, with zeros for those that the op leaves unwritten."""
+    if row.name not in UNWRITTEN:
+        return result
+    return tuple(torch.zeros_like(out) if i in UNWRITTEN[row.name] else out for i, out in enumerate(result))
+
+
+def check_row(row: Row, kind: str, lower: torch.dtype, device: str, *, fake: bool = False) -> None:
+    """Holds a row against stock, watched from below; real tensors also unwatched, forward and backward."""
+    for label, bound in calls(row, kind, lower, device, fake=fake):
+        for watched in (True,) if fake else (False, True):
+            stock, ours = stock_and_ours(row, bound, lower, device, watched=watched, fake=fake)
+            if must_run(row, kind, device, fake=fake) and stock.error is not None:
+                raise AssertionError(f"{label}: PyTorch refuses it. Is the sample right?") from stock.error
+            try:
+                compare(row, stock, ours, label, device)
+            except AssertionError:
+                if device == "cpu" or fake or repeats(row, bound, lower, device):
+                    raise
+                compare(row, without_bits(stock), without_bits(ours), label, device)
+
+
+def compare(row: Row, stock: Outcome, ours: Outcome, label: str, device: str) -> None:
+    # A banned op is refused by autocast itself, which ours words its own way.
+    assert_alike(ours, stock, label, same_text=row.policy(device) is not CastPolicy.banned)
+
+
+def repeats(row: Row, bound: Bound, lower: torch.dtype, device: str, times: int = 10) -> bool:
+    """Whether stock gives its own bits again. Some CUDA kernels add in the order in which their threads arrive."""
+    runs = [stock_and_ours(row, bound, lower, device, watched=False)[0] for _ in range(times)]
+    try:
+        for again in runs[1:]:
+            compare(row, runs[0], again, row.name, device)
+    except AssertionError:
+        return False
+    return True
+
+
+def executed(row: Row, device: str, *, fake: bool = False) -> bool:
+    """Whether at least one sample call of the row runs, under stock and ours alike, in some kind and dtype."""
+    watched = fake or row.name in PROCESSOR_BOUND
+    with tensors_of(fake):
+        for kind, lower in itertools.product(KINDS, LOWER_DTYPES):
+            for label, bound in calls(row, kind, lower, device, fake=fake):
+                stock, ours = stock_and_ours(row, bound, lower, device, watched=watched, fake=fake)
+                compare(row, stock, ours, label, device)
+                if stock.error is None or (row.name in PROCESSOR_BOUND and arrived(row, stock)):
+                    return True
+    return False
+
+
+def arrived(row: Row, outcome: Outcome) -> bool:
+    """Whether a watched call of an op that is not a composite got as far as the op itself."""
+    return any(op == str(overload(row)) for op, _, _ in outcome.ops or [])
+
+
+def known_refusals(place: str) -> list[tuple[Row, tuple[str, ...]]]:
+    """The rows that this PyTorch has with the kinds that they are known to refuse in one place."""
+    return [(row, REFUSED[row.name, place][0]) for row in ROWS if (row.name, place) in REFUSED]
+
+
+def refused(row: Row, kind: str, device: str, *, fake: bool = False) -> bool:
+    """Whether stock raises for inputs of this kind, in some sample call and in some dtype."""
+    with tensors_of(fake):
+        return any(
+            stock_and_ours(row, bound, lower, device, watched=fake, fake=fake)[0].error is not None
+            for lower in LOWER_DTYPES
+            for _, bound in calls(row, kind, lower, device, fake=fake)
+        )
+
+
+def policy_is_noticed(row: Row, device: str, *, fake: bool = False) -> bool:
+    """Whether ours with the row's policy taken away is told from stock: these tests reach this row's own wrapper."""
+    lower = LOWER_DTYPES[0]
+    with tensors_of(fake):
+        for kind in KINDS:
+            for label, bound in calls(row, kind, lower, device, fake=fake):
+                overrides = {row.name: "keep"}
+                stock, ours = stock_and_ours(row, bound, lower, device, watched=True, fake=fake, overrides=overrides)
+                try:
+                    compare(row, stock, ours, label, device)
+                except AssertionError:
+                    return True
+    return False

@@ -1,0 +1,311 @@
+"""torch.compile: functions called in regions, and regions inside functions, each in one graph."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from compiling import BF16, HALF, Body, Place, Weights, called_in, compute, inputs, with_gradients
+from like_stock import Region, assert_like_stock, grads, ours, stock
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from helpers.support import assert_same
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+
+
+# --- a compiled function, called in different regions
+
+#: Regions to call it in, one after the other; None is no region. Each comes again later, to be found compiled.
+PROGRAM: list[Place] = [
+    None,
+    (ours, {}),
+    (ours, {"dtype": HALF}),
+    (ours, {"enabled": False}),
+    (stock, {}),
+    (ours, {"overrides": {"matmul": "fp32"}}),
+    (ours, {"overrides": {"matmul": "fp32", "cat": "fp16"}}),
+    (stock, {"dtype": HALF}),
+    (ours, {"overrides": {"matmul": HALF}}),
+    (ours, {"dtype": HALF, "overrides": {"matmul": "fp32"}}),
+    (ours, {"overrides": {"matmul": "fallthrough", "mm": "fallthrough"}}),
+    None,
+]
+
+
+@BACKENDS
+def test_compiled_function_called_in_different_regions(backend: str) -> None:
+    args = inputs()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(compute, backend=counter, fullgraph=True)
+    frames = []
+    for _ in range(2):
+        for place in PROGRAM:
+            assert_same(called_in(place, compiled, *args), called_in(place, compute, *args), what=str(place))
+        frames.append(counter.frame_count)
+    assert frames[1] == frames[0], "a region that has been seen is compiled for once"
+
+
+def test_regions_compiled_for_are_told_apart() -> None:
+    """Each pair in both orders: what is compiled for the first must not be taken for the second."""
+    args = inputs()
+    places = [place for place in PROGRAM if place is not None and "overrides" in place[1]][:3]
+    for first, second in itertools.permutations([*places, (ours, {})], 2):
+        torch._dynamo.reset()
+        compiled = torch.compile(compute, backend="eager", fullgraph=True)
+        called_in(first, compiled, *args)
+        assert_same(called_in(second, compiled, *args), called_in(second, compute, *args), what=f"{first} {second}")
+
+
+def test_our_region_and_stocks_give_the_same_compiled_bits() -> None:
+    def run(region: Region) -> Any:
+        args = inputs()
+        compiled = torch.compile(compute, backend="aot_eager", fullgraph=True)
+        with region():
+            inside = with_gradients(compiled, *args)
+        return inside, with_gradients(compiled, *args)
+
+    assert_like_stock(run)
+
+
+# --- regions inside a compiled function. That our wrappers do the casts is the same in all, and is asked once.
+
+
+def simple(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    before = x @ w[2]
+    with region():
+        inside = compute(x, w)
+    return before, inside, x @ w[3]
+
+
+def nested(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    with region():
+        outer = x @ w[0]
+        with region(dtype=HALF):
+            inner = x @ w[1]
+            with region(enabled=False):
+                off = x @ w[2]
+            again = x @ w[3]
+        return outer, inner, off, again, x @ w[4]
+
+
+def in_a_loop(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    results = []
+    for index, dtype in enumerate((BF16, HALF, BF16)):
+        with region(dtype=dtype):
+            results.append(x @ w[index])
+        x = x + results[-1].float().sum()
+    return results
+
+
+def entered_again(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    scope = region()
+    with scope:
+        first = x @ w[0]
+    with scope:
+        second = x @ w[1] * 2
+    return first, second, x @ w[2]
+
+
+def decorated_inside(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    @region(dtype=HALF)
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x @ w[0]
+
+    return body(x), x @ w[1]
+
+
+def early_return(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    for index in range(3):
+        with region():
+            hidden = x @ w[index]
+            if index == 1:
+                return hidden
+    raise AssertionError
+
+
+def asks_the_state(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    with region(dtype=HALF):
+        factor = 2 if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == HALF else 1
+        return x @ w[0] * factor
+
+
+def both_kinds(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    with stock(dtype=HALF):
+        first = x @ w[0]
+        with region(dtype=BF16):
+            second = x @ w[1]
+            with stock(enabled=False):
+                third = x @ w[2]
+            with stock(dtype=HALF):
+                fourth = x @ w[3]
+    return first, second, third, fourth, x @ w[4]
+
+
+def exception(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    try:
+        with region():
+            hidden = x @ w[0]
+            raise ValueError
+    except ValueError:
+        return hidden, x @ w[1]
+
+
+BODIES: tuple[Body, ...] = (
+    simple, nested, in_a_loop, entered_again, decorated_inside, early_return, asks_the_state, both_kinds, exception,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "backend"), [*((body, "aot_eager") for body in BODIES), (simple, "eager"), (nested, "eager")],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)  # fmt: skip
+def test_region_inside(body: Body, backend: str) -> None:
+    """In one graph, and with the bits of eager and of stock, wherever the compiled function is called."""
+
+    def run(region: Region) -> Any:
+        args = inputs()
+
+        def function(x: torch.Tensor, weights: Weights) -> Any:
+            return body(region, x, weights)
+
+        compiled = torch.compile(function, backend=backend, fullgraph=True)
+        results = []
+        for place in (None, (region, {"dtype": HALF}), (region, {"enabled": False})):
+            results.append(called_in(place, compiled, *args))
+            assert_same(results[-1], called_in(place, function, *args), what=f"compiled against eager in {place}")
+        return results
+
+    assert_like_stock(run, casts=body is simple)
+
+
+@BACKENDS
+def test_overrides_inside(backend: str) -> None:
+    def function(x: torch.Tensor, w: Weights) -> Any:
+        with ours(overrides={"matmul": "fp32"}):
+            first = x @ w[0]
+            with ours(dtype=HALF, overrides={"softmax": "fp16"}):
+                second = torch.softmax(x, -1), x @ w[1], torch.mm(x, w[2])
+        with ours(overrides={"matmul": HALF}):
+            return first, second, x @ w[3]
+
+    args = inputs()
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    for place in (None, (ours, {}), (ours, {"overrides": {"matmul": "keep"}}), (stock, {}), None):
+        assert_same(called_in(place, compiled, *args), called_in(place, function, *args), what=str(place))
+
+
+class Block(nn.Module):
+    def __init__(self, region: Region) -> None:
+        super().__init__()
+        self.region, self.dtype = region, HALF
+        self.first, self.norm, self.second = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        with self.region():
+            return self.first(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.project(x).float())
+        with self.region(dtype=self.dtype):
+            return self.second(torch.relu(hidden))
+
+
+def test_module_with_regions_in_its_methods() -> None:
+    def train(region: Region) -> Any:
+        model, x = Block(region), torch.randn(5, 6)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        outputs = [compiled(x), compiled(x * 2)]
+        with region():
+            outputs.append(compiled(x))
+        sum(output.float().square().sum() for output in outputs).backward()
+        return outputs, grads(model)
+
+    assert_like_stock(train, casts=False)
+
+
+@pytest.mark.parametrize("order", ["decorated, then compiled", "compiled, then decorated"])
+@pytest.mark.parametrize("arguments", [{}, {"dtype": HALF}, {"enabled": False}], ids=repr)
+def test_decorated_function(arguments: dict[str, Any], order: str) -> None:
+    def run(region: Region) -> Any:
+        args, scope = inputs(), region(**arguments)
+        compile_ = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+        function = compile_(scope(compute)) if order.startswith("decorated") else scope(compile_(compute))
+        results = [with_gradients(function, *args)]
+        assert_same(results[0], with_gradients(scope(compute), *args), what="compiled against eager")
+        with region(dtype=HALF):
+            results.append(function(*args))
+        return results
+
+    assert_like_stock(run, casts=False)
+
+
+def test_backward_in_a_region_around() -> None:
+    """What was compiled with autocast off has its backward in a region, where eager casts; older PyTorch does not."""
+
+    def run(region: Region) -> Any:
+        (x, weights), results = inputs(), []
+        compiled = torch.compile(lambda x, weight: x @ weight, backend="aot_eager", fullgraph=True)
+        for function in (compiled, lambda x, weight: x @ weight):
+            with region(dtype=HALF):
+                with region(enabled=False):
+                    output = function(x, weights[0])
+                results.append(torch.autograd.grad(output.square().sum(), weights[0]))
+        return results
+
+    assert_like_stock(run)
+
+
+def test_decorated_functions_of_several_dtypes() -> None:
+    """All decorated functions are one piece of code to Dynamo, with another region each."""
+
+    def run(region: Region) -> Any:
+        args, results = inputs(), []
+        for scope in (region(), region(dtype=HALF), region(enabled=False), region(cache_enabled=False)):
+            function = torch.compile(scope(compute), backend="aot_eager", fullgraph=True)
+            results.append(with_gradients(function, *args))
+            assert_same(results[-1], with_gradients(scope(compute), *args), what="compiled against eager")
+        return results
+
+    assert_like_stock(run, casts=False)
+
+
+def test_region_made_outside_of_the_compiled_function() -> None:
+    """As a global, an attribute, a default: stock's regions can be entered so, in one graph."""
+
+    def run(region: Region) -> Any:
+        scope, args = region(dtype=HALF), inputs()
+
+        def function(x: torch.Tensor, w: Weights) -> Any:
+            with scope:
+                first = x @ w[0]
+            return first, x @ w[1]
+
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        return [called_in(place, compiled, *args) for place in (None, (region, {}))]
+
+    assert_like_stock(run, casts=False)
+
+
+def test_shapes_that_change() -> None:
+    def run(region: Region) -> Any:
+        _, weights = inputs()
+
+        def function(x: torch.Tensor, w: Weights) -> Any:
+            return simple(region, x, w)
+
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
+        results = []
+        for rows in (3, 4, 7):
+            x = torch.randn(rows, 6)
+            results.append(with_gradients(compiled, x, weights))
+            assert_same(results[-1], with_gradients(function, x, weights), what="compiled against eager")
+        return results
+
+    assert_like_stock(run, casts=False)

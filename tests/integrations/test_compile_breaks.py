@@ -1,0 +1,260 @@
+"""torch.compile where it does not get through: graph breaks, exceptions, traces given up. Nothing stays switched on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compiling import BF16, HALF, Body, Weights, called_in, inputs, with_gradients
+from like_stock import Region, assert_like_stock, ours, stock
+
+from helpers.support import assert_same, thread_state
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def break_inside(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    with region():
+        first = x @ w[0]
+        torch._dynamo.graph_break()
+        second = x @ w[1]
+    return first, second, x @ w[2]
+
+
+def break_in_the_inner_of_two(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    with region():
+        first = x @ w[0]
+        with region(dtype=HALF):
+            second = x @ w[1]
+            torch._dynamo.graph_break()
+            third = x @ w[2]
+        fourth = x @ w[3]
+    return first, second, third, fourth, x @ w[4]
+
+
+def break_in_a_function_called_inside(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    def helper(index: int) -> torch.Tensor:
+        first = x @ w[index]
+        torch._dynamo.graph_break()
+        return first + x @ w[index + 1]
+
+    with region(dtype=HALF):
+        first = helper(0)
+    return first, x @ w[2]
+
+
+def region_in_a_function_that_breaks(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    def helper() -> Any:
+        with region(dtype=HALF):
+            first = x @ w[0]
+            torch._dynamo.graph_break()
+            return first, x @ w[1]
+
+    with region():
+        return x @ w[2], helper(), x @ w[3]
+
+
+def break_between_regions(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    with region():
+        first = x @ w[0]
+    torch._dynamo.graph_break()
+    with region(dtype=HALF):
+        second = x @ w[1]
+    return first, second, x @ w[2]
+
+
+def break_in_a_loop(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    results = []
+    for index, dtype in enumerate((BF16, HALF, BF16)):
+        with region(dtype=dtype):
+            results.append(x @ w[index])
+            torch._dynamo.graph_break()
+            results.append(x @ w[index + 3])
+    return results
+
+
+def break_on_data(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    with region():
+        hidden = x @ w[0]
+        if hidden.float().sum().item() > 0:
+            return hidden, x @ w[1]
+        return hidden, x @ w[2], x @ w[3]
+
+
+def break_in_a_decorated_function(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    @region(dtype=HALF)
+    def body() -> Any:
+        first = x @ w[0]
+        torch._dynamo.graph_break()
+        return first, x @ w[1]
+
+    with region():
+        return body(), x @ w[2]
+
+
+BODIES = (
+    break_inside,
+    break_in_the_inner_of_two,
+    break_in_a_function_called_inside,
+    region_in_a_function_that_breaks,
+    break_between_regions,
+    break_in_a_loop,
+    break_on_data,
+    break_in_a_decorated_function,
+)
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_graph_break(body: Body) -> None:
+    """Against eager, under stock: of these, stock's own compiled code gets some wrong."""
+    args = inputs()
+    compiled = torch.compile(lambda x, weights: body(ours, x, weights), backend="aot_eager")
+    for mine, stocks in ((None, None), ((ours, {"dtype": HALF}), (stock, {"dtype": HALF})), (None, None)):
+        before = thread_state()
+        result = called_in(mine, compiled, *args)
+        assert thread_state() == before
+        assert_same(result, called_in(stocks, lambda x, weights: body(stock, x, weights), *args), what=str(mine))
+
+
+def test_graph_break_under_overrides() -> None:
+    def function(x: torch.Tensor, w: Weights) -> Any:
+        with ours(overrides={"matmul": "fp32"}):
+            first = x @ w[0]
+            torch._dynamo.graph_break()
+            with ours(dtype=HALF, overrides={"mm": "fp16"}):
+                second = torch.mm(x, w[1])
+                torch._dynamo.graph_break()
+                third = x @ w[2], torch.mm(x, w[3])
+            fourth = torch.mm(x, w[4])
+        return first, second, third, fourth, x @ w[5]
+
+    args = inputs()
+    compiled = torch.compile(function, backend="aot_eager")
+    for place in (None, (ours, {}), (ours, {"overrides": {"mm": "fp32"}}), None):
+        assert_same(called_in(place, compiled, *args), called_in(place, function, *args), what=str(place))
+
+
+# --- exceptions
+
+
+class PlannedError(Exception):
+    pass
+
+
+def raises_while_traced(x: torch.Tensor) -> torch.Tensor:
+    raise PlannedError
+
+
+@torch._dynamo.disable
+def raises_when_run(x: torch.Tensor) -> torch.Tensor:
+    raise PlannedError
+
+
+@pytest.mark.parametrize("raising", [raises_while_traced, raises_when_run])
+@pytest.mark.parametrize("around", [False, True])
+def test_exception_leaves_the_compiled_function(raising: Callable[..., Any], around: bool) -> None:
+    def function(x: torch.Tensor, w: Weights) -> Any:
+        with ours():
+            hidden = x @ w[0]
+            with ours(dtype=HALF, overrides={"matmul": "fp32"}):
+                hidden = hidden + x @ w[1]
+                return raising(hidden)
+
+    compiled = torch.compile(function, backend="aot_eager")
+    with ours(enabled=around):
+        before = thread_state()
+        for _ in range(2):
+            with pytest.raises(PlannedError):
+                compiled(*inputs())
+            assert thread_state() == before
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_error_of_an_op_inside_a_compiled_region(backend: str) -> None:
+    """The index is out of range only when the graph runs. With "eager" this is in the middle of the region."""
+
+    def function(x: torch.Tensor, index: torch.Tensor, w: Weights) -> Any:
+        with ours(dtype=HALF):
+            return (x @ w[0])[index]
+
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    x, weights = inputs()
+    before = thread_state()
+    for _ in range(2):
+        with ours():
+            assert compiled(x, torch.tensor([1]), weights).dtype is HALF
+            with pytest.raises(IndexError):
+                compiled(x, torch.tensor([100]), weights)
+        assert thread_state() == before
+    with ours():
+        assert (x @ weights[0]).dtype is BF16
+        assert_same(compiled(x, torch.tensor([1]), weights), function(x, torch.tensor([1]), weights))
+
+
+# --- traces that are given up
+
+
+def given_up(x: torch.Tensor, w: Weights) -> Any:
+    with ours(overrides={"mm": "fp32"}):
+        hidden = x @ w[0]
+        with ours(dtype=HALF):
+            hidden = hidden + x @ w[1]
+            torch._dynamo.graph_break()
+        return hidden
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_fullgraph_refused_in_the_middle_of_a_region(around: bool) -> None:
+    compiled = torch.compile(given_up, backend="aot_eager", fullgraph=True)
+    with ours(enabled=around):
+        before = thread_state()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"(?i)graph.break"):
+            compiled(*inputs())
+        assert thread_state() == before
+
+
+@pytest.mark.parametrize("suppressed", [False, True])
+def test_backend_that_fails(suppressed: bool) -> None:
+    """With suppress_errors Dynamo runs the function itself instead."""
+
+    def backend(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        raise PlannedError
+
+    def function(x: torch.Tensor, w: Weights) -> Any:
+        with ours():
+            first = x @ w[0]
+        return first, x @ w[1]
+
+    args = inputs()
+    compiled = torch.compile(function, backend=backend)
+    before = thread_state()
+    with torch._dynamo.config.patch(suppress_errors=suppressed):
+        if suppressed:
+            assert_same(with_gradients(compiled, *args), with_gradients(function, *args))
+        else:
+            with pytest.raises(Exception, match="PlannedError"):
+                compiled(*args)
+    assert thread_state() == before
+
+
+def test_disabled_function_inside_a_region() -> None:
+    @torch._dynamo.disable
+    def by_itself(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x @ weight
+
+    def run(region: Region) -> Any:
+        args = inputs()
+
+        def function(x: torch.Tensor, w: Weights) -> Any:
+            with region(dtype=HALF):
+                first = x @ w[0]
+                second = by_itself(x, w[1])
+            return first, second, by_itself(x, w[2])
+
+        compiled = torch.compile(function, backend="aot_eager")
+        return with_gradients(compiled, *args)
+
+    outputs, _ = assert_like_stock(run)
+    assert [output.dtype for output in outputs] == [HALF, HALF, torch.float32]

@@ -1,0 +1,121 @@
+"""torch.compile with `promotion`: guards on the rule, regions inside, refusals and the lint while compiling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import torch_promote as tp
+from torch_promote.errors import OptionError
+from torch_promote.promoting.lint import PromotionEvent
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+HALF = torch.full((3,), 1.5, dtype=torch.float16)
+BRAIN = torch.full((3,), 2.5, dtype=torch.bfloat16)
+INTS = torch.arange(3, dtype=torch.int32)
+SINGLE = torch.full((3,), 0.1)
+
+
+def compute(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = x + y
+    w = x.clone()
+    w += torch.ones((), dtype=w.dtype)
+    return z, z * 2.5, torch.cat([x, y]), w, torch.where(x > y, x, y)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_function_is_compiled_anew_for_each_rule(backend: str) -> None:
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(compute, backend=counter, fullgraph=True)
+    rules = (None, "torch", "numpy", "jax", None, "numpy", "torch", "jax")
+    for rule in rules:
+        if rule is None:
+            wanted, got = compute(INTS, SINGLE), compiled(INTS, SINGLE)
+        else:
+            with tp.promotion(rule):
+                wanted, got = compute(INTS, SINGLE), compiled(INTS, SINGLE)
+        for a, b in zip(wanted, got, strict=True):
+            assert a.dtype is b.dtype
+            assert torch.equal(a, b)
+    assert counter.frame_count == 4
+
+
+def test_regions_inside() -> None:
+    outside = tp.promotion("numpy")
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        with tp.promotion("numpy"):
+            first = x + y
+        with outside:
+            second = x + y
+        with tp.promotion("jax", matmul=True):
+            third = x[None].float() @ y[:, None].half()
+        return first, second, third, x + y
+
+    dtypes = [result.dtype for result in function(INTS, SINGLE)]
+    assert dtypes == [torch.float64, torch.float64, torch.float32, torch.float32]
+
+
+def test_a_decorated_function_inside() -> None:
+    @tp.promotion("numpy")
+    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    compiled = torch.compile(lambda x, y: (add(x, y), x + y), backend="aot_eager", fullgraph=True)
+    assert [result.dtype for result in compiled(INTS, SINGLE)] == [torch.float64, torch.float32]
+
+
+def test_gradients() -> None:
+    a, b = HALF.clone().requires_grad_(), BRAIN.clone().requires_grad_()
+    compiled = torch.compile(lambda x, y: (x * y).sin().sum(), backend="aot_eager", fullgraph=True)
+    with tp.promotion("jax"):
+        wanted = torch.autograd.grad((a * b).sin().sum(), (a, b))
+        got = torch.autograd.grad(compiled(a, b), (a, b))
+    assert [grad.dtype for grad in got] == [torch.float16, torch.bfloat16]
+    assert all(map(torch.equal, got, wanted))
+
+
+def test_inductor() -> None:
+    compiled = torch.compile(lambda x, y: x + y, fullgraph=True)
+    with tp.promotion("numpy"):
+        result = compiled(INTS, SINGLE)
+    assert torch.equal(result, INTS.double() + SINGLE.double())
+
+
+def test_what_the_rule_refuses_is_refused_while_compiling() -> None:
+    compiled = torch.compile(torch.add, backend="aot_eager")
+    with tp.promotion("strict"), pytest.raises(Exception, match=r"Write x.to\(torch.float32\) for the int32 tensor"):
+        compiled(INTS, SINGLE)
+    with tp.promotion("strict"):
+        assert torch.equal(compiled(SINGLE, SINGLE), SINGLE + SINGLE)
+
+
+def test_the_lint_tells_of_the_line_once_while_compiling() -> None:
+    events: list[PromotionEvent] = []
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    with tp.promotion("torch", on_promotion=events.append):
+        compiled(HALF, SINGLE)
+        compiled(HALF, SINGLE)
+    assert [(event.filename, event.lineno) for event in events] == [(__file__, function.__code__.co_firstlineno + 1)]
+
+
+def test_a_callable_cannot_be_given_inside() -> None:
+    events: list[PromotionEvent] = []
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with tp.promotion("torch", on_promotion=events.append):
+            return x + 1
+
+    with pytest.raises(Exception, match="in a compiled function, on_promotion is"):
+        function(HALF)
+    assert issubclass(OptionError, ValueError)

@@ -1,0 +1,203 @@
+"""torch.export of modules with regions inside, and make_fx under regions."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from like_stock import Region, assert_like_stock, ours, stock
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from helpers.support import assert_same, thread_state
+from torch_promote import RegionError
+
+HALF = torch.float16
+OVERRIDES = {"linear": "fp32"}
+
+
+class Inside(nn.Module):
+    """A region in the middle of a forward; what comes out of it is as autocast left it."""
+
+    def __init__(self, region: Region, **arguments: Any) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.region, self.arguments = region, arguments
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(x)
+        with self.region(**self.arguments):
+            x = self.second(torch.softmax(self.first(x), -1))
+        return x + 1
+
+
+class Nested(Inside):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.region(**self.arguments):
+            x = self.first(x)
+            with self.region(enabled=False):
+                x = torch.relu(x.float())
+            return self.second(x) + torch.cat([x[:, :4], x[:, 4:].half()], -1).sum()
+
+
+class Twice(Inside):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.region(**self.arguments):
+            x = self.first(x)
+        with self.region(dtype=HALF):
+            return self.second(x)
+
+
+class Decorated(Inside):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.region(**self.arguments)(lambda: self.second(self.first(x)))()
+
+
+def graph(module: torch.nn.Module) -> list[str]:
+    """The nodes of a graph module and, after them, of those inside it."""
+    nodes: list[str] = []
+    for name, part in module.named_modules():
+        if isinstance(part, torch.fx.GraphModule):
+            nodes += [f"{name}: {node.op} {node.target} {node.args} {node.kwargs}" for node in part.graph.nodes]
+    return nodes
+
+
+def export(module: nn.Module, x: torch.Tensor, strict: bool) -> tuple[torch.export.ExportedProgram, list[str]]:
+    program = torch.export.export(module, (x,), strict=strict)
+    return program, graph(program.graph_module)
+
+
+ARGUMENTS: list[dict[str, Any]] = [
+    {},
+    {"dtype": HALF},
+    {"dtype": torch.bfloat16, "enabled": False},
+    {"cache_enabled": False},
+]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=repr)
+@pytest.mark.parametrize("module", [Inside, Nested, Twice, Decorated])
+def test_region_is_exported_as_stocks(module: type[Inside], arguments: dict[str, Any]) -> None:
+    def run(region: Region) -> Any:
+        model, x = module(region, **arguments), torch.randn(3, 6)
+        program, nodes = export(model, x, strict=False)
+        exported, eager = program.module()(x), model(x)
+        assert_same(exported, eager, what="exported against eager")
+        return nodes, exported
+
+    # A region in the graph is stock's when it runs, and stands there whatever ours casts.
+    nodes, _ = assert_like_stock(lambda region: run(region), casts=False)
+    assert any("wrap_with_autocast" in node for node in nodes)
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=repr)
+def test_strict_export(arguments: dict[str, Any]) -> None:
+    """Strict export traces with Dynamo, where stock writes down what was asked and ours what came of it."""
+    results = []
+    for region in (ours, stock):
+        torch.manual_seed(0)
+        model, x = Inside(region, **arguments), torch.randn(3, 6)
+        program, nodes = export(model, x, strict=True)
+        results.append(program.module()(x))
+        assert_same(results[-1], model(x), what="exported against eager")
+        assert any("autocast" in node for node in nodes)
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_overrides_cannot_be_exported(strict: bool) -> None:
+    before = thread_state()
+    with pytest.raises(RegionError, match=r"overrides.*cannot be exported.*these know neither"):
+        export(Inside(ours, overrides=OVERRIDES), torch.randn(3, 6), strict=strict)
+    assert thread_state() == before
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_overrides_around_cannot_be_exported_by_a_region_inside(strict: bool) -> None:
+    """The region inside would have the overrides of the one around it."""
+    with ours(overrides=OVERRIDES):
+        before = thread_state()
+        with pytest.raises(RegionError, match="cannot be exported"):
+            export(Inside(ours), torch.randn(3, 6), strict=strict)
+        assert thread_state() == before
+
+
+def test_error_in_an_exported_region() -> None:
+    class Broken(Inside):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with self.region():
+                raise ValueError(f"of our own, after {self.first(x).dtype}")
+
+    before = thread_state()
+    with pytest.raises(ValueError, match=r"of our own, after torch\.bfloat16"):
+        export(Broken(ours), torch.randn(3, 6), strict=False)
+    assert thread_state() == before
+
+
+def test_export_inside_a_region() -> None:
+    """As under stock, what is around the export is no part of what is exported."""
+
+    def run(region: Region) -> Any:
+        model, x = Inside(region), torch.randn(3, 6)
+        with region(dtype=HALF):
+            program, nodes = export(model, x, strict=False)
+            inside = program.module()(x)
+        return nodes, inside, program.module()(x)
+
+    assert_like_stock(run, casts=False)
+
+
+def test_exported_program_needs_neither_of_us(tmp_path: Any) -> None:
+    """It is saved and loaded like any other, and decomposed into casts."""
+    model, x = Inside(ours), torch.randn(3, 6)
+    program, _ = export(model, x, strict=False)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    assert_same(torch.export.load(file).module()(x), model(x))
+    decomposed = program.run_decompositions()
+    assert_same(decomposed.module()(x), model(x))
+    assert any("_to_copy" in node for node in graph(decomposed.graph_module))
+
+
+# --- make_fx
+
+
+def compute(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x @ weight, -1) @ weight.t() + torch.cat([x, x.bfloat16()]).sum()
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+@pytest.mark.parametrize("where", ["around", "within"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_make_fx(where: str, pre_dispatch: bool, tracing_mode: str, requires_grad: bool) -> None:
+    def trace(region: Region) -> Any:
+        x, weight = torch.randn(3, 6), torch.randn(6, 4, requires_grad=requires_grad)
+        if where == "around":
+            with region():
+                traced = make_fx(compute, tracing_mode=tracing_mode, pre_dispatch=pre_dispatch)(x, weight)
+        else:
+            traced = make_fx(region()(compute), tracing_mode=tracing_mode, pre_dispatch=pre_dispatch)(x, weight)
+        return graph(traced), traced(x, weight)
+
+    # A graph made above autocast has no casts in it.
+    nodes, _ = assert_like_stock(trace, casts=not pre_dispatch)
+    if not pre_dispatch:
+        assert any("_to_copy" in node for node in nodes)
+    elif where == "within":
+        assert any("_enter_autocast" in node for node in nodes)
+        assert any("_exit_autocast" in node for node in nodes)
+
+
+def test_make_fx_with_overrides() -> None:
+    """Below autocast a graph holds casts, so overrides are no hindrance; above it they are an error."""
+    x, weight = torch.randn(3, 6), torch.randn(6, 4)
+    region = ours(overrides={"softmax": "fp16", "matmul": HALF})
+    traced = make_fx(region(compute))(x, weight)
+    assert_same(traced(x, weight), region(compute)(x, weight))
+    assert any("float16" in node for node in graph(traced))
+    with pytest.raises(RegionError, match="cannot be exported"):
+        make_fx(region(compute), pre_dispatch=True)(x, weight)

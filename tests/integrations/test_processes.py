@@ -1,0 +1,179 @@
+"""Several processes: DistributedDataParallel and FSDP2 over gloo, forks, and workers that load data."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import two_processes
+from like_stock import Region, assert_like_stock, grads, ours, values
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from helpers.support import assert_same, thread_state
+
+SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    """What two processes have trained, of each its results: starting them is what takes time, so it is done once."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    context = torch.multiprocessing.start_processes(
+        two_processes.work, args=(str(folder),), nprocs=2, join=False, start_method="spawn"
+    )
+    deadline = time.monotonic() + SECONDS
+    try:
+        while not context.join(timeout=5):
+            assert time.monotonic() < deadline, f"two processes did not end within {SECONDS} s"
+    finally:
+        for process in context.processes:
+            process.kill()
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize("strategy", two_processes.STRATEGIES)
+def test_training_in_two_processes(trained: list[dict[Any, Any]], strategy: str) -> None:
+    for results in trained:
+        assert_same(results[strategy, "ours"], results[strategy, "stock"])
+        if (strategy, "silenced") in results:
+            with pytest.raises(AssertionError):
+                assert_same(results[strategy, "silenced"], results[strategy, "stock"])
+
+
+def test_the_two_processes_trained_together(trained: list[dict[Any, Any]]) -> None:
+    """Otherwise the test above would pass for two processes that know nothing of each other."""
+    (losses, weights), (others_losses, others_weights) = (results["ddp", "ours"] for results in trained)
+    assert_same(weights, others_weights)
+    assert not torch.equal(losses[0][0], others_losses[0][0]), "each process has data of its own"
+    shards = [results["fsdp2", "ours"][1] for results in trained]
+    assert [tuple(shard.shape) for shard in shards[0][:2]] == [(6, 8), (6,)], "each holds a half of the first layer"
+
+
+# --- forks
+
+
+# The autograd threads of a CUDA build do not survive a fork; PyTorch refuses a backward there.
+CAN_GO_BACK = torch.version.cuda is None
+
+
+def go_back(loss: torch.Tensor) -> None:
+    if CAN_GO_BACK:
+        loss.backward()
+
+
+def step(region: Region) -> Any:
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    with region():
+        loss = model(x).square().mean()
+    go_back(loss)
+    return loss.detach(), grads(model)
+
+
+def in_a_fork(function: Callable[[], Any], folder: Path) -> Any:
+    """Runs a function in a child, which has all that this process has at this moment."""
+    file = folder / "result.pt"
+
+    def run() -> None:
+        torch.save(function(), file)
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    child.join(timeout=60)
+    if child.is_alive():
+        child.kill()
+        child.join()
+        pytest.fail("the child did not end")
+    assert child.exitcode == 0
+    return torch.load(file)
+
+
+def test_fork_outside_of_a_region(tmp_path: Path) -> None:
+    step(ours)  # the parent has used what it hands on
+    forked = assert_like_stock(lambda region: in_a_fork(lambda: step(region), tmp_path))
+    torch.manual_seed(0)
+    assert_same(forked, step(ours), what="in the child against in the parent")
+
+
+def test_fork_inside_a_region(tmp_path: Path) -> None:
+    """The child goes on in the region, with its cache, and both may change the weights, each its own."""
+
+    def train(region: Region) -> Any:
+        model, x = nn.Linear(8, 8), torch.randn(4, 8)
+
+        def go_on() -> Any:
+            enabled = torch.is_autocast_enabled("cpu")
+            losses = [model(x).square().mean()]
+            go_back(losses[0])
+            with torch.no_grad(), region(enabled=False):
+                model.weight.add_(1.0)
+            torch.clear_autocast_cache()
+            losses.append(model(x).square().mean())
+            return enabled, [loss.detach() for loss in losses], grads(model), values(model.parameters())
+
+        with region():
+            model(x)
+            in_child = in_a_fork(go_on, tmp_path)
+            in_parent = go_on()
+        return in_child, in_parent
+
+    in_child, in_parent = assert_like_stock(train)
+    assert_same(in_child, in_parent, what="in the child against in the parent")
+
+
+def test_exit_of_a_region_in_a_fork(tmp_path: Path) -> None:
+    """The child may leave the region that it was born in; the parent's stays open."""
+    with ours(dtype=torch.float16):
+        around = thread_state()
+        with contextlib.ExitStack() as scope:
+            scope.enter_context(ours(dtype=torch.bfloat16))
+            inside = thread_state()
+
+            def leave() -> list[str]:
+                scope.close()
+                return spelled(thread_state())
+
+            assert in_a_fork(leave, tmp_path) == spelled(around)
+            assert thread_state() == inside
+
+
+def spelled(state: dict[str, Any]) -> list[str]:
+    return [f"{name}: {value}" for name, value in state.items()]
+
+
+# --- data loaders
+
+
+class Rows(Dataset[Any]):
+    """Rows that are computed in the worker, and whether autocast is on there."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        row = torch.arange(8.0).reshape(2, 4) + index
+        return row, row @ row.t(), torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_data_loader_in_a_region(persistent: bool) -> None:
+    """Its workers are forked in the region, and the second time outside of it, if they do not persist."""
+
+    def load(region: Region) -> Any:
+        workers = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": persistent, "timeout": 60}
+        loader = DataLoader(Rows(), batch_size=2, **workers)
+        model, seen = nn.Linear(4, 4), []
+        with region():
+            for row, product, enabled in loader:
+                seen.append((model(row), product, enabled))
+        for row, product, enabled in loader:
+            seen.append((model(row), product, enabled))
+        return seen
+
+    assert_like_stock(load)

@@ -1,0 +1,304 @@
+"""Training loops over PyTorch's own modules: the same losses, gradients and parameters as under torch.autocast."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from like_stock import Region, assert_like_stock, grads, ours, stock, values
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
+from torch.utils._pytree import tree_flatten
+
+from helpers.support import assert_same
+
+
+class Attention(nn.Module):
+    """Self-attention; its second output, the weights, is None unless asked for."""
+
+    def __init__(self, need_weights: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.need_weights = need_weights
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.attention(x, x, x, need_weights=self.need_weights)
+
+
+class Embedded(nn.Module):
+    """Tokens to logits with one weight at both ends, as language models have it; the tokens are the signs of x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = (x > 0).sum(-1) % 7
+        return F.linear(self.embedding(tokens), self.embedding.weight)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.LayerNorm(24), nn.Linear(24, 16))
+
+
+def conv_net() -> nn.Module:
+    image, block = nn.Unflatten(1, (1, 5)), (nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+    return nn.Sequential(image, *block, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 16))
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+    return nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+
+
+BOTH = (torch.bfloat16, torch.float16)
+#: Each takes a float32 batch of shape [3, 5, 16], and is trained in these dtypes.
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[torch.dtype, ...]]] = {
+    "mlp": (mlp, BOTH),
+    "convolution and batch norm": (conv_net, BOTH),
+    # oneDNN has no LSTM in float16 for most processors.
+    "lstm": (lambda: nn.LSTM(16, 12, num_layers=2, bidirectional=True, dropout=0.2), (torch.bfloat16,)),
+    "gru": (lambda: nn.GRU(16, 12, num_layers=2), BOTH),
+    "attention": (lambda: Attention(need_weights=False), BOTH),
+    "attention with weights": (lambda: Attention(need_weights=True), BOTH),
+    "encoder": (encoder, BOTH),
+    "embedding": (Embedded, BOTH),
+}
+
+
+def total(outputs: Any) -> torch.Tensor:
+    tensors = [t for t in tree_flatten(outputs)[0] if t is not None]
+    return torch.stack([t.float().square().mean() for t in tensors]).sum()
+
+
+@pytest.mark.parametrize("backward_inside", [True, False])
+@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, (_, dtypes) in MODELS.items() for dtype in dtypes])
+def test_module_trains_as_under_stock(name: str, dtype: torch.dtype, backward_inside: bool) -> None:
+    def train(region: Region) -> Any:
+        model = MODELS[name][0]()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        seen = []
+        for _ in range(2):
+            x = torch.randn(3, 5, 16, requires_grad=True)
+            with region(dtype=dtype):
+                outputs = model(x)
+                loss = total(outputs)
+                if backward_inside:
+                    loss.backward()
+            if not backward_inside:
+                loss.backward()
+            seen.append((outputs, loss, grads(model, x)))
+            optimizer.step()
+            optimizer.zero_grad()
+        return seen, values(model.state_dict().values())
+
+    assert_like_stock(train)
+
+
+@pytest.mark.parametrize("no_autograd", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", MODELS)
+def test_module_evaluates_as_under_stock(name: str, no_autograd: Callable[[], Any]) -> None:
+    def evaluate(region: Region) -> Any:
+        model = MODELS[name][0]().eval()
+        x = torch.randn(3, 5, 16)
+        with no_autograd(), region():
+            around = model(x)
+        with region(), no_autograd():
+            within = model(x)
+        return around, within
+
+    assert_like_stock(evaluate)
+
+
+def train_after_evaluation(region: Region, no_autograd: Callable[[], Any], name: str, one_region: bool) -> Any:
+    """In one region, the weights' casts that training finds were made without autograd."""
+    model = MODELS[name][0]().eval()
+    x = torch.randn(3, 5, 16)
+    with region():
+        with no_autograd():
+            evaluated = total(model(x))
+        if one_region:
+            loss = total(model(x))
+    if not one_region:
+        with region():
+            loss = total(model(x))
+    loss.backward()
+    return evaluated, loss, grads(model)
+
+
+@pytest.mark.parametrize("no_autograd", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", MODELS)
+def test_training_after_evaluation_in_one_region(name: str, no_autograd: Callable[[], Any]) -> None:
+    expected = assert_like_stock(lambda region: train_after_evaluation(region, no_autograd, name, one_region=False))
+    torch.manual_seed(0)
+    assert_same(train_after_evaluation(ours, no_autograd, name, one_region=True), expected)
+
+
+def test_stock_loses_gradients_after_an_encoders_fast_path() -> None:
+    """The fused op casts the weights below autograd, and stock's cache serves these casts to the training after it."""
+    _, _, found = train_after_evaluation(stock, torch.no_grad, "encoder", one_region=True)
+    assert None in found
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_encoder_takes_its_fast_path(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In evaluation, TransformerEncoderLayer calls one fused op, inside which autocast goes on."""
+    calls = []
+    fused = torch._transformer_encoder_layer_fwd
+
+    def counted(*args: Any) -> torch.Tensor:
+        calls.append(args)
+        return fused(*args)
+
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", counted)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2]) if padded else None
+
+    def evaluate(region: Region) -> Any:
+        model = encoder().eval()
+        with torch.no_grad(), region():
+            return model(torch.randn(2, 5, 16), src_key_padding_mask=padding)
+
+    assert_like_stock(evaluate)
+    assert len(calls) == 3 * 2, "two layers in each of three runs"
+
+
+def scaled_training(region: Region) -> Any:
+    """A float16 loop with GradScaler, with clipping; the scale is too large at first, so that steps are skipped."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=2)
+    seen = []
+    for _ in range(6):
+        x, target = torch.randn(8, 16), torch.randn(8, 16)
+        optimizer.zero_grad()
+        with region(dtype=torch.float16):
+            loss = F.mse_loss(model(x), target)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append((loss, norm, grads(model), scaler.get_scale()))
+    return seen, values(model.parameters()), scaler.state_dict()
+
+
+def test_grad_scaler() -> None:
+    seen, _, _ = assert_like_stock(scaled_training)
+    scales = [scale for *_, scale in seen]
+    assert min(scales) < 2.0**24, "no step was skipped"
+    assert len(set(scales)) > 2, "the scale never grew again"
+
+
+def test_gradient_accumulation() -> None:
+    def train(region: Region) -> Any:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen = []
+        for _ in range(2):
+            for _ in range(3):
+                with region():
+                    loss = model(torch.randn(4, 16)).square().mean() / 3
+                loss.backward()
+                seen.append((loss, grads(model)))
+            optimizer.step()
+            optimizer.zero_grad()
+        with region():
+            for _ in range(3):
+                model(torch.randn(4, 16)).square().mean().backward()
+                seen.append(grads(model))
+        return seen
+
+    assert_like_stock(train)
+
+
+def test_whole_loop_in_one_region() -> None:
+    """Stock needs its cache cleared after each step, or it goes on with the weights of before; ours may have it so."""
+
+    def train(region: Region, clear: bool) -> Any:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, seen = torch.randn(8, 16), []
+        with region():
+            for _ in range(4):
+                loss = model(x).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                if clear:
+                    torch.clear_autocast_cache()
+                seen.append((loss, grads(model)))
+        return seen, values(model.parameters())
+
+    cleared = assert_like_stock(lambda region: train(region, clear=True))
+    torch.manual_seed(0)
+    assert_same(train(ours, clear=False), cleared)
+
+
+def test_model_can_be_copied_and_pickled_after_a_region() -> None:
+    def train(region: Region) -> Any:
+        model = encoder()
+        x = torch.randn(3, 5, 16)
+        with region():
+            model(x).square().mean().backward()
+            copied_inside = copy.deepcopy(model)
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        loaded = encoder()
+        loaded.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
+        results = []
+        for twin in (copied_inside, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded, model):
+            twin.zero_grad()
+            torch.manual_seed(1)
+            with region():
+                loss = twin(x).square().mean()
+            loss.backward()
+            results.append((loss, grads(twin)))
+        return results
+
+    results = assert_like_stock(train)
+    for result in results[:-1]:
+        assert_same(result, results[-1], what="a copy against the model itself")
+
+
+def test_replicas_in_worker_threads() -> None:
+    """What DataParallel does: a thread for each replica, which enters a region of its own; one backward for all.
+
+    As there, a replica's parameters are not leaves: they lead back to those of the model.
+    """
+
+    def train(region: Region) -> Any:
+        model = mlp()
+        batches = torch.randn(3, 4, 16)
+        copies = [copy.deepcopy(model) for _ in batches]
+        replicas = [{name: weight.clone() for name, weight in model.named_parameters()} for _ in batches]
+        outputs: list[Any] = [None] * len(batches)
+        barrier = threading.Barrier(len(batches), timeout=30)
+
+        def work(index: int) -> None:
+            before = torch.is_autocast_enabled("cpu")
+            barrier.wait()
+            with region():
+                output = torch.func.functional_call(copies[index], replicas[index], batches[index])
+                barrier.wait()
+            outputs[index] = (output, before, torch.is_autocast_enabled("cpu"))
+
+        with region(dtype=torch.float16):
+            threads = [threading.Thread(target=work, args=(index,)) for index in range(len(batches))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            mine = model(batches[0])
+        loss = torch.stack([output for output, *_ in outputs]).float().square().mean()
+        loss.backward()
+        return mine, outputs, loss, grads(model)
+
+    _, outputs, _, _ = assert_like_stock(train)
+    assert [state for _, *state in outputs] == [[False, False]] * 3, "a thread saw the region of the main thread"
+    assert {output.dtype for output, *_ in outputs} == {torch.bfloat16}

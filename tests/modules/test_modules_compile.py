@@ -1,0 +1,209 @@
+"""Policies of modules under PyTorch's compilers: torch.compile, torch.export, torch.jit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import torch_promote as tp
+from helpers.module_policies import OVERRIDES, POLICIES, dtype_of, expected_dtype, model_of, ours, train
+from helpers.support import assert_same
+from torch_promote.modules.module_policies import module_policies, remove_module_policy, set_module_policy
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+compiled = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+
+
+@POLICIES
+@pytest.mark.parametrize("around", [ours, functools.partial(torch.autocast, "cpu")], ids=["ours", "stock"])
+@pytest.mark.parametrize("what", ["model", "module", "in place", "function with the region"])
+def test_compiled(policy: Any, what: str, around: Any, fresh_dynamo: None) -> None:
+    model, expected = model_of(policy), model_of(policy)
+    call: Any = model
+    outside = around
+    if what == "model":
+        call = compiled(model)
+    elif what == "module":
+        call = nn.Sequential(model[0], model[1], compiled(model[2]))
+    elif what == "in place":
+        model.compile(backend="aot_eager", fullgraph=True)
+    else:
+
+        @compiled
+        def call(x: torch.Tensor) -> torch.Tensor:
+            with around():
+                return model(x)
+
+    if what == "function with the region":
+        result = train(call, list(model.parameters()), lambda: ours(enabled=False))[0]
+        assert_same(result, train(expected, list(expected.parameters()), outside)[0])
+    else:
+        result = train(call, list(model.parameters()), outside)
+        assert_same(result, train(expected, list(expected.parameters()), outside))
+        assert result[0].dtype is expected_dtype(policy)
+
+
+def test_compiled_again_when_the_policy_changes(fresh_dynamo: None) -> None:
+    model = model_of()
+    call = compiled(model)
+    dtypes = [dtype_of(call)]
+    for policy in ("fp32", OVERRIDES, {"linear": "float64"}, "fp32", None):
+        if policy is None:
+            remove_module_policy(model)
+        else:
+            set_module_policy(model, {"2": policy})
+        dtypes.append(dtype_of(call))
+    assert dtypes == [
+        torch.bfloat16, torch.float32, torch.float16, torch.float64, torch.float32, torch.bfloat16,
+    ]  # fmt: skip
+
+
+def test_compiled_function_in_several_regions(fresh_dynamo: None) -> None:
+    """The module is guarded like all else: its region is that of the call."""
+    model = model_of({"gelu": "fp32"})
+    call = compiled(model)
+    for around, dtype in (
+        (ours, torch.bfloat16),
+        (functools.partial(ours, dtype=torch.float16), torch.float16),
+        (functools.partial(ours, overrides={"linear": "fp32"}), torch.float32),
+        (functools.partial(torch.autocast, "cpu"), torch.bfloat16),
+        (functools.partial(ours, enabled=False), torch.float32),
+    ):
+        assert dtype_of(call, around) is dtype is dtype_of(model, around)
+
+
+@POLICIES
+def test_compiled_with_a_graph_break(policy: Any, fresh_dynamo: None) -> None:
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = self.first(x)
+            torch._dynamo.graph_break()
+            return self.second(first)
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        result = nn.Sequential(nn.Linear(4, 4), Breaks())
+        set_module_policy(result, {"1": policy})
+        return result
+
+    broken, plain = model(), model()
+    result = train(torch.compile(broken, backend="aot_eager"), list(broken.parameters()))
+    assert_same(result, train(plain, list(plain.parameters())))
+
+
+@POLICIES
+def test_compiled_with_a_checkpoint(policy: Any, fresh_dynamo: None) -> None:
+    model, plain = model_of(policy), model_of(policy)
+
+    def run(model: nn.Module, x: torch.Tensor) -> Any:
+        return checkpoint(model, x, use_reentrant=False)
+
+    result = train(compiled(functools.partial(run, model)), list(model.parameters()))
+    assert_same(result, train(functools.partial(run, plain), list(plain.parameters())))
+
+
+class Whole(nn.Module):
+    """A model with the region in it, as export wants it."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.inner = model_of(policy)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with tp.my_autocast("cpu"):
+            return self.inner(x)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("policy", ["fp32", "off"])
+def test_exported(policy: Any, strict: bool, fresh_dynamo: None) -> None:
+    model = Whole(policy)
+    if policy == "off":
+        model.inner[2].to(torch.bfloat16)
+    x = torch.randn(2, 4)
+    exported = torch.export.export(model, (x,), strict=strict).module()
+    assert_same(exported(x), model(x))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_overrides_cannot_be_exported(strict: bool, fresh_dynamo: None) -> None:
+    with ours(), pytest.raises(tp.RegionError, match="cannot be exported"):
+        torch.export.export(model_of(OVERRIDES), (torch.ones(2, 4),), strict=strict)
+
+
+@POLICIES
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_traced_by_torch_jit(policy: Any) -> None:
+    model, x = model_of(policy), torch.randn(2, 4)
+    with ours(cache_enabled=False):  # what is traced has the casts, and is to be called outside of regions
+        traced = torch.jit.trace(model, x, check_trace=False)
+        expected = model(x)
+    assert_same(traced(x), expected)
+
+
+class Twice(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_not_scripted() -> None:
+    model = nn.Sequential(Twice())
+    set_module_policy(model, {"0": "fp32"})
+    with pytest.raises(Exception, match="Compiled functions can't take variable number of arguments"):
+        torch.jit.script(model)
+
+
+def test_traced_by_fx() -> None:
+    """Modules that a graph calls keep their policies; into one that is traced itself a policy does not go."""
+    model = model_of("fp32")
+    traced = torch.fx.symbolic_trace(model)
+    assert module_policies(traced) == {"2": "fp32"}
+    assert dtype_of(traced) is torch.float32
+    model = nn.Sequential(Twice())
+    set_module_policy(model, {"0": "fp32"})
+    with pytest.raises(tp.RegionError, match=r"a Twice with a policy is traced by torch\.fx"):
+        torch.fx.symbolic_trace(model)
+    remove_module_policy(model)
+    torch.fx.symbolic_trace(model)
+
+
+def test_policies_of_a_compiled_model(fresh_dynamo: None) -> None:
+    """By class as ever; the module that torch.compile returns has a forward of its own."""
+    model = compiled(model_of())
+    with pytest.raises(tp.PolicyError, match=r"the model \(OptimizedModule\) cannot have a policy: it has"):
+        set_module_policy(model, {"": "fp32"})
+    set_module_policy(model, {nn.Linear: "fp32"})
+    assert list(module_policies(model)) == ["_orig_mod.0", "_orig_mod.2"]
+    assert dtype_of(model) is torch.float32
+
+
+def test_compiled_with_inputs_in_containers(fresh_dynamo: None) -> None:
+    class Sums(nn.Module):
+        def forward(self, pair: tuple[torch.Tensor, torch.Tensor], more: dict[str, torch.Tensor]) -> torch.Tensor:
+            return pair[0] @ pair[1] @ more["x"]
+
+    model = Sums()
+    set_module_policy(model, {"": "fp32"})
+    half = torch.ones(2, 2, dtype=torch.float16)
+    with ours():
+        result = compiled(model)((half, half), more={"x": half})
+        assert_same(result, model((half, half), more={"x": half}))
+    assert result.dtype is torch.float32

@@ -1,0 +1,92 @@
+"""Loading the extension, and the one error that says why it cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_promote import _C, ExtensionError
+from torch_promote.native import loader as _extension
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_built_with_the_running_torch() -> None:
+    assert torch.__version__.startswith(_C.TORCH_VERSION)
+    assert json.loads(_extension._NOTE.read_text())["torch"] == torch.__version__
+
+
+def test_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_extension, "_NOTE", tmp_path / "absent.json")
+    with pytest.raises(ExtensionError, match="has not been built; running torch") as error:
+        _extension.check_extension()
+    assert torch.__version__ in str(error.value)
+    assert "pip install --no-build-isolation" in str(error.value)
+    assert isinstance(error.value, ImportError)
+
+
+def test_built_with_another_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    note = tmp_path / "built.json"
+    note.write_text('{"torch": "1.0.0"}')
+    monkeypatch.setattr(_extension, "_NOTE", note)
+    with pytest.raises(ExtensionError) as error:
+        _extension.check_extension()
+    assert f"built with torch 1.0.0, but torch {torch.__version__} is running" in str(error.value)
+
+
+def test_a_broken_extension_names_both_versions() -> None:
+    result = run(
+        "import sys\n"
+        "sys.modules['torch_promote._C'] = None\n"  # makes the import of it fail
+        "try:\n"
+        "    import torch_promote\n"
+        "except ImportError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    assert result.stdout.startswith("ExtensionError"), result.stdout + result.stderr
+    assert result.stdout.count(torch.__version__) == 2
+
+
+@pytest.mark.parametrize(
+    ("namespace", "registration"),
+    [
+        ("aten", "impl('mm', lambda a, b: a, 'AutocastPrivateUse1')"),
+        ("_", "fallback(torch.library.fallthrough_kernel, 'AutocastPrivateUse1')"),
+    ],
+)
+def test_the_key_belongs_to_another_backend(namespace: str, registration: str) -> None:
+    result = run(
+        "import torch\n"
+        f"library = torch.library.Library({namespace!r}, 'IMPL')\n"
+        f"library.{registration}\n"
+        "try:\n"
+        "    import torch_promote\n"
+        "except ImportError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    assert result.stdout.startswith("ExtensionError the dispatch key AutocastPrivateUse1 already has kernels"), (
+        result.stdout + result.stderr
+    )
+
+
+def test_importing_changes_nothing() -> None:
+    """No key is switched on, no op casts, and torch.compile's machinery is not imported."""
+    result = run(
+        "import sys, torch\n"
+        "def state():\n"
+        "    local = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()\n"
+        "    return [str(keys) for keys in local], torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype\n"
+        "before = state()\n"
+        "import torch_promote\n"
+        "assert state() == before, (state(), before)\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "print('same')\n"
+    )
+    assert result.stdout == "same\n", result.stderr

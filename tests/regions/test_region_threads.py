@@ -1,0 +1,245 @@
+"""Regions and threads: each thread has its own, and a cast cache of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_promote as tp
+from helpers.probes import KINDS, Region, autocast_dtype, in_thread, leaves_no_trace, seen
+from helpers.support import assert_same, thread_state
+from torch_promote import _C
+
+BF16, FP16 = torch.bfloat16, torch.float16
+Seen = torch.dtype | None
+
+
+@contextmanager
+def another_thread() -> Iterator[Callable[[Callable[[], Any]], Any]]:
+    """Gives a function that runs functions in one other thread, which lives as long as the block."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        yield lambda function: pool.submit(function).result(timeout=60)
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_new_thread_starts_outside(kind: Callable[..., Region]) -> None:
+    outside, view = in_thread(thread_state), in_thread(seen)
+    with kind("cpu", FP16, cache_enabled=False), tp.my_autocast(["cpu", "cuda"], BF16, overrides={"mm": "fp32"}):
+        assert in_thread(thread_state) == outside
+        assert in_thread(seen) == view
+        assert in_thread(autocast_dtype) is None
+        assert in_thread(_C.policy_is_stock)
+
+
+def test_a_region_of_a_worker_does_not_show_here_nor_ours_there() -> None:
+    with another_thread() as there:
+        region = tp.my_autocast("cpu", FP16, overrides={"exp": "fp16"})
+        with leaves_no_trace():
+            there(region.__enter__)
+            assert autocast_dtype() is None
+            assert there(autocast_dtype) == FP16
+            with tp.my_autocast("cpu", BF16):
+                assert there(autocast_dtype) == FP16
+                assert autocast_dtype() == BF16
+                assert there(lambda: torch.exp(torch.ones(1)).dtype) == FP16
+                assert torch.exp(torch.ones(1)).dtype == torch.float32
+                there(lambda: region.__exit__(None, None, None))
+                assert there(autocast_dtype) is None
+                assert autocast_dtype() == BF16
+
+
+def test_one_object_open_in_many_threads_at_once() -> None:
+    region = tp.my_autocast("cpu", FP16)
+    together = threading.Barrier(4, timeout=60)
+
+    def worker() -> list[Seen]:
+        found = []
+        with leaves_no_trace():
+            for _ in range(50):
+                with region:
+                    together.wait()
+                    with region:
+                        found.append(autocast_dtype())
+                    found.append(autocast_dtype())
+                found.append(autocast_dtype())
+        return found
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        for future in [pool.submit(worker) for _ in range(4)]:
+            assert future.result(timeout=60) == [FP16, FP16, None] * 50
+
+
+# --- ends that do not come
+
+
+def test_a_thread_that_ends_inside_a_region_harms_nobody() -> None:
+    weight = torch.ones(3, 3, requires_grad=True)
+    kept: list[tp.my_autocast] = []
+
+    def forgetful() -> None:
+        for overrides in ({}, {"mm": "fp16"}, {"exp": "fp16"}):
+            kept.append(tp.my_autocast("cpu", FP16, overrides=overrides))
+            kept[-1].__enter__()
+        torch.mm(weight, weight)
+        assert tp.cache_info()["entries"] == 1
+
+    with tp.my_autocast("cpu", BF16), leaves_no_trace():
+        for _ in range(3):
+            in_thread(forgetful)
+            assert in_thread(autocast_dtype) is None
+            assert autocast_dtype() == BF16
+            assert in_thread(tp.cache_info)["entries"] == 0
+        for region in kept:
+            with pytest.raises(tp.RegionError):
+                region.__exit__(None, None, None)
+
+
+def test_a_region_cannot_be_left_in_another_thread() -> None:
+    region = tp.my_autocast("cpu", FP16)
+    with another_thread() as there, region:
+
+        def leave() -> None:
+            with leaves_no_trace(), tp.my_autocast("cpu", BF16), leaves_no_trace():
+                with pytest.raises(tp.RegionError, match="belongs to the thread that entered it"):
+                    region.__exit__(None, None, None)
+                assert autocast_dtype() == BF16
+
+        with leaves_no_trace():
+            there(leave)
+        assert autocast_dtype() == FP16
+
+
+def test_a_thread_that_entered_it_too_leaves_its_own() -> None:
+    region = tp.my_autocast("cpu", FP16)
+
+    def both() -> Seen:
+        region.__enter__()
+        region.__exit__(None, None, None)
+        return autocast_dtype()
+
+    with region:
+        assert in_thread(both) is None
+        assert autocast_dtype() == FP16
+
+
+# --- the cast cache
+
+
+class CountCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the casts that ops below autocast see."""
+
+    casts: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.casts += func is torch.ops.aten._to_copy.default
+        return func(*args, **(kwargs or {}))
+
+
+def casts_of_two_uses_around(kind: Callable[..., Region], between: Callable[[], Any]) -> int:
+    """How often a weight is cast by two uses in one region, if something happens between them."""
+    weight = torch.ones(2, 2, requires_grad=True)
+    x = torch.ones(2, 2, dtype=BF16)
+    with kind("cpu"), CountCasts() as counted:
+        torch.mm(x, weight)
+        between()
+        torch.mm(x, weight)
+    return counted.casts
+
+
+def test_the_end_of_a_region_elsewhere_does_not_clear_the_cache_here() -> None:
+    def elsewhere(kind: Callable[..., Region]) -> None:
+        with kind("cpu"):
+            torch.mm(torch.ones(2, 2), torch.ones(2, 2, requires_grad=True))
+
+    counts = {
+        name: in_thread(partial(casts_of_two_uses_around, kind, partial(in_thread, partial(elsewhere, kind))))
+        for name, kind in KINDS.items()
+    }
+    assert counts == {"ours": 1, "stock": 2}, "stock's one cache is everybody's"
+
+
+def test_each_thread_counts_and_clears_its_own_cache() -> None:
+    weight = torch.ones(2, 2, requires_grad=True)
+    tp.clear_cache()  # casts that outlive regions, of other tests' weights, are the process's
+    with another_thread() as there, tp.my_autocast("cpu"):
+        torch.mm(weight, weight)
+        before = tp.cache_info()
+        assert before["entries"] == 1
+        there(tp.clear_cache)
+        assert there(tp.cache_info) == dict.fromkeys(before, 0)
+        there(lambda: tp.my_autocast("cpu")(torch.mm)(weight, weight))
+        assert tp.cache_info() == before
+        tp.clear_cache()
+        assert tp.cache_info()["entries"] == 0
+        assert there(tp.cache_info)["misses"] == 1
+
+
+def test_threads_of_two_dtypes_do_not_get_each_others_casts() -> None:
+    """Stock keeps one cast of a weight, for whoever asks and in whatever dtype."""
+    weight = torch.ones(2, 2, requires_grad=True)
+    x = torch.ones(2, 2)
+
+    def product(kind: Callable[..., Region], dtype: torch.dtype) -> torch.dtype:
+        with kind("cpu", dtype):
+            return torch.mm(x, weight).dtype
+
+    def in_half_while_here_in_bfloat16(kind: Callable[..., Region]) -> torch.dtype:
+        with kind("cpu", BF16):
+            torch.mm(x, weight)
+            return in_thread(lambda: product(kind, FP16))
+
+    assert in_half_while_here_in_bfloat16(tp.my_autocast) == FP16
+    with pytest.raises(RuntimeError, match="same dtype"):
+        in_half_while_here_in_bfloat16(torch.autocast)
+
+
+# --- workers that share a module, each in a region of its own, as in DataParallel
+
+WORKERS: list[dict[str, Any]] = [
+    {"dtype": BF16},
+    {"dtype": FP16},
+    {"dtype": BF16, "cache_enabled": False},
+    {"dtype": FP16, "overrides": {"linear": "fp32"}},
+    {"enabled": False},
+]
+
+
+def step(module: torch.nn.Module, x: torch.Tensor, arguments: dict[str, Any]) -> list[torch.Tensor]:
+    with tp.my_autocast("cpu", **arguments):
+        y = module(x)
+        loss = torch.nn.functional.mse_loss(y, torch.ones_like(y))
+    return [y, loss, *torch.autograd.grad(loss, tuple(module.parameters()))]
+
+
+def test_workers_that_share_a_module_get_the_bits_of_one_thread() -> None:
+    module = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 4)
+    )
+    inputs = [torch.randn(6, 8) for _ in WORKERS]
+    alone = [step(module, x, arguments) for x, arguments in zip(inputs, WORKERS, strict=True)]
+    together = threading.Barrier(len(WORKERS), timeout=60)
+
+    def worker(x: torch.Tensor, arguments: dict[str, Any]) -> list[list[torch.Tensor]]:
+        torch.set_num_threads(1)
+        results = []
+        with leaves_no_trace():
+            for _ in range(20):
+                together.wait()
+                results.append(step(module, x, arguments))
+        return results
+
+    with ThreadPoolExecutor(max_workers=len(WORKERS)) as pool:
+        futures = [pool.submit(worker, x, arguments) for x, arguments in zip(inputs, WORKERS, strict=True)]
+        for future, expected in zip(futures, alone, strict=True):
+            for results in future.result(timeout=120):
+                assert_same(results, expected, "a worker's results")
+    assert len({result[0].dtype for result in alone}) == 3, "the workers did not all compute the same"

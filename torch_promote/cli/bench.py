@@ -1,0 +1,238 @@
+"""The command `torch-promote bench`: regions, ops and models timed against stock autocast."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_promote.bench import SUITES, Case, Result, Settings, list_cases, report, run
+from torch_promote.bench.plot import check_plot, save_plot
+from torch_promote.cli.progress import progress
+from torch_promote.cli.terminal import check_rich, show, table
+from torch_promote.errors import OptionError, UnsupportedDeviceError, did_you_mean
+
+__all__ = ["add_parser"]
+
+_DESCRIPTION = """\
+Times regions, single ops and small models under torch.autocast (stock) and
+under my_autocast (ours), beside the same work with its casts written in the
+code (hand) and without autocast (plain). All of them take turns, round by
+round, in one process and one thread.
+
+what is told:
+  ours / stock  time under ours as a ratio to that under stock: below 1 is
+                faster than stock, 0.5 is twice as fast
+  ours / hand   the same to casts by hand, which is the limit
+  over ...      what ours costs over a base, as a share of what stock costs
+                over it: 1 is stock's cost, 0 is none, below 0 is better than
+                the base. The bases are hand; plain; and cast before: the op on
+                inputs that need no cast, the model with weights that need
+                none. There is no share where stock's cost is within its own
+                noise (the column says noise) or stock is no slower than the
+                base (no cost)
+
+Each is the median over the rounds of what the round gave, with its quartiles
+in brackets. Absolute times come last, and give a sense of scale.
+
+suites:
+  region     construct, enter and leave a region; one object; a decorated
+             function; nested
+  ops        calls with nothing to cast, activations to cast (4 x 4 to
+             256 x 256; with and without gradients), cached weights, each cast
+             policy
+  overrides  calls with a policy of the user's, which stock has not: against
+             casts by hand
+  models     an MLP of many small layers, a Llama-like stack, an LSTM, a conv
+             net: forward, training step, evaluation loop; also the casts in a
+             step, and the memory that it takes
+  caches     what the modes of the cast cache do for such models
+  import     an op outside of regions, this package imported or not (two
+             processes)
+
+a quiet run:
+  Close what else is running and do not touch the machine; on a laptop, plug it
+  in. One thread (the default) is steadier than many: on a CPU its clock is the
+  CPU time of the process, which other programs take little from. Quartiles
+  that lie far apart say that the machine was busy: run it again, with more
+  rounds. Compare ratios, within one run; times of two runs compare machines.
+"""
+
+_EPILOG = """\
+examples:
+  torch-promote bench                            all suites, some minutes
+  torch-promote bench --suite region --suite ops
+  torch-promote bench --case '*Llama*' --rounds 101
+  torch-promote bench --plot bench.png           a picture of the ratios
+  torch-promote bench --json > bench.json        for programs
+  torch-promote bench --device cuda --suite models
+  torch-promote bench --list                     the cases to choose from
+
+exit status: 0 done, whatever the figures are; 2 wrong command line, or a
+device or package is missing; 130 interrupted.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to an argparse subparsers object."""
+    parser = commands.add_parser(
+        "bench",
+        help="time regions, ops and models against stock autocast",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    chosen = parser.add_argument_group("what runs")
+    chosen.add_argument("--suite", choices=list(SUITES), action="append", help="only this suite; may be repeated")
+    chosen.add_argument("--case", action="append", metavar="GLOB", help="only cases of these names; may be repeated")
+    chosen.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where (default cpu)")
+    chosen.add_argument("--list", action="store_true", help="run nothing; print the cases")
+    how = parser.add_argument_group("how it runs, and what is told")
+    how.add_argument("--rounds", type=_rounds, default=31, metavar="N", help="rounds of each case (default 31)")
+    how.add_argument("--threads", type=_threads, default=1, metavar="N", help="PyTorch's threads (default 1)")
+    how.add_argument("--json", action="store_true", help="print JSON, for programs")
+    how.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the ratios into a file")
+    parser.set_defaults(run=_run)
+
+
+def _rounds(text: str) -> int:
+    return _number(text, 2, "rounds")
+
+
+def _threads(text: str) -> int:
+    return _number(text, 1, "threads")
+
+
+def _number(text: str, least: int, what: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < least:
+        raise argparse.ArgumentTypeError(f"expected a number of {what}, {least} or more, got {text!r}")
+    return number
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if not arguments.json:
+        check_rich()
+    settings = Settings(arguments.device, arguments.rounds, arguments.threads)
+    cases = _chosen(list_cases(settings, arguments.suite or ()), arguments.case)
+    if arguments.list:
+        return show({"cases": [case.as_dict() for case in cases]}, _draw_list, arguments.json)
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedDeviceError("--device cuda: PyTorch finds no CUDA device here. Legal: cpu.")
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
+    results = _timed(cases, settings, quiet=arguments.json)
+    show(report(results, settings), _draw, arguments.json)
+    if arguments.plot is not None:
+        save_plot(arguments.plot, results, settings)
+    return 0
+
+
+def _chosen(cases: Sequence[Case], patterns: Sequence[str] | None) -> list[Case]:
+    if patterns is None:
+        return list(cases)
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(case.name, pattern) for case in cases):
+            close = did_you_mean(pattern, [case.name for case in cases])
+            raise OptionError(f"--case {pattern!r} is the name of no case that is chosen. See --list.{close}")
+    return [case for case in cases if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)]
+
+
+def _timed(cases: Sequence[Case], settings: Settings, *, quiet: bool) -> list[Result]:
+    results: list[Result] = []
+    with progress("bench", len(cases), quiet=quiet, still=True) as step:
+        for result in run(cases, settings):
+            results.append(result)
+            step(result.case.name)
+    return results
+
+
+# --- what is drawn
+
+
+_Data = Mapping[str, Any]
+
+
+def _draw_list(data: _Data) -> list[Any]:
+    listing = table("suite", "case", unbroken=["suite"])
+    for case in data["cases"]:
+        listing.add_row(case["suite"], case["case"])
+    return [listing]
+
+
+def _draw(data: _Data) -> list[Any]:
+    drawn: list[Any] = []
+    for suite, group in itertools.groupby(data["results"], lambda result: result["suite"]):
+        results = list(group)
+        drawn += [suite, _ratios(results)]
+        counted = [result for result in results if result["casts"]]
+        drawn += ["", _steps(counted)] if counted else []
+        drawn.append("")
+    threads = "1 thread" if data["threads"] == 1 else f"{data['threads']} threads"
+    rounds = f"{data['rounds']} rounds"
+    clock = "CPU time" if data["clock"] == "cpu" else "time of the day"
+    return [*drawn, f"torch {data['torch']}, {data['device']} ({data['device_name']}), {threads}, {rounds}, {clock}"]
+
+
+_TIMES = ("ours", "stock", "hand", "already_cast", "plain")
+
+
+def _ratios(results: Sequence[_Data]) -> Any:
+    """The table of times: ratios first."""
+    times = [name for name in _TIMES if any(name in result["times_ns"] for result in results)]
+    ratios = {"ratio": "ours / stock", "ratio_to_hand": "ours / hand"}
+    ratios = {key: head for key, head in ratios.items() if any(result[key] for result in results)}
+    bases = [name for name in _TIMES if any(_has_share(result, name) for result in results)]
+    heads = (*ratios.values(), *(f"over {_column(base)}" for base in bases), *map(_column, times))
+    listing = table("case", *heads, first_width=24)
+    for result in results:
+        shown = (_spread(result[key]) for key in ratios)
+        shares = (_overhead(result["overheads"].get(base)) for base in bases)
+        listing.add_row(result["case"], *shown, *shares, *(_time(result["times_ns"].get(name)) for name in times))
+    return listing
+
+
+def _has_share(result: _Data, base: str) -> bool:
+    return base in result["overheads"] and result["overheads"][base]["spread"] is not None
+
+
+def _steps(results: Sequence[_Data]) -> Any:
+    """The table of casts and memory in a step."""
+    listing = table("case", "contender", "casts of weights", "of activations", "of gradients", "peak, KiB")
+    for result in results:
+        for number, (contender, casts) in enumerate(result["casts"].items()):
+            counts = (str(casts[kind]) for kind in ("weights", "activations", "gradients"))
+            peak = f"{result['peak_bytes'][contender] / 1024:.1f}"
+            listing.add_row("" if number else result["case"], _column(contender), *counts, peak)
+    return listing
+
+
+def _column(contender: str) -> str:
+    return "cast before" if contender == "already_cast" else contender
+
+
+def _spread(spread: _Data | None) -> str:
+    return "-" if spread is None else f"{spread['median']:.2f} ({spread['low']:.2f} to {spread['high']:.2f})"
+
+
+def _overhead(overhead: _Data | None) -> str:
+    if overhead is None:
+        return "-"
+    if overhead["spread"] is None:
+        return "no cost" if overhead["reason"].startswith("stock takes no longer") else "noise"
+    return _spread(overhead["spread"])
+
+
+def _time(spread: _Data | None) -> str:
+    if spread is None:
+        return "-"
+    value = spread["median"]
+    for unit, size in (("ms", 1e6), ("us", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} ns"

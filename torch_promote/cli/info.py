@@ -1,0 +1,101 @@
+"""The command `torch-promote info`: what is installed, and the op table against the running PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import torch_promote
+from torch_promote import _C
+from torch_promote.cli.terminal import show, table
+from torch_promote.dispatch_keys import AUTOCAST_KEY
+from torch_promote.native.loader import built_with
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import DEVICE_TYPES, op_table
+from torch_promote.policy.registered import missing_rows, unlisted_ops
+
+__all__ = ["add_parser"]
+
+_DESCRIPTION = """\
+Shows the versions, the dispatch key and the device types, and holds the op
+table against the PyTorch that is running.
+
+  rows that count  have a policy on the device; PyTorch registers the op there
+  missing rows     have one; PyTorch does not register the op: falls through
+  unlisted ops     PyTorch registers them; no policy in the table: left to stock
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to an argparse subparsers object."""
+    parser = commands.add_parser(
+        "info",
+        help="versions, devices, and the op table against the running PyTorch",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.set_defaults(run=lambda arguments: show(_info(), _draw, arguments.json))
+
+
+def _info() -> dict[str, Any]:
+    counting = _C.stock_policy_bytes()
+    unlisted_byte = _C.POLICY_BYTES["unlisted"]
+    devices = {}
+    for index, device in enumerate(DEVICE_TYPES):
+        devices[device] = {
+            "available": device == "cpu" or torch.cuda.is_available(),
+            "default_dtype": _dtype_name(torch.get_autocast_dtype(device)),
+            "rows_with_policy": sum(row.policy(device) is not CastPolicy.fallthrough for row in op_table()),
+            "rows_that_count": sum(byte != unlisted_byte for byte in counting[index]),
+            "missing_rows": [row.name for row in missing_rows(device)],
+            "unlisted_ops": list(unlisted_ops(device)),
+        }
+    return {
+        "torch_promote": torch_promote.__version__,
+        "torch": torch.__version__,
+        "built_with_torch": built_with(),
+        "python": platform.python_version(),
+        "dispatch_key": AUTOCAST_KEY,
+        "rows": len(op_table()),
+        "devices": devices,
+    }
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _draw(info: Mapping[str, Any]) -> list[Any]:
+    facts = table(show_header=False)
+    facts.add_row("torch_promote", info["torch_promote"])
+    facts.add_row("torch", f"{info['torch']}, built with {info['built_with_torch']}")
+    facts.add_row("python", info["python"])
+    facts.add_row("dispatch key", info["dispatch_key"])
+    facts.add_row("op table", f"{info['rows']} rows")
+
+    devices = table("device", "available", "default dtype", "rows that count", "missing rows", "unlisted ops")
+    lists: list[str] = []
+    for name, device in info["devices"].items():
+        missing, unlisted = device["missing_rows"], device["unlisted_ops"]
+        devices.add_row(
+            name,
+            "yes" if device["available"] else "no",
+            device["default_dtype"],
+            f"{device['rows_that_count']} of {device['rows_with_policy']}",
+            str(len(missing)),
+            str(len(unlisted)),
+        )
+        if missing:
+            lists += ["", f"missing on {name} (in the table, not registered by this PyTorch: falls through):", *missing]
+        if unlisted:
+            lists += [
+                "",
+                f"unlisted on {name} (registered by this PyTorch, no policy in the table: stock decides):",
+                *unlisted,
+            ]
+    return [facts, "", devices, *(lists or ["", "This PyTorch registers what the table lists, and nothing else."])]

@@ -1,0 +1,1 @@
+"""What the package tells the rest of PyTorch, or asks of it."""

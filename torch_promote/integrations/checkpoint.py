@@ -1,0 +1,235 @@
+"""Activation checkpointing: what is run again in the backward is run under the policy of its forward.
+
+`torch.utils.checkpoint` keeps the function to be run again, and runs it under regions of torch.autocast that mirror the
+enabled flags, dtypes and cache flag of the forward. It knows no policies and no cache modes. Both its kinds keep the
+function in an attribute of an object that lives until the backward: `ctx.run_function` (reentrant) and
+`frame.recompute_fn`. A descriptor in the place of these attributes keeps policy and cache mode with the function.
+
+Source: torch/utils/checkpoint.py, CheckpointFunction, _CheckpointFrame, _checkpoint_hook (v2.13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils.checkpoint
+
+from torch_promote import _C
+from torch_promote.dispatch_keys import AUTOCAST_KEY
+from torch_promote.errors import RegionError
+
+__all__ = ["checkpoint_contexts", "install"]
+
+_KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
+
+
+class _Captured(NamedTuple):
+    """A policy that was in force.
+
+    Attributes:
+        active: Whether calls passed through our wrappers. If not, the policy is what a region would have started from.
+        number: That of the change that gives this policy wherever it is entered.
+        stock: Whether the policy is stock's.
+        cache_mode: Which casts were reused.
+    """
+
+    active: bool
+    number: int
+    stock: bool
+    cache_mode: str
+
+
+class _PolicyRegion:
+    """A region that changes policy and cache mode, and leaves devices, dtypes and the cache flag as they are."""
+
+    __slots__ = ("_cache_mode", "_number")
+
+    def __init__(self, number: int, cache_mode: str) -> None:
+        self._number = number
+        self._cache_mode = 1 + _C.CACHE_MODES.index(cache_mode)
+
+    def __enter__(self) -> None:
+        # csrc/region/region_spec.h: no device is named.
+        cache = torch.is_autocast_cache_enabled() | self._cache_mode << 1
+        _C.enter_region(self, f"{self._number:06x}{cache:02x}{0:08x}")
+
+    def __exit__(self, *error: object) -> None:
+        _C.exit_region(self)
+
+
+def _capture() -> _Captured:
+    """Returns the policy and the cache mode in force in this thread."""
+    cache_mode = _C.cache_mode()
+    included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+    if included and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY):
+        return _Captured(True, _C.capture_policy(), _C.policy_is_stock(), cache_mode)
+    with _PolicyRegion(0, cache_mode):
+        return _Captured(False, _C.capture_policy(), _C.policy_is_stock(), cache_mode)
+
+
+#: What was in force when something was kept before `install`: nothing but stock's policy and cache mode had been used.
+_BEFORE_INSTALL = _Captured(False, 0, True, _C.CACHE_MODES[0])
+
+
+@contextlib.contextmanager
+def _reopened(captured: _Captured) -> Any:
+    """Puts a captured policy and cache mode in force, unless there is nothing to do."""
+    now = _capture()
+    both_stocks = now.stock and captured.stock and now.cache_mode == captured.cache_mode
+    # What PyTorch mirrors itself is then all there is. A policy that is in force already is opened anew all the same:
+    # a promotion rule acts in backwards in which its region was entered, and in no other.
+    if both_stocks or (now == captured and now.stock):
+        yield
+        return
+    number = _C.register_change([], True) if captured is _BEFORE_INSTALL else captured.number
+    with _PolicyRegion(number, captured.cache_mode), contextlib.ExitStack() as stack:
+        if not captured.active:
+            stack.enter_context(torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)))
+        yield
+
+
+class _Reopened:
+    """The same for as many recomputations as there are: one for each backward through a graph that is kept."""
+
+    def __init__(self, captured: _Captured) -> None:
+        self._captured = captured
+        self._open: list[Any] = []
+
+    def __enter__(self) -> None:
+        context = _reopened(self._captured)
+        context.__enter__()
+        self._open.append(context)
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.pop().__exit__(*error)
+
+
+# Not a method, and without a closure: `_disable_dynamo` makes a reference cycle with what it decorates.
+@torch._disable_dynamo  # type: ignore[attr-defined]
+def _run_again(captured: _Captured, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with _reopened(captured):
+        return function(*args, **kwargs)
+
+
+class _KeepsPolicy:
+    """Stands on a class for one attribute of its objects, a function, and keeps with it the policy of the time."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __set__(self, holder: Any, function: Callable[..., Any]) -> None:
+        holder.__dict__[self._name] = function
+        holder.__dict__["_torch_promote_policy"] = _capture()
+
+    def __get__(self, holder: Any, owner: type | None = None) -> Any:
+        if holder is None:
+            return self
+        kept = holder.__dict__
+        if self._name not in kept:
+            raise AttributeError(f"{type(holder).__name__!r} object has no attribute {self._name!r}")
+        captured = kept.get("_torch_promote_policy", _BEFORE_INSTALL)
+        return functools.partial(_run_again, captured, kept[self._name])
+
+
+def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    """Returns what keeps a region's policy for the recomputation, for `torch.utils.checkpoint.checkpoint`.
+
+    It is not needed: a checkpointed function is run again under the policy of its forward as it is. It says so in the
+    code. It is for `use_reentrant=False`, and not for functions that torch.compile compiles.
+
+    Returns:
+        A context for the forward, which does nothing, and one for the recomputation.
+
+    Example:
+        >>> from torch.utils.checkpoint import checkpoint
+        >>> from torch_promote import my_autocast
+        >>> x, weight = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True)
+        >>> with my_autocast("cpu", overrides={"matmul": "fp32"}):
+        ...     y = checkpoint(torch.matmul, x, weight, use_reentrant=False, context_fn=checkpoint_contexts)
+        >>> y.dtype
+        torch.float32
+    """
+    install()
+    return contextlib.nullcontext(), _Reopened(_capture())
+
+
+@functools.cache
+def install() -> None:
+    """Has `torch.utils.checkpoint` keep policies and cache modes.
+
+    To be called before the first that is not stock's is used.
+
+    Raises:
+        RegionError: In this PyTorch neither can it be taught to, nor to refuse.
+    """
+    module = sys.modules["torch.utils.checkpoint"]
+    try:
+        places = _find_places(module)
+    except LookupError as error:
+        _refuse(module, str(error))
+    else:
+        for kind, name in places:
+            setattr(kind, name, _KeepsPolicy(name))
+
+
+def _find_places(module: types.ModuleType) -> list[tuple[type, str]]:
+    """Returns the classes whose objects keep what is run again, and the attribute; LookupError if not as expected."""
+    places: list[tuple[type, str]] = []
+    for kept_on, name, setter, reader in (
+        (
+            "CheckpointFunction._backward_cls",
+            "run_function",
+            "CheckpointFunction.forward",
+            "CheckpointFunction.backward",
+        ),
+        ("_CheckpointFrame", "recompute_fn", "_CheckpointFrame.__init__", "_checkpoint_hook.__init__"),
+    ):
+        for function in (setter, reader):
+            code = getattr(_look_up(module, function), "__code__", None)
+            if code is None or not _mentions(code, name):
+                raise LookupError(f"{function} has no {name!r}")
+        kind = _look_up(module, kept_on)
+        if hasattr(kind, name) or not getattr(kind, "__dictoffset__", 0):
+            raise LookupError(f"{kept_on} cannot be given a descriptor for {name!r}")
+        places.append((kind, name))
+    return places
+
+
+def _look_up(module: types.ModuleType, path: str) -> Any:
+    try:
+        return functools.reduce(getattr, path.split("."), module)
+    except AttributeError:
+        raise LookupError(f"there is no {path}") from None
+
+
+def _mentions(code: types.CodeType, attribute: str) -> bool:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return attribute in code.co_names or any(_mentions(constant, attribute) for constant in inner)
+
+
+def _refuse(module: types.ModuleType, reason: str) -> None:
+    """Makes checkpointing under a policy that is not stock's an error, at the call.
+
+    Both kinds call one function to learn of the autocast state.
+    """
+    message = (
+        f"torch.utils.checkpoint of PyTorch {torch.__version__} is not known to torch_promote ({reason}), so what it "
+        f"runs again in the backward would run without the overrides in force here."
+    )
+    mirror = getattr(module, "_get_autocast_kwargs", None)
+    if mirror is None:
+        raise RegionError(f"{message} Policies other than stock's cannot be used with this PyTorch.")
+
+    def refuse_or_mirror(*args: Any, **kwargs: Any) -> Any:
+        now = _capture()
+        if now.active and not now.stock:
+            raise RegionError(f"{message} Call checkpoint outside of the region, and open the region in the function.")
+        return mirror(*args, **kwargs)
+
+    module._get_autocast_kwargs = refuse_or_mirror  # type: ignore[attr-defined]

@@ -1,0 +1,216 @@
+"""Regions under torch.compile.
+
+Inside a compiled function a region is two calls in the graph, `graph_enter` and `graph_exit`. Dynamo runs them while it
+traces (so that it sees the dtypes that ops have inside), AOTAutograd runs them while it traces the aten graph (so that
+the casts are recorded), and the compiled code holds the casts alone. They have to be plain functions that Dynamo lets
+into the graph: an op defined with torch.library would have the dispatch state that it sets undone when it returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_promote import _C
+from torch_promote.integrations.export import record_enter, record_exit
+
+__all__ = ["GraphRegion", "graph_enter", "graph_exit", "graphs_open_regions", "install"]
+
+# Instead of an object that owns the region. A graph that raised has not ended its regions; the extension ends those of
+# this owner together with the region around them.
+_GRAPH = None
+
+
+#: Whether a graph has opened a region yet, in whichever thread.
+_opened: list[bool] = []
+
+
+def graphs_open_regions() -> bool:
+    """Whether a compiled function, or one that was being compiled, has opened a region in this process."""
+    return bool(_opened)
+
+
+def graph_enter(spec: str) -> None:
+    """Opens a region from a graph. `spec` is the packed spec of `my_autocast`."""
+    if not _opened:
+        _opened.append(True)
+    base = _C.depth()
+    notes = _C.enter_region(_GRAPH, spec)
+    _unwind_after_tracing(base)
+    if notes & _C.TORCH_FUNCTION_MODE:
+        try:
+            record_enter(spec)
+        except BaseException:
+            _C.exit_region(_GRAPH)
+            raise
+
+
+def graph_exit(spec: str) -> None:
+    """Ends the innermost region that `graph_enter` opened."""
+    if _C.exit_region(_GRAPH) & _C.TORCH_FUNCTION_MODE:
+        record_exit(spec)
+
+
+class GraphRegion:
+    """A region as a traced decorator enters it: Dynamo follows context managers that are made where it traces."""
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+
+    def __enter__(self) -> None:
+        graph_enter(self.spec)
+
+    def __exit__(self, *error: object) -> None:
+        graph_exit(self.spec)
+
+
+def _unwind_after_tracing(base: int) -> None:
+    """If Dynamo is tracing, has it end the region should the trace be given up in the middle."""
+    translator = sys.modules.get("torch._dynamo.symbolic_convert")
+    if translator is None:
+        return
+    try:
+        output = translator.InstructionTranslator.current_tx().output
+    except (AttributeError, LookupError):
+        return  # not tracing: a backend runs the graph
+
+    def unwind() -> None:
+        if _C.depth() > base:
+            _C.suspend_regions(base)
+
+    output.add_cleanup_hook(unwind)
+
+
+def _teach_dynamo(*region_types: Any) -> None:
+    # After a graph break Dynamo compiles the functions that the broken one calls, each alone, and what these call. A
+    # graph that enters a region and does not leave it must not come of that, and nothing comes of reading overrides.
+    eval_frame: Any = torch._dynamo.eval_frame
+    skip = eval_frame.FrameExecStrategy(eval_frame.FrameAction.SKIP, eval_frame.FrameAction.SKIP)
+    for kind in (*region_types, GraphRegion):
+        for function in (kind.__init__, kind.__enter__, kind.__exit__):
+            eval_frame.set_code_exec_strategy(function.__code__, skip)
+    torch._dynamo.allow_in_graph(graph_enter)
+    torch._dynamo.allow_in_graph(graph_exit)
+    for kind in region_types:
+        _enterable_from_outside(kind)
+    # What the methods of the regions call in the extension, as Dynamo is to trace it.
+    substitute = functools.partial(torch._dynamo.substitute_in_graph, skip_signature_check=True)
+    substitute(_C.enter_region)(_traced_enter)
+    substitute(_C.exit_region)(_traced_exit)
+    substitute(_C.pack_cpu_spec)(_traced_pack)
+    # A call whose result nobody uses is otherwise dead code.
+    torch.fx.node.has_side_effect(graph_enter)
+    torch.fx.node.has_side_effect(graph_exit)
+
+
+def _traced_enter(owner: object, spec: str) -> int:
+    graph_enter(spec)
+    return 0
+
+
+def _traced_exit(owner: Any) -> int:
+    graph_exit(owner._spec)
+    return 0
+
+
+def _traced_pack(*arguments: object) -> None:
+    """Leaves the packing to Python, which Dynamo can follow."""
+
+
+def _tell_disk_caches_the_dtypes() -> None:
+    """Has AOTAutograd's cache on disk tell autocast dtypes, and with them our policies, apart.
+
+    Newer releases of PyTorch do so by themselves (torch/_functorch/_aot_autograd/autograd_cache.py, autocast_state). In
+    the older ones a function compiled in a region of one dtype was found there, and used, by a process in a region of
+    another.
+    """
+    details = sys.modules[_DISK_CACHE].AOTAutogradCacheDetails
+    if "autocast_state" in inspect.getsource(details):
+        return
+    original = details.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.autocast_state = {
+            device_type: torch.get_autocast_dtype(device_type)
+            for device_type in torch._C._autocast_supported_devices()
+            if torch.is_autocast_enabled(device_type)
+        }
+
+    details.__init__ = init
+
+
+def _enterable_from_outside(region_type: type) -> None:
+    """Lets a compiled function enter a region that was made outside of it.
+
+    Dynamo does so by itself from PyTorch 2.15 on; before, it knows only context managers that are made where it traces.
+    """
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.variables import builder, ctx_manager, user_defined
+
+    if hasattr(user_defined, "is_generic_ctx_manager_cls"):
+        return
+
+    def build(self: Any, value: Any) -> Any:
+        self.install_guards(GuardBuilder.TYPE_MATCH)
+        result = ctx_manager.GenericContextWrappingVariable(value, source=self.source)
+        return self.tx.output.side_effects.track_object_existing(value, result)
+
+    for trace_numpy in (False, True):
+        builder.VariableBuilder._type_dispatch_impl(trace_numpy)[region_type] = build
+
+
+class _RunAfterImport(importlib.abc.MetaPathFinder):
+    """Runs a function as soon as somebody has imported a module. Importing Dynamo ourselves would cost a second."""
+
+    def __init__(self, name: str, function: Callable[[], None]) -> None:
+        self.name = name
+        self.function = function
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            self._wrap(spec.loader)
+        return spec
+
+    def _wrap(self, loader: Any) -> None:
+        exec_module = loader.exec_module
+
+        def exec_then_run(module: ModuleType) -> None:
+            exec_module(module)
+            self.function()
+
+        loader.exec_module = exec_then_run
+
+
+_DYNAMO = "torch._dynamo"
+_DISK_CACHE = "torch._functorch._aot_autograd.autograd_cache"
+
+
+def install(*region_types: type) -> None:
+    """Makes regions traceable, now or when Dynamo is imported.
+
+    Args:
+        region_types: The classes `my_autocast` and `promotion`.
+    """
+    for name, function in (
+        (_DYNAMO, functools.partial(_teach_dynamo, *region_types)),
+        (_DISK_CACHE, _tell_disk_caches_the_dtypes),
+    ):
+        if name in sys.modules:
+            function()
+        else:
+            sys.meta_path.insert(0, _RunAfterImport(name, function))

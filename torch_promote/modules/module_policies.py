@@ -1,0 +1,299 @@
+"""Policies of modules: a module's forward runs in a region of its own, nested in the one around it.
+
+How a module gets and keeps its policy is torch_promote/modules/module_class.py; here is which modules get which.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.integrations import checkpoint as _checkpoint
+from torch_promote.modules.module_class import ModulePolicy, attach, detach, policy_class, policy_of
+
+__all__ = [
+    "format_module_policy",
+    "module_policies",
+    "print_module_policy",
+    "remove_module_policy",
+    "set_module_policy",
+]
+
+#: What names a module: a qualified name or a pattern of it, or a class.
+Key = str | type[nn.Module]
+
+#: Their forward is never called: the modules that they hold are called one by one, or their weights are read.
+_NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, NonDynamicallyQuantizableLinear)
+
+
+def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
+    """Gives modules of a model policies of their own, which hold wherever the model is called with autocast on.
+
+    The forward of such a module runs in a region nested in the one around it; so does its recomputation when it is
+    checkpointed. What is around may be a region of ours or of `torch.autocast`. Where autocast is off, the module is as
+    if it had no policy. Nested modules add to the policy of the module around them, as nested regions do.
+
+    A policy acts on calls of the module's forward. A parent that reads the weights of a module instead of calling it,
+    as `nn.MultiheadAttention` does with its `out_proj`, passes the policy by.
+
+    Weights, hooks and the state_dict are the module's, and `isinstance` holds; `type(module)` is a subclass with the
+    same name. Copies and pickles keep their policies. A module that has a policy gets the new one in its place.
+    torch.compile follows policies; torch.export takes "fp32" and "off", and raises for others; torch.jit.script, and
+    torch.fx where it would trace into the module, raise.
+
+    Args:
+        model: The model.
+        policies: Maps modules to their policies. A module is named by
+            - its qualified name, as in `model.named_modules()`; "" is the model itself;
+            - a pattern of it: `*`, `?` and `[...]` stand for what they do in file names and stay within one part of the
+              name, and `**` is any number of parts: "blocks.*.attn", "**.norm";
+            - a class, for its instances and those of subclasses.
+            A name goes before a pattern, and a pattern before a class. A policy is
+            - "fp32": floating inputs (of the device types whose autocast is on, float64 excepted; in lists, tuples and
+              dicts too) are cast to float32, and autocast is off inside;
+            - "off": autocast is off inside, and inputs are as they are (`Policy.named("off")` is the policy of that
+              name, which casts in no op and leaves autocast on);
+            - what `my_autocast` takes as `policy`: a `Policy`, the name of one or the path of a file;
+            - a mapping: what `my_autocast` takes as `overrides`.
+
+    Raises:
+        PolicyError: A key matches no module, two keys that go equally far give one module different policies, a policy
+            does not exist or is not legal, or a module cannot have one. No module has then been changed.
+
+    Example:
+        >>> from torch_promote import my_autocast
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> set_module_policy(model, {"2": "fp32", nn.Linear: {"linear": "float16"}})
+        >>> print_module_policy(model)
+        Sequential
+        |-- 0: Linear  [{linear: float16}]
+        `-- 2: Linear  [fp32]
+        2 of 4 modules have a policy.
+        >>> with my_autocast("cpu"):
+        ...     model[:1](torch.ones(1, 3)).dtype, model(torch.ones(1, 3)).dtype
+        (torch.float16, torch.float32)
+
+    Source: torch/amp/autocast_mode.py, custom_fwd with cast_inputs=torch.float32 (v2.13), for "fp32".
+    """
+    if not isinstance(policies, Mapping):
+        raise PolicyError(f"policies is a mapping of modules to policies, got {type(policies).__name__}.")
+    names = _names(model)
+    chosen: dict[nn.Module, tuple[int, Key, ModulePolicy]] = {}
+    for key, value in policies.items():
+        modules, rank = _find(names, key), _rank(key)
+        policy = _parse(key, value)
+        for module in modules:
+            known = chosen.get(module)
+            if known is not None and known[0] == rank and known[2] != policy:
+                raise PolicyError(
+                    f"{_show(names[module][0])} gets two policies, {known[2]} from {_spell(known[1])} and {policy} "
+                    f"from {_spell(key)}. Name the module itself, or change one of the two."
+                )
+            if known is None or rank < known[0]:
+                chosen[module] = (rank, key, policy)
+    for module in chosen:
+        _check_can_have_policy(module, names[module][0])
+    _checkpoint.install()
+    for module, (_, _, policy) in chosen.items():
+        attach(module, policy)
+
+
+def module_policies(model: nn.Module) -> dict[str, Any]:
+    """Returns the modules of a model that have a policy, and what it is.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Maps qualified names, in the order of `model.named_modules()`, to policies as in `set_module_policy`. Ops and
+        cast policies of a mapping are given by name. A module with several names is there under its first.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
+        >>> set_module_policy(model, {"0": "off", nn.Softmax: {torch.ops.aten.softmax: "fp16"}})
+        >>> module_policies(model)
+        {'0': 'off', '1': {'aten::softmax': 'fp16'}}
+    """
+    named = ((name, policy_of(module)) for name, module in model.named_modules())
+    return {name: policy.value for name, policy in named if policy is not None}
+
+
+def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
+    """Takes the policies of modules off; their classes are what they were before.
+
+    Args:
+        model: The model.
+        key: Which modules, as in `set_module_policy`. None: all.
+
+    Raises:
+        PolicyError: The key matches no module.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        >>> set_module_policy(model, {nn.Linear: "fp32"})
+        >>> remove_module_policy(model, "1")
+        >>> module_policies(model), type(model[1]) is nn.Linear
+        ({'0': 'fp32'}, True)
+    """
+    for module in list(model.modules()) if key is None else _find(_names(model), key):
+        detach(module)
+
+
+def print_module_policy(model: nn.Module) -> None:
+    """Prints what `format_module_policy` returns."""
+    print(format_module_policy(model))
+
+
+def format_module_policy(model: nn.Module) -> str:
+    """Returns a tree of the modules that have a policy, and of those that they are in.
+
+    Args:
+        model: The model.
+
+    Example:
+        >>> model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(3, 4), nn.ReLU()), "head": nn.Linear(4, 2)})
+        >>> set_module_policy(model, {"body.*": "off"})
+        >>> print(format_module_policy(model))
+        ModuleDict
+        `-- body: Sequential
+            |-- 0: Linear  [off]
+            `-- 1: ReLU  [off]
+        2 of 5 modules have a policy.
+    """
+    having = len(module_policies(model))
+    total = len(list(model.modules()))
+    return "\n".join([_title(model), *_branches(model), f"{having} of {total} modules have a policy."])
+
+
+def _branches(module: nn.Module) -> list[str]:
+    shown = [(name, child) for name, child in module.named_children() if any(map(policy_of, child.modules()))]
+    lines = []
+    for name, child in shown:
+        last = child is shown[-1][1]
+        lines.append(f"{'`-- ' if last else '|-- '}{name}: {_title(child)}")
+        lines += [("    " if last else "|   ") + line for line in _branches(child)]
+    return lines
+
+
+def _title(module: nn.Module) -> str:
+    policy = policy_of(module)
+    return type(module).__name__ + (f"  [{policy}]" if policy is not None else "")
+
+
+def _names(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Every module and all its names: one module may be reached in several ways."""
+    if not isinstance(model, nn.Module):
+        raise PolicyError(f"the model is an nn.Module, got {type(model).__name__}.")
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    return names
+
+
+def _rank(key: Key) -> int:
+    if not isinstance(key, str):
+        return 2
+    return 1 if _is_pattern(key) else 0
+
+
+def _is_pattern(key: str) -> bool:
+    return any(character in key for character in "*?[")
+
+
+def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
+    """Returns the modules that a key means. By pattern or class, only those that are called."""
+    if isinstance(key, str):
+        found = [module for module, own in names.items() if any(_matches(name, key) for name in own)]
+    elif isinstance(key, type) and issubclass(key, nn.Module):
+        found = [module for module in names if isinstance(module, key)]
+    else:
+        raise PolicyError(f"a module is named by a str or a class of modules, got {key!r}.")
+    called = [module for module in found if not isinstance(module, _NEVER_CALLED) and _has_forward(module)]
+    if called:
+        return called
+    if found:
+        kinds = ", ".join(sorted({type(module).__name__ for module in found}))
+        raise PolicyError(
+            f"{_spell(key)} names only modules whose forward is never called ({kinds}). Name what they hold, or what "
+            f"they are in."
+        )
+    raise PolicyError(_no_match(names, key))
+
+
+def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
+    if isinstance(key, str):
+        closest = did_you_mean(key, [name for own in names.values() for name in own])
+        hint = " In a pattern, * stays within one part of a name; ** is any number of parts." if "*" in key else ""
+        return f"no module of the model is named {key!r}.{closest}{hint}"
+    kinds = sorted({type(module).__name__ for module in names})
+    return f"no module of the model is a {key.__name__}.{did_you_mean(key.__name__, kinds)}"
+
+
+def _matches(name: str, key: str) -> bool:
+    if not _is_pattern(key):
+        return name == key
+    return bool(name) and _match_parts(name.split("."), key.split("."))
+
+
+def _match_parts(parts: list[str], patterns: list[str]) -> bool:
+    if not patterns:
+        return not parts
+    if patterns[0] == "**":
+        return any(_match_parts(parts[start:], patterns[1:]) for start in range(len(parts) + 1))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], patterns[0]) and _match_parts(parts[1:], patterns[1:])
+
+
+def _parse(key: Key, value: object) -> ModulePolicy:
+    try:
+        return ModulePolicy(value)
+    except PolicyError as error:
+        raise PolicyError(f"{_spell(key)}: {error}") from None
+
+
+def _check_can_have_policy(module: nn.Module, name: str) -> None:
+    why = None
+    if isinstance(module, torch.jit.ScriptModule):
+        why = "it is a TorchScript module, whose forward is not Python. Set policies before torch.jit.script"
+    elif isinstance(module, torch.fx.GraphModule):
+        why = "it is a graph module, which makes its class anew. Set policies before it is traced, or on its modules"
+    elif "forward" in vars(module):
+        why = "it has a forward of its own, which hides that of its class. Set policies before that is put there"
+    elif not _has_forward(module):
+        why = "it has no forward. Name the modules that are called"
+    elif _runs_in_steps(type(module).forward):
+        why = "its forward runs in steps. Decorate it with my_autocast(...), which holds in each step"
+    elif isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        why = "it is lazy, and changes its class when it is first called. Call the model once before"
+    else:
+        try:
+            policy_class(module)
+        except Exception as error:  # what the class itself does when it is extended
+            why = f"its class cannot be extended ({error})"
+    if why is not None:
+        raise PolicyError(f"{_show(name)} ({type(module).__name__}) cannot have a policy: {why}.")
+
+
+def _has_forward(module: nn.Module) -> bool:
+    own = inspect.getattr_static(type(module), "forward")  # TorchScript's cannot be asked for
+    return own is not nn.Module.forward or "forward" in vars(module)
+
+
+def _runs_in_steps(forward: Any) -> bool:
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return any(kind(forward) for kind in kinds)
+
+
+def _show(name: str) -> str:
+    return repr(name) if name else "the model"
+
+
+def _spell(key: Key) -> str:
+    return repr(key) if isinstance(key, str) else key.__name__

@@ -1,0 +1,1 @@
+"""The one door to the extension `torch_promote._C`."""

@@ -1,0 +1,65 @@
+"""Loads the compiled part, or says in one error why it cannot be."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from torch_promote.dispatch_keys import AUTOCAST_KEY
+from torch_promote.errors import ExtensionError
+
+__all__ = ["built_with", "check_extension"]
+
+_NOTE = Path(__file__).parent.with_name("_built_with.json")
+_REBUILD = (
+    "Build it again in this environment: pip install --no-build-isolation --force-reinstall --no-deps torch-promote"
+)
+
+
+def check_extension() -> None:
+    """Imports `torch_promote._C` and checks that it can be used.
+
+    Raises:
+        ExtensionError: The extension is missing, was built against another PyTorch, or another package owns the
+            dispatch key AutocastPrivateUse1.
+    """
+    built = built_with()
+    running = torch.__version__
+    if built is None:
+        raise ExtensionError(f"torch_promote._C has not been built; running torch {running}. {_REBUILD}")
+    if built != running:
+        raise ExtensionError(
+            f"torch_promote._C was built with torch {built}, but torch {running} is running. {_REBUILD}"
+        )
+    if _key_is_taken():
+        backend = torch._C._get_privateuse1_backend_name()
+        raise ExtensionError(
+            f"the dispatch key {AUTOCAST_KEY} already has kernels: the backend {backend!r} brings an autocast of its "
+            f"own. torch_promote registers its wrappers on that key, so the two cannot be used in one process. "
+            f"Import one of them."
+        )
+    try:
+        from torch_promote import _C  # noqa: F401  (loading it registers the wrappers)
+    except ImportError as error:
+        raise ExtensionError(
+            f"torch_promote._C, built with torch {built}, does not load with torch {running}: {error}. {_REBUILD}"
+        ) from error
+
+
+def _key_is_taken() -> bool:
+    if "torch_promote._C" in sys.modules:
+        return False  # by ourselves: the package was imported anew over the loaded extension
+    key = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return torch._C._dispatch_has_backend_fallback(key) or bool(has_kernel("aten::mm", AUTOCAST_KEY))
+
+
+def built_with() -> str | None:
+    """Returns the version of PyTorch that the extension was built against, or None if it has not been built."""
+    try:
+        return str(json.loads(_NOTE.read_text(encoding="utf-8"))["torch"])
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,0 +1,69 @@
+"""The cast policies: what autocast does with a call of an op."""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+
+__all__ = ["CastPolicy", "spell_policy"]
+
+
+class CastPolicy(enum.Enum):
+    """What autocast does with a call of an op. The names are PyTorch's.
+
+    Source: aten/src/ATen/autocast_mode.h, enum class CastPolicy (v2.13), for the first five.
+
+    Example:
+        >>> CastPolicy("fp32")
+        <CastPolicy.fp32: 'fp32'>
+        >>> CastPolicy("fp16") is CastPolicy.lower_precision_fp
+        True
+        >>> CastPolicy.fp32.meaning
+        'Cast every eligible argument to float32.'
+    """
+
+    _value_: str
+    #: What the policy does, in a sentence.
+    meaning: str
+
+    lower_precision_fp = (
+        "lower_precision_fp",
+        "Cast every eligible argument to the region's autocast dtype. Alias: fp16.",
+    )
+    fp32 = "fp32", "Cast every eligible argument to float32."
+    fp32_set_opt_dtype = (
+        "fp32_set_opt_dtype",
+        "Cast nothing; an optional dtype argument that the caller left out becomes float32.",
+    )
+    fp32_append_dtype = (
+        "fp32_append_dtype",
+        "Cast nothing; call the overload that takes an output dtype, with float32.",
+    )
+    promote = (
+        "promote",
+        "Cast every eligible argument to the widest dtype among the eligible tensors and tensor lists.",
+    )
+    match_self = (
+        "match_self",
+        "Of an op that writes to an argument: cast the other floating arguments to the dtype of what is written.",
+    )
+    fallthrough = "fallthrough", "Do nothing; ops inside a composite op still see autocast."
+    keep = "keep", "Cast nothing, and run the op and what is inside it with autocast off."
+    banned = "banned", "Raise: the op's results are unsafe under autocast."
+
+    def __new__(cls, value: str, meaning: str = "") -> CastPolicy:
+        """Makes a member whose value is the name alone."""
+        member = object.__new__(cls)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    @classmethod
+    def _missing_(cls, value: object) -> CastPolicy | None:
+        return cls.lower_precision_fp if value == "fp16" else None
+
+
+def spell_policy(policy: CastPolicy | torch.dtype) -> str:
+    """Returns a policy's name as people write it: `fp32`, `float64`."""
+    return policy.value if isinstance(policy, CastPolicy) else str(policy).removeprefix("torch.")

@@ -1,0 +1,140 @@
+"""Which cast policies the schema of an op allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_promote.errors import PolicyError
+from torch_promote.policy.cast_policy import CastPolicy, spell_policy
+from torch_promote.policy.op_table import Row, rows_by_name, schema_of
+
+__all__ = ["check_legal", "legal_policies", "legal_text", "why_illegal"]
+
+
+#: What is legal for every overload that takes a tensor, also for one that writes.
+_CASTING_NOTHING = (CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
+
+
+def legal_policies(op: Row | str) -> tuple[CastPolicy, ...]:
+    """Returns the cast policies that an overload's schema allows.
+
+    A floating dtype to run in is legal wherever `CastPolicy.fp32` is.
+
+    Args:
+        op: A row, or an overload's full name, such as "aten::mm.out".
+
+    Returns:
+        The policies in the order of the enum; none for an overload that does not exist or takes no tensor.
+
+    Example:
+        >>> mm = next(row for row in op_table() if row.name == "aten::mm")
+        >>> CastPolicy.fp32_set_opt_dtype in legal_policies(mm)
+        False
+        >>> [policy.value for policy in legal_policies("aten::add_.Tensor")]
+        ['match_self', 'fallthrough', 'keep', 'banned']
+    """
+    facts = _facts(op)
+    return tuple(policy for policy in CastPolicy if _why_illegal(facts, policy) is None)
+
+
+def check_legal(op: Row | str, policy: CastPolicy | torch.dtype) -> None:
+    """Makes sure that an overload may be given a policy.
+
+    Args:
+        op: A row, or an overload's full name.
+        policy: A cast policy or a floating dtype to run in.
+
+    Raises:
+        PolicyError: The policy is not legal; the text says why, and what is.
+
+    Example:
+        >>> check_legal("aten::mm", torch.float64)
+        >>> try:
+        ...     check_legal("aten::mm.out", CastPolicy.fp32)
+        ... except PolicyError as error:
+        ...     print(str(error).partition(". ")[2])
+        Legal: match_self, fallthrough, keep, banned.
+    """
+    why = why_illegal(op, policy)
+    if why is not None:
+        name = op.name if isinstance(op, Row) else op
+        raise PolicyError(f"{name} cannot use {spell_policy(policy)!r}: {why}.{legal_text(legal_policies(op))}")
+
+
+def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
+    """Returns the reason why an overload may not be given a policy, or None if it may.
+
+    Example:
+        >>> why_illegal("aten::mm", CastPolicy.match_self)
+        'it writes to no argument, so there is no dtype to match'
+    """
+    return _why_illegal(_facts(op), policy)
+
+
+def legal_text(policies: Iterable[CastPolicy]) -> str:
+    """Returns legal policies as the end of an error text.
+
+    Example:
+        >>> legal_text(legal_policies("aten::mm.out"))
+        ' Legal: match_self, fallthrough, keep, banned.'
+    """
+    names = [policy.value for policy in policies]
+    if not names:
+        return ""
+    return f" Legal: {', '.join(names)}{' or a floating dtype' if 'fp32' in names else ''}."
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What an overload's schema says about the policies that it may have."""
+
+    exists: bool = False
+    takes_tensors: bool = False
+    writes: bool = False
+    starts_with_tensor: bool = False
+    has_optional_dtype: bool = False
+    has_form_with_dtype: bool = False
+
+
+def _facts(op: Row | str) -> _Facts:
+    schema = schema_of(op)
+    if schema is None:
+        return _Facts()
+    row = op if isinstance(op, Row) else rows_by_name().get(op)
+    arguments = schema.arguments
+    return _Facts(
+        exists=True,
+        takes_tensors=any(_holds_tensors(argument.type) for argument in arguments),
+        writes=any(argument.alias_info is not None and argument.alias_info.is_write for argument in arguments),
+        starts_with_tensor=bool(arguments) and arguments[0].type.kind() == "TensorType",
+        has_optional_dtype=any(str(argument.real_type) == "Optional[ScalarType]" for argument in arguments),
+        has_form_with_dtype=row is not None and bool(row.redispatch_overload),
+    )
+
+
+def _holds_tensors(kind: Any) -> bool:
+    return kind.kind() == "TensorType" or any(map(_holds_tensors, kind.containedTypes()))
+
+
+def _why_illegal(facts: _Facts, policy: CastPolicy | torch.dtype) -> str | None:
+    if not facts.exists:
+        return f"torch {torch.__version__} has no such overload"
+    if not facts.takes_tensors:
+        return "it takes no tensor, so autocast never sees its device"
+    if policy in _CASTING_NOTHING:
+        return None
+    if policy is CastPolicy.match_self:
+        return None if facts.writes else "it writes to no argument, so there is no dtype to match"
+    if facts.writes:
+        return "it writes to an argument, and what is written to is never cast"
+    if policy is CastPolicy.fp32_set_opt_dtype:
+        if not facts.has_optional_dtype:
+            return "its schema has no optional dtype argument"
+        return None if facts.starts_with_tensor else "its first argument, which decides, is no tensor"
+    if policy is CastPolicy.fp32_append_dtype and not facts.has_form_with_dtype:
+        return "no overload of it that takes an output dtype is known for it"
+    return None

@@ -1,0 +1,172 @@
+"""Names of ops: what a user may write, and the overloads that it means."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import re
+from collections.abc import Iterable
+
+import torch
+from torch._library.custom_ops import CustomOpDef
+
+from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.policy.op_table import rows_by_name
+
+__all__ = ["exact_key", "find_op", "find_overloads", "in_order", "is_pattern", "matches", "name_op", "spell_key"]
+
+
+def find_overloads(key: object) -> tuple[str, ...]:
+    """Returns the overloads that an op's name, overload, packet or a pattern means.
+
+    Args:
+        key: "softmax", "aten::softmax", "mylib::op" or `torch.ops.aten.softmax` (every overload of the op);
+            "softmax.int", "aten::softmax.int" or `torch.ops.aten.softmax.int` (that overload); "mm.default" (the
+            overload without a name); what `torch.library.custom_op` returns; or a shell pattern ("linalg_*",
+            "aten::linalg_*", "mylib::*"), held against the op, the overload and its full name. What has no namespace
+            is in aten.
+
+    Returns:
+        Full names of overloads that the dispatcher knows, one or more, in the order of `in_order`.
+
+    Raises:
+        PolicyError: Nothing has that name, or nothing matches the pattern.
+
+    Example:
+        >>> find_overloads("mm.default"), find_overloads(torch.ops.aten.softmax.int)
+        (('aten::mm',), ('aten::softmax.int',))
+        >>> "aten::mm.out" in find_overloads("mm"), "aten::linalg_det" in find_overloads("linalg_*")
+        (True, True)
+    """
+    asked = spell_key(key)
+    name = asked if "::" in asked else f"aten::{asked}"
+    found = _find(name)
+    if not found:
+        raise PolicyError(_unknown(asked, name))
+    return in_order(found)
+
+
+def _find(name: str) -> list[str]:
+    """The overloads that a name or a pattern, both with a namespace, means."""
+    if is_pattern(name):
+        means = re.compile(fnmatch.translate(name)).match
+        every = torch._C._dispatch_get_all_op_names()
+        return [other for other in every if means(other.partition(".")[0]) or means(exact_key(other))]
+    if "." in name:
+        full = name.removesuffix(".default")
+        return [full] if _exists(full) else []
+    with_overload = f"{name}."
+    every = torch._C._dispatch_get_all_op_names()
+    return [other for other in every if other.startswith(with_overload) or other == name]
+
+
+def _exists(full_name: str) -> bool:
+    """Whether the dispatcher knows an overload."""
+    try:
+        return torch._C._dispatch_has_kernel(full_name)  # true of any op that is defined
+    except (RuntimeError, UnicodeError):  # not what a name can be
+        return False
+
+
+def _unknown(asked: str, name: str) -> str:
+    """What there is instead of a name that nothing has."""
+    every = torch._C._dispatch_get_all_op_names()
+    namespace, _, rest = name.partition("::")
+    known = {exact_key(other) for other in every if other.startswith(f"{namespace}::")}
+    if is_pattern(name):
+        what = f"the pattern {asked!r} matches no op."
+    elif "::" not in asked and _find(spelled := asked.replace(".", "::", 1)):
+        return f"no op is called {asked!r}. Write {spelled!r}."
+    elif not known:
+        namespaces = dict.fromkeys(other.partition("::")[0] for other in every)
+        close = did_you_mean(namespace, namespaces)
+        return (
+            f"no op is registered in namespace {namespace!r}. Import the library that defines {asked!r} first.{close}"
+        )
+    elif siblings := sorted(other for other in known if other.partition(".")[0] == name.partition(".")[0]):
+        return f"{name.partition('.')[0]} has no overload {rest.partition('.')[2]!r}. Legal: {', '.join(siblings)}."
+    elif exact_key(name) in {exact_key(row) for row in rows_by_name()}:
+        return f"{name} has a row in the op table, and torch {torch.__version__} has no such op."
+    else:
+        what = f"no op is called {asked!r}."
+    ops = {other.partition(".")[0].removeprefix(f"{namespace}::") for other in known}
+    close = did_you_mean(rest.partition(".")[0].strip("*?"), sorted(ops))
+    return f"{what}{close} Ops are named as in torch.ops: 'softmax', 'aten::softmax.int', 'mylib::op'."
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Sorts overloads by their full names, the rows of the op table first.
+
+    Example:
+        >>> in_order(["aten::mm.out", "aten::mm", "aten::add.Tensor", "aten::addmm"])
+        ('aten::addmm', 'aten::mm', 'aten::add.Tensor', 'aten::mm.out')
+    """
+    rows = rows_by_name()
+    return tuple(sorted(names, key=lambda name: (rows[name].index if name in rows else len(rows), name)))
+
+
+def exact_key(name: str) -> str:
+    """Returns the key that means one overload: its full name, with `default` for an overload without a name.
+
+    Example:
+        >>> exact_key("aten::mm"), exact_key("aten::softmax.int")
+        ('aten::mm.default', 'aten::softmax.int')
+    """
+    return name if "." in name else f"{name}.default"
+
+
+def spell_key(key: object) -> str:
+    """Returns the name that means the same as a key.
+
+    Example:
+        >>> spell_key(torch.ops.aten.mm), spell_key(torch.ops.aten.mm.default), spell_key("softmax")
+        ('aten::mm', 'aten::mm.default', 'softmax')
+    """
+    named = name_op(key)
+    if isinstance(named, str):
+        return named
+    if isinstance(key, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and isinstance(named, tuple):
+        op, overload = named
+        return op if overload is None else f"{op}.{overload}"
+    raise PolicyError(f"an op is named by a str, an OpOverload or an OpOverloadPacket, got {key!r}.")
+
+
+def name_op(op: object) -> object:
+    """Returns an op as something that can be pickled: a name as it is, an op as its name and that of its overload."""
+    if isinstance(op, torch._ops.OpOverload):
+        return op._schema.name, op._overloadname
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        return op._qualified_op_name, None
+    if isinstance(op, CustomOpDef):
+        return op._qualname
+    return op
+
+
+def find_op(name: object) -> object:
+    """Returns the op that `name_op` named."""
+    if not isinstance(name, tuple):
+        return name
+    qualified, overload = name
+    packet = functools.reduce(getattr, qualified.split("::"), torch.ops)
+    return packet if overload is None else getattr(packet, overload)
+
+
+def is_pattern(name: str) -> bool:
+    """Says whether a name has a wildcard in it; names of ops have none.
+
+    Example:
+        >>> is_pattern("linalg_*"), is_pattern("softmax.int")
+        (True, False)
+    """
+    return any(wildcard in name for wildcard in "*?[")
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Says whether an op is meant by a pattern: by its name, its overload or its full name.
+
+    Example:
+        >>> [matches("aten::softmax.int", pattern) for pattern in ("softmax", "softmax.*", "aten::*", "soft")]
+        [True, True, True, False]
+    """
+    overload = name.partition("::")[2]
+    return any(fnmatch.fnmatchcase(known, pattern) for known in (overload.partition(".")[0], overload, name))

@@ -1,0 +1,135 @@
+"""Overrides: the policies that a user gives to ops, checked and taken apart into overloads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.policy.cast_policy import CastPolicy, spell_policy
+from torch_promote.policy.legality import check_legal, legal_policies, legal_text, why_illegal
+from torch_promote.policy.op_names import find_overloads, in_order, spell_key
+
+__all__ = ["parse_overrides", "parse_policy", "select"]
+
+_NAMES = [*(policy.value for policy in CastPolicy), "fp16"]
+_LEGAL_VALUES = f"{', '.join(_NAMES)} or a floating dtype"
+#: How many overloads an error names for each reason.
+_SHOWN = 3
+
+
+def parse_overrides(overrides: Mapping[Any, Any]) -> tuple[tuple[str, CastPolicy | torch.dtype], ...]:
+    """Checks overrides and returns the policy of each overload that they name.
+
+    Args:
+        overrides: Maps ops, named as in `find_overloads`, to policies: the name of a cast policy, a `CastPolicy`, a
+            floating `torch.dtype` or its name. A name or a pattern that means several overloads gives the policy to
+            those for which it is legal.
+
+    Returns:
+        Pairs of an overload's full name and its policy, in the order of `in_order`.
+
+    Raises:
+        PolicyError: An op or a policy does not exist, a policy is not legal for an op, or two keys give one overload
+            different policies.
+
+    Example:
+        >>> [(name, policy.value) for name, policy in parse_overrides({"mm.out": "match_self", "mm.default": "fp16"})]
+        [('aten::mm', 'lower_precision_fp'), ('aten::mm.out', 'match_self')]
+    """
+    if not isinstance(overrides, Mapping):
+        raise PolicyError(f"overrides is a mapping of ops to policies, got {type(overrides).__name__}.")
+    chosen: dict[str, tuple[CastPolicy | torch.dtype, object]] = {}
+    for key, value in overrides.items():
+        policy, names = select(key, value)
+        for name in names:
+            known = chosen.setdefault(name, (policy, key))
+            if known[0] != policy:
+                raise PolicyError(
+                    f"{name} gets two policies, {spell_policy(known[0])!r} from {known[1]!r} and "
+                    f"{spell_policy(policy)!r} from {key!r}. Name each overload once."
+                )
+    return tuple((name, chosen[name][0]) for name in in_order(chosen))
+
+
+def select(key: object, value: object) -> tuple[CastPolicy | torch.dtype, tuple[str, ...]]:
+    """Returns a policy as it was written, and the overloads named by a key to which it can be given.
+
+    Args:
+        key: An op, named as in `find_overloads`.
+        value: A policy, written as in `parse_overrides`.
+
+    Returns:
+        The policy, and one full name or more.
+
+    Raises:
+        PolicyError: The op or the policy does not exist, or the policy is legal for none of the overloads.
+
+    Example:
+        >>> policy, overloads = select("softmax", "fp32")
+        >>> policy, "aten::softmax.int" in overloads, "aten::softmax.int_out" in overloads
+        (<CastPolicy.fp32: 'fp32'>, True, False)
+    """
+    names = find_overloads(key)
+    policy = parse_policy(value, names[0] if len(names) == 1 else repr(spell_key(key)))
+    if len(names) == 1:
+        check_legal(names[0], policy)
+        return policy, names
+    reasons = {name: why_illegal(name, policy) for name in names}
+    legal = tuple(name for name, why in reasons.items() if why is None)
+    if not legal:
+        raise PolicyError(_illegal_for_all(spell_key(key), policy, reasons))
+    return policy, legal
+
+
+def _illegal_for_all(key: str, policy: CastPolicy | torch.dtype, reasons: Mapping[str, str | None]) -> str:
+    by_reason: dict[str | None, list[str]] = {}
+    for name, why in reasons.items():
+        by_reason.setdefault(why, []).append(name)
+    text = "; ".join(f"{why} ({_some(names)})" for why, names in by_reason.items())
+    legal = {policy for name in reasons for policy in legal_policies(name)}
+    for_some = legal_text(policy for policy in CastPolicy if policy in legal).replace(" Legal:", " Legal for some:")
+    return f"none of the {len(reasons)} overloads of {key!r} can use {spell_policy(policy)!r}: {text}.{for_some}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def parse_policy(value: object, op: str) -> CastPolicy | torch.dtype:
+    """Returns the policy that a value means.
+
+    Args:
+        value: A `CastPolicy` or its name, a floating `torch.dtype` or its name.
+        op: What is to get it, for errors.
+
+    Raises:
+        PolicyError: It is none of these.
+
+    Example:
+        >>> parse_policy("fp16", "mm"), parse_policy("torch.bfloat16", "mm")
+        (<CastPolicy.lower_precision_fp: 'lower_precision_fp'>, torch.bfloat16)
+    """
+    if isinstance(value, CastPolicy):
+        return value
+    if isinstance(value, torch.dtype):
+        if value.is_floating_point:
+            return value
+        raise PolicyError(
+            f"{op}: {value} is not a floating dtype, so nothing can be run in it. Legal: {_LEGAL_VALUES}."
+        )
+    if not isinstance(value, str):
+        raise PolicyError(
+            f"{op}: a policy is a str, a CastPolicy or a torch.dtype, got {value!r}. Legal: {_LEGAL_VALUES}."
+        )
+    try:
+        return CastPolicy(value)
+    except ValueError:
+        pass
+    dtype = getattr(torch, value.removeprefix("torch."), None)
+    if isinstance(dtype, torch.dtype):
+        return parse_policy(dtype, op)
+    raise PolicyError(f"{op}: no cast policy is called {value!r}.{did_you_mean(value, _NAMES)} Legal: {_LEGAL_VALUES}.")

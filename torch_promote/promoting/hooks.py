@@ -1,0 +1,190 @@
+"""Promotion rules in the extension: their tables are handed over, and what tables cannot say is answered here."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_promote import _C
+from torch_promote.errors import PromotionRuleError, PromotionWriteError
+from torch_promote.integrations import checkpoint as _checkpoint
+from torch_promote.promoting import lint as promotion_lint
+from torch_promote.promoting.ops import promoting_ops
+from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name
+from torch_promote.reference.dtypes import kind as kind_of_dtype
+from torch_promote.reference.promotion.states import Operand
+from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
+from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, describe
+
+__all__ = ["matmul_of", "promotion_change", "rule_of"]
+
+_CODES = {dtype: _C.scalar_type(dtype) for dtype in ALL_DTYPES}
+
+#: What an op that writes may do under a rule. "same_kind": write a dtype to any of no lower kind (bool, integer,
+#: floating, complex); "numpy_same_kind": unsigned integers are a lower kind than signed ones; "safe": write to what the
+#: two promote to; "no": write nothing to another dtype. Rules that are not named have "same_kind".
+_CASTING = {"numpy": "numpy_same_kind", "array_api": "safe", "strict": "no"}
+
+
+class _Known(NamedTuple):
+    """A rule in the extension.
+
+    Attributes:
+        rule: The rule.
+        mode: What is done with promotions that the lint finds, 0 for nothing.
+        matmul: Whether it is for matrix products too.
+    """
+
+    rule: PromotionRule
+    mode: int
+    matmul: bool
+
+
+#: By the number in the extension.
+_known: dict[int, _Known] = {}
+
+#: The number by the rule's address and the options; the rules are kept, so addresses are not used again.
+_numbers: dict[tuple[int, bool, int, int], tuple[int, PromotionRule]] = {}
+
+
+def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -> int:
+    """Returns the number of the change of policy that puts a rule in force, and registers what it needs.
+
+    Args:
+        rule: The rule.
+        matmul: Whether it is for matrix products too.
+        kinds: The kinds of promotion that the lint looks for, as bits; 0 for none.
+        mode: What is done with them.
+    """
+    key = (id(rule), matmul, kinds, mode)
+    if key not in _numbers:
+        _register_ops()
+        _checkpoint.install()
+        _numbers[key] = (_register(rule, matmul, kinds, mode), rule)
+    return _C.register_promotion_change(_numbers[key][0])
+
+
+def rule_of(number: int) -> PromotionRule:
+    """Returns the rule with a number in the extension, for the default dtype of this moment."""
+    return _known[number].rule.under(torch.get_default_dtype())
+
+
+def matmul_of(number: int) -> bool:
+    """Returns whether the rule with a number in the extension is for matrix products too."""
+    return _known[number].matmul
+
+
+@functools.cache
+def _register_ops() -> None:
+    _C.set_promotion_hooks(_Hooks())
+    for op in promoting_ops():
+        name, _, overload = op.name.partition(".")
+        participants = sum(1 << place for place in op.participants)
+        _C.register_promoting_op(
+            name, overload, op.functional, participants, op.computes, op.rounding_mode, op.each, op.matmul, op.refuses
+        )
+
+
+def _register(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -> int:
+    default_dtype = torch.get_default_dtype()
+    options = _C.PromotionOptions(
+        rule.zero_dim_is_weak,
+        rule.associative,
+        rule.under(default_dtype) is promotion_rule("torch", default_dtype=default_dtype),
+        matmul,
+        kinds,
+        mode,
+    )
+    number = _C.register_promotion(rule.name, options, _CODES[default_dtype], _tables(rule.under(default_dtype)))
+    _known[number] = _Known(rule, mode, matmul)
+    return number
+
+
+def _tables(rule: PromotionRule) -> _C.PromotionTables:
+    pairs = list(itertools.product(ALL_DTYPES, ALL_DTYPES))
+    tables = (
+        _coded((a, b, rule.of_pair(a, b)) for a, b in pairs),
+        [
+            (index, _CODES[dtype], _code(rule.of_number(number, dtype)))
+            for index, number in enumerate(NUMBER_TYPES)
+            for dtype in ALL_DTYPES
+        ],
+        _coded((dtype, rule.of_float(dtype)) for dtype in ALL_DTYPES),
+        _coded((a, b, rule.zero_dims.get((a, b), a if a is b else None)) for a, b in pairs),
+        _coded((a, b) for a, b in pairs if _may_write(rule, a, b)),
+    )
+    content = hashlib.blake2b(repr(tables).encode(), digest_size=8).digest()
+    return _C.PromotionTables(*tables, int.from_bytes(content))
+
+
+def _code(dtype: torch.dtype | None) -> int:
+    return -1 if dtype is None else _CODES[dtype]
+
+
+def _coded(rows: Iterable[tuple[torch.dtype | None, ...]]) -> list[Any]:
+    return [tuple(map(_code, row)) for row in rows]
+
+
+def _may_write(rule: PromotionRule, computed: torch.dtype, written: torch.dtype) -> bool:
+    casting = _CASTING.get(rule.name, "same_kind")
+    if computed is written:
+        return True
+    if casting == "no":
+        return False
+    if casting == "safe":
+        return rule.of_pair(computed, written) is written
+    return _kind(computed, casting) <= _kind(written, casting)
+
+
+def _kind(dtype: torch.dtype, casting: str) -> tuple[int, bool]:
+    split = casting == "numpy_same_kind" and kind_of_dtype(dtype) is Kind.INTEGRAL
+    return int(kind_of_dtype(dtype)), split and dtype.is_signed
+
+
+class _Hooks:
+    """What the extension asks; csrc/python/promotion_hooks.h."""
+
+    def put_tables(self, number: int, default_dtype: torch.dtype) -> None:
+        rule = _known[number].rule.under(default_dtype)
+        _C.put_promotion_tables(number, _CODES[default_dtype], _tables(rule))
+
+    def common(self, number: int, dtypes: Sequence[torch.dtype]) -> int:
+        try:
+            return _CODES[rule_of(number).common(dtypes)]
+        except PromotionRuleError:
+            return -1
+
+    def refuse_operands(self, number: int, op: str, operands: Sequence[Any], floats: bool) -> None:
+        rule_of(number).common(map(_operand, operands), op, floats)
+
+    def refuse_to_write(
+        self, number: int, op: str, operands: Sequence[Any], computed: torch.dtype, written: torch.dtype
+    ) -> None:
+        raise PromotionWriteError(
+            _known[number].rule.name,
+            map(describe, map(_operand, operands)),
+            f"it computes in {dtype_name(computed)}, which the rule does not write to {dtype_name(written)}",
+            f"Write to a {dtype_name(computed)} tensor, or cast the result of the op that does not write: "
+            f".to({written}).",
+            op,
+        )
+
+    def report(
+        self, number: int, region: int, op: str, operands: Sequence[Any], result: torch.dtype, kind: int
+    ) -> None:
+        known = _known[number]
+        words = tuple(describe(_operand(operand)) for operand in operands)
+        event = {"op": op, "operands": words, "result": result, "rule": known.rule.name}
+        promotion_lint.report(known.mode, region, kind, event)
+
+
+def _operand(described: tuple[torch.dtype, tuple[int, ...], int, int | None]) -> Operand | int:
+    dtype, sizes, number, value = described
+    if value is not None:
+        return value
+    return Operand(dtype, sizes, wrapped=number >= 0)

@@ -1,0 +1,182 @@
+"""`promotion`: a promotion rule of one's choice, on the dispatch key of `my_autocast`.
+
+The state is in the extension, as that of `my_autocast` is (csrc/region/region.cpp); the rules are data
+(torch_promote.reference.promotion_rules), loaded when the first region is made.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_promote import _C
+from torch_promote.errors import DecoratorError, OptionError, RegionError
+from torch_promote.integrations.asyncio_tasks import guard_tasks
+from torch_promote.integrations.export import record_enter, record_exit
+from torch_promote.promoting import lint as promotion_lint
+from torch_promote.promoting.lint import Lint, PromotionEvent, check_handler, kinds_of
+from torch_promote.regions.decorate import decorate
+
+if TYPE_CHECKING:
+    from torch_promote.reference.promotion_rules import PromotionRule
+
+__all__ = ["promotion"]
+
+# The layout of a packed spec; csrc/region/region_spec.h, RegionSpec, reads it. No device is named.
+_KEEPS_CACHE = 1 << 35
+_CALL = "a callable"
+_MODES = {"warn": promotion_lint.WARN, "raise": promotion_lint.RAISE, _CALL: promotion_lint.CALL}
+
+
+class promotion:  # noqa: N801 (a context manager, as my_autocast)
+    """Has ops promote their operands by a rule of one's choice.
+
+    In the region an op on operands of several dtypes computes in the common dtype that the rule gives them, and has
+    their values as if they had been cast by hand; gradients come back in the operands' own dtypes. Regions can be
+    nested, in each other and in `my_autocast`, in either order: the innermost rule counts. Autocast has its turn first,
+    and the rule sees what autocast leaves.
+
+    A rule acts on the ops that are called in the region: elementwise ops of two and three operands, comparisons,
+    `where`, `cat` and `stack`, their in-place, out= and foreach versions, and, in what they make of integers, ops that
+    compute in floating point. It does not act inside these ops, nor in a backward.
+
+    Use it as a context manager or as a decorator, as `my_autocast`.
+
+    Args:
+        rule: "torch" (what PyTorch does), "jax", "numpy", "array_api", "strict", or a rule of one's own.
+        on_promotion: What is done where an operand is promoted silently: "warn", "raise", or a callable that gets a
+            `PromotionEvent`. A line of Python is told of once for each `promotion` object, and raises each time.
+        matmul: Whether the rule is for matrix products too, which PyTorch does not promote.
+        kinds: Which kinds of promotion `on_promotion` is for: one or several of "0-dim precision loss",
+            "int overflow by wrapping scalar", "int to low-precision float", "up to float64" and "any" (each a
+            `PromotionKind`). None: all.
+
+    Raises:
+        OptionError: There is no such rule or kind, or on_promotion is none of what it can be. It is a ValueError.
+
+    Example:
+        >>> half, brain = torch.ones(3, dtype=torch.float16), torch.ones(3, dtype=torch.bfloat16)
+        >>> ints = torch.ones(3, dtype=torch.int64)
+        >>> with promotion("jax"):
+        ...     (half + brain).dtype, (half + ints).dtype
+        (torch.float32, torch.float16)
+        >>> events = []
+        >>> with promotion("torch", on_promotion=events.append, kinds="int to low-precision float"):
+        ...     y = half + ints
+        >>> events[0].op, events[0].result
+        ('aten::add.Tensor', torch.float16)
+    """
+
+    __slots__ = ("__weakref__", "_arguments", "_lint", "_spec")
+
+    def __init__(
+        self,
+        rule: str | PromotionRule,
+        on_promotion: str | Callable[[PromotionEvent], object] | None = None,
+        *,
+        matmul: bool = False,
+        kinds: str | Iterable[str] | None = None,
+    ) -> None:
+        if kinds is not None and not isinstance(kinds, str):
+            kinds = tuple(kinds) if isinstance(kinds, Iterable) else kinds
+        handler = on_promotion if callable(on_promotion) else None
+        if handler is not None and torch.compiler.is_dynamo_compiling():
+            raise OptionError(
+                "in a compiled function, on_promotion is 'warn', 'raise' or None, since its ops are looked at while "
+                "it is compiled, and not afterwards. Open the region outside of the function, or do not compile it."
+            )
+        if handler is not None:
+            check_handler(handler)
+        mode = on_promotion if handler is None else _CALL
+        self._spec = f"{_change_of(rule, mode, matmul, kinds):06x}{_KEEPS_CACHE:010x}"
+        self._arguments = (rule, on_promotion, matmul, kinds)
+        self._lint = None
+        if on_promotion is not None and not torch.compiler.is_dynamo_compiling():
+            self._lint = Lint(handler)
+            promotion_lint.lints[id(self)] = self._lint
+
+    def __enter__(self) -> promotion:
+        notes = _C.enter_region(self, self._spec)
+        if notes:
+            self._look_around(notes)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        notes = _C.exit_region(self)
+        if notes:
+            if notes < 0:
+                if kind is GeneratorExit:
+                    return  # a body that is closed between two of its steps, when its regions were off the thread
+                raise RegionError(
+                    f"{self!r} is not open in this thread, so it cannot be ended here. A region belongs to the thread "
+                    f"that entered it; enter one in each thread."
+                )
+            record_exit(self._spec)
+
+    def __call__(self, func: Any) -> Any:
+        """Decorates a callable; see the class."""
+        if not callable(func):
+            raise DecoratorError(
+                f"promotion(...) decorates a callable, got {type(func).__name__}. Decorate a function, or use it as a "
+                f"context manager: `with promotion(...):`."
+            )
+        return decorate(self, self._spec, func)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rule, on_promotion, matmul, kinds = self._arguments
+        return functools.partial(promotion, matmul=matmul, kinds=kinds), (rule, on_promotion)
+
+    def __repr__(self) -> str:
+        rule, on_promotion, matmul, kinds = self._arguments
+        parts = [repr(rule) if isinstance(rule, str) else f"<rule {rule.name!r}>"]
+        parts += [f"on_promotion={on_promotion!r}"] if on_promotion is not None else []
+        parts += ["matmul=True"] if matmul else []
+        parts += [f"kinds={kinds!r}"] if kinds is not None else []
+        return f"promotion({', '.join(parts)})"
+
+    def _look_around(self, notes: int) -> None:
+        if notes & _C.RUNNING_LOOP:
+            guard_tasks()
+        if notes & _C.TORCH_FUNCTION_MODE:
+            try:
+                record_enter(self._spec)
+            except BaseException:
+                _C.exit_region(self)
+                raise
+
+
+def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> int:
+    """Returns the number of the change of policy that is asked for."""
+    if not isinstance(matmul, bool):
+        raise OptionError(f"matmul is True or False, got {matmul!r} of type {type(matmul).__name__}.")
+    if on_promotion is None:
+        mode, bits = 0, 0
+        if kinds is not None:
+            raise OptionError(
+                f"kinds={kinds!r} says which promotions on_promotion is for, and there is no on_promotion. Give "
+                f"on_promotion='warn', 'raise' or a callable."
+            )
+    elif isinstance(on_promotion, str) and on_promotion in _MODES:
+        mode, bits = _MODES[on_promotion], kinds_of("any" if kinds is None else kinds)
+    else:
+        raise OptionError(
+            f"on_promotion is 'warn', 'raise', None or a callable that takes one PromotionEvent, got {on_promotion!r}."
+        )
+    from torch_promote.promoting.hooks import promotion_change
+    from torch_promote.reference.promotion_rules import promotion_rule
+
+    return promotion_change(_rule_of(rule, promotion_rule), matmul, bits, mode)
+
+
+# Dynamo calls it while it traces, and keeps the number.
+_change_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _rule_of(rule: Any, promotion_rule: Callable[[Any], PromotionRule]) -> PromotionRule:
+    return promotion_rule(rule)

@@ -1,0 +1,1 @@
+"""What autocast does with a call: the plan, the state, the arguments."""

@@ -1,0 +1,290 @@
+"""What autocast does with one call of an op: which policy applies, what is cast to what, which overload runs.
+
+The op table, `op_policies.def`, is data and shared with the rest of the package. Everything else is said here anew,
+from what autocast is meant to do, so that it can be held against what runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import Row, op_table
+from torch_promote.reference.autocast.arguments import candidates, devices_of, written_tensors
+from torch_promote.reference.autocast.state import TURNS, AutocastState, DeviceAutocast
+from torch_promote.reference.dtypes import dtype_name, is_floating
+from torch_promote.reference.ops.call import Call
+from torch_promote.reference.ops.registered import is_registered
+
+__all__ = ["AutocastPlan", "AutocastState", "Cast", "DeviceAutocast", "autocast_plan"]
+
+#: The dispatch keys that PyTorch registers its autocast kernels on.
+_STOCK_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """One cast of an argument.
+
+    Attributes:
+        argument: The argument's name, with an index or a key for what is inside of it: `mat2`, `tensors[1]`.
+        from_: The dtype that it has.
+        to: The dtype that the op gets it in.
+        cacheable: Whether a cache keeps the cast for the next use: of a float32 leaf that requires grad and is no view.
+        served: Whether no cast is made, because the cache has it: from before, or from an earlier argument of this
+            call that is the same weight.
+
+    Example:
+        >>> str(Cast("mat2", torch.float32, torch.bfloat16, cacheable=True, served=True))
+        'mat2: float32 -> bfloat16, from the cache'
+    """
+
+    argument: str
+    from_: torch.dtype
+    to: torch.dtype
+    cacheable: bool
+    served: bool = False
+
+    def __str__(self) -> str:
+        cached = ", from the cache" if self.served else ", cached" if self.cacheable else ""
+        return f"{self.argument}: {dtype_name(self.from_)} -> {dtype_name(self.to)}{cached}"
+
+
+@dataclass(frozen=True, slots=True)
+class AutocastPlan:
+    """What autocast does with a call.
+
+    Attributes:
+        policy: The policy that applies, a dtype for "run in this dtype"; None where no policy does.
+        device: The device type whose policy it is; None where no policy applies.
+        casts: The casts, in the order of the arguments.
+        runs: The overload that runs, such as `aten::mm`.
+        dtype_arguments: Keyword arguments that autocast adds or changes, by name.
+        error: Why autocast refuses the call; None where it does not.
+        then: The plan of the other device type, for a call with tensors of both; its turn comes after.
+        left_to_stock: Whether PyTorch has an autocast kernel for the op on a device on which the table has no policy: a
+            newer PyTorch's, or a library's, and nothing overrides it. What it does is not known here, and the rest of
+            the plan is empty.
+
+    Example:
+        >>> softmax = torch.ops.aten.softmax.int
+        >>> plan = autocast_plan(softmax, (torch.ones(2), 0), {}, AutocastState.region("cpu"))
+        >>> plan.policy, plan.casts, plan.runs
+        (None, (), 'aten::softmax.int')
+    """
+
+    policy: CastPolicy | torch.dtype | None
+    device: str | None
+    casts: tuple[Cast, ...]
+    runs: str
+    dtype_arguments: Mapping[str, torch.dtype] = field(default_factory=lambda: MappingProxyType({}))
+    error: str | None = None
+    then: AutocastPlan | None = None
+    left_to_stock: bool = False
+
+    def all_casts(self) -> tuple[Cast, ...]:
+        """The casts of this plan and of the one that follows it.
+
+        Example:
+            >>> plan = autocast_plan(torch.ops.aten.mm.default, [torch.ones(1, 1)] * 2, {}, AutocastState.region("cpu"))
+            >>> [cast.argument for cast in plan.all_casts()]
+            ['self', 'mat2']
+        """
+        return self.casts if self.then is None else self.casts + self.then.all_casts()
+
+
+def autocast_plan(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None, state: AutocastState
+) -> AutocastPlan:
+    """Says what autocast does with a call of an op.
+
+    Args:
+        op: An overload, such as `torch.ops.aten.mm.default`.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        state: The state that the call finds.
+
+    Returns:
+        The plan. An op without a policy has one without casts. Whether a policy is legal for an op is not asked.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2, 2))
+        >>> plan = autocast_plan(torch.ops.aten.mm.default, (torch.ones(2, 2), weight), {}, AutocastState.region("cpu"))
+        >>> plan.policy.value, [str(cast) for cast in plan.casts]
+        ('lower_precision_fp', ['self: float32 -> bfloat16', 'mat2: float32 -> bfloat16, cached'])
+        >>> state = replace(AutocastState.region("cpu"), cached=((weight, torch.bfloat16),))
+        >>> print(autocast_plan(torch.ops.aten.mm.default, (torch.ones(2, 2), weight), {}, state).casts[1])
+        mat2: float32 -> bfloat16, from the cache
+
+    The join of `promote`, overrides and the policies beyond PyTorch's own are this package's.
+
+    Source: aten/src/ATen/autocast_mode.h, WrapFunction_ (v2.13).
+    """
+    call = Call.of(op, args, kwargs or {}, torch.get_default_dtype())
+    name = call.signature.name
+    present = devices_of(call)
+    for device in TURNS:
+        here = state.devices.get(device)
+        if here is None or not here.enabled or device not in present:
+            continue
+        policy = _policy(name, device, state)
+        if policy is CastPolicy.fallthrough:
+            if state.override(name, device) is None and _has_stock_kernel(name, device):
+                return AutocastPlan(None, None, (), name, left_to_stock=True)
+            continue
+        plan = _plan(call, name, device, policy, state)
+        if plan.error is not None or plan.runs != name:
+            return plan
+        off = {**state.devices, device: DeviceAutocast(False, here.dtype)}
+        then = autocast_plan(op, args, kwargs, replace(state, devices=off))
+        return plan if then.policy is None else replace(plan, then=then)
+    return AutocastPlan(None, None, (), name)
+
+
+def _plan(call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, state: AutocastState) -> AutocastPlan:
+    """One device's turn."""
+    first = next(iter(call.values()), None)
+    first_eligible = isinstance(first, torch.Tensor) and _eligible(first, device)
+    if policy is CastPolicy.banned:
+        return AutocastPlan(policy, device, (), name, error=f"{name} is banned under autocast on {device}.")
+    if policy is CastPolicy.fp32_set_opt_dtype:
+        absent = [a.name for a in call.signature.arguments if a.type == "Optional[ScalarType]" and call[a.name] is None]
+        chosen = dict.fromkeys(absent if first_eligible else (), torch.float32)
+        return AutocastPlan(policy, device, (), name, MappingProxyType(chosen))
+    if policy is CastPolicy.fp32_append_dtype and isinstance(first, torch.Tensor):
+        dtype = torch.float32 if first_eligible else first.dtype
+        return AutocastPlan(policy, device, (), _with_dtype(name), MappingProxyType({"dtype": dtype}))
+    to = _target(call, device, policy, state.devices[device].dtype)
+    with_doubles = policy is CastPolicy.match_self
+    casts = () if to is None else tuple(_casts(call, device, to, state, with_doubles))
+    return AutocastPlan(policy, device, casts, name)
+
+
+def _casts(call: Call, device: str, to: torch.dtype, state: AutocastState, with_doubles: bool) -> Iterator[Cast]:
+    """The casts of one device's tensors. Which of two arguments that are one weight comes first makes no difference."""
+    held = [weight for weight, dtype in state.cached if dtype is to]
+    for path, tensor, _ in candidates(call, in_table=call.signature.name in _rows()):
+        if tensor.dtype is to or not _eligible(tensor, device, with_doubles):
+            continue
+        cacheable = state.cache_enabled and (
+            (not state.inference_mode and _is_weight(tensor))
+            or (state.keeps_more and _gives_own_results(call.signature.name) and _is_known_weight(tensor))
+        )
+        yield Cast(path, tensor.dtype, to, cacheable, cacheable and any(_is_same(weight, tensor) for weight in held))
+        held.append(tensor)
+
+
+def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: torch.dtype) -> torch.dtype | None:
+    """The dtype that eligible arguments are cast to; None where a policy casts none."""
+    if isinstance(policy, torch.dtype):
+        return policy
+    if policy is CastPolicy.lower_precision_fp:
+        return lower
+    if policy is CastPolicy.fp32:
+        return torch.float32
+    if policy is CastPolicy.promote:
+        return _join(call, device)
+    if policy is CastPolicy.match_self:
+        written = next(written_tensors(call), None)
+        return written.dtype if written is not None and _eligible(written, device, with_doubles=True) else None
+    return None
+
+
+def _join(call: Call, device: str) -> torch.dtype | None:
+    """Dtypes that are alike stay as they are; any mixture is float32. Optional tensors are cast, but not asked."""
+    found = candidates(call, in_table=call.signature.name in _rows())
+    dtypes = {tensor.dtype for _, tensor, asked in found if asked and _eligible(tensor, device)}
+    return None if not dtypes else dtypes.pop() if len(dtypes) == 1 else torch.float32
+
+
+def _eligible(tensor: torch.Tensor, device: str, with_doubles: bool = False) -> bool:
+    """Floating, no double unless asked, on the device. Source: aten/src/ATen/autocast_mode.h, is_eligible (v2.13)."""
+    double = tensor.dtype is torch.float64
+    return is_floating(tensor.dtype) and (with_doubles or not double) and tensor.device.type in TURNS[device]
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """Whether a cast of it may be cached.
+
+    Left out: PyTorch caches no cast of what a CUDA graph holds. And it asks whether inference mode is on, not whether
+    the tensor was made in it, of which this package keeps nothing: such a tensor does not tell whether it has changed.
+
+    Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13).
+    """
+    return (
+        tensor.dtype is torch.float32
+        and tensor.requires_grad
+        and tensor.is_leaf
+        and not tensor._is_view()
+        and not tensor.is_inference()
+    )
+
+
+def _is_same(weight: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether two are one, or views of one that show the same part of it: the tensor of a view lives for one use."""
+    if weight is tensor:
+        return True
+    views = weight._is_view() and tensor._is_view() and weight._base is tensor._base
+    return views and (weight.storage_offset(), weight.shape, weight.stride()) == (
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+    )
+
+
+def _is_known_weight(tensor: torch.Tensor) -> bool:
+    """Whether its casts are kept where more are kept than PyTorch keeps: of plain weights, and of views of them."""
+    owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+    plain = (
+        type(tensor).__name__ in ("Tensor", _PARAMETER)
+        and tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+    )
+    weight = owner.is_leaf and (owner.requires_grad or any(kind.__name__ == _PARAMETER for kind in type(owner).__mro__))
+    return plain and weight and not tensor.is_inference()
+
+
+_PARAMETER = "Parameter"
+
+
+def _gives_own_results(name: str) -> bool:
+    """Whether the op is known to return no argument of its, nor a view of one, that its caller may write to."""
+    return name in _rows() and name not in ("aten::einsum", "aten::chain_matmul", "aten::view_as_complex")
+
+
+@functools.cache
+def _rows() -> Mapping[str, Row]:
+    return {row.name: row for row in op_table()}
+
+
+_in_aten = functools.cache(is_registered)
+
+
+def _has_stock_kernel(name: str, device: str) -> bool:
+    """Whether PyTorch's own autocast does something with an op. Libraries may register theirs at any time."""
+    return (_in_aten if name.startswith("aten::") else is_registered)(name, _STOCK_KEYS[device])
+
+
+@functools.cache
+def _policy_of_row(name: str, device: str) -> CastPolicy:
+    """The table's policy, if the running PyTorch registers the op for the device."""
+    row = _rows().get(name)
+    if row is None or not _has_stock_kernel(name, device):
+        return CastPolicy.fallthrough
+    return row.policy(device)
+
+
+def _policy(name: str, device: str, state: AutocastState) -> CastPolicy | torch.dtype:
+    return state.override(name, device) or _policy_of_row(name, device)
+
+
+def _with_dtype(name: str) -> str:
+    """The overload that fp32_append_dtype calls in place of another."""
+    row = _rows()[name]
+    return f"aten::{row.op}.{row.redispatch_overload}"

@@ -1,0 +1,181 @@
+"""Python's operators on tensors: which TensorIterator each is, which dtypes the CPU computes it in, what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from torch_promote.reference.dtypes import TYPECODES, Family, Kind, dtype_name, family, kind
+from torch_promote.reference.promotion.states import Number, Operand
+from torch_promote.reference.promotion.table import PromotionError
+
+__all__ = ["OPERATORS", "Operator", "refuse", "wrapped_value"]
+
+_REAL_NUMBERS = "u1 i1 i2 i4 i8 bf f2 f4 f8"
+_INTEGERS = "b1 u1 i1 i2 i4 i8 unsigned"
+
+
+class Operator(NamedTuple):
+    """An operator between tensors.
+
+    Attributes:
+        op: The op that PyTorch runs.
+        preset: Its TensorIterator configuration, a name in `PRESETS`.
+        kernels: The dtypes that its CPU kernel knows: typecodes, or `unsigned` (uint16, uint32, uint64), `float8`,
+            `float4`.
+
+    Example:
+        >>> OPERATORS["/"].op, OPERATORS["/"].preset
+        ('true_divide', 'binary_float')
+    """
+
+    op: str
+    preset: str
+    kernels: str
+
+
+#: Symbol to operator. The dtypes are those that the kernels in PyTorch's aten/src/ATen/native/cpu dispatch over.
+OPERATORS: dict[str, Operator] = {
+    "+": Operator("add", "binary", f"b1 {_REAL_NUMBERS} c2 c4 c8"),
+    "-": Operator("sub", "binary", f"{_REAL_NUMBERS} c2 c4 c8"),
+    "*": Operator("mul", "binary", f"b1 {_REAL_NUMBERS} c2 c4 c8 unsigned float8"),
+    "/": Operator("true_divide", "binary_float", "bf f2 f4 f8 c4 c8"),
+    "//": Operator("floor_divide", "binary", _REAL_NUMBERS),
+    "%": Operator("remainder", "binary", _REAL_NUMBERS),
+    "**": Operator("pow", "binary", f"{_REAL_NUMBERS} c4 c8"),
+    "&": Operator("bitwise_and", "binary", _INTEGERS),
+    "|": Operator("bitwise_or", "binary", _INTEGERS),
+    "^": Operator("bitwise_xor", "binary", _INTEGERS),
+    "<": Operator("lt", "comparison", f"b1 {_REAL_NUMBERS}"),
+    "<=": Operator("le", "comparison", f"b1 {_REAL_NUMBERS}"),
+    ">": Operator("gt", "comparison", f"b1 {_REAL_NUMBERS}"),
+    ">=": Operator("ge", "comparison", f"b1 {_REAL_NUMBERS}"),
+    "==": Operator("eq", "comparison", f"b1 {_REAL_NUMBERS} c2 c4 c8 bc unsigned float8 float4"),
+    "!=": Operator("ne", "comparison", f"b1 {_REAL_NUMBERS} c2 c4 c8 bc unsigned float8 float4"),
+}
+
+
+def _has_kernel(operator: Operator, dtype: torch.dtype) -> bool:
+    known = operator.kernels.split()
+    if dtype in (TYPECODES.get(code) for code in known):
+        return True
+    if dtype_name(dtype) in ("uint16", "uint32", "uint64"):
+        return "unsigned" in known
+    return family(dtype) in (Family.FLOAT8, Family.FLOAT4) and family(dtype).value in known
+
+
+def wrapped_value(number: Number, dtype: torch.dtype) -> Number:
+    """Returns what a Python number becomes in the dtype that an op computes in: an integer wraps around.
+
+    Args:
+        number: The number.
+        dtype: The dtype.
+
+    Returns:
+        The number itself, unless both it and the dtype are integers and it does not fit.
+
+    Example:
+        >>> wrapped_value(1000, torch.uint8), wrapped_value(200, torch.int8), wrapped_value(1000, torch.float32)
+        (232, -56, 1000)
+
+    Source: c10/util/TypeCast.h, convert (v2.13).
+    """
+    if kind(dtype) is not Kind.INTEGRAL or not isinstance(number, int):
+        return number
+    info = torch.iinfo(dtype)
+    return (int(number) - info.min) % (info.max - info.min + 1) + info.min
+
+
+#: Why an operator refuses operands, besides promotion: asked in this order, the first answer counts.
+_Check = Callable[[str, tuple[Operand, ...], tuple["Number | None", ...], torch.dtype], str | None]
+
+
+def _bool_minus(
+    symbol: str, operands: tuple[Operand, ...], numbers: tuple[Number | None, ...], dtype: torch.dtype
+) -> str | None:
+    """Source: aten/src/ATen/native/BinaryOps.h, sub_check (v2.13)."""
+    if symbol == "-" and any(operand.dtype is torch.bool for operand in operands):
+        return "subtraction with a bool is not defined; use ^, or logical_not for 1 - x."
+    return None
+
+
+def _negative_power(
+    symbol: str, operands: tuple[Operand, ...], numbers: tuple[Number | None, ...], dtype: torch.dtype
+) -> str | None:
+    """Source: aten/src/ATen/native/Pow.cpp, TORCH_META_FUNC2(pow, Tensor_Scalar) (v2.13)."""
+    exponent = numbers[1]
+    integral = kind(operands[0].dtype) in (Kind.INTEGRAL, Kind.BOOL) and numbers[0] is None
+    if symbol == "**" and integral and isinstance(exponent, int) and exponent < 0:
+        return "an integer cannot be raised to a negative integer power; make the base floating."
+    return None
+
+
+def _large_exponent(
+    symbol: str, operands: tuple[Operand, ...], numbers: tuple[Number | None, ...], dtype: torch.dtype
+) -> str | None:
+    exponent = numbers[1]
+    if symbol != "**" or exponent is None:
+        return None
+    if wrapped_value(exponent, dtype) != exponent:
+        return f"the exponent {exponent} does not fit {dtype_name(dtype)}, and an exponent is not wrapped around."
+    if dtype is torch.float16 and isinstance(exponent, int | float) and abs(exponent) > torch.finfo(dtype).max:
+        return f"the exponent {exponent} does not fit {dtype_name(dtype)}."
+    return None
+
+
+def _zero_divisor(
+    symbol: str, operands: tuple[Operand, ...], numbers: tuple[Number | None, ...], dtype: torch.dtype
+) -> str | None:
+    """Source: aten/src/ATen/native/cpu/BinaryOpsKernel.cpp, div_floor_kernel (v2.13)."""
+    divisor = numbers[1]
+    if symbol not in ("//", "%") or divisor is None or kind(dtype) is not Kind.INTEGRAL:
+        return None
+    return f"the divisor {divisor} is 0 in {dtype_name(dtype)}." if wrapped_value(divisor, dtype) == 0 else None
+
+
+def _no_kernel(
+    symbol: str, operands: tuple[Operand, ...], numbers: tuple[Number | None, ...], dtype: torch.dtype
+) -> str | None:
+    """Source: aten/src/ATen/native/Pow.cpp, TORCH_IMPL_FUNC(pow_Tensor_Scalar_out) (v2.13)."""
+    # Filled or copied, without the kernel. A base of True equals 1 in Python only.
+    if symbol == "**" and (numbers[1] in (0, 1) or (numbers[0] == 1 and numbers[0] is not True)):
+        return None
+    operator = OPERATORS[symbol]
+    if not _has_kernel(operator, dtype):
+        return f"{operator.op} has no CPU kernel for {dtype_name(dtype)}."
+    return None
+
+
+_CHECKS: tuple[_Check, ...] = (_bool_minus, _negative_power, _large_exponent, _zero_divisor, _no_kernel)
+
+
+def refuse(
+    symbol: str, operands: tuple[Operand, ...], numbers: tuple[Number | None, ...], computation_dtype: torch.dtype
+) -> None:
+    """Raises if PyTorch refuses an operator on operands whose dtypes promote.
+
+    Args:
+        symbol: The operator, a key of `OPERATORS`.
+        operands: Its two operands.
+        numbers: Their values, None for tensors.
+        computation_dtype: The dtype that it computes in.
+
+    Raises:
+        PromotionError: The op is not defined for the operands, or the CPU has no kernel for the dtype.
+
+    Example:
+        >>> operands = Operand(torch.bool, (3,)), Operand(torch.int8, (3,))
+        >>> refuse("-", operands, (None, None), torch.int8)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        torch_promote.reference.promotion.table.PromotionError: subtraction with a bool is not defined...
+
+    Source: aten/src/ATen/native/BinaryOps.h, sub_check (v2.13); aten/src/ATen/native/Pow.cpp,
+    TORCH_META_FUNC2(pow, Tensor_Scalar) (v2.13).
+    """
+    for check in _CHECKS:
+        why = check(symbol, operands, numbers, computation_dtype)
+        if why is not None:
+            raise PromotionError(why)

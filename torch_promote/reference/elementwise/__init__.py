@@ -1,0 +1,1 @@
+"""TensorIterator: dtypes, shapes and strides of elementwise ops."""

@@ -1,0 +1,276 @@
+"""TensorIterator: the dtype, shape and strides of what an elementwise op returns, and the dtype that it computes in.
+
+Almost every elementwise op of PyTorch is a TensorIterator with some flags set, see
+torch_promote.reference.elementwise.config.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from torch_promote.reference.dtypes import dtype_name, is_integral
+from torch_promote.reference.elementwise.config import PRESETS, TensorIteratorConfig
+from torch_promote.reference.elementwise.memory_format import Sizes, contiguous_strides, has_internal_overlap
+from torch_promote.reference.elementwise.strides import (
+    Layout,
+    ShapeError,
+    broadcast_shapes,
+    output_strides,
+    temporary_strides,
+)
+from torch_promote.reference.promotion.casting import can_cast
+from torch_promote.reference.promotion.states import Number, Operand, number_dtype, state_of
+from torch_promote.reference.promotion.table import PromotionError
+
+__all__ = ["ElementwiseResult", "infer_elementwise", "infer_where", "wrap_number"]
+
+
+class ElementwiseResult(NamedTuple):
+    """What an elementwise op returns.
+
+    Attributes:
+        dtype: The result's dtype.
+        shape: Its sizes.
+        strides: Its strides, in elements.
+        computation_dtype: The dtype that the inputs are converted to; None where they differ and are not converted.
+
+    Example:
+        >>> result = infer_elementwise(torch.ones(3), torch.ones(3).double(), preset="comparison")
+        >>> result.dtype, result.computation_dtype
+        (torch.bool, torch.float64)
+    """
+
+    dtype: torch.dtype
+    shape: Sizes
+    strides: Sizes
+    computation_dtype: torch.dtype | None
+
+
+def infer_elementwise(
+    *operands: torch.Tensor | Number | Operand,
+    preset: str | TensorIteratorConfig = "binary",
+    out: torch.Tensor | Operand | None = None,
+    device: str = "cpu",
+    default_dtype: torch.dtype | None = None,
+) -> ElementwiseResult:
+    """Returns the dtype, shape and strides that an elementwise op's result has.
+
+    Args:
+        operands: Tensors of any shape that broadcast, Python numbers, and Operands in place of tensors.
+        preset: A name in `PRESETS`, or a configuration.
+        out: The tensor to write to, as `out=` gives it; an in-place op's first operand, given a second time.
+        device: The device type that operands on the CPU stand for, if no operand is on another device.
+        default_dtype: What Python floats, and integers under promote_integer_inputs_to_float, become; None means the
+            current default dtype.
+
+    Returns:
+        The result. With `out`, its dtype, and its shape and strides after the op has resized it.
+
+    Raises:
+        PromotionError: The dtypes have no common dtype, differ where they must not, or do not cast to `out`'s; or
+            operands are on different devices.
+        ShapeError: The shapes do not broadcast, or `out` cannot take the result.
+        KeyError: There is no such preset.
+
+    Example:
+        >>> infer_elementwise(torch.ones(2, 3, dtype=torch.int32), 5.5, default_dtype=torch.float32)
+        ElementwiseResult(dtype=torch.float32, shape=(2, 3), strides=(3, 1), computation_dtype=torch.float32)
+        >>> infer_elementwise(torch.ones(3), torch.ones(3).double(), preset="comparison").dtype
+        torch.bool
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::build (v2.13).
+    """
+    config = PRESETS[preset] if isinstance(preset, str) else preset
+    inputs = [_as_operand(operand) for operand in operands]
+    if out is None:
+        output = None
+    else:
+        output = _as_operand(out)
+        if preset == "comparison":
+            config = _comparison_with_output(config, output)
+        if config.check_mem_overlap and has_internal_overlap(output.shape, _strides(output)):
+            raise ShapeError(
+                f"out of shape {list(output.shape)} and strides {list(_strides(output))} uses elements of its memory "
+                "several times. Give it memory of its own first, with out.clone()."
+            )
+    shape = _compute_shape(inputs, output, config)
+    resized = output is None or _will_resize(output, shape, config, any(operand is out for operand in operands))
+    common_device = _common_device(inputs, output, config, device)
+    common = _compute_types(inputs, output, config, default_dtype)
+    if output is not None and not resized:
+        return ElementwiseResult(output.dtype, output.shape, _strides(output), common)
+    if output is not None:
+        dtype = output.dtype
+    elif config.static_dtype is not None:
+        dtype = config.static_dtype
+    elif common is not None:
+        dtype = common
+    else:
+        raise PromotionError("the inputs differ in dtype, are not promoted, and nothing says the result's dtype.")
+    # NOTE: Temporaries. On the CPU, inputs of another dtype are converted before strides are looked at, and the copies
+    # are dense: what was expanded or sliced is no longer so. Kernels on other devices convert as they load.
+    temporaries = config.promote_inputs_to_common_dtype and common_device == "cpu"
+    layouts: list[Layout] = []
+    for operand in inputs:
+        strides = _strides(operand)
+        if temporaries and operand.dtype is not common:
+            strides = temporary_strides(operand.shape, strides)
+        layouts.append((operand.shape, strides))
+    return ElementwiseResult(dtype, shape, output_strides(shape, layouts), common)
+
+
+def infer_where(
+    condition: torch.Tensor | Operand,
+    self: torch.Tensor | Number | Operand,
+    other: torch.Tensor | Number | Operand,
+    default_dtype: torch.dtype | None = None,
+) -> ElementwiseResult:
+    """Returns what `torch.where` returns, which converts its values itself, on every device.
+
+    Args:
+        condition: A bool tensor; uint8 is taken as bool.
+        self: The values where it holds.
+        other: The values elsewhere.
+        default_dtype: What Python floats count as; None means the current default dtype.
+
+    Returns:
+        The result.
+
+    Raises:
+        PromotionError: The condition is neither bool nor uint8, or the values have no common dtype.
+        ShapeError: The shapes do not broadcast.
+
+    Example:
+        >>> infer_where(torch.ones(3, dtype=torch.bool), torch.ones(2, 1), 1).shape
+        (2, 3)
+
+    Source: aten/src/ATen/native/TensorCompare.cpp, where_self_out (v2.13).
+    """
+    values = [_as_operand(self), _as_operand(other)]
+    chosen = _as_operand(condition)
+    if chosen.dtype not in (torch.bool, torch.uint8):
+        raise PromotionError(f"where expects a bool condition, got {dtype_name(chosen.dtype)}.")
+    dtype = state_of(values, default_dtype).result()
+    layouts: list[Layout] = []
+    for operand, wanted in ((chosen, torch.bool), (values[0], dtype), (values[1], dtype)):
+        strides = _strides(operand)
+        if operand.dtype is not wanted:
+            strides = temporary_strides(operand.shape, strides)
+        layouts.append((operand.shape, strides))
+    shape = broadcast_shapes(*(own for own, _ in layouts))
+    return ElementwiseResult(dtype, shape, output_strides(shape, layouts), dtype)
+
+
+def _as_operand(value: torch.Tensor | Number | Operand) -> Operand:
+    if isinstance(value, torch.Tensor):
+        return Operand(value.dtype, tuple(value.shape), value.stride(), value.device.type)
+    if isinstance(value, Operand):
+        return value
+    return wrap_number(value)
+
+
+def wrap_number(number: Number) -> Operand:
+    """Returns the 0-dim operand that PyTorch wraps a Python number in. Its dtype is not yet what the number counts as.
+
+    Args:
+        number: The number.
+
+    Raises:
+        PromotionError: It is no number, or an int that no tensor holds.
+
+    Example:
+        >>> wrap_number(5.5).dtype, wrap_number(True).dtype
+        (torch.float64, torch.bool)
+
+    Source: aten/src/ATen/ScalarOps.h, scalar_to_tensor (v2.13).
+    """
+    return Operand(number_dtype(number, torch.float64), (), (), "cpu", True)
+
+
+def _strides(operand: Operand) -> Sizes:
+    return contiguous_strides(operand.shape) if operand.strides is None else operand.strides
+
+
+def _comparison_with_output(config: TensorIteratorConfig, output: Operand) -> TensorIteratorConfig:
+    """Comparisons write bool into what they allocate, but compute what they are given to write to.
+
+    Source: aten/src/ATen/TensorIterator.cpp, set_up_comparison_op_config (v2.13).
+    """
+    return replace(config, static_dtype=None, cast_common_dtype_to_outputs=output.dtype is not torch.bool)
+
+
+def _compute_shape(inputs: list[Operand], output: Operand | None, config: TensorIteratorConfig) -> Sizes:
+    """Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_shape (v2.13)."""
+    shapes = [operand.shape for operand in inputs]
+    if output is not None and not config.resize_outputs:
+        shapes.insert(0, output.shape)
+    return broadcast_shapes(*shapes)
+
+
+def _will_resize(output: Operand, shape: Sizes, config: TensorIteratorConfig, read_write: bool) -> bool:
+    """Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::mark_resize_outputs (v2.13)."""
+    if output.shape == shape:
+        return False
+    if config.resize_outputs and not read_write:
+        return True
+    if config.is_reduction:
+        return False
+    raise ShapeError(f"out has shape {list(output.shape)}, which the op may not resize to {list(shape)}.")
+
+
+def _common_device(inputs: list[Operand], output: Operand | None, config: TensorIteratorConfig, device: str) -> str:
+    """The device type that the op runs on: that of the first operand which is not on the CPU.
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_types (v2.13).
+    """
+    everything = inputs if output is None else [output, *inputs]
+    devices = [operand.device or device for operand in everything]
+    common = next((found for found in devices if found != "cpu"), "cpu")
+    if common == "cpu" or not config.check_all_same_device:
+        return device if common == "cpu" else common
+    scalars_left = 1 if config.allow_cpu_scalars else 0
+    for operand, found in zip(everything, devices, strict=True):
+        if found == common:
+            continue
+        if found == "cpu" and not operand.shape and operand is not output and scalars_left > 0:
+            scalars_left -= 1
+            continue
+        raise PromotionError(
+            f"an operand on {found} stands among operands on {common}. "
+            + ("Only one 0-dim CPU tensor may." if config.allow_cpu_scalars else "Move it there first.")
+        )
+    return common
+
+
+def _compute_types(
+    inputs: list[Operand], output: Operand | None, config: TensorIteratorConfig, default_dtype: torch.dtype | None
+) -> torch.dtype | None:
+    """Returns the common dtype. Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_types (v2.13)."""
+    common = inputs[0].dtype if inputs else None
+    differ = any(operand.dtype is not common for operand in inputs)
+    if config.check_all_same_dtype:
+        for operand in inputs if output is None else [output, *inputs]:
+            if operand.dtype is not common and common is not None:
+                raise PromotionError(f"found dtype {dtype_name(operand.dtype)} but expected {dtype_name(common)}.")
+    if config.promote_inputs_to_common_dtype:
+        # Python numbers alone are alike in dtype, but that is only what they are wrapped in.
+        if differ or not any(operand.shape for operand in inputs):
+            common = state_of(inputs, default_dtype).result()
+        if config.promote_integer_inputs_to_float and common is not None and is_integral(common, include_bool=True):
+            common = default_dtype or torch.get_default_dtype()
+    elif differ:
+        common = None
+    if (
+        config.enforce_safe_casting_to_output
+        and output is not None
+        and common is not None
+        and not can_cast(common, output.dtype)
+    ):
+        raise PromotionError(
+            f"result type {dtype_name(common)} can't be cast to the desired output type {dtype_name(output.dtype)}: "
+            "that would lose a kind. Give an output of the result's kind, or cast the result."
+        )
+    return common

@@ -1,0 +1,1 @@
+"""The results of any op, by op rules."""

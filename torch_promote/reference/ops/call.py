@@ -1,0 +1,253 @@
+"""One call of an op: its arguments by name, the schema's defaults filled in, and the tensors among them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from torch_promote.reference.elementwise.memory_format import contiguous_strides
+from torch_promote.reference.elementwise.tensor_iterator import wrap_number
+from torch_promote.reference.promotion.states import Number, Operand
+
+__all__ = ["Argument", "Call", "Signature", "TensorLike", "described", "signature_of", "strides_of"]
+
+#: A tensor, or what describes one.
+TensorLike = torch.Tensor | Operand
+
+_TENSOR = ("Tensor", "Optional[Tensor]")
+_TENSORS = ("List[Tensor]", "Optional[List[Tensor]]", "List[Optional[Tensor]]")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a schema.
+
+    Attributes:
+        name: Its name.
+        type: Its type as the schema prints it, such as `Optional[Tensor]`.
+        default: Its default value; None where there is none.
+        alias: The names of what it aliases; empty for most arguments.
+        written: Whether the op writes to it.
+        is_out: Whether it is given for the result alone, as `out` is.
+
+    Example:
+        >>> argument = signature_of(torch.ops.aten.add.Tensor).arguments[2]
+        >>> argument.name, argument.type, argument.default
+        ('alpha', 'number', 1)
+
+    Source: aten/src/ATen/core/function_schema.h, Argument (v2.13).
+    """
+
+    name: str
+    type: str
+    default: Any
+    alias: frozenset[str]
+    written: bool
+    is_out: bool
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is one tensor or none.
+
+        Example:
+            >>> [a.is_tensor for a in signature_of(torch.ops.aten.add.Tensor).arguments]
+            [True, True, False]
+        """
+        return self.type in _TENSOR
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is a list of tensors.
+
+        Example:
+            >>> [a.is_list for a in signature_of(torch.ops.aten.cat.default).arguments]
+            [True, False]
+        """
+        return self.type in _TENSORS
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What an overload's schema says.
+
+    Attributes:
+        name: The overload's name, such as `aten::add.Tensor`; the default overload's is `aten::mm`.
+        arguments: Its arguments, in order.
+        returns: The type of each result, and the written argument that it is, if it is one.
+
+    Example:
+        >>> signature = signature_of(torch.ops.aten.add.out)
+        >>> signature.name, [argument.name for argument in signature.arguments if argument.is_out]
+        ('aten::add.out', ['out'])
+
+    Source: aten/src/ATen/core/function_schema.h, FunctionSchema (v2.13).
+    """
+
+    name: str
+    arguments: tuple[Argument, ...]
+    returns: tuple[tuple[str, str | None], ...]
+
+
+def _argument(argument: Any) -> Argument:
+    alias = argument.alias_info
+    return Argument(
+        name=argument.name,
+        type=str(argument.real_type),
+        default=argument.default_value if argument.has_default_value() else None,
+        alias=frozenset(alias.before_set) if alias is not None else frozenset(),
+        written=alias is not None and bool(alias.is_write),
+        is_out=bool(argument.is_out),
+    )
+
+
+@functools.cache
+def signature_of(op: torch._ops.OpOverload) -> Signature:
+    """Returns what an overload's schema says.
+
+    Example:
+        >>> signature_of(torch.ops.aten.add_.Tensor).returns
+        (('Tensor', 'self'),)
+    """
+    schema = op._schema
+    arguments = tuple(_argument(argument) for argument in schema.arguments)
+    returns = []
+    for returned in schema.returns:
+        alias = set(returned.alias_info.before_set) if returned.alias_info is not None else set()
+        written = [a.name for a in arguments if a.written and alias & a.alias]
+        returns.append((str(returned.real_type), written[0] if written else None))
+    name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+    return Signature(name, arguments, tuple(returns))
+
+
+def described(tensor: TensorLike) -> Operand:
+    """Returns what describes a tensor. One without strides, such as a sparse one, counts as contiguous.
+
+    Example:
+        >>> described(torch.ones(2, dtype=torch.int8))
+        Operand(dtype=torch.int8, shape=(2,), strides=(1,), device='cpu', wrapped=False)
+    """
+    if isinstance(tensor, Operand):
+        return tensor
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    return Operand(tensor.dtype, tuple(tensor.shape), strides, tensor.device.type)
+
+
+def strides_of(tensor: TensorLike) -> tuple[int, ...]:
+    """Returns the strides of a tensor or of what describes one.
+
+    Example:
+        >>> strides_of(Operand(torch.int8, (2, 3)))
+        (3, 1)
+    """
+    strides = tensor.strides if isinstance(tensor, Operand) else tensor.stride()
+    return contiguous_strides(tensor.shape) if strides is None else tuple(strides)
+
+
+@dataclass(frozen=True)
+class Call(Mapping[str, Any]):
+    """One call of an op, as a mapping of argument names to values.
+
+    Attributes:
+        signature: The overload's.
+        bound: The arguments, the schema's defaults filled in.
+        default_dtype: The default dtype in force.
+
+    Example:
+        >>> call = Call.of(torch.ops.aten.add.Tensor, (torch.ones(2), 3), {}, torch.float32)
+        >>> call["other"], call["alpha"], len(list(call.operands()))
+        (3, 1, 2)
+    """
+
+    signature: Signature
+    bound: dict[str, Any] = field(repr=False)
+    default_dtype: torch.dtype
+
+    @classmethod
+    def of(
+        cls, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], default_dtype: torch.dtype
+    ) -> Call:
+        """Binds arguments as the dispatcher does: by position, by name, then by default.
+
+        Args:
+            op: The overload.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            default_dtype: The default dtype in force.
+
+        Example:
+            >>> dict(Call.of(torch.ops.aten.clamp.default, ("x",), {"max": 2}, torch.float32))
+            {'self': 'x', 'min': None, 'max': 2}
+
+        Source: torch/csrc/jit/python/pybind_utils.h, createStackForSchema (v2.13).
+        """
+        signature = signature_of(op)
+        values = {argument.name: argument.default for argument in signature.arguments}
+        values.update(zip(values, args, strict=False))
+        values.update(kwargs)
+        return cls(signature, values, default_dtype)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.bound[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.bound)
+
+    def __len__(self) -> int:
+        return len(self.bound)
+
+    def operands(self, *names: str) -> Iterator[TensorLike | Number]:
+        """Yields the values of the named arguments, or of all tensors that are read.
+
+        Lists are yielded one by one, absent tensors not at all. A Python number stands where a tensor may: PyTorch's
+        wrapped number.
+
+        Args:
+            names: The arguments; none means all tensors that are read.
+
+        Example:
+            >>> x, y = torch.ones(1), torch.ones(2)
+            >>> call = Call.of(torch.ops.aten.addcmul.out, (x, y, 3), {"out": torch.ones(2)}, torch.float32)
+            >>> [*call.operands()], [*call.operands("tensor2")]
+            ([tensor([1.]), tensor([1., 1.]), 3], [3])
+        """
+        chosen = names or tuple(a.name for a in self.signature.arguments if (a.is_tensor or a.is_list) and not a.is_out)
+        for name in chosen:
+            value = self.bound[name]
+            is_list = isinstance(value, list | tuple) and not isinstance(value, Operand)
+            for operand in value if is_list else (value,):
+                if operand is not None:
+                    yield operand
+
+    def tensor(self, name: str | None = None) -> TensorLike:
+        """Returns the named tensor, the first of a list of them, or the first tensor of the call.
+
+        A Python number in a tensor's place is the 0-dim tensor that PyTorch wraps it in.
+
+        Args:
+            name: The argument; None means the first that holds a tensor.
+
+        Example:
+            >>> Call.of(torch.ops.aten.pow.Scalar, (2, torch.ones(3)), {}, torch.float32).tensor()
+            tensor([1., 1., 1.])
+        """
+        operand = next(self.operands(*(() if name is None else (name,))))
+        return operand if isinstance(operand, TensorLike) else wrap_number(operand)
+
+    def without_layout(self) -> Call | None:
+        """Returns the call with sparse and other tensors that have no strides described; None if it has none such.
+
+        Example:
+            >>> call = Call.of(torch.ops.aten.neg.default, (torch.ones(2).to_sparse(),), {}, torch.float32)
+            >>> call.without_layout()["self"]
+            Operand(dtype=torch.float32, shape=(2,), strides=None, device='cpu', wrapped=False)
+        """
+        odd = {
+            name: described(value)
+            for name, value in self.bound.items()
+            if isinstance(value, torch.Tensor) and value.layout is not torch.strided
+        }
+        return replace(self, bound=self.bound | odd) if odd else None

@@ -1,0 +1,228 @@
+"""Rules of elementwise ops that allocate or convert a tensor themselves before TensorIterator runs, if it runs at all.
+
+What the functions take and return: see elementwise.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from torch_promote.reference.dtypes import is_complex, is_floating, is_integral, to_real
+from torch_promote.reference.elementwise.config import PRESETS
+from torch_promote.reference.elementwise.memory_format import Sizes, contiguous_strides
+from torch_promote.reference.elementwise.strides import temporary_strides
+from torch_promote.reference.elementwise.tensor_iterator import ElementwiseResult, infer_elementwise
+from torch_promote.reference.ops.call import Call, TensorLike, described, strides_of
+from torch_promote.reference.ops.elementwise_iterated import with_preset
+from torch_promote.reference.promotion.states import Operand, result_type
+
+__all__ = [
+    "angle",
+    "into_like",
+    "is_infinite",
+    "like",
+    "like_float",
+    "modulus",
+    "power_of_number",
+    "times_power",
+    "with_numbers",
+]
+
+
+def modulus(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
+    """The modulus of complex numbers is real, and lies like its input.
+
+    Example:
+        >>> from torch_promote.reference.ops import infer
+        >>> infer(torch.ops.aten.abs.default, [torch.ones(3, 2).cfloat().t()])
+        Inference(rule='modulus', dtypes=(torch.float32,), shape=(2, 3), strides=(1, 2))
+
+    Source: aten/src/ATen/native/UnaryOps.cpp, abs (v2.13).
+    """
+    tensor = call.tensor()
+    if is_complex(tensor.dtype) and out is None:
+        shape = tuple(tensor.shape)
+        return ElementwiseResult(
+            to_real(tensor.dtype), shape, temporary_strides(shape, strides_of(tensor)), tensor.dtype
+        )
+    return _copied_parts("unary", call, out)
+
+
+def angle(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
+    """The angle of complex numbers is real and contiguous; integers give floating angles.
+
+    Example:
+        >>> from torch_promote.reference.ops import infer
+        >>> infer(torch.ops.aten.angle.default, [torch.ones(3, 2).cfloat().t()])
+        Inference(rule='angle', dtypes=(torch.float32,), shape=(2, 3), strides=(3, 1))
+
+    Source: aten/src/ATen/native/UnaryOps.cpp, angle (v2.13).
+    """
+    return _copied_parts("unary_float", call, out)
+
+
+def _copied_parts(preset: str, call: Call, out: TensorLike | None) -> ElementwiseResult:
+    """Of complex numbers, PyTorch computes complex ones first and copies their real parts.
+
+    Source: aten/src/ATen/native/UnaryOps.cpp, unary_op_impl_with_complex_to_float_out (v2.13).
+    """
+    tensor = call.tensor()
+    if not is_complex(tensor.dtype) or (out is not None and is_complex(out.dtype)):
+        return with_preset(preset, call, out=out)
+    return _resized(to_real(tensor.dtype), tuple(tensor.shape), out, tensor.dtype)
+
+
+def _resized(dtype: torch.dtype, shape: Sizes, out: TensorLike | None, computed_in: torch.dtype) -> ElementwiseResult:
+    """A contiguous result; `out` keeps its strides if it has the shape already."""
+    if out is None:
+        return ElementwiseResult(dtype, shape, contiguous_strides(shape), computed_in)
+    strides = strides_of(out) if tuple(out.shape) == shape else contiguous_strides(shape)
+    return ElementwiseResult(out.dtype, shape, strides, computed_in)
+
+
+def with_numbers(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """The numbers have a say in the dtype, and are no operands of the iteration.
+
+    Example:
+        >>> from torch_promote.reference.ops import infer
+        >>> infer(torch.ops.aten.pow.Tensor_Scalar, [torch.ones(2, 3).int().t(), 0.5])
+        Inference(rule='with_numbers(self, exponent)', dtypes=(torch.float32,), shape=(3, 2), strides=(1, 3))
+
+    Source: aten/src/ATen/native/Pow.cpp, TORCH_META_FUNC2(pow, Tensor_Scalar) (v2.13).
+    """
+    dtype = result_type(*call.operands(*names), default_dtype=call.default_dtype)
+    tensor = call.tensor()
+    strides = strides_of(tensor)
+    if tensor.dtype is not dtype:
+        strides = temporary_strides(tuple(tensor.shape), strides)
+    return infer_elementwise(described(tensor)._replace(dtype=dtype, strides=strides), preset="ternary", out=out)
+
+
+def power_of_number(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
+    """A number to the power of a tensor is contiguous.
+
+    Example:
+        >>> from torch_promote.reference.ops import infer
+        >>> infer(torch.ops.aten.pow.Scalar, [2.0, torch.ones(2, 3).int().t()])
+        Inference(rule='power_of_number', dtypes=(torch.float32,), shape=(3, 2), strides=(2, 1))
+
+    Source: aten/src/ATen/native/Pow.cpp, TORCH_META_FUNC2(pow, Scalar) (v2.13).
+    """
+    dtype = result_type(*call.operands("self", "exponent"), default_dtype=call.default_dtype)
+    return _resized(dtype, tuple(call.tensor().shape), out, dtype)
+
+
+def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
+    """A tensor times a power of two. Whole powers of a floating tensor have a kernel; the others are a product.
+
+    The two is a number beside float32 and integers, and otherwise a 0-dim tensor of the dtype beside it.
+
+    Example:
+        >>> from torch_promote.reference.ops import infer
+        >>> infer(torch.ops.aten.ldexp.Tensor, [torch.ones(3).half(), torch.ones(3).int()]).dtypes
+        (torch.float16,)
+        >>> infer(torch.ops.aten.ldexp.Tensor, [torch.ones(3).half(), torch.ones(3)]).dtypes
+        (torch.float32,)
+        >>> on_cuda = described(torch.ones(3))._replace(device="cuda")
+        >>> infer(torch.ops.aten.ldexp.Tensor, [on_cuda, on_cuda]).dtypes
+        (torch.float32,)
+
+    Source: aten/src/ATen/native/BinaryOps.cpp, ldexp (v2.13).
+    """
+    tensor, exponent = call.tensor("self"), call.tensor("other")
+    if is_floating(tensor.dtype) and is_integral(exponent.dtype, include_bool=True):
+        return into_like(call, "self", "self", "other", out=out)
+    if tensor.dtype is torch.float32 or is_integral(
+        tensor.dtype, include_bool=True
+    ):  # a number to the power of a tensor
+        power = _resized(
+            result_type(2.0, exponent, default_dtype=call.default_dtype), tuple(exponent.shape), None, tensor.dtype
+        )
+    else:
+        power = infer_elementwise(Operand(tensor.dtype), exponent, default_dtype=call.default_dtype)
+    factor = Operand(power.dtype, power.shape, power.strides, described(exponent).device)
+    return infer_elementwise(tensor, factor, out=out, default_dtype=call.default_dtype)
+
+
+def like(call: Call, name: str = "self", *, out: TensorLike | None = None) -> ElementwiseResult:
+    """Everything as the tensor has it, if it is dense.
+
+    Example:
+        >>> from torch_promote.reference.ops import infer
+        >>> infer(torch.ops.aten.hardtanh.default, [torch.ones(2, 3).t()]).strides
+        (1, 3)
+        >>> infer(torch.ops.aten.hardtanh.default, [torch.ones(6, 6)[::2, ::2]]).strides
+        (3, 1)
+
+    Source: aten/src/ATen/native/TensorFactories.cpp, empty_like (v2.13).
+    """
+    return _like(call.tensor(name), call.tensor(name).dtype, out)
+
+
+def like_float(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
+    """As `like`, with the default dtype in place of integers.
+
+    Example:
+        >>> from torch_promote.reference.ops import infer
+        >>> infer(torch.ops.aten.rad2deg.default, [torch.ones(2, 3).int().t()])
+        Inference(rule='like_float', dtypes=(torch.float32,), shape=(3, 2), strides=(1, 3))
+
+    Source: aten/src/ATen/native/UnaryOps.cpp, rad2deg (v2.13).
+    """
+    dtype = call.tensor().dtype
+    return _like(call.tensor(), call.default_dtype if is_integral(dtype, include_bool=True) else dtype, out)
+
+
+def _like(tensor: TensorLike, dtype: torch.dtype, out: TensorLike | None) -> ElementwiseResult:
+    shape = tuple(tensor.shape)
+    if out is not None and is_integral(dtype, include_bool=True):
+        return _resized(dtype, shape, out, dtype)
+    if out is not None:
+        return infer_elementwise(described(tensor)._replace(dtype=out.dtype), preset="unary", out=out)
+    return ElementwiseResult(dtype, shape, temporary_strides(shape, strides_of(tensor)), dtype)
+
+
+def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """The operands, written into an empty_like of the first name's tensor.
+
+    Example:
+        >>> from torch_promote.reference.ops import infer
+        >>> x = torch.ones(2, 3)
+        >>> infer(torch.ops.aten.log_sigmoid_backward.default, [torch.ones(3, 2).t(), x, x]).strides
+        (1, 2)
+
+    Source: aten/src/ATen/native/Activation.cpp, log_sigmoid_backward_cpu (v2.13).
+    """
+    tensor = call.tensor(name)
+    made = _like(tensor, tensor.dtype, None)
+    config = replace(PRESETS["unary"], check_all_same_dtype=False)
+    written = Operand(made.dtype, made.shape, made.strides, described(tensor).device) if out is None else out
+    return infer_elementwise(*call.operands(*names), preset=config, out=written)
+
+
+def is_infinite(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
+    """Integers are never infinite; other tensors' absolute values are compared with infinity, part by part.
+
+    Example:
+        >>> from torch_promote.reference.ops import infer
+        >>> infer(torch.ops.aten.isinf.default, [torch.ones(2, 3).cfloat().t()])
+        Inference(rule='is_infinite', dtypes=(torch.bool,), shape=(3, 2), strides=(1, 3))
+
+    Source: aten/src/ATen/native/TensorCompare.cpp, isinf (v2.13).
+    """
+    tensor = described(call.tensor())
+    if is_integral(tensor.dtype, include_bool=True):
+        return _like(tensor, torch.bool, out)
+    if not is_complex(tensor.dtype):
+        return _equals_infinity(tensor, out)
+    strides = tuple(2 * stride for stride in strides_of(tensor))
+    # The answer for the imaginary parts is joined to this one in place.
+    return _equals_infinity(tensor._replace(dtype=to_real(tensor.dtype), strides=strides), out)
+
+
+def _equals_infinity(tensor: Operand, out: TensorLike | None) -> ElementwiseResult:
+    absolute = infer_elementwise(tensor, preset="unary")
+    return infer_elementwise(tensor._replace(strides=absolute.strides), math.inf, preset="comparison", out=out)

@@ -1,0 +1,223 @@
+"""What results an op has: the dtype of each, and for elementwise ops shape and strides, without running anything.
+
+Which rule an op follows is data, in the `.rules` files of torch_promote.reference.rules. What a schema says needs no
+line there: a result that is a written argument has that argument's dtype, and an op that returns no tensors has none.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_promote.reference.ops.call import Call, Signature, TensorLike, signature_of, strides_of
+from torch_promote.reference.ops.dtypes_of_results import DTYPE_RULES
+from torch_promote.reference.ops.elementwise import ELEMENTWISE_RULES
+from torch_promote.reference.ops.registered import is_registered
+from torch_promote.reference.ops.rule_table import Entry, Term, rule_table
+
+__all__ = ["EACH", "NO_RULE", "Inference", "NoRule", "infer", "rule_name"]
+
+
+class NoRule(enum.Enum):
+    """The answer for an op that no rule covers. It is false.
+
+    Example:
+        >>> bool(NoRule.NO_RULE)
+        False
+    """
+
+    NO_RULE = "no rule"
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+NO_RULE = NoRule.NO_RULE
+
+#: The rule of ops on lists: `each(add.Tensor)` says that another op runs on one element of every list after the other.
+EACH = "each"
+
+#: In-place ops that change the shape or strides of what they write.
+_RESHAPING = (
+    *("as_strided_", "detach_", "resize_", "resize_as_", "resize_as_sparse_", "set_", "squeeze_", "swapaxes_"),
+    *("swapdims_", "t_", "transpose_", "unsqueeze_"),
+)
+
+
+@dataclass(frozen=True)
+class Inference:
+    """What an op's results are like.
+
+    Attributes:
+        rule: The rule that says so, as the table spells it.
+        dtypes: The dtype of each result, lists flattened; None for a result that is undefined. Results that are no
+            tensors are left out.
+        shape: The shape of an elementwise op's result; None for other ops.
+        strides: Its strides in elements; None for other ops, for sparse tensors, which have
+            none, and for outputs that an out= op without a kernel of its own resizes.
+
+    Example:
+        >>> infer(torch.ops.aten.sort.default, (torch.ones(3),))
+        Inference(rule='same, int64', dtypes=(torch.float32, torch.int64), shape=None, strides=None)
+    """
+
+    rule: str
+    dtypes: tuple[torch.dtype | None, ...]
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None
+
+
+def infer(
+    op: torch._ops.OpOverload,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    default_dtype: torch.dtype | None = None,
+) -> Inference | NoRule:
+    """Says what an op's results are like. The call is taken to be one that PyTorch accepts.
+
+    Args:
+        op: An overload, such as `torch.ops.aten.add.Tensor`.
+        args: Its positional arguments. Of tensors, only dtype, shape, strides, device and layout are looked at; an
+            `Operand` can stand in place of one.
+        kwargs: Its keyword arguments.
+        default_dtype: What a Python float counts as; None means the current default dtype.
+
+    Returns:
+        The results' dtypes, and shape and strides for an elementwise op that is not on lists. `NO_RULE`, which is
+        false, for an op that has no rule: never a guess.
+
+    Raises:
+        PromotionError: The operands do not promote, or the op wants one dtype, or a floating one, and has not got it.
+
+    Example:
+        >>> infer(torch.ops.aten.sum.default, (torch.ones(3, dtype=torch.int8),)).dtypes
+        (torch.int64,)
+        >>> infer(torch.ops.aten.add.Tensor, (torch.ones(2, 3, dtype=torch.int32), 5.5), default_dtype=torch.float32)
+        Inference(rule='binary', dtypes=(torch.float32,), shape=(2, 3), strides=(3, 1))
+        >>> infer(torch.ops.prims.svd.default, (torch.ones(2, 2),))
+        NO_RULE
+    """
+    call = Call.of(op, args, kwargs or {}, default_dtype or torch.get_default_dtype())
+    entry = rule_table().get(call.signature.name)
+    if entry is not None:
+        return _apply(entry, call)
+    if not _returns_tensors(call.signature):
+        return Inference("no tensors", ())
+    if all(written is not None for _, written in call.signature.returns):
+        return _written(op, call)
+    return NO_RULE
+
+
+def rule_name(op: torch._ops.OpOverload) -> str | None:
+    """Returns the rule that `infer` would use for an op, or None.
+
+    Args:
+        op: An overload.
+
+    Example:
+        >>> rule_name(torch.ops.aten.sort.default), rule_name(torch.ops.aten.add_.Tensor)
+        ('same, int64', 'written')
+    """
+    signature = signature_of(op)
+    entry = rule_table().get(signature.name)
+    if entry is not None:
+        return str(entry)
+    if not _returns_tensors(signature):
+        return "no tensors"
+    return "written" if all(written is not None for _, written in signature.returns) else None
+
+
+def _returns_tensors(signature: Signature) -> bool:
+    return any("Tensor" in type_ for type_, _ in signature.returns)
+
+
+def _apply(entry: Entry, call: Call) -> Inference:
+    first = entry.terms[0]
+    if first.rule == EACH:
+        return Inference(str(entry), tuple(_of_each(call, *first.names)))
+    if first.rule in ELEMENTWISE_RULES:
+        described = call.without_layout()
+        result = ELEMENTWISE_RULES[first.rule](described or call, *first.names)
+        return Inference(str(entry), (result.dtype,), result.shape, None if described else result.strides)
+    dtypes: list[torch.dtype | None] = []
+    for term in entry.terms:
+        found = _dtype(term, call)
+        dtypes.extend(found if isinstance(found, tuple) else (found,))
+    return Inference(str(entry), tuple(dtypes))
+
+
+def _of_each(call: Call, name: str) -> Iterator[torch.dtype | None]:
+    """The results of another op on one element of every list. An argument finds its place by name, else by position.
+
+    Source: aten/src/ATen/native/ForeachOpsKernels.cpp, FOREACH_BINARY_OP_LIST (v2.13).
+    """
+    packet, _, overload = name.partition(".")
+    namespace = getattr(torch.ops, call.signature.name.partition("::")[0])
+    op = getattr(getattr(namespace, packet), overload or "default")
+    places = [argument.name for argument in signature_of(op).arguments]
+    lists = [isinstance(value, list | tuple) for value in call.values()]
+    for index in range(len(next(value for value, is_list in zip(call.values(), lists, strict=True) if is_list))):
+        kwargs = {
+            argument if argument in places else places[place]: value[index] if is_list else value
+            for place, ((argument, value), is_list) in enumerate(zip(call.items(), lists, strict=True))
+        }
+        result = infer(op, (), kwargs, default_dtype=call.default_dtype)
+        assert isinstance(result, Inference), f"{name} has no rule"
+        yield from result.dtypes
+
+
+def _dtype(term: Term, call: Call) -> torch.dtype | tuple[torch.dtype, ...] | None:
+    if term.rule in DTYPE_RULES:
+        return DTYPE_RULES[term.rule](call, *term.names)
+    dtype = getattr(torch, term.rule)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _written(op: torch._ops.OpOverload, call: Call) -> Inference:
+    """Every result is an argument that the op writes to."""
+    names = [written for _, written in call.signature.returns if written is not None]
+    dtypes = tuple(x.dtype for name in names for x in call.operands(name) if isinstance(x, TensorLike))
+    functional = _functional(op)
+    entry = rule_table().get(functional) if functional is not None else None
+    if entry is None or entry.terms[0].rule not in ELEMENTWISE_RULES or call.without_layout() is not None:
+        return Inference("written", dtypes)
+    if not dtypes:  # a Python number that was written to, which PyTorch gives back as a number
+        return Inference("written", dtypes)
+    out = call.tensor(names[0])
+    if names[0] == "self":
+        return Inference("written", dtypes, tuple(out.shape), strides_of(out))
+    term = entry.terms[0]
+    rule = functools.partial(ELEMENTWISE_RULES[term.rule], call, *term.names)
+    # An out= op that is composite has no kernel of its own: it calls other ops and copies.
+    if not is_registered(call.signature.name, "CompositeExplicitAutograd"):
+        result = rule(out=out)
+        return Inference("written", dtypes, result.shape, result.strides)
+    # How an output of another shape is resized is then the overload's own affair.
+    shape = rule().shape
+    return Inference("written", dtypes, shape, strides_of(out) if shape == tuple(out.shape) else None)
+
+
+@functools.cache
+def _functional(op: torch._ops.OpOverload) -> str | None:
+    """The overload that computes the same without writing, if there is one: `aten::add.Tensor` for add_ and add.out."""
+    signature = signature_of(op)
+    namespace, name = signature.name.split(".")[0].split("::")
+    if name in _RESHAPING:
+        return None
+    inputs = [(a.name, a.type) for a in signature.arguments if not a.written or a.name == "self"]
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    for overload in packet.overloads() if packet is not None else ():
+        other = signature_of(getattr(packet, overload))
+        if not any(a.written for a in other.arguments) and [(a.name, a.type) for a in other.arguments] == inputs:
+            return other.name
+    return None

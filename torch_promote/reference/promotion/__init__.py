@@ -1,0 +1,1 @@
+"""Promotion of dtypes: the table, operands by their states, and casting."""

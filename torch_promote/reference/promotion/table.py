@@ -1,0 +1,179 @@
+"""What two dtypes promote to: the 13x13 table, and the rules for dtypes that it has no row for."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_promote.errors import TorchPromoteError
+from torch_promote.reference.dtypes import TYPECODES, Family, dtype_name, family, is_floating
+
+__all__ = [
+    "PROMOTION_TABLE",
+    "TABLE_DTYPES",
+    "PromotionError",
+    "no_common_dtype",
+    "promote_skip_undefined",
+    "promote_types",
+    "promotion_table",
+]
+
+#: What two dtypes promote to. Source: c10/core/ScalarType.cpp, _promoteTypesLookup (v2.13).
+PROMOTION_TABLE = """
+     b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+b1   b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+u1   u1 u1 i2 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+i1   i1 i2 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+i2   i2 i2 i2 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+i4   i4 i4 i4 i4 i4 i8 bf f2 f4 f8 c2 c4 c8
+i8   i8 i8 i8 i8 i8 i8 bf f2 f4 f8 c2 c4 c8
+bf   bf bf bf bf bf bf bf f4 f4 f8 c4 c4 c8
+f2   f2 f2 f2 f2 f2 f2 f4 f2 f4 f8 c2 c4 c8
+f4   f4 f4 f4 f4 f4 f4 f4 f4 f4 f8 c4 c4 c8
+f8   f8 f8 f8 f8 f8 f8 f8 f8 f8 f8 c8 c8 c8
+c2   c2 c2 c2 c2 c2 c2 c4 c2 c4 c8 c2 c4 c8
+c4   c4 c4 c4 c4 c4 c4 c4 c4 c4 c8 c4 c4 c8
+c8   c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8
+"""
+
+#: The row, and by symmetry the column, of torch.bcomplex32, whose real and imaginary parts are bfloat16.
+BCOMPLEX32_ROW = """
+     b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8 bc
+bc   bc bc bc bc bc bc bc c4 c4 c8 c4 c4 c8 bc
+"""
+
+#: The thirteen dtypes of `PROMOTION_TABLE`, in its order.
+TABLE_DTYPES: tuple[torch.dtype, ...] = tuple(TYPECODES[code] for code in PROMOTION_TABLE.split("\n")[1].split())
+
+
+class PromotionError(TorchPromoteError, TypeError):
+    """Operands that PyTorch cannot promote, or a result that cannot be cast to the dtype it is written to.
+
+    Example:
+        >>> issubclass(PromotionError, TypeError)
+        True
+    """
+
+
+def promotion_table() -> dict[tuple[torch.dtype, torch.dtype], torch.dtype]:
+    """Returns the table as a mapping of ordered pairs, with torch.bcomplex32's row where PyTorch has that dtype.
+
+    Returns:
+        Pairs of dtypes to the dtype that they promote to.
+
+    Raises:
+        ValueError: The table's text has a row of a wrong length.
+
+    Example:
+        >>> promotion_table()[torch.bfloat16, torch.float16]
+        torch.float32
+
+    Source: c10/core/ScalarType.cpp, _promoteTypesLookup (v2.13).
+    """
+    pairs: dict[tuple[torch.dtype, torch.dtype], torch.dtype] = {}
+    for text in (PROMOTION_TABLE, BCOMPLEX32_ROW):
+        header, *rows = (line.split() for line in text.strip().splitlines())
+        for row_code, *results in rows:
+            for column_code, result in zip(header, results, strict=True):
+                if {row_code, column_code, result} <= TYPECODES.keys():
+                    pairs[TYPECODES[row_code], TYPECODES[column_code]] = TYPECODES[result]
+                    pairs[TYPECODES[column_code], TYPECODES[row_code]] = TYPECODES[result]
+    return pairs
+
+
+_TABLE = promotion_table()
+
+
+def promote_types(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """Returns the dtype that two dtypes promote to.
+
+    Args:
+        a: A dtype.
+        b: Another.
+
+    Returns:
+        Their common dtype.
+
+    Raises:
+        PromotionError: PyTorch defines no promotion between the two; the message says which rule forbids it.
+
+    Example:
+        >>> promote_types(torch.uint8, torch.int8)
+        torch.int16
+        >>> promote_types(torch.uint16, torch.float32)
+        torch.float32
+        >>> promote_types(torch.qint8, torch.int8)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        torch_promote.reference.promotion.table.PromotionError: qint8 and int8 have no common dtype: ...
+
+    Source: aten/src/ATen/native/TypeProperties.cpp, promote_types (v2.13); c10/core/ScalarType.cpp, promoteTypes
+    (v2.13).
+    """
+    promoted = _promote(a, b)
+    if promoted is None:
+        raise no_common_dtype(a, b, "bits dtypes are uninterpreted, and promote only with themselves")
+    return promoted
+
+
+def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
+    """What two dtypes promote to; None, which is PyTorch's Undefined, where bits meet another dtype.
+
+    Source: c10/core/ScalarType.cpp, promoteTypes (v2.13).
+    """
+    if a is b:
+        return a
+    found = _TABLE.get((a, b))
+    if found is not None:
+        return found
+    # No pair below is in the table, so the order of the questions is PyTorch's own from here on.
+    families = (family(a), family(b))
+    if Family.QUANTIZED in families:
+        raise no_common_dtype(a, b, "quantized dtypes promote only with themselves")
+    if Family.BITS in families:
+        return None
+    if Family.FLOAT8 in families:
+        raise no_common_dtype(a, b, "float8 dtypes promote only with themselves")
+    if Family.BAREBONES_UNSIGNED in families:
+        if is_floating(a):
+            return a
+        if is_floating(b):
+            return b
+        raise no_common_dtype(a, b, "uint16, uint32, uint64 and uint1 to uint7 promote only with floating dtypes")
+    odd = a if family(a) in (Family.SMALL_SIGNED, Family.FLOAT4) else b
+    raise no_common_dtype(a, b, f"PyTorch's table has no row for {dtype_name(odd)}")
+
+
+def no_common_dtype(a: torch.dtype, b: torch.dtype, why: str) -> PromotionError:
+    """Returns the error for two dtypes that do not promote.
+
+    Args:
+        a: A dtype.
+        b: Another.
+        why: The rule that forbids it, as a clause.
+
+    Example:
+        >>> print(no_common_dtype(torch.bits8, torch.int8, "bits are uninterpreted"))
+        bits8 and int8 have no common dtype: bits are uninterpreted. Convert one of the two first.
+    """
+    return PromotionError(
+        f"{dtype_name(a)} and {dtype_name(b)} have no common dtype: {why}. Convert one of the two first."
+    )
+
+
+def promote_skip_undefined(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
+    """Promotes two dtypes, either of which may be undefined (None): then the other one is the result.
+
+    Raises:
+        PromotionError: As `promote_types`, except that bits give None here.
+
+    Example:
+        >>> promote_skip_undefined(None, torch.int8)
+        torch.int8
+
+    Source: aten/src/ATen/native/TypeProperties.cpp, promote_skip_undefined (v2.13).
+    """
+    if a is None:
+        return b
+    if b is None:
+        return a
+    return _promote(a, b)

@@ -1,0 +1,51 @@
+"""What the cast cache holds, and how to empty it."""
+
+from __future__ import annotations
+
+from torch_promote import _C
+
+__all__ = ["cache_info", "clear_cache"]
+
+
+def cache_info() -> dict[str, int]:
+    """Returns what this thread's cast cache holds and has done, and how many casts outlive regions.
+
+    The cache holds casts of weights (leaves that require a gradient, parameters, and views of these), one for each
+    target dtype, while a region is open in the thread; with `cache="all"`, a few of activations too. An entry serves as
+    long as its source is unchanged: same version (`tensor._version`), same storage, same data pointer. It does not keep
+    its source alive. When the outermost region of the thread ends, all go. What outlives regions, with
+    `cache="persistent"`, is held by the weights themselves, and belongs to the process.
+
+    What the version does not see, the cache does not see: `weight.data.copy_(...)` and writes through a NumPy array or
+    another alias made with `.data` or `.detach()` in another process leave it as it was. Call `clear_cache()` after
+    these, if it is in the middle of a region or there are casts that outlive regions.
+
+    Returns:
+        `entries` and `bytes` (of their data) held now; `hits`, `misses` (casts made and kept), `stale` (dropped because
+        the source had changed) and `dropped` (because it had died), counted since the thread began;
+        `persistent_entries` and `persistent_bytes` held now by all weights of the process.
+
+    Example:
+        >>> weight = torch.ones(4, 4, requires_grad=True)
+        >>> with my_autocast("cpu"):
+        ...     y = torch.ones(4, 4) @ weight
+        ...     cache_info()["entries"], cache_info()["bytes"]
+        (1, 32)
+        >>> cache_info()["entries"]
+        0
+    """
+    return _C.cache_info()
+
+
+def clear_cache() -> None:
+    """Drops every cast that this thread's cache holds, and those of the whole process that outlive regions.
+
+    Needed after a change of a weight that does not bump its version: in the middle of a region, and at any time after
+    `cache="persistent"` was used; see `cache_info`.
+
+    Example:
+        >>> clear_cache()
+        >>> cache_info()["entries"]
+        0
+    """
+    _C.clear_cache()

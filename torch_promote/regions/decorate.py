@@ -1,0 +1,79 @@
+"""`my_autocast` as a decorator, of functions and of whatever runs in steps."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch.compiler import is_dynamo_compiling
+
+from torch_promote.integrations.compile import GraphRegion
+from torch_promote.regions.steps import Awaited, Steps, drive
+
+__all__ = ["decorate"]
+
+
+def decorate(region: AbstractContextManager[Any], spec: str, func: Any) -> Any:
+    """Returns `func` so that it runs in `region`; of coroutines and generators, each step.
+
+    Args:
+        region: The `my_autocast` object.
+        spec: Its packed spec, for torch.compile.
+        func: A callable.
+    """
+    body = func if inspect.isroutine(func) or isinstance(func, functools.partial) else type(func).__call__
+    wrapper: Any
+    if inspect.iscoroutinefunction(body):
+
+        @functools.wraps(func)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return await Awaited(Steps(region), func(*args, **kwargs))
+
+    elif inspect.isasyncgenfunction(body):
+
+        @functools.wraps(func)
+        async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            generator = func(*args, **kwargs)
+            steps = Steps(region)
+            step = generator.asend(None)
+            try:
+                while True:
+                    try:
+                        item: Any = await Awaited(steps, step)
+                    except StopAsyncIteration:
+                        return
+                    try:
+                        step = generator.asend((yield item))
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:
+                        step = generator.athrow(error)
+            finally:
+                await Awaited(steps, generator.aclose())
+
+    elif inspect.isgeneratorfunction(body):
+
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return (yield from drive(Steps(region), func(*args, **kwargs)))
+
+        if inspect.isfunction(func) and func.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:
+            wrapper = types.coroutine(wrapper)
+
+    else:
+
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():
+                with GraphRegion(spec):
+                    return func(*args, **kwargs)
+            with region:
+                return func(*args, **kwargs)
+
+    # torch.jit looks for this name on functions that it is asked to compile.
+    wrapper.__script_unsupported = "@my_autocast() decorator is not supported in script mode"
+    return wrapper

@@ -1,0 +1,84 @@
+"""Regions and code that runs in steps: coroutines, generators, asyncio tasks.
+
+Autocast state belongs to a thread. A body that is suspended in the middle of a region would leave that region to
+whatever the thread runs next. So between steps the regions are taken off the thread, and put back for the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from torch_promote import _C
+
+__all__ = ["Awaited", "Steps", "drive"]
+
+_T = TypeVar("_T")
+
+
+class Steps:
+    """A region that is on the thread only while a step of one body runs: a context manager to put around each step.
+
+    What regions the body opens itself and holds across its steps goes off and on with it. After the last step there is
+    nothing to end.
+    """
+
+    def __init__(self, region: AbstractContextManager[Any]) -> None:
+        self._region = region
+        self._base = 0
+        self._suspended: _C.SuspendedRegions | None = None
+
+    def __enter__(self) -> None:
+        self._base = _C.depth()
+        if self._suspended is None:
+            self._region.__enter__()
+        else:
+            _C.resume_regions(self._suspended)
+
+    def __exit__(self, *error: object) -> None:
+        self._suspended = _C.suspend_regions(self._base)
+
+
+def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
+    """Runs a generator-like body, each of its steps in `steps`.
+
+    Args:
+        steps: The region, for this body alone.
+        body: A generator, a coroutine, or an awaitable of an async generator: anything with send, throw and close.
+
+    Returns:
+        A generator that yields, receives, raises and returns what the body does.
+    """
+    step: Callable[[], Any] = _send(body, None)
+    while True:
+        try:
+            with steps:
+                item = step()
+        except StopIteration as stop:
+            return stop.value
+        try:
+            sent = yield item
+        except BaseException as error:  # GeneratorExit too: the body's clean-up is one more step
+            step = _throw(body, error)
+        else:
+            step = _send(body, sent)
+
+
+def _send(body: Any, value: Any) -> Callable[[], Any]:
+    return lambda: body.send(value)
+
+
+def _throw(body: Any, error: BaseException) -> Callable[[], Any]:
+    return lambda: body.throw(error)
+
+
+class Awaited(Awaitable[_T]):
+    """Awaits a coroutine, or another object with send and throw, each of its steps in `steps`."""
+
+    def __init__(self, steps: Steps, body: Any) -> None:
+        self._steps = steps
+        self._body = body
+
+    def __await__(self) -> Generator[Any, Any, _T]:
+        return drive(self._steps, self._body)
