@@ -15,27 +15,43 @@ from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
 
 ROOT = Path(__file__).resolve().parent
-GENERATED = ROOT / "build" / f"generated-{torch.__version__}"
+CSRC = ROOT / "csrc"
+GENERATED = Path("build") / f"generated-{torch.__version__}"
 POLICIES = ROOT / "torch_promote" / "policy" / "op_policies.def"
-SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cpp"))
-# Ninja starts jobs in this order. The file that instantiates every wrapper takes longer than all others together.
-SOURCES.sort(key=lambda path: not path.endswith("registration.cpp"))
 ROW = re.compile(r"^ROW\(\s*(\w+)\s*,", re.MULTILINE)
 
+# NOTE [ Units ]
+# Parsing PyTorch's headers takes most of the compile time of a small file. The files of a unit are therefore compiled as
+# one, which shares the parse; what two of them put into an unnamed namespace must not have one name. Ninja starts the
+# units in this order: the wrappers of the op table take longest.
+WRAPPERS = CSRC / "dispatch" / "registration.cpp"
+PYTHON = sorted((CSRC / "python").glob("*.cpp"))
+UNITS = {
+    "wrappers": [WRAPPERS],
+    "python": PYTHON,
+    "engine": sorted({*CSRC.rglob("*.cpp")} - {WRAPPERS, *PYTHON}),
+}
 
-def write_aten_headers(folder: Path) -> None:
-    """Writes `aten_headers.h`: the headers of the ops in the table, as far as this PyTorch has them.
 
-    A macro cannot include files, and ATen/Operators.h takes minutes; an op that this PyTorch lacks is left out here and
-    noticed by registration.cpp.
+def write_sources(folder: Path) -> None:
+    """Writes a source file for each unit, and `aten_headers.h`: the headers of the table's ops that this PyTorch has.
+
+    A macro cannot include files, and ATen/Operators.h takes minutes to compile. registration.cpp leaves an op out that
+    this PyTorch lacks.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     ops = sorted(set(ROW.findall(POLICIES.read_text())))
     aten = next(Path(p) / "ATen" / "ops" for p in include_paths() if (Path(p) / "ATen" / "ops").is_dir())
-    lines = [f"#include <ATen/ops/{op}_ops.h>" for op in ops if (aten / f"{op}_ops.h").exists()]
-    text = "// file: written by setup.py\n" + "\n".join(lines) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / "aten_headers.h"
-    if not target.exists() or target.read_text() != text:  # an equal file keeps its date, and so the objects
+    headers = [f"<ATen/ops/{op}_ops.h>" for op in ops if (aten / f"{op}_ops.h").exists()]
+    write_includes(folder / "aten_headers.h", headers)
+    for name, files in UNITS.items():
+        write_includes(folder / f"{name}.cpp", [f'"{file.relative_to(CSRC).as_posix()}"' for file in files])
+
+
+def write_includes(target: Path, headers: list[str]) -> None:
+    """Writes a file of includes. An equal file keeps its date, so that nothing is compiled again."""
+    text = "// file: written by setup.py\n" + "".join(f"#include {header}\n" for header in headers)
+    if not target.exists() or target.read_text() != text:
         target.write_text(text)
 
 
@@ -44,7 +60,7 @@ class Build(BuildExtension):
 
     def run(self) -> None:
         """Builds; see the class."""
-        write_aten_headers(GENERATED)
+        write_sources(ROOT / GENERATED)
         # Objects of each PyTorch are kept apart, so that switching between versions does not compile everything anew.
         self.build_temp = str(ROOT / "build" / f"objects-{torch.__version__}")
         super().run()
@@ -57,9 +73,9 @@ setup(
     ext_modules=[
         CppExtension(
             "torch_promote._C",
-            sources=SOURCES,
-            depends=[str(path.relative_to(ROOT)) for path in (*(ROOT / "csrc").rglob("*.h"), POLICIES)],
-            include_dirs=[str(GENERATED), str(ROOT / "csrc"), str(POLICIES.parent)],
+            sources=[str(GENERATED / f"{name}.cpp") for name in UNITS],
+            depends=[str(path.relative_to(ROOT)) for path in (*CSRC.rglob("*.*"), POLICIES)],
+            include_dirs=[str(ROOT / GENERATED), str(CSRC), str(POLICIES.parent)],
             extra_compile_args=[
                 "-std=c++20",
                 "-O2",

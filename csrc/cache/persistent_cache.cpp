@@ -18,14 +18,14 @@ using c10::BackendMeta;
 class WeightCasts;
 
 // All weights that have casts. Never destroyed: tensors outlive everything.
-struct Registry {
+struct WeightRegistry {
   std::mutex mutex; // guards the casts of every weight too
   std::unordered_set<const WeightCasts*> weights;
   std::atomic<size_t> size = 0; // of these
 };
 
-Registry& registry() {
-  static Registry* instance = new Registry;
+WeightRegistry& weight_registry() {
+  static WeightRegistry* instance = new WeightRegistry;
   return *instance;
 }
 
@@ -39,13 +39,13 @@ uint64_t next_watch() {
 class WeightCasts final : public BackendMeta {
  public:
   WeightCasts() {
-    registry().weights.insert(this); // its maker has the lock
-    ++registry().size;
+    weight_registry().weights.insert(this); // its maker has the lock
+    ++weight_registry().size;
   }
   ~WeightCasts() override {
-    const std::lock_guard<std::mutex> lock(registry().mutex);
-    registry().weights.erase(this);
-    --registry().size;
+    const std::lock_guard<std::mutex> lock(weight_registry().mutex);
+    weight_registry().weights.erase(this);
+    --weight_registry().size;
   }
   WeightCasts(const WeightCasts&) = delete;
   WeightCasts& operator=(const WeightCasts&) = delete;
@@ -53,7 +53,7 @@ class WeightCasts final : public BackendMeta {
   // A tensor is being made that shares the weight's data and may have a version of its own.
   c10::intrusive_ptr<BackendMeta> clone(const c10::intrusive_ptr<BackendMeta>& /*self*/) const override {
     std::vector<CastData> gone;
-    const std::lock_guard<std::mutex> lock(registry().mutex);
+    const std::lock_guard<std::mutex> lock(weight_registry().mutex);
     gone.swap(casts_);
     watch_.store(next_watch(), std::memory_order_relaxed);
     return {};
@@ -83,7 +83,7 @@ WeightCasts* casts_of(const at::TensorBase& weight) {
 WeightCasts* make_casts_of(const at::TensorBase& weight) {
   at::TensorImpl* const impl = weight.unsafeGetTensorImpl();
   if (impl->get_backend_meta() == nullptr) {
-    const std::lock_guard<std::mutex> lock(registry().mutex);
+    const std::lock_guard<std::mutex> lock(weight_registry().mutex);
     if (impl->get_backend_meta() == nullptr) {
       impl->set_backend_meta(c10::make_intrusive<WeightCasts>());
     }
@@ -124,7 +124,7 @@ std::optional<at::Tensor> find_persistent(const at::Tensor& tensor, const Weight
     return std::nullopt;
   }
   std::vector<CastData> gone;
-  const std::lock_guard<std::mutex> lock(registry().mutex);
+  const std::lock_guard<std::mutex> lock(weight_registry().mutex);
   const at::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   std::vector<CastData>& casts = owner->casts();
   const auto found =
@@ -149,7 +149,7 @@ void keep_persistent(const at::Tensor& tensor, const Weight& weight, Stamp stamp
   const at::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   CastData data(std::move(stamp), tensor, cast);
   std::vector<CastData> gone;
-  const std::lock_guard<std::mutex> lock(registry().mutex);
+  const std::lock_guard<std::mutex> lock(weight_registry().mutex);
   std::vector<CastData>& casts = owner->casts();
   const auto drop = [&](auto cast_position) {
     gone.push_back(std::move(*cast_position));
@@ -178,8 +178,8 @@ namespace {
 template <class Test>
 void drop_if(const Test& test) {
   std::vector<CastData> gone;
-  const std::lock_guard<std::mutex> lock(registry().mutex);
-  for (const WeightCasts* weight : registry().weights) {
+  const std::lock_guard<std::mutex> lock(weight_registry().mutex);
+  for (const WeightCasts* weight : weight_registry().weights) {
     std::vector<CastData>& casts = weight->casts();
     const auto end = std::stable_partition(casts.begin(), casts.end(), [&](auto& cast) { return !test(cast); });
     std::move(end, casts.end(), std::back_inserter(gone));
@@ -190,7 +190,7 @@ void drop_if(const Test& test) {
 } // namespace
 
 void forget_persistent(const std::vector<at::Tensor>& tensors) {
-  if (registry().size == 0) {
+  if (weight_registry().size == 0) {
     return;
   }
   std::unordered_set<const c10::StorageImpl*> written;
@@ -208,8 +208,8 @@ void clear_persistent() {
 
 PersistentInfo persistent_info() {
   PersistentInfo info;
-  const std::lock_guard<std::mutex> lock(registry().mutex);
-  for (const WeightCasts* weight : registry().weights) {
+  const std::lock_guard<std::mutex> lock(weight_registry().mutex);
+  for (const WeightCasts* weight : weight_registry().weights) {
     info.entries += weight->casts().size();
     for (const CastData& cast : weight->casts()) {
       info.bytes += cast.bytes();

@@ -89,9 +89,9 @@ bool is_written(const c10::Argument& argument) {
 }
 
 // One call of an op: its schema's arguments, and what lies on the stack for them.
-class Call {
+class BoxedCall {
  public:
-  Call(const c10::FunctionSchema& schema, Stack& stack)
+  BoxedCall(const c10::FunctionSchema& schema, Stack& stack)
       : arguments_(schema.arguments()), values_(stack.data() + (stack.size() - schema.arguments().size())) {}
 
   c10::DispatchKeySet nested_keys() const {
@@ -176,7 +176,7 @@ bool is_floating_on(const at::Tensor& tensor, Device device) {
 }
 
 // Whether anything was cast.
-bool cast_as(const Decision& decision, Call& call) {
+bool cast_as(const Decision& decision, BoxedCall& call) {
   const Device device = decision.device;
   if (decision.policy == to_byte(CastPolicy::match_self)) {
     const std::vector<at::Tensor> written = call.written();
@@ -198,7 +198,7 @@ class BoxedKernel final : public c10::OperatorKernel {
   BoxedKernel(OpNumber op, Writes writes) : op_(op), writes_(writes) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
-    Call call(op.schema(), *stack);
+    BoxedCall call(op.schema(), *stack);
     if (writes_ == Writes::unseen) {
       forget_casts_of(call.written());
     }

@@ -109,7 +109,7 @@ PyCFunction as_c_function(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-PyMethodDef kFunctions[] = {
+PyMethodDef kRegionFunctions[] = {
     {"enter_region", as_c_function(&enter_region), METH_FASTCALL, nullptr},
     {"exit_region", &exit_region, METH_O, nullptr},
     {"pack_cpu_spec", as_c_function(&pack_cpu_spec), METH_FASTCALL, nullptr},
@@ -195,7 +195,7 @@ bool add_region_functions(PyObject* module) {
   }
   get_running_loop = PyObject_GetAttrString(asyncio, "_get_running_loop");
   Py_DECREF(asyncio);
-  return get_running_loop != nullptr && PyModule_AddFunctions(module, kFunctions) == 0 &&
+  return get_running_loop != nullptr && PyModule_AddFunctions(module, kRegionFunctions) == 0 &&
          PyModule_AddIntConstant(module, "TORCH_FUNCTION_MODE", kTorchFunctionMode) == 0 &&
          PyModule_AddIntConstant(module, "RUNNING_LOOP", kRunningLoop) == 0;
 }

@@ -224,7 +224,7 @@ PyObject* take_short_ways(PyObject* /*module*/, PyObject* type) {
   Py_RETURN_NONE;
 }
 
-PyMethodDef kFunctions[] = {
+PyMethodDef kRegionTypeFunctions[] = {
     {"take_short_ways", &take_short_ways, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -232,7 +232,7 @@ PyMethodDef kFunctions[] = {
 } // namespace
 
 bool add_short_ways(PyObject* module) {
-  return PyModule_AddFunctions(module, kFunctions) == 0;
+  return PyModule_AddFunctions(module, kRegionTypeFunctions) == 0;
 }
 
 } // namespace torch_promote

@@ -15,8 +15,6 @@
 
 namespace torch_promote {
 
-namespace {
-
 // A region in force. It puts back the state of the devices that it named, and the cache mode if it gave one; the rest
 // is not its to touch.
 struct Frame {
@@ -30,6 +28,8 @@ struct Frame {
     return spec.devices[device].named;
   }
 };
+
+namespace {
 
 using Slots = std::array<DeviceState, kSlots.size()>;
 
