@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.support import thread_state
+from helpers.thread_state import thread_state
 from torch_promote.parity import devices
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_crosscheck_state import is_on, off_before_and_after
 
 import torch_promote as tp
+from helpers.crosscheck_state import is_on, off_before_and_after
 from torch_promote.checking.tap import TapError
 
 __all__ = ["off_before_and_after"]  # a fixture

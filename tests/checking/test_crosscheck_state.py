@@ -14,25 +14,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
+from helpers.crosscheck_state import is_on, off_before_and_after
 from torch_promote import _C
 from torch_promote.checking.tap import TapError, tapped
 
-KEY = torch._C._dispatch_key_parse(_C.tap_key_name())
-
-
-def is_on() -> bool:
-    included = torch._C._dispatch_tls_is_dispatch_key_included(KEY)
-    observer = _C.swap_observer(None)
-    _C.swap_observer(observer)
-    assert included == (observer is not None)
-    return included
-
-
-@pytest.fixture(autouse=True)
-def off_before_and_after() -> Iterator[None]:
-    assert not is_on()
-    yield
-    assert not is_on()
+__all__ = ["off_before_and_after"]  # fixture
 
 
 def test_on_inside_and_off_outside() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_pytest_plugin import BAD, Run, counted, run, wrong_cell
+
+from helpers.plugin_runs import BAD, Run, counted, run, wrong_cell
 
 __all__ = ["run", "wrong_cell"]  # fixtures
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from test_registered import STRANGE_ROWS
 
 import torch_promote
-from helpers.command_line import Capture, cells_of, error_of, json_of, terminal_of_80_columns, text_of, wide
+from helpers.command_line import Capture, cells_of, error_of, help_of, json_of, terminal_of_80_columns, text_of, wide
+from helpers.op_registrations import STRANGE_ROWS
 from torch_promote import _C
 from torch_promote.cli.main import main
 from torch_promote.policy import registered as registrations
@@ -159,13 +159,6 @@ def test_text_without_rich_says_what_to_install(capsys: Capture, monkeypatch: py
 
 
 # --- help and version
-
-
-def help_of(capsys: Capture, *arguments: str) -> str:
-    with pytest.raises(SystemExit) as caught:
-        main([*arguments, "--help"])
-    assert caught.value.code == 0
-    return capsys.readouterr().out
 
 
 def test_help(capsys: Capture) -> None:

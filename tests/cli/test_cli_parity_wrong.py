@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_cli_parity_runs import environment
 
 from helpers.command_line import Capture, error_of, terminal_of_80_columns, wide
 from helpers.stand_in_runner import stand_in
+from helpers.subprocesses import environment
 from torch_promote.checking import call_check
 from torch_promote.cli import progress as _progress
 from torch_promote.cli.main import main

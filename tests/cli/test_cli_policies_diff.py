@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from test_registered import STRANGE_ROWS
 
 from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of, wide
+from helpers.op_registrations import STRANGE_ROWS
 from torch_promote.cli import op_filter
 from torch_promote.cli import policies_diff as cli_policies_diff
 from torch_promote.cli.main import main

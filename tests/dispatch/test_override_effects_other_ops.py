@@ -8,8 +8,8 @@ import random
 import pytest
 import torch
 
-from helpers.dispatched import functional_ops
-from helpers.planned import Policy, by_turns, check_effect, has_sparse, on_fake_cuda, tensors
+from helpers.dispatched_ops import functional_ops
+from helpers.override_effects import Policy, by_turns, check_effect, has_sparse, on_fake_cuda, tensors
 from helpers.rows import tensors_of
 from helpers.side_by_side import Outcome
 from torch_promote.parity.outcome import Bound

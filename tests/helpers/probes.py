@@ -12,7 +12,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
-from helpers.support import thread_state
+from helpers.thread_state import thread_state
 
 Region = Any  # a tp.my_autocast or a torch.autocast: neither is a subclass of the other
 

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import (
 
 import torch_promote as tp
 from helpers.checkpointing import KINDS, OTHERS, OVERRIDES, Block, Region, Run, ours, plainly, train
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 from torch_promote import _C
 from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.integrations.checkpoint import checkpoint_contexts

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import Weights, called_in, compute, inputs
 
 import torch_promote as tp
-from helpers.support import assert_same
+from helpers.comparison import assert_same
+from helpers.compiling import Weights, called_in, compute, inputs
 from torch_promote import _C
 
 

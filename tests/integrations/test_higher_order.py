@@ -15,7 +15,7 @@ from torch._ops import HigherOrderOperator
 from torch.nn.attention.flex_attention import flex_attention
 
 import torch_promote as tp
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 from torch_promote import _C
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.integrations import higher_order as _higher_order

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from planting import change_outcomes
 
 import torch_promote as tp
+from helpers.planted_bugs import change_outcomes
 from torch_promote.checking import call_check
 from torch_promote.errors import OptionError
 from torch_promote.parity import entry_run, samples

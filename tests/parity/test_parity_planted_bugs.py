@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from planting import change_outcomes, change_results
 
 import torch_promote as tp
+from helpers.planted_bugs import change_outcomes, change_results
 from torch_promote.errors import TorchPromoteError
 from torch_promote.parity import entry_run
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch

@@ -12,8 +12,7 @@ import torch
 from expecttest import assert_expected_inline
 
 import torch_promote
-from helpers.stand_in_runner import entries
-from helpers.stand_in_runner import run_entry as stand_in_for
+from helpers.parity_reports import NAMES, report
 from torch_promote.checking.known_gaps import Gap
 from torch_promote.errors import OptionError
 from torch_promote.parity import report as report_module
@@ -23,17 +22,6 @@ from torch_promote.parity.report import Report, about, merged
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import op_table
 from torch_promote.policy.registered import registered
-
-NAMES = ("good", "good.again", "mismatching", "stale", "refused", "gap", "unruled")
-
-
-def report(*names: str, device: str = "cpu", shard: str = "1/1") -> Report:
-    """Of entries that the stand-in ran in this process."""
-    options = Options(device, ops=names)
-    index, count = map(int, shard.split("/"))
-    chosen = entries(options)
-    results = {place: stand_in_for(chosen[place], options) for place in range(index - 1, len(chosen), count)}
-    return Report(about(device), options, len(chosen), results, (shard,), seconds=2.5)
 
 
 def test_about_names_what_ran() -> None:

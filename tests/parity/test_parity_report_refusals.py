@@ -10,8 +10,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from test_parity_report import NAMES, report
 
+from helpers.parity_reports import NAMES, report
 from torch_promote.checking.known_gaps import Nondeterministic, SampleGap
 from torch_promote.errors import OptionError
 from torch_promote.parity import report as report_module

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from planting import change_results, other_values
 
+from helpers.planted_bugs import change_results, other_values
 from helpers.rows import ROWS, listed
 from torch_promote.checking.comparison import compare
 from torch_promote.errors import OptionError

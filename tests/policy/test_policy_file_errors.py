@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_overrides_input import LEGAL_WRITING, NAMED, NO_DTYPE, WRITES
-from test_policy_file import MINE, TEXT, TORCH, path
 
+from helpers.policies import MINE, TEXT, TORCH, path
+from helpers.policy_errors import LEGAL_WRITING, NAMED, NO_DTYPE, WRITES
+from helpers.policy_errors import POLICIES as POLICIES_TEXT
 from torch_promote import CastPolicy, PolicyError
 from torch_promote.policy import file_data as policy_data
 from torch_promote.policy import files as policy_file
@@ -19,10 +20,6 @@ __all__ = ["path"]  # a fixture
 
 
 SECTIONS = "Legal: format, torch, table and the sections [all], [cpu], [cuda]."
-POLICIES_TEXT = (
-    "Legal: lower_precision_fp, fp32, fp32_set_opt_dtype, fp32_append_dtype, promote, match_self, fallthrough, keep, "
-    "banned, fp16 or a floating dtype."
-)
 QUOTED = 'A line of a section is "OP" = "POLICY", both quoted.'
 HERE = f"torch {TORCH}, table {TABLE_VERSION}"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from promoting_calls import DTYPES, operand
 
 import torch_promote as tp
+from helpers.promoting_calls import DTYPES, operand
 from torch_promote.errors import PromotionRuleError, RuleDefinitionError
 from torch_promote.reference.promotion_rules import PromotionRule
 

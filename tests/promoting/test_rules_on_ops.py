@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from promoting_calls import DTYPES, UNSIGNED, operand, outcome
 
 import torch_promote as tp
+from helpers.promoting_calls import DTYPES, UNSIGNED, operand, outcome
 from torch_promote.errors import PromotionRuleError, PromotionWriteError
 from torch_promote.reference.promotion.states import Operand
 from torch_promote.reference.promotion_rules import promotion_rule

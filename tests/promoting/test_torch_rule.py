@@ -10,11 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from compared_calls import Arguments, outcome_in, run
-from promoting_calls import DTYPES, NUMBERS, SHAPES, UNSIGNED, arguments_of, elementwise_ops, operand, outcome, writes
 from torch.testing._internal.common_methods_invocations import op_db
 
 import torch_promote as tp
+from helpers.promoting_calls import (
+    DTYPES,
+    NUMBERS,
+    SHAPES,
+    UNSIGNED,
+    Arguments,
+    arguments_of,
+    elementwise_ops,
+    operand,
+    outcome,
+    outcome_in,
+    run,
+    writes,
+)
 from torch_promote.promoting.ops import PromotingOp, promoting_ops
 
 ALL = (*DTYPES, *UNSIGNED)

@@ -11,7 +11,7 @@ import torch
 
 import torch_promote as tp
 from helpers.probes import autocast_dtype, leaves_no_trace
-from helpers.support import thread_state
+from helpers.thread_state import thread_state
 
 aten = torch.ops.aten
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import torch_promote as tp
 from helpers.probes import KINDS, mm_dtype, mse_dtype
-from helpers.support import thread_state
+from helpers.thread_state import thread_state
 from torch_promote import _C
 
 DEVICES = ("cpu", "cuda")

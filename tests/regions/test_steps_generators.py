@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torch_promote as tp
+from helpers.comparison import assert_same
 from helpers.probes import INNER, KINDS, Region, autocast_dtype, in_thread, leaves_no_trace
-from helpers.support import assert_same, thread_state
+from helpers.thread_state import thread_state
 
 BF16, FP16 = torch.bfloat16, torch.float16
 Seen = torch.dtype | None

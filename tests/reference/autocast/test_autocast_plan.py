@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from carried_out import Autocast, check_row
 from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
+from helpers.autocast_plans import Autocast, check_row
 from helpers.rows import LOWER_DTYPES, ROWS, calls, listed, tensors_of
 from torch_promote.policy.op_table import Row
 from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, Cast, autocast_plan

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from carried_out import check_call, overriding, watched
 
 import torch_promote as tp
-from helpers.planned import full_name
+from helpers.autocast_plans import check_call, overriding, watched
+from helpers.override_effects import full_name
 from helpers.rows import ROWS, calls, listed, tensors_of
 from helpers.side_by_side import Bound
 from torch_promote.parity.row_samples.known import FLOAT32, MIXED_LOWER_FIRST

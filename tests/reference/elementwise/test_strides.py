@@ -8,15 +8,15 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_cuda import OPS, compare
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from helpers.fake_cuda_strides import OPS, compare
 from helpers.operands import LAYOUTS, random_operands, random_tensor
+from helpers.subprocesses import environment
 from torch_promote.reference.elementwise.memory_format import (
     channels_last_3d_strides,
     channels_last_strides,
@@ -74,11 +74,9 @@ def test_results_of_cpu_tensors(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", ["add", "addcmul"])
 def test_results_of_fake_cuda_tensors_by_tensor_iterator(name: str) -> None:
     count = (PAIRS if name == "add" else TRIPLES) if FULL else 500
-    here = Path(__file__).parent
-    paths = [str(here), str(here.parents[1]), str(here.parents[2]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, str(here / "fake_cuda.py"), name, str(count)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        [sys.executable, "-m", "helpers.fake_cuda_strides", name, str(count)],
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=280,

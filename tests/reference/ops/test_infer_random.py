@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from op_db_coverage import described, differs
-from random_calls import RandomCall, changed, forms, recorded
 from torch.utils._pytree import tree_map_only
 
+from helpers.op_db_coverage import described, differs
+from helpers.random_calls import RandomCall, changed, forms, recorded
 from torch_promote.reference.ops.call import described as described_tensor
 from torch_promote.reference.ops.infer import Inference, infer
 from torch_promote.reference.ops.rule_table import Entry, Term, rule_table

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from op_db_coverage import Run, backward, forward, op_db, samples, variants
 from torch.testing._internal import common_methods_invocations as op_dbs
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from helpers.op_db_coverage import Run, backward, forward, op_db, samples, variants
 from torch_promote.reference.ops.call import Signature, signature_of
 from torch_promote.reference.ops.rule_table import rule_table
 

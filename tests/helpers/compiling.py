@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from like_stock import Region
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import tree_leaves
+
+from helpers.program_comparison import Region
 
 HALF, BF16 = torch.float16, torch.bfloat16
 

@@ -1,18 +1,16 @@
-"""Holds a rule against what a library promotes to, with the deliberate exceptions."""
+"""Compares a promotion rule with what a library promotes to, but for the deliberate exceptions."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import torch
-from libraries import LIBRARIES, RAISES, Answers, entries
 
 from exceptions import EXCEPTIONS, DeliberateException
+from helpers.array_libraries import GOLDEN, LIBRARIES, RAISES, Answers, entries
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.promotion_rules import PromotionRule, PromotionRuleError, promotion_rule
 
-GOLDEN = Path(__file__).parent / "golden"
 NUMBERS: dict[str, int | float | complex] = {"bool": True, "int": 1, "float": 1.0, "complex": 1j}
 
 #: How many operands of a section are arrays; the others are Python numbers.
@@ -28,7 +26,7 @@ def golden(name: str) -> tuple[dict[str, str], Answers]:
 
 
 def rule_for(name: str) -> PromotionRule:
-    """The rule that a golden table is held against."""
+    """The rule that a golden table is compared with."""
     _, rule, default_dtype = LIBRARIES[name]
     return promotion_rule(rule, getattr(torch, default_dtype))
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from like_stock import Region, ours, silenced, stock
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+
+from helpers.program_comparison import Region, ours, silenced, stock
 
 #: "silenced" tells whether it is our wrappers that cast.
 REGIONS: dict[str, Region] = {"stock": stock, "ours": ours, "silenced": silenced}

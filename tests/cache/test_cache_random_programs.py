@@ -1,20 +1,83 @@
-"""Random programs over one weight, in every cache mode: at every step the gradients have stock's bits."""
+"""Random programs that use one weight in many ways: after every step the gradients have stock's bits."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from test_cast_cache_gradients import STEPS, Step, add_cast, backward, use_under_no_grad, weight
+from torch import nn
 
 from helpers.casts import Region, ours, stock
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 
-X = torch.linspace(-1, 1, 8 * 16, dtype=torch.bfloat16).view(8, 16)
+WIDE = torch.linspace(-1, 1, 8 * 16).view(8, 16)
+X = WIDE.bfloat16()
+
+
+def weight() -> Any:
+    return nn.Parameter(torch.randn(16, 16))
+
+
+def product(w: torch.Tensor) -> torch.Tensor:
+    return (WIDE @ w).float().pow(2).sum()
+
+
+# --- steps of programs
+
+
+def add_cast(w: Any, region: Region, losses: list[torch.Tensor], kept: list[Any]) -> None:
+    losses.append(product(w))
+
+
+def add_cast_without_cache(w: Any, region: Region, losses: list[torch.Tensor], kept: list[Any]) -> None:
+    with region(cache_enabled=False):
+        losses.append(product(w).sqrt())
+
+
+def add_direct(w: Any, region: Region, losses: list[torch.Tensor], kept: list[Any]) -> None:
+    losses.append((w * 1.1).pow(2).sum())
+
+
+def add_direct_otherwise(w: Any, region: Region, losses: list[torch.Tensor], kept: list[Any]) -> None:
+    losses.append((w.sin() * 0.7).sum())
+
+
+def use_under_no_grad(w: Any, region: Region, losses: list[torch.Tensor], kept: list[Any]) -> None:
+    with torch.no_grad():
+        WIDE @ w
+
+
+def use_and_drop(w: Any, region: Region, losses: list[torch.Tensor], kept: list[Any]) -> None:
+    WIDE @ w
+
+
+def use_and_keep(w: Any, region: Region, losses: list[torch.Tensor], kept: list[Any]) -> None:
+    kept.append(WIDE @ w)
+
+
+def backward(w: Any, region: Region, losses: list[torch.Tensor], kept: list[Any]) -> None:
+    if losses:
+        torch.stack(losses).sum().backward()
+        losses.clear()
+
+
+Step = Callable[[Any, Region, list[torch.Tensor], list[Any]], None]
+STEPS: list[Step] = [
+    add_cast,
+    add_cast,
+    add_cast_without_cache,
+    add_direct,
+    add_direct_otherwise,
+    use_under_no_grad,
+    use_and_drop,
+    use_and_keep,
+    backward,
+]
 
 
 def add_view(w: Any, region: Region, losses: list[torch.Tensor], kept: list[Any]) -> None:
@@ -65,6 +128,17 @@ def check_random_programs(steps: list[Step], cache: str, programs: int) -> None:
         assert_same(gradients_after(regions, region), expected, f"program {seed}: {names}")
         compared += len(expected)
     assert compared > programs
+
+
+def test_random_programs_of_one_region() -> None:
+    compared = 0
+    for seed in range(300):
+        draw = random.Random(seed)
+        steps = draw.choices(STEPS, k=draw.randint(3, 12))
+        expected = gradients_after([steps], stock)
+        assert_same(gradients_after([steps], ours), expected, f"program {seed}: {[step.__name__ for step in steps]}")
+        compared += len(expected)
+    assert compared > 500
 
 
 MODES = pytest.mark.parametrize("cache", ["weights", "persistent", "all"])

@@ -1,6 +1,7 @@
 """The ops whose strides are tested, and their results for fake CUDA tensors, with PyTorch's Python meta kernels or not.
 
-`python fake_cuda.py add 1000` compares ours with TensorIterator's own meta kernel, which needs a process of its own.
+`python -m helpers.fake_cuda_strides add 1000` compares ours with TensorIterator's own meta kernel, in a process of its
+own: it removes PyTorch's Python meta kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests share: a picture of the thread's autocast state, and comparison as an assertion."""
+"""The autocast state of a thread, for tests that compare it before and after."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from torch_promote import _C
-from torch_promote.checking.comparison import compare
 
 OUR_KEY = torch._C.DispatchKey.AutocastPrivateUse1
 
@@ -27,12 +26,3 @@ def thread_state() -> dict[str, Any]:
     state["nesting"] = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return state
-
-
-def assert_same(ours: Any, stock: Any, what: str = "result") -> None:
-    """Fails unless two results are equal in structure, dtype, shape, strides and bits.
-
-    Results are tensors or nested containers of them. Fake tensors have no bits; everything else of them is compared.
-    """
-    differences = compare(ours, stock, what)
-    assert not differences, "\n".join(f"{difference}, as stock has" for difference in differences)

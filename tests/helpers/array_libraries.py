@@ -17,8 +17,11 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+#: The folder of the golden tables.
+GOLDEN = Path(__file__).parents[1] / "reference" / "promotion_rules" / "golden"
 RAISES = "raises"
 NUMBERS = {"bool": True, "int": 1, "float": 1.0, "complex": 1j}
 Answers = dict[str, dict[str, str]]

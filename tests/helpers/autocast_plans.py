@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import torch_promote as tp
-from helpers.planned import Kept, carry_out
+from helpers.override_effects import Kept, carry_out
 from helpers.rows import calls
 from helpers.side_by_side import Bound, SeenOp, Watch
 from torch_promote.parity.row_samples.known import KINDS

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 import torch_promote as tp
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 
 #: Makes a region of the CPU: takes what torch.autocast takes after its device type.
 Region = Callable[..., Any]

@@ -1,6 +1,6 @@
 """Writes the golden tables: what NumPy, JAX and array-api-strict promote to, with the versions that were asked.
 
-With numpy, jax[cpu], array-api-strict and ml_dtypes installed: `python tests/reference/promotion_rules/make_golden.py`.
+With numpy, jax[cpu], array-api-strict and ml_dtypes installed, from tests/: `python -m helpers.make_golden`.
 With `--check`, nothing is written, and the exit status is 1 if a table would change.
 """
 
@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
-from libraries import LIBRARIES
-
-GOLDEN = Path(__file__).parent / "golden"
+from helpers.array_libraries import GOLDEN, LIBRARIES
 
 
 def text_of(name: str) -> str:

@@ -1,6 +1,6 @@
 """Measures `infer` over what PyTorch's own op database dispatches: which overloads have a rule, and every wrong answer.
 
-    python tests/reference/op_db_coverage.py [--samples N] [--backward] [--variants]
+    cd tests && python -m helpers.op_db_coverage [--samples N] [--backward] [--variants]
 
 Without options: every sample input of every op, in every dtype that it supports on the CPU, forward. `--backward` lets
 inputs require grad and runs the backward as well, `--variants` runs the in-place and out= variants. Exits 1 if an

@@ -69,3 +69,20 @@ def run(region: Region, call: Callable[..., Any] = network) -> Any:
     if isinstance(y, torch.Tensor) and y.requires_grad:
         y.float().sum().backward()
     return y, x.grad, w.grad
+
+
+def half_patterns(dtype: torch.dtype) -> torch.Tensor:
+    """Every bit pattern of a 16-bit dtype."""
+    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+
+
+def float_patterns() -> torch.Tensor:
+    """Every upper half of a float32, with lower halves next to the ties of both dtypes; NaNs among them."""
+    upper = torch.arange(2**16, dtype=torch.int64) << 16
+    lower = (0, 1, 0x0FFF, 0x1000, 0x1001, 0x2000, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
+    bits = torch.cat([upper | low for low in lower])
+    return torch.where(bits < 2**31, bits, bits - 2**32).to(torch.int32).view(FP32)
+
+
+def patterns(dtype: torch.dtype) -> torch.Tensor:
+    return float_patterns() if dtype is FP32 else half_patterns(dtype)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from helpers.planned import full_name
+from helpers.override_effects import full_name
 from torch_promote.checking.call_check import tensors_in
 from torch_promote.checking.tap import tapped
 from torch_promote.parity.op_database import op_database
