@@ -39,6 +39,15 @@ def one_thread() -> None:
 
 
 @pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing compiled before or after, and room for as many versions of a function as a test has regions."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=64):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def pretend_cuda() -> Iterator[None]:
     """Lets regions of "cuda", stock's and ours, be enabled where there is no GPU, for use with fake tensors."""
     with devices.pretend_cuda():

@@ -154,16 +154,16 @@ def test_any_bits(bits: list[int], dtype: torch.dtype) -> None:
     assert_as_to(torch.tensor(bits, dtype=torch.int32).view(FP32), dtype)
 
 
-# --- which casts are straight
+# --- which casts take the fast path
 
 
-def test_small_dense_tensors_are_cast_straight_and_others_by_the_general_kernel(
+def test_small_dense_tensors_take_the_fast_path_and_others_the_general_kernel(
     pair: tuple[torch.dtype, torch.dtype],
 ) -> None:
     source = torch.randn(32, 1024).to(pair[0])
-    straight = {"torch_promote::cast"}
+    fast = {"torch_promote::cast"}
     for dense in (source, source.t(), source[3:], source.requires_grad_()):
-        assert records(dense, pair[1]) == straight
+        assert records(dense, pair[1]) == fast
     general = {"torch_promote::cast", "aten::_to_copy"}
     for other in (torch.randn(32769).to(pair[0]), source.detach()[:, 3:], torch.ones(4).to(pair[0]).expand(3, 4)):
         assert records(other, pair[1]) == general

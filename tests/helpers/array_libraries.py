@@ -1,4 +1,4 @@
-"""What the real libraries promote to, asked of them: the golden tables are made of this, and live tests ask it again.
+"""What NumPy, JAX and array-api-strict promote to: the source of the golden tables and of the live tests.
 
 An answer table has sections. Each maps operands in words ("int32, float") to the name of a dtype, or to "raises":
 
@@ -130,7 +130,7 @@ def jax_answers_without_x64() -> tuple[dict[str, str], Answers]:
     return jax_answers(x64=False)
 
 
-#: Each golden table: how it is made, the rule that is held against it, and the default dtype that the rule is for.
+#: Each golden table: how it is made, the rule that is compared with it, and the default dtype that the rule is for.
 LIBRARIES: dict[str, tuple[Callable[[], tuple[dict[str, str], Answers]], str, str]] = {
     "numpy": (numpy_answers, "numpy", "float32"),
     "jax": (jax_answers, "jax", "float64"),

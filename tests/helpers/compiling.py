@@ -1,4 +1,4 @@
-"""What the tests of torch.compile share: inputs, results with gradients, and regions to call things in."""
+"""Inputs, results with gradients, and regions for the tests of torch.compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ops of PyTorch's op database call first: overloads outside of the op table, each with sample calls."""
+"""Overloads outside of the op table that the entries of PyTorch's op database call first, each with sample calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of straight casts share: a cast by itself, and how it went."""
+"""One cast by itself: its bits and strides, and whether our fast path or PyTorch's general kernel made it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call under an override, against the same call made by hand as the reference's plan says: all that can be seen."""
+"""Compares a call under an override with the same call made by hand as the reference plans it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def check_effect(
     fake: bool = False,
     says: Mapping[str, Any] | None = None,
 ) -> tuple[AutocastPlan, Outcome]:
-    """Holds one call under an override against its plan, carried out by hand: results, writes, gradients, errors.
+    """Compares one call under an override with its plan, carried out by hand: results, writes, gradients, errors.
 
     Args:
         label: What to call it in a failure.

@@ -1,4 +1,4 @@
-"""What the tests of casts that outlive regions share."""
+"""Products with a weight whose casts outlive the region."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of regions look at: what PyTorch says about autocast, and the dtypes that ops really run in."""
+"""What a program can see of the region it is in: what PyTorch says about autocast, and the dtypes that ops run in."""
 
 from __future__ import annotations
 

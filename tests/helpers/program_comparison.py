@@ -1,4 +1,4 @@
-"""Runs one piece of code under stock's regions and under ours, and compares all that comes of it, bit for bit."""
+"""Runs one piece of code under stock's regions and under ours, and compares all results bit for bit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 import torch_promote as tp
+from helpers.casts import Region, ours, stock
 from helpers.comparison import assert_same
 
-#: Makes a region of the CPU: takes what torch.autocast takes after its device type.
-Region = Callable[..., Any]
-
-stock: Region = functools.partial(torch.autocast, "cpu")
-ours: Region = functools.partial(tp.my_autocast, "cpu")
-#: Ours, doing nothing: what runs under it and comes out as under stock was not cast by us.
+#: A region of ours that casts nothing: a result that it shares with stock was not cast by us.
 silenced: Region = functools.partial(tp.my_autocast, "cpu", policy="off")
 
 

@@ -1,4 +1,4 @@
-"""What holds for a whole program, the default policy and registered policies: left as a test found it."""
+"""A fixture that checks and restores what holds for a whole program: the default policy and registered policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of aten ops that nobody wrote down: those that PyTorch's op database makes, changed at random.
+"""Calls of aten ops that PyTorch's op database makes, changed at random.
 
 One tensor gets another dtype, becomes 0-dim or a Python number, lies otherwise in memory, or loses a dimension's size;
 outputs get another dtype and shape; the default dtype changes. PyTorch may refuse what comes out.

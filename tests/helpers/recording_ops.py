@@ -1,4 +1,4 @@
-"""The work that the kernels of the tests' custom ops do: they note in which dtypes they get their tensors."""
+"""Kernels for custom ops: they record the dtypes of the tensors they get."""
 
 from __future__ import annotations
 

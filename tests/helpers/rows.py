@@ -1,4 +1,4 @@
-"""The rows of the op table as the tests walk them: which exist here, how they are called, and the check of one row."""
+"""The rows of the op table: which exist here, sample calls of each, and the check of one row."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def without_unwritten(row: Row, result: Any) -> Any:
 
 
 def check_row(row: Row, kind: str, lower: torch.dtype, device: str, *, fake: bool = False) -> None:
-    """Holds a row against stock, watched from below; real tensors also unwatched, forward and backward."""
+    """Compares a row with stock: watched from below, and for real tensors also unwatched, forward and backward."""
     for label, bound in calls(row, kind, lower, device, fake=fake):
         for watched in (True,) if fake else (False, True):
             stock, ours = stock_and_ours(row, bound, lower, device, watched=watched, fake=fake)

@@ -1,4 +1,4 @@
-"""Runs one call under a region of stock's and under one of ours, and compares all that can be seen of the two runs."""
+"""Runs one op call under stock and under ours, and compares everything observable of the two runs."""
 
 from __future__ import annotations
 
