@@ -60,6 +60,8 @@ def test_cpu_row(row: Row) -> None:
     check(row, "cpu", fake=False)
 
 
+# tests/dispatch/test_override_effects.py makes these calls every day, but once each: no cast is served.
+@pytest.mark.slow
 @pytest.mark.usefixtures("pretend_cuda")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_cuda_row(row: Row) -> None:
