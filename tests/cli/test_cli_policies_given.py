@@ -173,14 +173,12 @@ def test_without_a_difference_the_status_is_0(capsys: Capture) -> None:
 
 # --- what goes wrong
 
-NAMED = (
-    "Legal: stock, cpu, cuda, fp32_safe, off, or the path of a file, which has a separator in it or ends with .toml."
-)
+NAMED = "Legal: stock, cpu, cuda, fp32_safe, off, or the path of a file, which contains a separator or ends with .toml."
 WRONG: list[tuple[list[str], str]] = [
     (["--policy", "cdua"], f"no policy is called 'cdua'. Closest: cuda. {NAMED}"),
     (
         ["--policy", "no.toml"],
-        "there is no policy file 'no.toml'. Policies that need none: stock, cpu, cuda, fp32_safe, off.",
+        "there is no policy file 'no.toml'. Policies that need no file: stock, cpu, cuda, fp32_safe, off.",
     ),
     (["--policy", "cuda", "--diff"], "with --policy, --diff takes one other policy, a name or a file, got none."),
     (
@@ -216,6 +214,6 @@ def test_a_wrong_file_is_one_line(capsys: Capture, tmp_path: Path, monkeypatch: 
     Path("p.toml").write_text('format = 1\n[cpu]\n"policy_tests::jion" = "fp32"\n', encoding="utf-8")
     for arguments in (["--policy", "p.toml"], ["--policy", "stock", "--diff", "p.toml"]):
         assert error_of(capsys, "policies", *arguments) == (
-            "torch-promote: error: p.toml:3: no op is called 'policy_tests::jion'. Closest: join. Ops are named as in "
-            "torch.ops: 'softmax', 'aten::softmax.int', 'mylib::op'.\n"
+            "torch-promote: error: p.toml: [cpu] \"policy_tests::jion\": no op is called 'policy_tests::jion'. "
+            "Closest: join. Ops are named as in torch.ops: 'softmax', 'aten::softmax.int', 'mylib::op'.\n"
         )

@@ -195,9 +195,7 @@ MATCH_NOTHING = [
     ({3: "fp32"}, "a module is named by a str or a class of modules, got 3."),
     ({torch.Tensor: "fp32"}, "a module is named by a str or a class of modules, got <class 'torch.Tensor'>."),
 ]
-LEGAL = (
-    "Legal: stock, cpu, cuda, fp32_safe, off, or the path of a file, which has a separator in it or ends with .toml."
-)
+LEGAL = "Legal: stock, cpu, cuda, fp32_safe, off, or the path of a file, which contains a separator or ends with .toml."
 BAD_VALUES = [
     ({"lm_head": "fp16"}, f"'lm_head': no policy is called 'fp16'. {LEGAL}"),
     ({nn.Linear: "fp32_saef"}, f"Linear: no policy is called 'fp32_saef'. Closest: fp32_safe. {LEGAL}"),

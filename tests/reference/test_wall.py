@@ -17,8 +17,13 @@ ROOT = Path(torch_promote.__file__).parent
 FILES = sorted((ROOT / "reference").rglob("*.py"))
 
 #: What the reference may import besides the standard library: torch for its dtypes, schemas and tensors, the package's
-#: errors, the op table as data, and itself.
-MAY_IMPORT = ("torch_promote.errors", "torch_promote.policy.op_table", "torch_promote.reference")
+#: errors, the op table and the names of the cast policies as data, and itself.
+MAY_IMPORT = (
+    "torch_promote.errors",
+    "torch_promote.policy.cast_policy",
+    "torch_promote.policy.op_table",
+    "torch_promote.reference",
+)
 #: Functions and methods by which PyTorch would give an answer away. The reference defines some of them itself.
 GIVES_AWAY = {
     *("promote_types", "result_type", "can_cast", "elementwise_dtypes", "type_as", "get_overload"),
