@@ -188,7 +188,7 @@ def test_help_teaches(capsys: Capture) -> None:
     assert end.value.code == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    for word in ("ours / stock", "over ...", "a quiet run:", "examples:", "exit status:", *cli_bench.SUITES):
+    for word in ("ours / stock", "over ...", "for stable figures:", "examples:", "exit status:", *cli_bench.SUITES):
         assert word in text
 
 

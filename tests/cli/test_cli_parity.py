@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from test_cli import help_of
 
 from helpers.command_line import Capture, error_of, terminal_of_80_columns, wide
 from helpers.stand_in_runner import stand_in
@@ -108,7 +107,7 @@ Mismatches: 1. Stale gaps: 1.
 
 @pytest.mark.usefixtures("stand_in", "wide")
 def test_many_mismatches_are_counted(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_promote.cli.parity_text._SHOWN", 0)
+    monkeypatch.setattr("torch_promote.cli.parity_report._SHOWN", 0)
     text = printed(capsys, "--ops", "mismatching", status=1)
     assert text.startswith("1 more mismatches, which --json lists: mismatching 1\n")
 
@@ -221,78 +220,3 @@ def test_without_rich_there_is_json(capsys: Capture, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "rich", None)  # importing it now fails
     assert "pip install torch-promote[cli]" in error_of(capsys, "parity", "--ops", "good")
     assert main(["parity", "--ops", "good", "--jobs", "0", "--json"]) == 0
-
-
-def test_help(capsys: Capture) -> None:
-    assert_expected_inline(
-        help_of(capsys, "parity"),
-        """\
-usage: torch-promote parity [-h] [--device DEVICE] [--ops GLOB [GLOB ...]]
-                            [--dtypes DTYPE [DTYPE ...]] [--sample LABEL]
-                            [--quick] [--stock-only] [--autocast-dtype DTYPE]
-                            [--shard I/N] [--merge FILE [FILE ...]] [--list]
-                            [--jobs N] [--json [FILE]] [--junit FILE]
-
-Runs PyTorch's own samples under torch.autocast and under my_autocast, forward
-and backward, and checks three things: ours gives what stock gives, bit for bit;
-what each dispatched op returned under stock is what the reference says (dtype,
-and for elementwise ops shape and strides; the casts that autocast inserts); and
-the same under ours.
-
-The entries are the rows of the op table, the entries of PyTorch's own autocast
-test lists, and the ops of its op database (op_db). A sample has a label, such
-as float32/3/mixed: the dtype of its inputs, a number, and plain, mixed (the
-inputs are float32 and the autocast dtype by turns) or lower (float32 inputs
-cast to the autocast dtype).
-
-devices:
-  cpu        every bit is compared
-  cuda       the same, on a GPU
-  fake-cuda  CUDA's policies without a GPU, on fake tensors: dtypes, shapes and
-             strides
-
---stock-only leaves ours out and holds this build of PyTorch against the
-reference: its promotion, strides and autocast casts. It measures what each
-autocast kernel does, where `policies --diff` sees only that there is one.
-
-options:
-  -h, --help            show this help message and exit
-
-what runs:
-  --device DEVICE       cpu (the default), cuda or fake-cuda
-  --ops GLOB [GLOB ...]
-                        only entries of these names
-  --dtypes DTYPE [DTYPE ...]
-                        only samples of these dtypes
-  --sample LABEL        only this sample of one entry
-  --quick               the first three samples of each op, in two dtypes
-  --stock-only          PyTorch against the reference, without ours
-  --autocast-dtype DTYPE
-                        the regions' dtype (default: the device's)
-  --shard I/N           only every N-th entry, from the I-th on
-  --merge FILE [FILE ...]
-                        run nothing; add up the JSON of all shards
-  --list                run nothing; print the entries
-
-how it runs, and what is told:
-  --jobs N              worker processes (default: one for each core, on cuda
-                        at most 4); 0: none
-  --json [FILE]         JSON into a file, or to stdout
-  --junit FILE          JUnit XML into a file
-
-examples:
-  torch-promote parity --quick                     a choice of the samples
-  torch-promote parity                             all of them
-  torch-promote parity --ops 'linalg.*' aten::mm   some entries
-  torch-promote parity --device fake-cuda --dtypes float32
-  torch-promote parity --shard 1/4 --json 1.json --junit 1.xml
-  torch-promote parity --merge 1.json 2.json 3.json 4.json
-  torch-promote parity --ops mm --sample float32/0/mixed --jobs 0
-                                                   one sample, in a debugger
-  torch-promote parity --list --ops '*softmax*'    the names to choose from
-
-exit status: 0 nothing mismatches and no known gap is stale; 1 something does,
-or is; 2 wrong command line, or nothing was checked; 130 interrupted.
-docs/parity.md tells more.
-""",
-    )

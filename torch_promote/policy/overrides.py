@@ -121,9 +121,7 @@ def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:
             return value
         raise PolicyError(f"{where}{value} is not a floating dtype. {_LEGAL_VALUES}")
     if not isinstance(value, str):
-        raise PolicyError(
-            f"{where}a policy is a str, a CastPolicy or a torch.dtype, got {value!r}. {_LEGAL_VALUES}"
-        )
+        raise PolicyError(f"{where}a policy is a str, a CastPolicy or a torch.dtype, got {value!r}. {_LEGAL_VALUES}")
     try:
         return CastPolicy(value)
     except ValueError:
@@ -131,6 +129,4 @@ def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:
     dtype = getattr(torch, value.removeprefix("torch."), None)
     if isinstance(dtype, torch.dtype):
         return parse_policy(dtype, op)
-    raise PolicyError(
-        f"{where}no cast policy is called {value!r}.{did_you_mean(value, _NAMES)} {_LEGAL_VALUES}"
-    )
+    raise PolicyError(f"{where}no cast policy is called {value!r}.{did_you_mean(value, _NAMES)} {_LEGAL_VALUES}")

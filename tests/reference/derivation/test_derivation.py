@@ -294,18 +294,21 @@ Result: complex128 of shape [3]""",
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("int32[3] +", "'int32[3] +' is no expression: invalid syntax."),
-        ("int33[3] + 1", "'int33' in 'int33[3] + 1' is no dtype of this PyTorch. Closest:"),
-        ("int32 + 1", "int32 in 'int32 + 1' has no sizes. Say int32[3], or int32[] for a 0-dim tensor."),
-        ("int32[-1] + 1", "'-1' in 'int32[-1] + 1' is no size. Sizes are integers, 0 or more."),
-        ("int32[3] < 1 < 2", "'int32[3] < 1 < 2' chains comparisons, which tensors cannot. Use parentheses and &."),
-        ("int32[3] @ 1", "'int32[3] @ 1' in 'int32[3] @ 1' is no operand and no operator."),
-        ("-int8[1] + 1", "'-int8[1]' in '-int8[1] + 1' is no operand and no operator."),
-        ("int32[3] + 'a'", "\"'a'\" in \"int32[3] + 'a'\" is no operand and no operator."),
-        ("int32[3]", "'int32[3]' has no operator with a tensor, so there is no promotion in it."),
-        ("1 + 2", "'1 + 2' has no operator with a tensor, so there is no promotion in it."),
+        ("int32[3] +", "'int32[3] +' is not a valid expression: invalid syntax."),
+        ("int33[3] + 1", "'int33' in 'int33[3] + 1' is not a dtype of this PyTorch. Closest:"),
+        ("int32 + 1", "int32 in 'int32 + 1' has no sizes. Write int32[3], or int32[] for a 0-dim tensor."),
+        ("int32[-1] + 1", "'-1' in 'int32[-1] + 1' is not a size. Sizes are integers, 0 or more."),
+        (
+            "int32[3] < 1 < 2",
+            "'int32[3] < 1 < 2' chains comparisons, which tensors do not support. Use parentheses and &.",
+        ),
+        ("int32[3] @ 1", "'int32[3] @ 1' in 'int32[3] @ 1' is neither an operand nor a supported operator."),
+        ("-int8[1] + 1", "'-int8[1]' in '-int8[1] + 1' is neither an operand nor a supported operator."),
+        ("int32[3] + 'a'", "\"'a'\" in \"int32[3] + 'a'\" is neither an operand nor a supported operator."),
+        ("int32[3]", "'int32[3]' has no operator with a tensor operand, so nothing is promoted."),
+        ("1 + 2", "'1 + 2' has no operator with a tensor operand, so nothing is promoted."),
         ("1 / 0 + int8[1]", "Python cannot compute 1 / 0: division by zero."),
-        ("9 ** 9 ** 9 + int8[1]", "is a number too large to work out."),
+        ("9 ** 9 ** 9 + int8[1]", "is too large a number to compute."),
     ],
 )
 def test_an_expression_that_cannot_be_read(expression: str, message: str) -> None:
@@ -348,7 +351,7 @@ def test_the_command_refuses_what_it_cannot_read_in_one_line(capsys: pytest.Capt
     assert run("int32[3] +") == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("torch-promote why: 'int32[3] +' is no expression")
+    assert printed.err.startswith("torch-promote why: 'int32[3] +' is not a valid expression")
     assert printed.err.count("\n") == 1
 
 
@@ -356,7 +359,7 @@ def test_the_command_refuses_a_default_dtype_that_is_none(capsys: pytest.Capture
     with pytest.raises(SystemExit) as raised:
         run("int32[3] + 5.5", "--default-dtype", "int8")
     assert raised.value.code == 2
-    assert "'int8' is no default dtype. Legal: float16, bfloat16, float32, float64." in capsys.readouterr().err
+    assert "'int8' is not a default dtype. Legal: float16, bfloat16, float32, float64." in capsys.readouterr().err
 
 
 def test_the_command_takes_a_rule(capsys: pytest.CaptureFixture[str]) -> None:

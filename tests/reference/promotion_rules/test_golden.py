@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from held_against import compare, golden, rule_for
+from comparison import compare, golden, rule_for
 from libraries import LIBRARIES
 
 from exceptions import EXCEPTIONS

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from held_against import compare, rule_for
+from comparison import compare, rule_for
 from libraries import (
     STANDARD,
     array_api_answers,

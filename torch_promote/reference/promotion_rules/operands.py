@@ -31,7 +31,7 @@ _KIND_OF_NUMBER = {bool: Kind.BOOL, int: Kind.INTEGRAL, float: Kind.FLOATING, co
 
 
 def fits(number: type, dtype: torch.dtype) -> bool:
-    """Whether a Python number of a type is of no higher kind than a dtype.
+    """Whether tensors keep their dtype beside a Python number: the number is not of a higher kind.
 
     Args:
         number: bool, int, float or complex.
@@ -102,12 +102,12 @@ def words_of_table(table: str, a: torch.dtype | type, b: torch.dtype, common: to
         >>> words_of_table("The table", torch.int8, torch.uint8, torch.int16)
         'The table has int16 for int8 with uint8.'
         >>> words_of_table("The table", float, torch.float16, torch.float16)
-        'A Python float is of no higher kind than float16, so float16 stays.'
+        'A Python float is not of a higher kind than float16, so float16 stays.'
     """
     if not isinstance(a, type):
         return f"{table} has {dtype_name(common)} for {dtype_name(a)} with {dtype_name(b)}."
     if common is b:
-        return f"A Python {a.__name__} is of no higher kind than {dtype_name(b)}, so {dtype_name(b)} stays."
+        return f"A Python {a.__name__} is not of a higher kind than {dtype_name(b)}, so {dtype_name(b)} stays."
     return f"A Python {a.__name__} is of a higher kind than {dtype_name(b)}, and the two give {dtype_name(common)}."
 
 

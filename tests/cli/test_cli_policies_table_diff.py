@@ -10,8 +10,7 @@ from expecttest import assert_expected_inline
 from test_registered import STRANGE_ROWS
 
 from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of, wide
-from torch_promote.cli import op_filter
-from torch_promote.cli import policies_diff as cli_policies_diff
+from torch_promote.cli import op_filter, policies_table_diff
 from torch_promote.cli.main import main
 from torch_promote.policy import registered as registrations
 from torch_promote.policy.op_table import DEVICE_TYPES, LEFT_TO_STOCK, op_table
@@ -39,7 +38,7 @@ def test_diff_is_what_info_lists(capsys: Capture) -> None:
 @pytest.fixture
 def strange_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that no PyTorch agrees with, and a PyTorch that registers two ops."""
-    for module in (registrations, cli_policies_diff, op_filter):
+    for module in (registrations, policies_table_diff, op_filter):
         monkeypatch.setattr(module, "op_table", lambda: STRANGE_ROWS)
     monkeypatch.setattr(registrations, "registered", lambda device: frozenset({"aten::mm", "lib::op.out"}))
 
