@@ -90,18 +90,18 @@ def test_info_lists_what_is_missing_and_unlisted(capsys: Capture, monkeypatch: p
     assert_expected_inline(
         text[text.index("missing on") :],
         """\
-missing on cpu (in the table, not registered by this PyTorch: falls through):
+missing on cpu (in the table, not registered by this PyTorch; falls through):
 aten::no_such_op
 aten::relu
 
-unlisted on cpu (registered by this PyTorch, no policy in the table: stock decides):
+unlisted on cpu (registered by this PyTorch, no policy in the table; left to stock):
 aten::mm
 lib::op
 
-missing on cuda (in the table, not registered by this PyTorch: falls through):
+missing on cuda (in the table, not registered by this PyTorch; falls through):
 aten::relu
 
-unlisted on cuda (registered by this PyTorch, no policy in the table: stock decides):
+unlisted on cuda (registered by this PyTorch, no policy in the table; left to stock):
 lib::op
 """,
     )

@@ -43,17 +43,17 @@ parity: cpu, VERSIONS
 rows checked        2 of 3    with a policy on cpu
 entries             2
 samples             8         autocast dtype bfloat16
-refused             2         samples that raise under both, alike
-stock raised        0         and ours has a result, on purpose
-without bits        0         samples of ops that do not repeat their bits
-calls checked       16 of 16  against the reference
+refused             2         samples that raise the same error under both
+stock raised        0         where ours returns a result on purpose
+without bits        0         samples of nondeterministic ops
+calls checked       16 of 16  compared with the reference
 ops without a rule  0         of 2 overloads that ran
 mismatches          0
 known gaps          0         differences with a reason
 stale gaps          0
 seconds             T
 
-Nothing mismatches, and no known gap is stale.
+No mismatch, and no stale known gap.
 """,
     )
 
@@ -70,19 +70,19 @@ mismatching, sample float32/0/mixed: dtype, ours against stock
     got      float32
     reproduce with: torch-promote parity --device fake-cuda --ops mismatching --sample float32/0/mixed
 
-stale gaps, to be taken out of the list of known gaps:
+stale known gaps, to be removed from the list:
     gap of stale
 
 known gaps:
     2 times: the kernel reads what it has not written
 
-compared without their bits:
+compared without bits:
     3 samples: atomic additions
 
 samples that PyTorch cannot make:
     refused, float16: RuntimeError: no such kernel
 
-ops without a rule, and how many calls:
+ops without a rule, with the number of calls:
     aten._strange.default 5
 
 parity: fake-cuda, quick, stock only, VERSIONS
@@ -91,9 +91,9 @@ rows checked        2 of 3    with a policy on cuda
 entries             6
 samples             24        autocast dtype float16
 refused             9         samples that raise
-stock raised        0         and ours has a result, on purpose
-without bits        3         samples of ops that do not repeat their bits
-calls checked       48 of 53  against the reference
+stock raised        0         where ours returns a result on purpose
+without bits        3         samples of nondeterministic ops
+calls checked       48 of 53  compared with the reference
 ops without a rule  1         of 3 overloads that ran
 mismatches          1
 known gaps          2         differences with a reason
@@ -178,16 +178,19 @@ def test_progress_is_a_bar_on_a_terminal(capsys: Capture, monkeypatch: pytest.Mo
         ("--autocast-dtype int8", "the autocast dtype 'int8' is no floating dtype."),
         ("--ops mm --jobs 0 --sample float32/9/plain", "mm has no sample 'float32/9/plain'."),
         ("--sample float32/0/plain", "sample 'float32/0/plain' stands for one entry;"),
-        ("--shard 3/2", "--shard '3/2' is no shard. Expected I/N with I from 1 to N, such as 1/4."),
-        ("--shard 0/2", "--shard '0/2' is no shard."),
-        ("--shard half", "--shard 'half' is no shard."),
+        ("--shard 3/2", "--shard '3/2' is not a valid shard. Expected I/N with I from 1 to N, such as 1/4."),
+        ("--shard 0/2", "--shard '0/2' is not a valid shard."),
+        ("--shard half", "--shard 'half' is not a valid shard."),
         ("--ops bmm --shard 9/9", "--shard 9/9 is empty: there are 1 entries."),
-        ("--jobs many", "--jobs 'many' is no number of processes. Expected 0 or more."),
-        ("--jobs -1", "--jobs '-1' is no number of processes."),
+        ("--jobs many", "--jobs 'many' is not a number of processes. Expected an integer, 0 or more."),
+        ("--jobs -1", "--jobs '-1' is not a number of processes."),
         ("--json /no/such/folder/a.json", "cannot write /no/such/folder/a.json:"),
         ("--junit /", "cannot write /:"),
         ("--merge /no/such/file", "cannot read /no/such/file:"),
-        ("--merge a.json --quick", "--merge runs nothing. It takes --json and --junit, and no other option."),
+        (
+            "--merge a.json --quick",
+            "--merge runs nothing, so the only other options that it accepts are --json and --junit.",
+        ),
         ("--merge a.json --jobs 2", "--merge runs nothing."),
     ],
 )

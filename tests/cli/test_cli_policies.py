@@ -59,7 +59,7 @@ fp32                2    0     Cast every eligible argument to float32.
 promote             0    1     Cast every eligible argument to the widest dtype among the eligible tensors and tensor lists.
 fallthrough         1    1     Do nothing; ops inside a composite op still see autocast.
 
-rows: 3. torch VERSION differs on 3 of them, see notes.
+rows: 3. torch VERSION differs for 3 of them, see notes.
 """,  # noqa: E501
     )
 
@@ -130,7 +130,7 @@ def test_a_device_leaves_its_column_and_the_rows_with_a_policy(capsys: Capture, 
 
 def test_an_op_without_a_policy_on_the_device_is_said_to_be_left_alone(capsys: Capture) -> None:
     assert text_of(capsys, "policies", "--device", "cpu", "--op", "softmax") == (
-        "The table has no policy on cpu, and my_autocast leaves it to PyTorch there: softmax.int\n"
+        "The table has no policy on cpu, where my_autocast leaves these to PyTorch: softmax.int\n"
     )
     data = json_of(capsys, "policies", "--device", "cpu", "--op", "softmax")
     assert (data["rows"], data["without_policy"]) == ([], ["aten::softmax.int"])

@@ -44,8 +44,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         int8[3] * int64[]
         1. int8[3] is a tensor with dimensions: state dim, int8.
         2. int64[] is a 0-dim tensor: state zero, int64.
-        3. dim int8 with zero int64: int64 is not of a higher kind than int8, so int8 stays: a weaker
-           state does not widen.
+        3. dim int8 with zero int64: int64 is not of a higher kind than int8, so int8 stays: a weaker state
+           does not widen.
         4. * computes in int8 and returns int8.
         Result: int8 of shape [3]
         0

@@ -121,10 +121,10 @@ def test_a_derivation_of_two_operators() -> None:
 4. + computes in int16 and returns int16.
 5. int8[3] is a tensor with dimensions: state dim, int8.
 6. (uint8[] + int8[]) is a 0-dim tensor: state zero, int16.
-7. dim int8 with zero int16: int16 is of no higher kind than int8, so int8 stays: a weaker state
+7. dim int8 with zero int16: int16 is not of a higher kind than int8, so int8 stays: a weaker state
    does not widen.
 8. * computes in int8 and returns int8.
-9. 2 * 1.5 has no tensor in it: Python computes 3.0 before PyTorch sees it.
+9. 2 * 1.5 contains no tensor: Python computes 3.0 before PyTorch is called.
 10. (int8[3] * (uint8[] + int8[])) is a tensor with dimensions: state dim, int8.
 11. 3.0 is a Python float: state wrapped. It counts as the default dtype, float32.
 12. dim int8 with wrapped float32: float32 is floating, a higher kind than integral, so the two are
@@ -142,7 +142,7 @@ uint16[3] + int32[3]
 1. uint16[3] is a tensor with dimensions: state dim, uint16.
 2. int32[3] is a tensor with dimensions: state dim, int32.
 PyTorch raises: uint16 and int32 have no common dtype: uint16, uint32, uint64 and uint1 to uint7
-promote only with floating dtypes. Convert one of the two first.""",
+promote only with floating dtypes. Convert one of them first.""",
     )
     assert_expected_inline(
         str(why("int8[3] + int8[2]")),
@@ -228,7 +228,7 @@ def test_a_derivation_by_jaxs_rule() -> None:
 9. uint8[3] is cast to float64.
 10. * computes in float64 and returns float64.
 11. (uint8[3] * (uint64[] + int64[2, 1])) is a tensor of float64.
-12. 3 is a Python int: it is weak, and gives way to a tensor's dtype.
+12. 3 is a Python int: it is weak, so a tensor's dtype takes precedence.
 13. In JAX's lattice, int* is below float64, which stays.
 14. / computes in float64 and returns float64.
 Result: float64 of shape [2, 3]""",
@@ -243,12 +243,12 @@ def test_a_derivation_by_numpys_rule() -> None:
 1. 3 / int8[] is computed as int8[].reciprocal() times the number. The reciprocal is float64: the
    rule takes float64 for int8 in floating point.
 2. int8[].reciprocal() is a 0-dim tensor of float64, which counts like any other tensor.
-3. 3 is a Python int: it is weak, and gives way to a tensor's dtype.
-4. A Python int is of no higher kind than float64, so float64 stays.
+3. 3 is a Python int: it is weak, so a tensor's dtype takes precedence.
+4. A Python int is not of a higher kind than float64, so float64 stays.
 5. * computes in float64 and returns float64.
 6. (3 / int8[]) is a 0-dim tensor of float64, which counts like any other tensor.
-7. True is a Python bool: it is weak, and gives way to a tensor's dtype.
-8. A Python bool is of no higher kind than float64, so float64 stays.
+7. True is a Python bool: it is weak, so a tensor's dtype takes precedence.
+8. A Python bool is not of a higher kind than float64, so float64 stays.
 9. + computes in float64 and returns float64.
 Result: float64, 0-dim""",
     )
@@ -260,11 +260,11 @@ def test_a_derivation_by_the_standards_rule_that_ends_in_an_error() -> None:
         """\
 (int8[3] * 2) + 2.5, by the rule array_api
 1. int8[3] is a tensor of int8.
-2. 2 is a Python int: it is weak, and gives way to a tensor's dtype.
-3. A Python int is of no higher kind than int8, so int8 stays.
+2. 2 is a Python int: it is weak, so a tensor's dtype takes precedence.
+3. A Python int is not of a higher kind than int8, so int8 stays.
 4. * computes in int8 and returns int8.
 5. (int8[3] * 2) is a tensor of int8.
-6. 2.5 is a Python float: it is weak, and gives way to a tensor's dtype.
+6. 2.5 is a Python float: it is weak, so a tensor's dtype takes precedence.
 The rule raises: add: the promotion rule "array_api" has no common dtype for int8[3] and 2.5 (a
 Python float): the standard does not mix a Python float with integer arrays such as int8. Write
 x.to(torch.float32) for the int8 tensor.""",
@@ -283,7 +283,7 @@ def test_a_derivation_by_a_rule_of_ones_own() -> None:
 4. int32[3] and float32[] are cast to float64.
 5. + computes in float64 and returns float64.
 6. (int32[3] + float32[]) is a tensor of float64.
-7. 1j is a Python complex: it is weak, and gives way to a tensor's dtype.
+7. 1j is a Python complex: it is weak, so a tensor's dtype takes precedence.
 8. A Python complex is of a higher kind than float64, and the two give complex128.
 9. (int32[3] + float32[]) is cast to complex128.
 10. + computes in complex128 and returns complex128.
