@@ -21,9 +21,9 @@ POLICIES = ROOT / "torch_promote" / "policy" / "op_policies.def"
 ROW = re.compile(r"^ROW\(\s*(\w+)\s*,", re.MULTILINE)
 
 # NOTE [ Units ]
-# Parsing PyTorch's headers takes most of the compile time of a small file. The files of a unit are therefore compiled as
-# one, which shares the parse; what two of them put into an unnamed namespace must not have one name. Ninja starts the
-# units in this order: the wrappers of the op table take longest.
+# Parsing PyTorch's headers takes most of the compile time of a small file. The files of a unit are therefore compiled
+# as one, which shares the parse; names in an unnamed namespace must be unique within a unit. Ninja starts the units in
+# this order: the wrappers of the op table take longest.
 WRAPPERS = CSRC / "dispatch" / "registration.cpp"
 PYTHON = sorted((CSRC / "python").glob("*.cpp"))
 UNITS = {

@@ -33,7 +33,7 @@ BAD = """
 #: The same, as the inner run's conftest.py, for runs in processes of their own.
 PLANTED = """
     import torch
-    from torch_promote.reference import promotion_table
+    from torch_promote.reference.promotion import table as promotion_table
 
     promotion_table._TABLE[torch.int8, torch.int16] = torch.int32
 """

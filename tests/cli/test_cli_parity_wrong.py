@@ -127,7 +127,7 @@ def process(
     return subprocess.run(command, env=variables, text=True, timeout=120, check=False, **kept)
 
 
-TALKATIVE = "from torch_promote import _progress; _progress._SECONDS_BETWEEN_LINES = 0.0"
+TALKATIVE = "from torch_promote.cli import progress as _progress; _progress._SECONDS_BETWEEN_LINES = 0.0"
 RUN = ("parity", "--ops", "good*", "mismatching", "--jobs", "0")
 
 

@@ -41,7 +41,7 @@ def dtype_or_same(call: Call, name: str | None = None) -> torch.dtype:
     """Without a dtype argument, the tensor's dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.zeros_like.default, [torch.ones(2).half()]).dtypes
         (torch.float16,)
 
@@ -54,7 +54,7 @@ def sum(call: Call) -> torch.dtype:  # noqa: A001 # the rule's name
     """Sums of integers and bools are int64.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.sum.default, [torch.ones(2).char()]).dtypes
         (torch.int64,)
         >>> infer(torch.ops.aten.sum.default, [torch.ones(2).char()], {"dtype": torch.int8}).dtypes
@@ -70,7 +70,7 @@ def mean(call: Call) -> torch.dtype:
     """A mean requires a floating or complex dtype; for integers, there is no default.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.mean.default, [torch.ones(2).int()])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
@@ -85,7 +85,7 @@ def deviation(call: Call) -> torch.dtype:
     """Deviations and variances are real, and require a floating or complex dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.var_mean.correction, [torch.ones(2).cfloat()]).dtypes
         (torch.float32, torch.complex64)
 
@@ -98,7 +98,7 @@ def norm(call: Call) -> torch.dtype:
     """A norm is real, even if `dtype` is complex, and requires a floating or complex dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.linalg_vector_norm.default, [torch.ones(2).cfloat()]).dtypes
         (torch.float32,)
 
@@ -121,7 +121,7 @@ def output_dtype(call: Call, argument: str = "dtype") -> torch.dtype:
     """The named dtype argument. Without it, the first tensor's dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.view.dtype, [torch.ones(2), torch.int32]).dtypes
         (torch.int32,)
 
@@ -134,7 +134,7 @@ def softmax(call: Call) -> torch.dtype:
     """float32 if `half_to_float` is set, otherwise the tensor's dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten._softmax.default, [torch.ones(2).half(), 0, True]).dtypes
         (torch.float32,)
 
@@ -147,7 +147,7 @@ def position(call: Call) -> torch.dtype:
     """int64, or int32 if `out_int32` is set.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.searchsorted.Tensor, [torch.ones(2), torch.ones(2)], {"out_int32": True}).dtypes
         (torch.int32,)
 
@@ -160,7 +160,7 @@ def dtype_or_default(call: Call) -> torch.dtype:
     """Without a dtype argument, the default dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.zeros.default, [[2]], default_dtype=torch.float64).dtypes
         (torch.float64,)
 
@@ -173,7 +173,7 @@ def dtype_or_int64(call: Call) -> torch.dtype:
     """Without a dtype argument, int64.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.randperm.default, [10]).dtypes
         (torch.int64,)
 
@@ -186,7 +186,7 @@ def dtype_or_whole(call: Call) -> torch.dtype:
     """Without a dtype argument, int64. If the argument is None, the default dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> randint = torch.ops.aten.randint.default
         >>> infer(randint, [10, [2]]).dtypes, infer(randint, [10, [2]], {"dtype": None}).dtypes
         ((torch.int64,), (torch.float32,))
@@ -201,7 +201,7 @@ def dtype_or_number(call: Call, name: str) -> torch.dtype:
     """Without a dtype argument, the dtype of the number.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.full.default, [[2], True]).dtypes, infer(torch.ops.aten.full.default, [[2], 1]).dtypes
         ((torch.bool,), (torch.int64,))
 
@@ -214,7 +214,7 @@ def dtype_or_range(call: Call, *names: str) -> torch.dtype:
     """Without a dtype argument, int64 if every bound is an integer, else the default dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.arange.start, [0, 5]).dtypes
         (torch.int64,)
         >>> infer(torch.ops.aten.arange.start, [0, 5.0], default_dtype=torch.float64).dtypes
@@ -230,7 +230,7 @@ def dtype_or_points(call: Call, *names: str) -> torch.dtype:
     """Without a dtype argument, the default dtype, or its complex dtype if an end point is complex.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.linspace.default, [0, 1j, 5], default_dtype=torch.float64).dtypes
         (torch.complex128,)
 

@@ -17,7 +17,7 @@ def put(call: Call) -> torch.dtype:
     """The tensor's dtype, which the values must have, except for a single value with a mask, which is filled in.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> x, mask, value = torch.ones(2).half(), torch.ones(2).bool(), torch.tensor(1)
         >>> infer(torch.ops.aten.index_put.default, [x, [mask], value]).dtypes
         (torch.float16,)
@@ -36,7 +36,7 @@ def rectified_gradient(call: Call) -> torch.dtype:
     """In training, the promoted dtype of gradient and noise; otherwise that of a leaky ReLU's gradient.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> gradient, x, noise = torch.ones(2).half(), torch.ones(2), torch.ones(2).double()
         >>> infer(torch.ops.aten.rrelu_with_noise_backward.default, [gradient, x, noise, 0.1, 0.3, True, False]).dtypes
         (torch.float64,)
@@ -50,7 +50,7 @@ def softmax_gradient(call: Call) -> torch.dtype:
     """The gradient's dtype, but float16 if softmax widened a float16 input to float32.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> gradient = torch.ones(2)
         >>> infer(torch.ops.aten._softmax_backward_data.default, [gradient, gradient, 0, torch.float16]).dtypes
         (torch.float16,)

@@ -36,7 +36,7 @@ def same(call: Call, name: str | None = None) -> torch.dtype:
     """The dtype of the named argument, or of the first tensor.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.sort.default, [torch.ones(2).half()]).dtypes
         (torch.float16, torch.int64)
 
@@ -49,7 +49,7 @@ def one_dtype(call: Call, *names: str) -> torch.dtype:
     """The dtype that the named tensors, or all, have in common. Matrix products do not promote.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.mm.default, [torch.ones(2, 2), torch.ones(2, 2).half()])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
@@ -72,7 +72,7 @@ def promoted(call: Call, *names: str) -> torch.dtype:
     """The dtype that the named arguments, or all tensors, promote to.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.cat.default, [[torch.ones(2).half(), torch.ones(2).bfloat16()]]).dtypes
         (torch.float32,)
 
@@ -85,7 +85,7 @@ def floating(call: Call, name: str | None = None) -> torch.dtype:
     """The tensor's dtype, or the default dtype for integers and bools.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.logsumexp.default, [torch.ones(2).char(), [0]], default_dtype=torch.float64).dtypes
         (torch.float64,)
 
@@ -99,7 +99,7 @@ def real(call: Call, name: str | None = None) -> torch.dtype:
     """The dtype of a complex tensor's parts, or a real tensor's dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten._linalg_svd.default, [torch.ones(2, 2).cfloat()]).dtypes
         (torch.complex64, torch.float32, torch.complex64)
 
@@ -112,7 +112,7 @@ def complex(call: Call, name: str | None = None) -> torch.dtype | None:  # noqa:
     """The complex dtype whose parts have the tensor's dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.linalg_eigvals.default, [torch.ones(2, 2)]).dtypes
         (torch.complex64,)
 
@@ -125,7 +125,7 @@ def real_of_promoted(call: Call, *names: str) -> torch.dtype:
     """The real dtype of what the operands promote to, as for a distance.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.dist.default, [torch.ones(2).cfloat(), torch.ones(2).double()]).dtypes
         (torch.float64,)
 
@@ -138,7 +138,7 @@ def accumulate(call: Call, name: str | None = None) -> torch.dtype:
     """The dtype in which sums are accumulated: float32 for half precision.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
         >>> infer(attention, [torch.ones(1, 1, 2, 2).half()] * 3).dtypes
         (torch.float16, torch.float32)
@@ -153,7 +153,7 @@ def truth(call: Call) -> torch.dtype:
     """bool, or uint8 for a uint8 tensor.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.any.default, [torch.ones(2)]).dtypes
         (torch.bool,)
         >>> infer(torch.ops.aten.any.default, [torch.ones(2).byte()]).dtypes
@@ -168,7 +168,7 @@ def bin_counts(call: Call) -> torch.dtype:
     """Counts are int64; sums of weights are float32 for float32 weights and float64 for all others.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.bincount.default, [torch.ones(2).int(), torch.ones(2).half()]).dtypes
         (torch.float64,)
 
@@ -185,7 +185,7 @@ def statistics(call: Call, name: str | None = None) -> torch.dtype:
     On CUDA, batch and layer norm always use float32 for half-precision inputs.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> arguments = [torch.ones(2, 4).half(), [4], torch.ones(4), torch.ones(4), 1e-5]
         >>> infer(torch.ops.aten.native_layer_norm.default, arguments).dtypes
         (torch.float16, torch.float32, torch.float32)
@@ -212,7 +212,7 @@ def wanted(call: Call, position: str, *names: str) -> torch.dtype | None:
     `position` is the gradient's index in the mask. A gradient that is not selected is undefined, None.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> x, mask = torch.ones(4), [True, False, True]
         >>> infer(torch.ops.aten.native_layer_norm_backward.default, [x, x, [4], x, x, x, x, mask]).dtypes
         (torch.float32, None, torch.float32)
@@ -229,7 +229,7 @@ def pieces(call: Call) -> tuple[torch.dtype, ...]:
     """One dtype for each piece of a given size along a dimension.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.split.Tensor, [torch.ones(5), 2]).dtypes
         (torch.float32, torch.float32, torch.float32)
 
@@ -244,7 +244,7 @@ def pieces_of_sizes(call: Call) -> tuple[torch.dtype, ...]:
     """One dtype for each of the given sizes.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.split_with_sizes.default, [torch.ones(5), [1, 4]]).dtypes
         (torch.float32, torch.float32)
 
@@ -257,7 +257,7 @@ def slices(call: Call) -> tuple[torch.dtype, ...]:
     """One dtype for each index of a dimension.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.unbind.int, [torch.ones(2, 3), 1]).dtypes
         (torch.float32, torch.float32, torch.float32)
 
@@ -271,7 +271,7 @@ def for_each(call: Call, name: str) -> tuple[torch.dtype, ...]:
     """One dtype for each element of the named list.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten._histogramdd_bin_edges.default, [torch.ones(3, 2), [4, 4]]).dtypes
         (torch.float32, torch.float32)
 

@@ -36,7 +36,7 @@ def modulus(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     """The modulus of complex numbers is real, and keeps the input's strides.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.abs.default, [torch.ones(3, 2).cfloat().t()])
         Inference(rule='modulus', dtypes=(torch.float32,), shape=(2, 3), strides=(1, 2))
 
@@ -55,7 +55,7 @@ def angle(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     """The angle of complex numbers is real and contiguous. Angles of integers are floating.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.angle.default, [torch.ones(3, 2).cfloat().t()])
         Inference(rule='angle', dtypes=(torch.float32,), shape=(2, 3), strides=(3, 1))
 
@@ -87,7 +87,7 @@ def with_numbers(call: Call, *names: str, out: TensorLike | None = None) -> Elem
     """The numbers affect the dtype, but are not operands of the iteration.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.pow.Tensor_Scalar, [torch.ones(2, 3).int().t(), 0.5])
         Inference(rule='with_numbers(self, exponent)', dtypes=(torch.float32,), shape=(3, 2), strides=(1, 3))
 
@@ -105,7 +105,7 @@ def power_of_number(call: Call, *, out: TensorLike | None = None) -> Elementwise
     """A number to the power of a tensor: the result is contiguous.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.pow.Scalar, [2.0, torch.ones(2, 3).int().t()])
         Inference(rule='power_of_number', dtypes=(torch.float32,), shape=(3, 2), strides=(2, 1))
 
@@ -121,7 +121,7 @@ def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResu
     The base 2 is a Python number for float32 and integer tensors, and otherwise a 0-dim tensor of the tensor's dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.ldexp.Tensor, [torch.ones(3).half(), torch.ones(3).int()]).dtypes
         (torch.float16,)
         >>> infer(torch.ops.aten.ldexp.Tensor, [torch.ones(3).half(), torch.ones(3)]).dtypes
@@ -151,7 +151,7 @@ def like(call: Call, name: str = "self", *, out: TensorLike | None = None) -> El
     """The tensor's dtype and shape, and its strides if it is dense.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.hardtanh.default, [torch.ones(2, 3).t()]).strides
         (1, 3)
         >>> infer(torch.ops.aten.hardtanh.default, [torch.ones(6, 6)[::2, ::2]]).strides
@@ -166,7 +166,7 @@ def like_float(call: Call, *, out: TensorLike | None = None) -> ElementwiseResul
     """Like `like`, but the default dtype for integers.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.rad2deg.default, [torch.ones(2, 3).int().t()])
         Inference(rule='like_float', dtypes=(torch.float32,), shape=(3, 2), strides=(1, 3))
 
@@ -189,7 +189,7 @@ def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None)
     """The result is written into an `empty_like` of the first named tensor.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> x = torch.ones(2, 3)
         >>> infer(torch.ops.aten.log_sigmoid_backward.default, [torch.ones(3, 2).t(), x, x]).strides
         (1, 2)
@@ -207,7 +207,7 @@ def is_infinite(call: Call, *, out: TensorLike | None = None) -> ElementwiseResu
     """Integers are never infinite. For other dtypes, absolute values are compared with infinity, part by part.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.isinf.default, [torch.ones(2, 3).cfloat().t()])
         Inference(rule='is_infinite', dtypes=(torch.bool,), shape=(3, 2), strides=(1, 3))
 

@@ -21,7 +21,7 @@ def with_preset(preset: str, call: Call, *names: str, out: TensorLike | None = N
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.eq.Tensor, [torch.ones(2, 1), torch.ones(3).double()])
         Inference(rule='comparison', dtypes=(torch.bool,), shape=(2, 3), strides=(3, 1))
 
@@ -36,7 +36,7 @@ def threshold(call: Call, *names: str, out: TensorLike | None = None) -> Element
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> out = torch.ones(1).expand(3)
         >>> infer(torch.ops.aten.threshold.out, [torch.ones(3), 0, 1], {"out": out}).strides
         (0,)
@@ -52,7 +52,7 @@ def product(call: Call, *names: str, out: TensorLike | None = None) -> Elementwi
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> half, mask = torch.ones(3).half(), torch.ones(3).bool()
         >>> infer(torch.ops.aten.native_dropout_backward.default, [half, mask, 2.0]).dtypes
         (torch.float16,)
@@ -72,7 +72,7 @@ def quotient(call: Call, *names: str, out: TensorLike | None = None) -> Elementw
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> whole = torch.ones(3).int()
         >>> infer(torch.ops.aten.div.Tensor_mode, [whole, whole], {"rounding_mode": "floor"}).dtypes
         (torch.int32,)
@@ -89,7 +89,7 @@ def where(call: Call, *names: str, out: TensorLike | None = None) -> Elementwise
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.where.self, [torch.ones(2, 1).bool(), torch.ones(3).char(), torch.ones(3).char()])
         Inference(rule='where', dtypes=(torch.int8,), shape=(2, 3), strides=(3, 1))
 
@@ -107,7 +107,7 @@ def complex_of(call: Call, *names: str, out: TensorLike | None = None) -> Elemen
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.complex.default, [torch.ones(3), torch.ones(2, 1)])
         Inference(rule='complex_of', dtypes=(torch.complex64,), shape=(2, 3), strides=(3, 1))
 
@@ -123,7 +123,7 @@ def in_dtype_of(call: Call, name: str, *names: str, out: TensorLike | None = Non
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.mish_backward.default, [torch.ones(3), torch.ones(3).half()]).dtypes
         (torch.float16,)
 
