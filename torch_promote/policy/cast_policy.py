@@ -6,7 +6,7 @@ import enum
 
 import torch
 
-__all__ = ["CastPolicy", "spell_policy"]
+__all__ = ["POLICY_ALIASES", "CastPolicy", "spell_policy"]
 
 
 class CastPolicy(enum.Enum):
@@ -61,7 +61,11 @@ class CastPolicy(enum.Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> CastPolicy | None:
-        return cls.lower_precision_fp if value == "fp16" else None
+        return POLICY_ALIASES.get(value) if isinstance(value, str) else None
+
+
+#: Other names of policies.
+POLICY_ALIASES = {"fp16": CastPolicy.lower_precision_fp}
 
 
 def spell_policy(policy: CastPolicy | torch.dtype) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from torch_promote.errors import PolicyError, did_you_mean
-from torch_promote.policy.cast_policy import CastPolicy, spell_policy
+from torch_promote.policy.cast_policy import POLICY_ALIASES, CastPolicy, spell_policy
 from torch_promote.policy.legality import check_legal, legal_policies, legal_text, why_illegal
 from torch_promote.policy.op_names import find_overloads, in_order, spell_key
 
 __all__ = ["parse_overrides", "parse_policy", "select"]
 
-_NAMES = [*(policy.value for policy in CastPolicy), "fp16"]
+_NAMES = [*(policy.value for policy in CastPolicy), *POLICY_ALIASES]
 _LEGAL_VALUES = f"Legal: {', '.join(_NAMES)} or a floating dtype."
 #: How many overloads an error names for each reason.
 _SHOWN = 3

@@ -256,8 +256,8 @@ def test_predicates_say_what_the_dtype_objects_say() -> None:
         ),
         (
             (torch.bits8, torch.int8),
-            "the operands have no common dtype: there are no operands, or bits dtypes are combined with others, "
-            "and bits dtypes promote only with themselves. Convert the operands first.",
+            "the operands have no common dtype: there are no operands, or bits dtypes are combined with others. "
+            "Bits dtypes promote only with themselves. Convert the operands first.",
         ),
         (
             (torch.int4, torch.int8),

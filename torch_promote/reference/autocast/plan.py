@@ -197,14 +197,14 @@ def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: to
 
 
 def _join(call: Call, device: str) -> torch.dtype | None:
-    """The common dtype of the tensors, float32 if they differ. Optional tensors are not considered."""
+    """The tensors' dtype, or float32 if they differ. Optional tensors are not considered."""
     found = candidates(call, in_table=call.signature.name in _rows())
     dtypes = {tensor.dtype for _, tensor, asked in found if asked and _eligible(tensor, device)}
     return None if not dtypes else dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
 def _eligible(tensor: torch.Tensor, device: str, with_doubles: bool = False) -> bool:
-    """Floating, not double by default, and on the device. Source: aten/src/ATen/autocast_mode.h, is_eligible (v2.13)."""
+    """Floating, not double by default, on the device. Source: aten/src/ATen/autocast_mode.h, is_eligible (v2.13)."""
     double = tensor.dtype is torch.float64
     return is_floating(tensor.dtype) and (with_doubles or not double) and tensor.device.type in TURNS[device]
 

@@ -156,8 +156,8 @@ class ResultTypeState(NamedTuple):
         found = combine_categories(self.dim, combine_categories(self.zero, self.wrapped))
         if found is None:
             raise PromotionError(
-                "the operands have no common dtype: there are no operands, or bits dtypes are combined with others, and "
-                "bits dtypes promote only with themselves. Convert the operands first."
+                "the operands have no common dtype: there are no operands, or bits dtypes are combined with others. "
+                "Bits dtypes promote only with themselves. Convert the operands first."
             )
         return found
 

@@ -1,7 +1,7 @@
 """Promotion rules as data: PyTorch's rule and others.
 
 - rule: `PromotionRule`, the tables of a rule and the common dtype of any operands
-- torch_rule, jax_rule, numpy_rule, array_api_rule, strict_rule: the rules; registry: `promotion_rule`, a rule by its name
+- torch_rule, jax_rule, numpy_rule, array_api_rule, strict_rule: the rules; registry: `promotion_rule`, a rule by name
 - user: `make_rule`, a user's own rule; text_table: tables written as text
 - operands: tensors and Python numbers as operands; remedy: the cast that an error proposes
 

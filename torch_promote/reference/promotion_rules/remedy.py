@@ -46,7 +46,7 @@ def _for_number(number: type, dtype: torch.dtype) -> torch.dtype:
 
 
 def _meeting(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
-    """The dtype to cast both to: PyTorch's common dtype, else the wider of two floating dtypes. None: neither exists."""
+    """The dtype to cast to: PyTorch's common dtype, else the wider of two floating dtypes. None: neither exists."""
     try:
         return promote_types(a, b)
     except PromotionError:

@@ -32,8 +32,8 @@ __all__ = ["NUMBER_TYPES", "PromotionRule", "describe"]
 class PromotionRule:
     """A promotion rule under a default dtype.
 
-    A dtype without a row in a table promotes only with itself and with Python numbers that are not of a higher kind. The
-    methods take that into account, so use them instead of the tables to look up pairs.
+    A dtype without a row in a table promotes only with itself and with Python numbers that are not of a higher kind.
+    The methods take that into account, so use them instead of the tables to look up pairs.
 
     Attributes:
         name: The rule's name.
@@ -42,8 +42,8 @@ class PromotionRule:
         floats: Maps a common dtype to the dtype of an op that computes in floating point, such as true division.
             Floating and complex dtypes stay. None: the rule does not define such an op for the dtype.
         zero_dim_is_weak: Whether 0-dim tensors are weaker than tensors with dimensions.
-        associative: Whether more than two dtypes can be folded pairwise. If not, use `common`. The order of the operands
-            does not matter in either case.
+        associative: Whether more than two dtypes can be folded pairwise. If not, use `common`. In both cases, the order
+            of the operands does not matter.
         zero_dims: If 0-dim tensors are weak: maps the dtype of the tensors with dimensions, and that of the 0-dim ones
             joined with the numbers, to the common dtype. Otherwise empty.
         default_dtype: The default dtype that the tables are for.
@@ -114,7 +114,7 @@ class PromotionRule:
         return self.numbers.get((number, dtype), dtype if fits(number, dtype) else None)
 
     def of_float(self, dtype: torch.dtype) -> torch.dtype | None:
-        """Returns the dtype of an op that computes in floating point, for a common dtype. None: the rule does not define it.
+        """Returns the dtype of an op that computes in floating point, for a common dtype, or None.
 
         Example:
             >>> from torch_promote.reference.promotion_rules import promotion_rule
