@@ -16,7 +16,7 @@ import torch
 from test_crosscheck_state import is_on, off_before_and_after
 
 import torch_promote as tp
-from torch_promote.checking.tap import TapError
+from torch_promote.checking.dispatch_observer import TapError
 
 __all__ = ["off_before_and_after"]  # a fixture
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 from torch_promote import _C
-from torch_promote.checking.tap import TapError, tapped
+from torch_promote.checking.dispatch_observer import TapError, observe_dispatch
 
 KEY = torch._C._dispatch_key_parse(_C.tap_key_name())
 
@@ -142,7 +142,7 @@ class Seen:
 
 def test_the_observer_does_not_observe_itself() -> None:
     x = torch.ones(2)
-    with tapped(seen := Seen()):
+    with observe_dispatch(seen := Seen()):
         x.sin()
     assert seen.calls == ["begin", "end"]
 
@@ -151,7 +151,7 @@ def test_the_observer_does_not_observe_itself() -> None:
 def test_what_the_observer_raises_is_raised_by_the_op(raises: str, calls: list[str]) -> None:
     x = torch.ones(2)
     seen = Seen(raises)
-    with pytest.raises(MineError, match=raises), tapped(seen):
+    with pytest.raises(MineError, match=raises), observe_dispatch(seen):
         x.sin()
     assert seen.calls == calls
     assert not is_on()

@@ -18,7 +18,7 @@ from test_cli_parity_runs import environment
 
 from helpers.command_line import Capture, error_of, terminal_of_80_columns, wide
 from helpers.stand_in_runner import stand_in
-from torch_promote.checking import call_check
+from torch_promote.checking import expectation
 from torch_promote.cli import progress as _progress
 from torch_promote.cli.main import main
 from torch_promote.reference.ops.infer import NO_RULE
@@ -77,11 +77,11 @@ def test_what_no_parser_takes_is_one_line_and_status_2(capsys: Capture, argument
 
 
 def without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_check, "infer", lambda *args: NO_RULE)
+    monkeypatch.setattr(expectation, "infer", lambda *args: NO_RULE)
 
 
 def without_the_tap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crosscheck, "tapped", lambda checker: contextlib.nullcontext())
+    monkeypatch.setattr(crosscheck, "observe_dispatch", lambda checker: contextlib.nullcontext())
 
 
 @pytest.mark.parametrize("plant", [without_rules, without_the_tap])

@@ -10,23 +10,16 @@ from typing import Any, Literal
 
 import torch
 
-from torch_promote.checking.active import active_state, ours_is_active
-from torch_promote.checking.call_check import (
-    Expectation,
-    Finding,
-    expect,
-    has_our_kernel,
-    is_composite,
-    overload_name,
-    tensors_in,
-)
+from torch_promote.checking.autocast_in_force import my_autocast_is_in_force, state_in_force
 from torch_promote.checking.call_site import calling_line, describe_arguments
 from torch_promote.checking.comparison import compare, is_fake
+from torch_promote.checking.expectation import Expectation, Finding, expect
+from torch_promote.checking.expected_promotion import foreign_rule
 from torch_promote.checking.known_gaps import Gap, dispatch_gaps, explained
-from torch_promote.checking.promotion_check import foreign_rule
+from torch_promote.checking.overloads import has_our_kernel, is_composite, overload_name, tensors_in
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.checking.stock_run import StockRun, written_results
-from torch_promote.checking.unwritten import UNREPEATABLE
+from torch_promote.checking.uninitialized_results import NOT_REPEATABLE
 from torch_promote.reference.autocast.plan import AutocastState
 from torch_promote.reference.ops.infer import Inference
 
@@ -89,7 +82,7 @@ class Checker:
         calls = self._open()
         inside = calls[-1] if calls else None
         self.stopped = False
-        state = active_state()
+        state = state_in_force()
         if inside is not None and inside.expectation is not None and _is_called_anew(inside.expectation, op, state):
             self._leave_to_next(inside)
         if _has_wrapped(args):  # of functorch; what they are made of is called next
@@ -127,12 +120,12 @@ class Checker:
             calls.pop()
 
     def _comparable(self, expectation: Expectation, args: Sequence[Any], state: AutocastState | None) -> bool:
-        if not ours_is_active():
+        if not my_autocast_is_in_force():
             return False
         reason, op = None, expectation.op
         if state is not None and _is_overridden(overload_name(op), args, state):
             reason = "the op's policy is overridden"
-        elif overload_name(op) in UNREPEATABLE:
+        elif overload_name(op) in NOT_REPEATABLE:
             reason = "PyTorch does not give the same bits twice"
         elif state is not None and state.overrides and not expectation.has_policy:
             reason = "the policy of an op inside it may be overridden"

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import NoReturn, get_args
 
 from torch_promote.checking.checker import Checker, Level
+from torch_promote.checking.dispatch_observer import TapError, observe_dispatch
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
-from torch_promote.checking.tap import TapError, tapped
 from torch_promote.errors import DecoratorError, OptionError
 
 __all__ = ["CrosscheckError", "CrosscheckReport", "Level", "Mismatch", "crosscheck"]
@@ -90,7 +90,7 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
 def _checked(level: Level, raise_on_mismatch: bool) -> Iterator[CrosscheckReport]:
     report = CrosscheckReport()
     around = _open_reports()
-    with tapped(Checker(report, level, raise_on_mismatch)):
+    with observe_dispatch(Checker(report, level, raise_on_mismatch)):
         around.append(report)
         try:
             yield report

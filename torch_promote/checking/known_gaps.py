@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_promote.checking.call_check import Finding, overload_name
 from torch_promote.checking.comparison import is_fake
+from torch_promote.checking.expectation import Finding
+from torch_promote.checking.overloads import overload_name
 from torch_promote.errors import TorchPromoteError
 
 __all__ = [

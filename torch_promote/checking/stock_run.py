@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from torch_promote.checking.call_check import overload_name
-from torch_promote.checking.copies import restrided
-from torch_promote.checking.unwritten import LEFT_AS_FOUND
+from torch_promote.checking.overloads import overload_name
+from torch_promote.checking.strided_copy import copy_with_strides
+from torch_promote.checking.uninitialized_results import UNINITIALIZED
 
 __all__ = ["StockRun", "written_results"]
 
@@ -77,7 +77,7 @@ def written_results(op: torch._ops.OpOverload, results: Sequence[Any]) -> list[A
         >>> written_results(torch.ops.aten.mkldnn_rnn_layer.default, [1, 2, 3, 4])
         [1, 2, 3, None]
     """
-    left_out = LEFT_AS_FOUND.get(overload_name(op), ())
+    left_out = UNINITIALIZED.get(overload_name(op), ())
     if op._schema.is_mutable:
         results = _detached(list(results))
     return [None if position in left_out else result for position, result in enumerate(results)]
@@ -95,7 +95,7 @@ def _save_nothing(saved: object) -> None:
 
 def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return restrided(value)
+        return copy_with_strides(value)
     return [_copy(element) for element in value] if isinstance(value, list) else value
 
 

@@ -16,7 +16,7 @@ from torch_promote.checking.comparison import compare
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.checking.known_gaps import SampleGap, nondeterministic, sample_gaps
 from torch_promote.checking.report import CrosscheckReport
-from torch_promote.checking.unwritten import UNWRITTEN
+from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.devices import asks_for_a_gpu
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
 from torch_promote.parity.op_database import NO_FAKE
@@ -99,8 +99,8 @@ class EntryRun:
         if self.options.has_policies:
             made = region(self.options.device_type, self.options.lower)
         outcome = run(made, sample.bound, finish=sample.finish, **checks)
-        if self.entry.source == "row" and self.entry.name in UNWRITTEN:
-            return without_bits(outcome, UNWRITTEN[self.entry.name])
+        if self.entry.source == "row" and self.entry.name in UNINITIALIZED_IN_TABLE:
+            return without_bits(outcome, UNINITIALIZED_IN_TABLE[self.entry.name])
         return outcome
 
     def _checked(self, sample: Sample, what: str) -> Outcome:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torch_promote.checking.copies import restrided
+from torch_promote.checking.strided_copy import copy_with_strides
 
 __all__ = ["Bound", "Outcome", "copied", "error_type", "run", "without_bits"]
 
@@ -119,7 +119,7 @@ def copied(tree: Any) -> Any:
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in copies:
-            copies[id(tensor)] = restrided(tensor).requires_grad_(tensor.requires_grad)
+            copies[id(tensor)] = copy_with_strides(tensor).requires_grad_(tensor.requires_grad)
         return copies[id(tensor)]
 
     return tree_map_only(torch.Tensor, copy, tree)

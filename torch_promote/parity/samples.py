@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torch_promote.checking.copies import restrided
+from torch_promote.checking.strided_copy import copy_with_strides
 from torch_promote.parity import promotion
 from torch_promote.parity.autocast_lists import autocast_lists, calls_of
 from torch_promote.parity.model import Entry, Options
@@ -148,7 +148,7 @@ def _by_turns(call: Any, dtypes: tuple[torch.dtype, ...]) -> Any:
         if tensor.dtype is not torch.float32:
             return tensor
         if id(tensor) not in cast:
-            cast[id(tensor)] = restrided(tensor, next(turns)).requires_grad_(tensor.requires_grad)
+            cast[id(tensor)] = copy_with_strides(tensor, next(turns)).requires_grad_(tensor.requires_grad)
         return cast[id(tensor)]
 
     return tree_map_only(torch.Tensor, to_next, call)

@@ -19,7 +19,7 @@ from torch_promote import _C
 from torch_promote.errors import TorchPromoteError
 from torch_promote.integrations.higher_order import pass_over
 
-__all__ = ["Observer", "TapError", "Token", "tapped"]
+__all__ = ["Observer", "TapError", "Token", "observe_dispatch"]
 
 _KEY = torch._C._dispatch_key_parse(_C.tap_key_name())
 
@@ -72,7 +72,7 @@ class Observer(Protocol):
 
 
 @contextlib.contextmanager
-def tapped(observer: Observer) -> Iterator[None]:
+def observe_dispatch(observer: Observer) -> Iterator[None]:
     """Has an observer see this thread's calls. Where taps are nested, the innermost observer sees them alone.
 
     Args:
@@ -88,7 +88,7 @@ def tapped(observer: Observer) -> Iterator[None]:
         ...
         ...     def begin(self, op, args):
         ...         self.names.append(str(op))
-        >>> with tapped(names := Names()):
+        >>> with observe_dispatch(names := Names()):
         ...     _ = torch.ones(2) * 2
         >>> [name for name in names.names if "mul" in name]
         ['aten.mul.Tensor']

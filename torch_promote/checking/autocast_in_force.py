@@ -14,34 +14,34 @@ from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.reference.autocast.state import AutocastState, DeviceAutocast
 
-__all__ = ["active_overrides", "active_state", "ours_is_active"]
+__all__ = ["my_autocast_is_in_force", "overrides_in_force", "state_in_force"]
 
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
 #: The bytes of an op about which stock's policy says nothing.
 _UNLISTED = (0,) * len(DEVICE_TYPES)
 
 
-def ours_is_active() -> bool:
+def my_autocast_is_in_force() -> bool:
     """Whether calls of this thread pass through our wrappers.
 
     Example:
-        >>> ours_is_active()
+        >>> my_autocast_is_in_force()
         False
     """
     included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
     return included and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
 
 
-def active_overrides() -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
+def overrides_in_force() -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
     """Returns what differs from stock in the policy in force in this thread: by overload, then by device type.
 
     Example:
         >>> import torch_promote as tp
         >>> with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
-        ...     active_overrides()["aten::mm"]["cpu"]
+        ...     overrides_in_force()["aten::mm"]["cpu"]
         <CastPolicy.fp32: 'fp32'>
     """
-    return _overrides_of(_C.current_policy_id()) if ours_is_active() else MappingProxyType({})
+    return _overrides_of(_C.current_policy_id()) if my_autocast_is_in_force() else MappingProxyType({})
 
 
 @functools.lru_cache(maxsize=64)
@@ -75,19 +75,19 @@ def _dtypes() -> dict[int, torch.dtype]:
     return {_C.scalar_type(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
-def active_state() -> AutocastState | None:
+def state_in_force() -> AutocastState | None:
     """Returns the state, or None where autocast is off for every device type.
 
     Example:
-        >>> active_state()
+        >>> state_in_force()
         >>> with torch.autocast("cpu"):
-        ...     active_state().devices["cpu"]
+        ...     state_in_force().devices["cpu"]
         DeviceAutocast(enabled=True, dtype=torch.bfloat16)
     """
     devices = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICE_TYPES)
     if not any(enabled for enabled, _ in devices):
         return None
-    policy_id = _C.current_policy_id() if ours_is_active() else None
+    policy_id = _C.current_policy_id() if my_autocast_is_in_force() else None
     return _state(devices, torch.is_autocast_cache_enabled(), policy_id)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["LEFT_AS_FOUND", "UNREPEATABLE", "UNWRITTEN"]
+__all__ = ["NOT_REPEATABLE", "UNINITIALIZED", "UNINITIALIZED_IN_TABLE"]
 
 #: Ops of the table with results that nothing is written to: their positions. Dtype, shape and strides count, not bits.
-UNWRITTEN: dict[str, tuple[int, ...]] = {
+UNINITIALIZED_IN_TABLE: dict[str, tuple[int, ...]] = {
     "aten::mkldnn_rnn_layer": (3,),  # oneDNN's workspace
     "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, of which nothing is used without dropout
 }
 
 #: The same of any op: those that allocate, too, which have a kernel on our key once somebody has named them.
-LEFT_AS_FOUND: dict[str, tuple[int, ...]] = {
-    **UNWRITTEN,
+UNINITIALIZED: dict[str, tuple[int, ...]] = {
+    **UNINITIALIZED_IN_TABLE,
     "aten::empty.memory_format": (0,),
     "aten::empty_like": (0,),
     "aten::empty_strided": (0,),
@@ -22,4 +22,4 @@ LEFT_AS_FOUND: dict[str, tuple[int, ...]] = {
 }
 
 #: LAPACK's gelsy, the CPU's driver, reads which columns are fixed from memory that PyTorch has not written to.
-UNREPEATABLE = frozenset({"aten::linalg_lstsq", "aten::linalg_lstsq.out"})
+NOT_REPEATABLE = frozenset({"aten::linalg_lstsq", "aten::linalg_lstsq.out"})
