@@ -37,15 +37,18 @@ needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there i
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ("--ops mm --autocast-dtype float32", "autocast on the CPU has no dtype 'float32': regions would be disabled."),
-        ("--ops mm --autocast-dtype float64", "autocast on the CPU has no dtype 'float64'"),
-        ("--ops mm --device cpu:0 --stock-only", "device 'cpu:0' has an index. Give the type alone: cpu."),
-        ("--ops mm --device meta:0 --stock-only", "device 'meta:0' has an index. Give the type alone: meta."),
+        (
+            "--ops mm --autocast-dtype float32",
+            "autocast on the CPU does not support 'float32': regions would be disabled.",
+        ),
+        ("--ops mm --autocast-dtype float64", "autocast on the CPU does not support 'float64'"),
+        ("--ops mm --device cpu:0 --stock-only", "device 'cpu:0' has an index. Use the device type only: cpu."),
+        ("--ops mm --device meta:0 --stock-only", "device 'meta:0' has an index. Use the device type only: meta."),
         ("--ops mm --sample float32/0/plain --quick", "--sample names the one sample to run. Leave out --quick and"),
         ("--ops mm --sample float32/0/plain --dtypes float32", "--sample names the one sample to run."),
         ("--ops mm --json a.txt --junit a.txt", "--json and --junit both name a.txt. Give each a file of its own."),
         ("--ops add aten::mm --dtypes int8", "no sample of 'aten::mm' has one of the dtypes int8."),
-        ("--quick --ops aten::mm --dtypes int8", "no sample of what is chosen has dtype 'int8'."),
+        ("--quick --ops aten::mm --dtypes int8", "no sample of the selected entries has dtype 'int8'."),
     ],
 )
 def test_a_wrong_request_is_one_line_and_status_2(

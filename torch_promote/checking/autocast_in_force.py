@@ -1,4 +1,4 @@
-"""The autocast state that a call made now would find: PyTorch's, and the policy of the innermost region of ours."""
+"""The autocast state in force: PyTorch's flags and dtypes, and the policy of the innermost `my_autocast` region."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torch_promote.reference.autocast.state import AutocastState, DeviceAutocast
 __all__ = ["my_autocast_is_in_force", "overrides_in_force", "state_in_force"]
 
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
-#: The bytes of an op about which stock's policy says nothing.
+#: The policy bytes of an op that stock's policy does not list.
 _UNLISTED = (0,) * len(DEVICE_TYPES)
 
 
 def my_autocast_is_in_force() -> bool:
-    """Whether calls of this thread pass through our wrappers.
+    """Whether calls in this thread pass through the kernels of `my_autocast`.
 
     Example:
         >>> my_autocast_is_in_force()
@@ -33,7 +33,7 @@ def my_autocast_is_in_force() -> bool:
 
 
 def overrides_in_force() -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
-    """Returns what differs from stock in the policy in force in this thread: by overload, then by device type.
+    """Returns the policies in force in this thread that differ from stock, by overload and device type.
 
     Example:
         >>> import torch_promote as tp
@@ -46,7 +46,7 @@ def overrides_in_force() -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]
 
 @functools.lru_cache(maxsize=64)
 def _overrides_of(policy_id: int) -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
-    """What differs from stock in the policy in force, whose id this is."""
+    """The policies in force that differ from stock; the id is that of the policy in force, and the key of the cache."""
     del policy_id
     found = {}
     for name, bytes_ in _C.current_policy().items():
@@ -76,7 +76,7 @@ def _dtypes() -> dict[int, torch.dtype]:
 
 
 def state_in_force() -> AutocastState | None:
-    """Returns the state, or None where autocast is off for every device type.
+    """Returns the autocast state in force; None if autocast is off for every device type.
 
     Example:
         >>> state_in_force()

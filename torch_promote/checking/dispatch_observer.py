@@ -1,8 +1,8 @@
-"""The tap: shows an observer each call of an op before autocast has its turn, and its results.
+"""Shows an observer each call of an op before autocast sees it, and the results of the call.
 
-The calls are those of this thread, and of the threads in which autograd runs this thread's backward. An observer sees
-a composite op and then the ops that it calls, an op that autocast wraps and then the casts and the op that runs.
-Nobody pays for the tap while it is off.
+An observer sees the calls of its thread, and of the threads in which autograd runs the thread's backward. It sees a
+composite op, then the ops that the composite calls; an op that autocast casts, then the casts and the op on the cast
+arguments. Without an observer, ops cost nothing more.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torch_promote import _C
 from torch_promote.errors import TorchPromoteError
 from torch_promote.integrations.higher_order import pass_over
 
-__all__ = ["Observer", "TapError", "Token", "observe_dispatch"]
+__all__ = ["DispatchObserverError", "Observer", "Token", "observe_dispatch"]
 
 _KEY = torch._C._dispatch_key_parse(_C.tap_key_name())
 
 
-class TapError(TorchPromoteError, RuntimeError):
-    """The tap cannot be used in this process."""
+class DispatchObserverError(TorchPromoteError, RuntimeError):
+    """Ops cannot be observed in this process, or an observer ends in the wrong thread."""
 
 
 class Token(Protocol):
-    """What an observer gives for a call, and gets back at its end.
+    """An observer's handle for a call.
 
     Attributes:
-        stock_too: Whether the call is to be made under PyTorch's own autocast too, before it is made as it is.
-        see_through: Whether the ops that the call makes in turn are to be seen.
+        stock_too: Whether the call runs under PyTorch's own autocast first, and then as it is.
+        see_through: Whether the observer sees the ops that the call makes in turn.
     """
 
     stock_too: bool
@@ -41,45 +41,46 @@ class Token(Protocol):
 
 
 class Observer(Protocol):
-    """What the tap calls, in the thread of the call. What it raises is raised by the op's caller."""
+    """The methods are called in the thread of the op. An error that they raise reaches the op's caller."""
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Token | None:
-        """A call starts.
+        """The call begins.
 
         Args:
             op: The overload.
-            args: All its arguments, in the schema's order. A number that stands for a tensor is a Python number.
+            args: All its arguments, in the schema's order. A wrapped number is a Python number.
 
         Returns:
-            A token, or None for a call of which no more is to be seen, nor of what is inside.
+            A token; None to ignore the call and the ops that it calls.
         """
 
     def before_stock(self, token: Any) -> list[Any]:
-        """The call is about to be made under stock autocast.
+        """The run under stock autocast begins.
 
         Returns:
-            For each argument None, or what the call is to get in its place: a copy of what the op writes to.
+            For each argument None, or the value for the run under stock in its place: a copy, if the op writes to it.
         """
 
     def after_stock(self, token: Any, results: list[Any], error: str | None) -> None:
-        """The call under stock autocast is over; `error` is the text of what it raised."""
+        """The run under stock autocast has ended; `error` is the text of the error that it raised, or None."""
 
     def end(self, token: Any, results: list[Any]) -> None:
-        """The call is over, with the results in the schema's order."""
+        """The call has ended, with these results, in the schema's order."""
 
     def failed(self, token: Any) -> None:
-        """The call has raised, or the observer has."""
+        """The call, or another method of the observer, has raised."""
 
 
 @contextlib.contextmanager
 def observe_dispatch(observer: Observer) -> Iterator[None]:
-    """Has an observer see this thread's calls. Where taps are nested, the innermost observer sees them alone.
+    """Shows an observer the calls of this thread. If blocks are nested, only the innermost observer sees them.
 
     Args:
-        observer: What to call.
+        observer: The observer.
 
     Raises:
-        TapError: Another library holds the dispatch key that the tap needs.
+        DispatchObserverError: Another library uses the dispatch key that this needs, or the block ends in another
+            thread than it began in.
 
     Example:
         >>> class Names:
@@ -96,40 +97,40 @@ def observe_dispatch(observer: Observer) -> Iterator[None]:
     try:
         _C.register_tap()
     except RuntimeError as error:
-        raise TapError(
-            f"the dispatch key {_C.tap_key_name()}, which has no kernels in PyTorch, has a fallback of another "
-            f"library's in this process; crosscheck cannot work beside that library. PyTorch said: {error}"
+        raise DispatchObserverError(
+            f"the dispatch key {_C.tap_key_name()}, which crosscheck needs, is taken in this process: another library "
+            f"has registered a fallback on it. Run crosscheck in a process without that library. PyTorch says: {error}"
         ) from error
     pass_over(_C.tap_key_name())
-    # All of it is here, in a generator, because torch.compile leaves these alone: a compiled function may open a block.
-    taps = _taps
+    # In one generator, since torch.compile does not trace generators: a compiled function may open a block.
+    thread = _thread
     before = _C.swap_observer(observer)
-    if not taps.observers:
-        taps.outside = before, torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
-    taps.observers.append(observer)
+    if not thread.observers:
+        thread.outside = before, torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+    thread.observers.append(observer)
     torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
     try:
         yield
     finally:
-        left = [one for one in taps.observers if one is not observer]
-        if len(left) == len(taps.observers):
-            raise TapError(
-                "a crosscheck was ended in another thread than it began in, where it is still open. End it in the "
-                "thread that entered it; open one in each thread."
+        left = [one for one in thread.observers if one is not observer]
+        if len(left) == len(thread.observers):
+            raise DispatchObserverError(
+                "a crosscheck ended in another thread than the one that entered it, where it is still open. End it in "
+                "the thread that entered it. Each thread needs a block of its own."
             )
-        taps.observers = left
-        _C.swap_observer(left[-1] if left else taps.outside[0])
+        thread.observers = left
+        _C.swap_observer(left[-1] if left else thread.outside[0])
         if not left:
-            torch._C._dispatch_tls_set_dispatch_key_included(_KEY, taps.outside[1])
-            taps.outside = (None, False)
+            torch._C._dispatch_tls_set_dispatch_key_included(_KEY, thread.outside[1])
+            thread.outside = (None, False)
 
 
 @dataclass
-class _Taps(threading.local):
-    """The taps that are open in a thread. Those of asyncio's tasks need not end in the order in which they began."""
+class _Observers(threading.local):
+    """The observers of a thread. Blocks of asyncio tasks may end in any order."""
 
     observers: list[Observer] = field(default_factory=list)
-    outside: tuple[Any, bool] = (None, False)  # the observer and the key's state where none of them is open
+    outside: tuple[Any, bool] = (None, False)  # the observer and the key's state outside of all blocks
 
 
-_taps = _Taps()
+_thread = _Observers()

@@ -1,4 +1,4 @@
-"""Copies of tensors as they lie in memory."""
+"""Copies of tensors with the strides of the original."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ __all__ = ["copy_with_strides"]
 
 
 def copy_with_strides(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Returns a copy with the same strides, gaps and overlaps included, in another dtype if one is given.
+    """Returns a detached copy with the same strides, gaps and overlaps included.
+
+    Args:
+        tensor: The tensor, of any layout.
+        dtype: The dtype of the copy; None keeps the tensor's.
 
     Example:
         >>> copy_with_strides(torch.ones(4)[::2], torch.float64).stride()

@@ -1,16 +1,17 @@
-"""Which ops leave memory of a result as they found it, and which do not give the same bits twice."""
+"""Results whose memory an op leaves uninitialized, and ops whose bits do not repeat."""
 
 from __future__ import annotations
 
 __all__ = ["NOT_REPEATABLE", "UNINITIALIZED", "UNINITIALIZED_IN_TABLE"]
 
-#: Ops of the table with results that nothing is written to: their positions. Dtype, shape and strides count, not bits.
+#: Ops of the table with results that no kernel writes to: the positions of these results. Dtype, shape and strides are
+#: compared, bits are not.
 UNINITIALIZED_IN_TABLE: dict[str, tuple[int, ...]] = {
     "aten::mkldnn_rnn_layer": (3,),  # oneDNN's workspace
-    "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, of which nothing is used without dropout
+    "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, unused without dropout
 }
 
-#: The same of any op: those that allocate, too, which have a kernel on our key once somebody has named them.
+#: The same for all ops. The ops that allocate have a kernel on our key once an override names them.
 UNINITIALIZED: dict[str, tuple[int, ...]] = {
     **UNINITIALIZED_IN_TABLE,
     "aten::empty.memory_format": (0,),
@@ -21,5 +22,5 @@ UNINITIALIZED: dict[str, tuple[int, ...]] = {
     "aten::resize_": (0,),
 }
 
-#: LAPACK's gelsy, the CPU's driver, reads which columns are fixed from memory that PyTorch has not written to.
+#: On the CPU, LAPACK's gelsy reads which columns are fixed from memory that PyTorch has not initialized.
 NOT_REPEATABLE = frozenset({"aten::linalg_lstsq", "aten::linalg_lstsq.out"})
