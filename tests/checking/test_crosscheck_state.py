@@ -106,7 +106,7 @@ def test_errors_that_come_through_a_dispatch_mode(level: Any) -> None:
         with PassesOn(), pytest.raises(NotImplementedError, match="ComplexFloat"):
             pool(torch.complex64)
         with pytest.raises(NotImplementedError, match="Long"):
-            pool(torch.int64)  # would be held against the first call, if that had been left open
+            pool(torch.int64)  # would be compared with the first call, if that were still open
     assert report.mismatches == []
 
 

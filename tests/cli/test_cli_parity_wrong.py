@@ -83,11 +83,11 @@ def without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expectation, "infer", lambda *args: NO_RULE)
 
 
-def without_the_tap(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_the_observer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crosscheck, "observe_dispatch", lambda checker: contextlib.nullcontext())
 
 
-@pytest.mark.parametrize("plant", [without_rules, without_the_tap])
+@pytest.mark.parametrize("plant", [without_rules, without_the_observer])
 @pytest.mark.parametrize("only", [[], ["--stock-only"]])
 def test_a_run_that_checks_no_call_is_no_pass(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, plant: Any, only: list[str]

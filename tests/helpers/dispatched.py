@@ -28,7 +28,7 @@ Run = Callable[[], Any]
 
 
 class _First:
-    """Keeps the first call that the tap shows: the op as it is dispatched, before autocast sees it."""
+    """Keeps the first call that it observes: the op as it is dispatched, before autocast sees it."""
 
     def __init__(self) -> None:
         self.call: tuple[Any, list[Any]] | None = None

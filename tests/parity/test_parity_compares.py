@@ -165,11 +165,11 @@ def without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expectation, "infer", lambda *args: NO_RULE)
 
 
-def without_the_tap(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_the_observer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_promote.checking.crosscheck.observe_dispatch", lambda checker: contextlib.nullcontext())
 
 
-@pytest.mark.parametrize("plant", [without_rules, without_the_tap])
+@pytest.mark.parametrize("plant", [without_rules, without_the_observer])
 def test_nothing_is_counted_as_checked_where_nothing_was(monkeypatch: pytest.MonkeyPatch, plant: Any) -> None:
     """test_cli_parity_wrong.py has the run's exit status."""
     plant(monkeypatch)

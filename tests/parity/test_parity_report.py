@@ -196,11 +196,11 @@ def test_what_is_no_set_of_shards_is_refused() -> None:
         ([first, dataclasses.replace(second, interrupted=True)], "shard 2/2 was interrupted. Run it again."),
         (
             [first, older],
-            f"these are not shards of one run: shard 2/2 has torch 2.0.0, the first has {torch.__version__}.",
+            f"these are not shards of one run: shard 2/2 has torch 2.0.0, the first report has {torch.__version__}.",
         ),
         (
             [first, dataclasses.replace(second, entries=8)],
-            "these are not shards of one run: shard 2/2 has number of entries 8, the first has 7.",
+            "these are not shards of one run: shard 2/2 has number of entries 8, the first report has 7.",
         ),
     ):
         with pytest.raises(OptionError) as caught:

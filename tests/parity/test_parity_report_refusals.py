@@ -64,7 +64,7 @@ def test_shards_of_other_machines_are_refused(what: str) -> None:
     with pytest.raises(OptionError) as caught:
         merged([first, other])
     assert str(caught.value) == (
-        f"these are not shards of one run: shard 2/2 has {what} another, the first has {first.about[what]}."
+        f"these are not shards of one run: shard 2/2 has {what} another, the first report has {first.about[what]}."
     )
 
 

@@ -43,7 +43,7 @@ def pretend_cuda() -> Iterator[None]:
 
 
 def asks_for_a_gpu(error: Exception | None) -> bool:
-    """Whether an error says that there is no GPU, or no CUDA in this build: a real kernel ran in spite of fake tensors.
+    """Whether an error says that there is no GPU, or no CUDA in this build: a real kernel was called.
 
     Example:
         >>> asks_for_a_gpu(AssertionError("Torch not compiled with CUDA enabled"))

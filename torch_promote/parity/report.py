@@ -309,7 +309,7 @@ def _results(data: Mapping[str, Any]) -> dict[int, EntryResult]:
             raise ValueError(f"entry {entry['name']} has other fields")
         results[entry["position"]] = result
     if mismatches:
-        raise ValueError(f"mismatches of {', '.join(mismatches)}, which is no entry of the run")
+        raise ValueError(f"mismatches of {', '.join(mismatches)}, which the run does not have")
     return results
 
 
