@@ -271,8 +271,8 @@ def test_bad_markers(run: Run, pytester: pytest.Pytester) -> None:
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines_random(
         [
-            "*marker torch_promote_crosscheck: there is no level 'bit'. Legal: off, dtype, bits.",
-            "*marker torch_promote_crosscheck has level= and raise_on_mismatch= alone, got 'bits', depth.",
+            "*marker torch_promote_crosscheck: 'bit' is not a level. Legal: off, dtype, bits.",
+            "*marker torch_promote_crosscheck takes level= and raise_on_mismatch= only, got 'bits', depth.",
         ]
     )
 
@@ -302,7 +302,7 @@ def test_the_fixture_gives_the_report(run: Run, pytester: pytest.Pytester) -> No
     )
     result = run()
     result.assert_outcomes(passed=2, failed=1, errors=1)
-    result.stdout.fnmatch_lines_random(["*test_off is not checked: take away level='off', or name *"])
+    result.stdout.fnmatch_lines_random(["*test_off is not checked. Remove level='off', or name *"])
     assert counted(result, "tests checked") == 2
 
 
@@ -329,11 +329,11 @@ def test_bad_options_are_usage_errors(run: Run, pytester: pytest.Pytester) -> No
     for arguments in (["--torch-promote-crosscheck=bit"], ["--torch-promote-crosscheck", "bit"]):
         result = run(*arguments)
         assert result.ret is pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(["*--torch-promote-crosscheck: there is no level 'bit'. Legal: off, dtype, bits.*"])
+        result.stderr.fnmatch_lines(["*--torch-promote-crosscheck: 'bit' is not a level. Legal: off, dtype, bits.*"])
     pytester.makeini("[pytest]\ntorch_promote_crosscheck = yes")
     result = run()
     assert result.ret is pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: ini option torch_promote_crosscheck: there is no level 'yes'. Legal: *"])
+    result.stderr.fnmatch_lines(["ERROR: ini option torch_promote_crosscheck: 'yes' is not a level. Legal: *"])
     assert "Traceback" not in result.stderr.str()
 
 

@@ -118,4 +118,4 @@ def test_markers_of_class_and_function_merge(run: Run, pytester: pytest.Pytester
     )
     result = run()
     result.assert_outcomes(passed=3, errors=1)
-    result.stdout.fnmatch_lines(["*has level= and raise_on_mismatch= alone, got depth."])
+    result.stdout.fnmatch_lines(["*takes level= and raise_on_mismatch= only, got depth."])

@@ -111,7 +111,7 @@ def test_shards_in_files_are_merged(capsys: Capture, tmp_path: Path) -> None:
         seconds_of["totals"].pop("seconds")
     assert data == {**whole, "shards": ["1/2", "2/2"]}
     assert error_of(capsys, "parity", "--merge", files[0]) == (
-        "torch-promote: error: 2 of 4 entries are missing: the shards are 1/2.\n"
+        "torch-promote: error: 2 of 4 entries are missing in the shards 1/2.\n"
     )
 
 

@@ -13,8 +13,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from helpers.override_effects import full_name
-from torch_promote.checking.call_check import tensors_in
-from torch_promote.checking.tap import tapped
+from torch_promote.checking.dispatch_observer import observe_dispatch
+from torch_promote.checking.overloads import tensors_in
 from torch_promote.parity.op_database import op_database
 from torch_promote.parity.outcome import Bound, copied
 from torch_promote.policy.op_table import op_table
@@ -28,7 +28,7 @@ Run = Callable[[], Any]
 
 
 class _First:
-    """Keeps the first call that the tap shows: the op as it is dispatched, before autocast sees it."""
+    """Keeps the first call that it observes: the op as it is dispatched, before autocast sees it."""
 
     def __init__(self) -> None:
         self.call: tuple[Any, list[Any]] | None = None
@@ -95,7 +95,7 @@ def _variants(entry: Any, sample: Any) -> Iterator[Run]:
 
 def _first_call(run: Run) -> tuple[Any, list[Any]] | None:
     first = _First()
-    with tapped(first):
+    with observe_dispatch(first):
         try:
             run()
         except Exception:  # what was dispatched until then is as good

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 import torch_promote as tp
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
-from torch_promote.checking.unwritten import UNWRITTEN
+from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.outcome import Bound
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.reference.autocast.arguments import replace_tensors, tensors_in
@@ -76,7 +76,7 @@ def carry_out(plan: AutocastPlan, bound: Bound, kept: Kept | None = None) -> Any
 
 def runs_and_writes(call: Any, op: Any) -> Any:
     """Makes a function that returns a call's results, and what the op has written to. Memory that it leaves is zero."""
-    unwritten = UNWRITTEN.get(full_name(op), ())
+    unwritten = UNINITIALIZED_IN_TABLE.get(full_name(op), ())
     written = [
         (index, argument.name)
         for index, argument in enumerate(op._schema.arguments)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
-from torch_promote.checking.copies import restrided
+from torch_promote.checking.strided_copy import copy_with_strides
 from torch_promote.parity import entry_run
 from torch_promote.parity.outcome import Outcome
 
@@ -38,7 +38,7 @@ def change_results(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tens
 
 def other_values(tensor: torch.Tensor) -> torch.Tensor:
     """Adds one to the first element: each sample with a result then shows up in a mismatch, with its values."""
-    changed = restrided(tensor)
+    changed = copy_with_strides(tensor)
     if tensor.numel():
         changed.view(-1)[0] += 1
     return changed.requires_grad_(tensor.requires_grad)

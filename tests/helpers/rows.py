@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
-from torch_promote.checking.unwritten import UNWRITTEN
+from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.outcome import Bound, without_bits
 from torch_promote.parity.row_samples import SAMPLES, Make
 from torch_promote.parity.row_samples.known import KINDS, PROCESSOR_BOUND, RARE, REFUSED, dtypes_of
@@ -85,9 +85,11 @@ def stock_and_ours(
 
 def without_unwritten(row: Row, result: Any) -> Any:
     """The results, with zeros for those that the op leaves unwritten."""
-    if row.name not in UNWRITTEN:
+    if row.name not in UNINITIALIZED_IN_TABLE:
         return result
-    return tuple(torch.zeros_like(out) if i in UNWRITTEN[row.name] else out for i, out in enumerate(result))
+    return tuple(
+        torch.zeros_like(out) if i in UNINITIALIZED_IN_TABLE[row.name] else out for i, out in enumerate(result)
+    )
 
 
 def check_row(row: Row, kind: str, lower: torch.dtype, device: str, *, fake: bool = False) -> None:

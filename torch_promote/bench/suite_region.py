@@ -1,4 +1,4 @@
-"""The suite `region`: what it takes to construct, enter and leave a region, in which nothing runs."""
+"""The suite `region`: constructs, enters and leaves a region in which nothing runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_promote.bench.timing import stopwatch
 
 __all__ = ["cases"]
 
-# What is timed, by case. Of the last ones, in a region that is open already.
+# The statements, by case. Those of the second table run in an open region.
 _OUTSIDE = {
     "construct, enter, exit": "with autocast(device): pass",
     "construct, enter, exit, with a dtype": "with autocast(device, dtype): pass",

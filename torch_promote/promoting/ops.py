@@ -32,6 +32,7 @@ _COMPUTES = {
     "binary_float": FLOATS,
     "unary_float": FLOATS,
     "like_float": FLOATS,
+    "angle": FLOATS,
     "quotient": FLOATS,
     "comparison": BOOLEAN,
 }

@@ -1,16 +1,15 @@
-"""One call of an op against the reference: what its results have to be, with autocast's casts taken into account."""
+"""What the reference expects of one call of an op, autocast's casts included."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from torch_promote.checking.promotion_check import promoted_values
-from torch_promote.dispatch_keys import AUTOCAST_KEY
+from torch_promote.checking.expected_promotion import promoted_values
+from torch_promote.checking.overloads import argument_names, find_overload, leaves, overload_name, tensor_arguments
 from torch_promote.errors import PromotionRuleError
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError
@@ -21,27 +20,17 @@ from torch_promote.reference.elementwise.strides import temporary_strides
 from torch_promote.reference.ops.call import described
 from torch_promote.reference.ops.infer import NO_RULE, Inference, NoRule, infer
 
-__all__ = [
-    "Expectation",
-    "Finding",
-    "expect",
-    "find_overload",
-    "has_our_kernel",
-    "is_composite",
-    "overload_name",
-    "tensor_arguments",
-    "tensors_in",
-]
+__all__ = ["Expectation", "Finding", "expect"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a call has that it should not.
+    """One way in which a call differs from what was expected.
 
     Attributes:
         kind: "dtype", "shape", "strides", "casts", "bits", "error" or "row".
-        expected: What it should be.
-        got: What it is.
+        expected: The expected value, in words.
+        got: The actual value, in words.
     """
 
     kind: str
@@ -51,16 +40,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What the reference expects of a call, said before the call is made.
+    """What the reference expects of a call, computed before the call runs.
 
     Attributes:
         op: The overload that is called.
-        plan: What autocast does with it; None where autocast is off.
-        inference: What its results are like; NO_RULE where no rule covers it.
-        error: Why the reference expects it to raise; None where it does not.
-        arguments: The dtype in which the op that runs gets each tensor, by the argument's name.
-        row_is_missing: Whether PyTorch's autocast has a kernel for the op and the op table should have a row, and has
-            none.
+        plan: What autocast does with the call; None where autocast is off.
+        inference: Dtypes, shape and strides of the results; NO_RULE if no rule covers the op.
+        error: Why the call should raise; None if it should not.
+        arguments: The dtype of each tensor that the op receives after autocast's casts, by argument path.
+        row_is_missing: Whether PyTorch's autocast has a kernel for the op, while the op table has no row for it.
     """
 
     op: torch._ops.OpOverload
@@ -76,13 +64,13 @@ class Expectation:
         return self.plan is not None and self.plan.policy is not None
 
     def check(self, results: Sequence[Any]) -> Finding | None:
-        """Compares the results with what is expected.
+        """Compares the results with the expectation.
 
         Args:
             results: The call's results, in the schema's order.
 
         Returns:
-            The first thing that differs; None if nothing does, or if there is no rule.
+            The first difference; None if there is none, or if no rule covers the op.
         """
         if self.row_is_missing:
             return Finding(
@@ -92,7 +80,7 @@ class Expectation:
             return Finding("error", f"an error: {self.error}", "a result")
         if not isinstance(self.inference, Inference):
             return None
-        tensors = list(_leaves(results))
+        tensors = list(leaves(results))
         dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
         if self.inference.dtypes != dtypes:
             return Finding("dtype", _names(self.inference.dtypes), _names(dtypes))
@@ -107,13 +95,13 @@ class Expectation:
         return None
 
     def check_casts(self, args: Sequence[Any]) -> Finding | None:
-        """Compares the arguments with which autocast calls the op on with the plan.
+        """Compares the arguments that the op receives from autocast with the plan.
 
         Args:
             args: All arguments of the call that autocast makes, in the schema's order.
 
         Returns:
-            What differs; None if nothing does.
+            The difference; None if there is none.
         """
         assert self.plan is not None
         runs = find_overload(self.plan.runs)
@@ -126,15 +114,15 @@ class Expectation:
 
 
 def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState | None) -> Expectation:
-    """Asks the reference about a call, before it is made.
+    """Asks the reference what a call should do. Call it before the op runs: ops may change their arguments.
 
     Args:
         op: The overload.
         args: All its arguments, in the schema's order.
-        state: Autocast's state; None for autocast that is off.
+        state: The autocast state; None if autocast is off.
 
     Returns:
-        What to expect.
+        The expectation.
 
     Example:
         >>> args = [torch.ones(2, 2), torch.ones(2, 2)]
@@ -145,7 +133,7 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
     planned = {path: tensor.dtype for path, tensor in tensor_arguments(op, args)}
     nested = any(tensor.is_nested for _, tensor in tensor_arguments(op, args))
     plan = None
-    runs, values = op, dict(zip(_argument_names(op), args, strict=False))
+    runs, values = op, dict(zip(argument_names(op), args, strict=False))
     if state is not None:
         plan = autocast_plan(op, args, {}, state)
         if plan.error is not None:
@@ -171,13 +159,13 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
 
 
 def _should_have_a_row(name: str) -> bool:
-    """Whether the table speaks of the running PyTorch, and the op is PyTorch's own."""
+    """Whether the op table describes the running PyTorch, and the op is PyTorch's own."""
     same_release = torch.__version__.startswith(f"{TABLE_VERSION}.")
     return same_release and name.startswith("aten::") and name not in LEFT_TO_STOCK
 
 
 def _cast_values(plan: AutocastPlan, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by name, with descriptions of the cast tensors in the tensors' places."""
+    """Returns the arguments by name, each cast tensor replaced by an `Operand` that describes its cast."""
     by_path = {path: tensor for name, value in values.items() for path, tensor in tensors_by_path(name, value)}
     made: dict[str, Operand] = {}
     for cast in plan.all_casts():
@@ -185,94 +173,6 @@ def _cast_values(plan: AutocastPlan, values: Mapping[str, Any]) -> dict[str, Any
         strides = None if source.strides is None else temporary_strides(source.shape, source.strides)
         made[cast.argument] = Operand(cast.to, source.shape, strides, source.device)
     return {name: replace_tensors(name, value, made) for name, value in values.items()}
-
-
-def tensor_arguments(op: torch._ops.OpOverload, args: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors among a call's arguments, by their paths: `mat2`, `tensors[1]`, `inputs[key]`.
-
-    Example:
-        >>> [name for name, _ in tensor_arguments(torch.ops.aten.cat.default, [[torch.ones(1), torch.ones(1)], 0])]
-        ['tensors[0]', 'tensors[1]']
-    """
-    for name, value in zip(_argument_names(op), args, strict=False):
-        yield from tensors_by_path(name, value)
-
-
-@functools.cache
-def _argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
-    return tuple(argument.name for argument in op._schema.arguments)
-
-
-@functools.cache
-def overload_name(op: torch._ops.OpOverload) -> str:
-    """Returns an overload's name as the dispatcher spells it: `aten::add.Tensor`, `aten::mm`.
-
-    Example:
-        >>> overload_name(torch.ops.aten.mm.default)
-        'aten::mm'
-    """
-    schema = op._schema
-    return schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
-
-
-@functools.cache
-def find_overload(name: str) -> torch._ops.OpOverload:
-    """Returns the overload of a name as the dispatcher spells it.
-
-    Example:
-        >>> find_overload("aten::softmax.int")
-        <OpOverload(op='aten.softmax', overload='int')>
-    """
-    namespace, _, rest = name.partition("::")
-    op, _, overload = rest.partition(".")
-    found = getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
-    assert isinstance(found, torch._ops.OpOverload), name
-    return found
-
-
-@functools.cache
-def is_composite(op: torch._ops.OpOverload, device_type: str) -> bool:
-    """Whether an op has no kernel of its own for a device type, but is made of others that are dispatched in turn.
-
-    Example:
-        >>> is_composite(torch.ops.aten.linear.default, "cpu"), is_composite(torch.ops.aten.mm.default, "cpu")
-        (True, False)
-    """
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    name = overload_name(op)
-    own = torch._C._dispatch_key_for_device(device_type)
-    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, own)
-
-
-def has_our_kernel(op: torch._ops.OpOverload) -> bool:
-    """Whether calls of an op pass through a wrapper of ours, whatever its policy. Asked anew: a library may add one.
-
-    Example:
-        >>> has_our_kernel(torch.ops.aten.mm.default)
-        True
-    """
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload_name(op), AUTOCAST_KEY))
-
-
-def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
-    """Returns the tensors among the arguments or the results of a call, those in containers too.
-
-    Example:
-        >>> len(tensors_in([torch.ones(1), [torch.ones(1), None], 2]))
-        2
-    """
-    return [leaf for leaf in _leaves(values) if leaf is not None]
-
-
-def _leaves(values: Sequence[Any]) -> Iterator[torch.Tensor | None]:
-    """Tensors and None, containers flattened."""
-    for value in values:
-        if value is None or isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _leaves(value)
-        elif isinstance(value, Mapping):
-            yield from _leaves(tuple(value.values()))
 
 
 def _names(dtypes: Sequence[torch.dtype | None]) -> str:

@@ -1,4 +1,4 @@
-"""The autocast state that a call made now would find: PyTorch's, and the policy of the innermost region of ours."""
+"""The autocast state in force: PyTorch's flags and dtypes, and the policy of the innermost `my_autocast` region."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.reference.autocast.state import AutocastState, DeviceAutocast
 
-__all__ = ["active_overrides", "active_state", "ours_is_active"]
+__all__ = ["my_autocast_is_in_force", "overrides_in_force", "state_in_force"]
 
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
-#: The bytes of an op about which stock's policy says nothing.
+#: The policy bytes of an op that stock's policy does not list.
 _UNLISTED = (0,) * len(DEVICE_TYPES)
 
 
-def ours_is_active() -> bool:
-    """Whether calls of this thread pass through our wrappers.
+def my_autocast_is_in_force() -> bool:
+    """Whether calls in this thread pass through the kernels of `my_autocast`.
 
     Example:
-        >>> ours_is_active()
+        >>> my_autocast_is_in_force()
         False
     """
     included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
     return included and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
 
 
-def active_overrides() -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
-    """Returns what differs from stock in the policy in force in this thread: by overload, then by device type.
+def overrides_in_force() -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
+    """Returns the policies in force in this thread that differ from stock, by overload and device type.
 
     Example:
         >>> import torch_promote as tp
         >>> with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
-        ...     active_overrides()["aten::mm"]["cpu"]
+        ...     overrides_in_force()["aten::mm"]["cpu"]
         <CastPolicy.fp32: 'fp32'>
     """
-    return _overrides_of(_C.current_policy_id()) if ours_is_active() else MappingProxyType({})
+    return _overrides_of(_C.current_policy_id()) if my_autocast_is_in_force() else MappingProxyType({})
 
 
 @functools.lru_cache(maxsize=64)
 def _overrides_of(policy_id: int) -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
-    """What differs from stock in the policy in force, whose id this is."""
+    """The policies in force that differ from stock; the id is that of the policy in force, and the key of the cache."""
     del policy_id
     found = {}
     for name, bytes_ in _C.current_policy().items():
@@ -75,19 +75,19 @@ def _dtypes() -> dict[int, torch.dtype]:
     return {_C.scalar_type(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
-def active_state() -> AutocastState | None:
-    """Returns the state, or None where autocast is off for every device type.
+def state_in_force() -> AutocastState | None:
+    """Returns the autocast state in force; None if autocast is off for every device type.
 
     Example:
-        >>> active_state()
+        >>> state_in_force()
         >>> with torch.autocast("cpu"):
-        ...     active_state().devices["cpu"]
+        ...     state_in_force().devices["cpu"]
         DeviceAutocast(enabled=True, dtype=torch.bfloat16)
     """
     devices = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICE_TYPES)
     if not any(enabled for enabled, _ in devices):
         return None
-    policy_id = _C.current_policy_id() if ours_is_active() else None
+    policy_id = _C.current_policy_id() if my_autocast_is_in_force() else None
     return _state(devices, torch.is_autocast_cache_enabled(), policy_id)
 
 
