@@ -43,7 +43,7 @@ needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there i
         ("--ops mm --device meta:0 --stock-only", "device 'meta:0' has an index. Give the type alone: meta."),
         ("--ops mm --sample float32/0/plain --quick", "--sample names the one sample to run. Leave out --quick and"),
         ("--ops mm --sample float32/0/plain --dtypes float32", "--sample names the one sample to run."),
-        ("--ops mm --json a.txt --junit a.txt", "--json and --junit both name a.txt. Give each a file of its own."),
+        ("--ops mm --json a.txt --junit a.txt", "--json and --junit both name a.txt. Use a different file for each."),
         ("--ops add aten::mm --dtypes int8", "no sample of 'aten::mm' has one of the dtypes int8."),
         ("--quick --ops aten::mm --dtypes int8", "no sample of what is chosen has dtype 'int8'."),
     ],
@@ -70,7 +70,7 @@ def test_what_no_parser_takes_is_one_line_and_status_2(capsys: Capture, argument
         main(arguments.split())
     captured = capsys.readouterr()
     assert (caught.value.code, captured.out) == (2, "")
-    assert re.fullmatch(r"torch-promote: error: .+\. `torch-promote[a-z ]* --help` tells more\.\n", captured.err)
+    assert re.fullmatch(r"torch-promote: error: .+\. See `torch-promote[a-z ]* --help`\.\n", captured.err)
 
 
 # --- nothing to be had

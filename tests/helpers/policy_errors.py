@@ -8,5 +8,5 @@ POLICIES = (
     "banned, fp16 or a floating dtype."
 )
 LEGAL_WRITING = "Legal: match_self, fallthrough, keep, banned."
-WRITES = "it writes to an argument, and what is written to is never cast"
+WRITES = "it writes to an argument, and autocast never casts that argument"
 NO_DTYPE = "its schema has no optional dtype argument"

@@ -78,7 +78,7 @@ def test_a_number_that_would_raise_the_dtype_is_cast() -> None:
 
 
 def test_a_rule_is_checked_when_it_is_made() -> None:
-    with pytest.raises(RuleDefinitionError, match="bool with uint8 is bool, and the other way round uint8"):
+    with pytest.raises(RuleDefinitionError, match="bool with uint8 is bool, but uint8 with bool is uint8"):
         tp.make_rule("odd", lambda a, b: a)
 
 

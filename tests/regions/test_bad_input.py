@@ -99,7 +99,7 @@ OVERRIDES: list[tuple[Any, str]] = [
     ({"mm.default": None}, f"aten::mm: a policy is a str, a CastPolicy or a torch.dtype, got None. Legal: {POLICIES}"),
     (
         {"mm.default": torch.int32},
-        f"aten::mm: torch.int32 is not a floating dtype, so nothing can be run in it. Legal: {POLICIES}",
+        f"aten::mm: torch.int32 is not a floating dtype. Legal: {POLICIES}",
     ),
     (
         {"exp": "fp16", "mm.default": "fp32_set_opt_dtype"},
@@ -107,8 +107,8 @@ OVERRIDES: list[tuple[Any, str]] = [
     ),
     (
         {"mm.out": "fp16"},
-        "aten::mm.out cannot use 'lower_precision_fp': it writes to an argument, and what is written to is never cast. "
-        "Legal: match_self, fallthrough, keep, banned.",
+        "aten::mm.out cannot use 'lower_precision_fp': it writes to an argument, and autocast never casts that "
+        "argument. Legal: match_self, fallthrough, keep, banned.",
     ),
     # conflicts
     (

@@ -1,6 +1,6 @@
-"""Rules for the dtype of a result of an op that takes one way or another, by what it is given.
+"""Rules for a result's dtype in ops whose implementation branches on its arguments.
 
-What the functions take and return: see dtypes_of_results.py.
+dtypes_of_results.py describes the arguments and results of these functions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["put", "rectified_gradient", "softmax_gradient", "workspace"]
 
 
 def put(call: Call) -> torch.dtype:
-    """Values of the tensor's own dtype, or one value of any dtype in the place of a mask, which is filled in.
+    """The tensor's dtype, which the values must have, except for a single value with a mask, which is filled in.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -33,7 +33,7 @@ def put(call: Call) -> torch.dtype:
 
 
 def rectified_gradient(call: Call) -> torch.dtype:
-    """In training, the gradient times the noise; otherwise that of a leaky ReLU.
+    """In training, the promoted dtype of gradient and noise; otherwise that of a leaky ReLU's gradient.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -47,7 +47,7 @@ def rectified_gradient(call: Call) -> torch.dtype:
 
 
 def softmax_gradient(call: Call) -> torch.dtype:
-    """The gradient's own dtype, but float16 where softmax has widened float16 to float32 on the way.
+    """The gradient's dtype, but float16 if softmax widened a float16 input to float32.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -62,7 +62,7 @@ def softmax_gradient(call: Call) -> torch.dtype:
 
 
 def workspace(call: Call) -> torch.dtype | None:
-    """Bytes that the backward wants; undefined where no gradient is recorded.
+    """uint8, for a workspace of the backward. Undefined if no gradient is recorded.
 
     Example:
         >>> workspace(None), torch.no_grad()(workspace)(None)

@@ -1,6 +1,6 @@
-"""Rules for the dtype of a result that the operands decide.
+"""Rules for a result's dtype that depends on the operands.
 
-What the functions take and return: see dtypes_of_results.py.
+dtypes_of_results.py describes the arguments and results of these functions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def same(call: Call, name: str | None = None) -> torch.dtype:
-    """The dtype of the named argument, or of the call's first tensor.
+    """The dtype of the named argument, or of the first tensor.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -46,7 +46,7 @@ def same(call: Call, name: str | None = None) -> torch.dtype:
 
 
 def one_dtype(call: Call, *names: str) -> torch.dtype:
-    """The one dtype of the named tensors, or of all: a product promotes nothing.
+    """The dtype that the named tensors, or all, have in common. Matrix products do not promote.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -63,13 +63,13 @@ def one_dtype(call: Call, *names: str) -> torch.dtype:
         if dtype is not dtypes[0]:
             raise PromotionError(
                 f"{call.signature.name} takes tensors of one dtype, got {dtype_name(dtypes[0])} and "
-                f"{dtype_name(dtype)}. Convert one of the two first."
+                f"{dtype_name(dtype)}. Convert one of them first."
             )
     return dtypes[0]
 
 
 def promoted(call: Call, *names: str) -> torch.dtype:
-    """What the named arguments promote to, or all tensors of the call.
+    """The dtype that the named arguments, or all tensors, promote to.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -82,7 +82,7 @@ def promoted(call: Call, *names: str) -> torch.dtype:
 
 
 def floating(call: Call, name: str | None = None) -> torch.dtype:
-    """The default dtype in place of integers and bools.
+    """The tensor's dtype, or the default dtype for integers and bools.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -96,7 +96,7 @@ def floating(call: Call, name: str | None = None) -> torch.dtype:
 
 
 def real(call: Call, name: str | None = None) -> torch.dtype:
-    """The dtype of a complex tensor's parts; real dtypes stay.
+    """The dtype of a complex tensor's parts, or a real tensor's dtype.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -122,7 +122,7 @@ def complex(call: Call, name: str | None = None) -> torch.dtype | None:  # noqa:
 
 
 def real_of_promoted(call: Call, *names: str) -> torch.dtype:
-    """The parts of what the operands promote to: a distance.
+    """The real dtype of what the operands promote to, as for a distance.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -135,7 +135,7 @@ def real_of_promoted(call: Call, *names: str) -> torch.dtype:
 
 
 def accumulate(call: Call, name: str | None = None) -> torch.dtype:
-    """The dtype that sums are kept in: float32 for half precision.
+    """The dtype in which sums are accumulated: float32 for half precision.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -150,7 +150,7 @@ def accumulate(call: Call, name: str | None = None) -> torch.dtype:
 
 
 def truth(call: Call) -> torch.dtype:
-    """bool, but uint8 stays.
+    """bool, or uint8 for a uint8 tensor.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -180,9 +180,9 @@ def bin_counts(call: Call) -> torch.dtype:
 
 
 def statistics(call: Call, name: str | None = None) -> torch.dtype:
-    """A mean or deviation that the backward needs: float32 where half precision meets float32 parameters.
+    """A mean or deviation that is saved for the backward: float32 if the input is half and a parameter is float32.
 
-    On CUDA, batch and layer norm have float32 for half precision whatever the parameters are.
+    On CUDA, batch and layer norm always use float32 for half-precision inputs.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -207,9 +207,9 @@ def statistics(call: Call, name: str | None = None) -> torch.dtype:
 
 
 def wanted(call: Call, position: str, *names: str) -> torch.dtype | None:
-    """A gradient that the output mask asks for has the dtype of the first named argument that is there.
+    """A gradient selected by the output mask: the dtype of the first named argument that is not None.
 
-    `position` is its place in the mask; what the mask does not ask for is undefined, None.
+    `position` is the gradient's index in the mask. A gradient that is not selected is undefined, None.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -226,7 +226,7 @@ def wanted(call: Call, position: str, *names: str) -> torch.dtype | None:
 
 
 def pieces(call: Call) -> tuple[torch.dtype, ...]:
-    """Pieces of one size along a dimension, the last one maybe smaller.
+    """One dtype for each piece of a given size along a dimension.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -241,7 +241,7 @@ def pieces(call: Call) -> tuple[torch.dtype, ...]:
 
 
 def pieces_of_sizes(call: Call) -> tuple[torch.dtype, ...]:
-    """Pieces of the sizes given.
+    """One dtype for each of the given sizes.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -254,7 +254,7 @@ def pieces_of_sizes(call: Call) -> tuple[torch.dtype, ...]:
 
 
 def slices(call: Call) -> tuple[torch.dtype, ...]:
-    """One slice for each index of a dimension.
+    """One dtype for each index of a dimension.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -268,7 +268,7 @@ def slices(call: Call) -> tuple[torch.dtype, ...]:
 
 
 def for_each(call: Call, name: str) -> tuple[torch.dtype, ...]:
-    """As many results as the named list has elements.
+    """One dtype for each element of the named list.
 
     Example:
         >>> from torch_promote.reference import infer

@@ -1,6 +1,6 @@
-"""Rules of elementwise ops that allocate or convert a tensor themselves before TensorIterator runs, if it runs at all.
+"""Rules for elementwise ops that allocate or convert a tensor themselves, before or instead of TensorIterator.
 
-What the functions take and return: see elementwise.py.
+elementwise.py describes the arguments and results of these functions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def modulus(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """The modulus of complex numbers is real, and lies like its input.
+    """The modulus of complex numbers is real, and keeps the input's strides.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -52,7 +52,7 @@ def modulus(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
 
 
 def angle(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """The angle of complex numbers is real and contiguous; integers give floating angles.
+    """The angle of complex numbers is real and contiguous. Angles of integers are floating.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -65,7 +65,7 @@ def angle(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
 
 
 def _copied_parts(preset: str, call: Call, out: TensorLike | None) -> ElementwiseResult:
-    """Of complex numbers, PyTorch computes complex ones first and copies their real parts.
+    """For complex inputs, PyTorch computes complex results and copies their real parts.
 
     Source: aten/src/ATen/native/UnaryOps.cpp, unary_op_impl_with_complex_to_float_out (v2.13).
     """
@@ -76,7 +76,7 @@ def _copied_parts(preset: str, call: Call, out: TensorLike | None) -> Elementwis
 
 
 def _resized(dtype: torch.dtype, shape: Sizes, out: TensorLike | None, computed_in: torch.dtype) -> ElementwiseResult:
-    """A contiguous result; `out` keeps its strides if it has the shape already."""
+    """A contiguous result. `out` keeps its strides if it already has the shape."""
     if out is None:
         return ElementwiseResult(dtype, shape, contiguous_strides(shape), computed_in)
     strides = strides_of(out) if tuple(out.shape) == shape else contiguous_strides(shape)
@@ -84,7 +84,7 @@ def _resized(dtype: torch.dtype, shape: Sizes, out: TensorLike | None, computed_
 
 
 def with_numbers(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The numbers have a say in the dtype, and are no operands of the iteration.
+    """The numbers affect the dtype, but are not operands of the iteration.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -102,7 +102,7 @@ def with_numbers(call: Call, *names: str, out: TensorLike | None = None) -> Elem
 
 
 def power_of_number(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """A number to the power of a tensor is contiguous.
+    """A number to the power of a tensor: the result is contiguous.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -116,9 +116,9 @@ def power_of_number(call: Call, *, out: TensorLike | None = None) -> Elementwise
 
 
 def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """A tensor times a power of two. Whole powers of a floating tensor have a kernel; the others are a product.
+    """A tensor times a power of two. There is a kernel for integer exponents of floating tensors; others are products.
 
-    The two is a number beside float32 and integers, and otherwise a 0-dim tensor of the dtype beside it.
+    The base 2 is a Python number for float32 and integer tensors, and otherwise a 0-dim tensor of the tensor's dtype.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -148,7 +148,7 @@ def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResu
 
 
 def like(call: Call, name: str = "self", *, out: TensorLike | None = None) -> ElementwiseResult:
-    """Everything as the tensor has it, if it is dense.
+    """The tensor's dtype and shape, and its strides if it is dense.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -163,7 +163,7 @@ def like(call: Call, name: str = "self", *, out: TensorLike | None = None) -> El
 
 
 def like_float(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """As `like`, with the default dtype in place of integers.
+    """Like `like`, but the default dtype for integers.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -186,7 +186,7 @@ def _like(tensor: TensorLike, dtype: torch.dtype, out: TensorLike | None) -> Ele
 
 
 def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The operands, written into an empty_like of the first name's tensor.
+    """The result is written into an `empty_like` of the first named tensor.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -204,7 +204,7 @@ def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None)
 
 
 def is_infinite(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """Integers are never infinite; other tensors' absolute values are compared with infinity, part by part.
+    """Integers are never infinite. For other dtypes, absolute values are compared with infinity, part by part.
 
     Example:
         >>> from torch_promote.reference import infer
@@ -219,7 +219,7 @@ def is_infinite(call: Call, *, out: TensorLike | None = None) -> ElementwiseResu
     if not is_complex(tensor.dtype):
         return _equals_infinity(tensor, out)
     strides = tuple(2 * stride for stride in strides_of(tensor))
-    # The answer for the imaginary parts is joined to this one in place.
+    # The result for the imaginary parts is combined with this one in place.
     return _equals_infinity(tensor._replace(dtype=to_real(tensor.dtype), strides=strides), out)
 
 

@@ -1,6 +1,6 @@
-"""Rules of elementwise ops whose results TensorIterator allocates.
+"""Rules for elementwise ops whose results TensorIterator allocates.
 
-What the functions take and return: see elementwise.py.
+elementwise.py describes the arguments and results of these functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["complex_of", "in_dtype_of", "product", "quotient", "threshold", "whe
 
 
 def with_preset(preset: str, call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """A TensorIterator under one of the `PRESETS`.
+    """A TensorIterator with one of the `PRESETS`.
 
     Example:
         >>> import torch
@@ -32,7 +32,7 @@ def with_preset(preset: str, call: Call, *names: str, out: TensorLike | None = N
 
 
 def threshold(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """Promotes as binary ops do; what it writes to may overlap.
+    """Promotes like binary ops, but allows an output with overlaps.
 
     Example:
         >>> import torch
@@ -48,7 +48,7 @@ def threshold(call: Call, *names: str, out: TensorLike | None = None) -> Element
 
 
 def product(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The operands multiplied one after the other.
+    """The operands are multiplied one after another.
 
     Example:
         >>> import torch
@@ -68,7 +68,7 @@ def product(call: Call, *names: str, out: TensorLike | None = None) -> Elementwi
 
 
 def quotient(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """A rounding mode keeps integers.
+    """With a rounding mode, integers stay integers.
 
     Example:
         >>> import torch
@@ -85,7 +85,7 @@ def quotient(call: Call, *names: str, out: TensorLike | None = None) -> Elementw
 
 
 def where(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The condition has a say in the shape and strides, not in the dtype.
+    """The condition affects the shape and strides, not the dtype.
 
     Example:
         >>> import torch
@@ -103,7 +103,7 @@ def where(call: Call, *names: str, out: TensorLike | None = None) -> Elementwise
 
 
 def complex_of(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """Two floating tensors of one dtype make a complex one.
+    """Two floating tensors of one dtype give a complex tensor.
 
     Example:
         >>> import torch
@@ -119,7 +119,7 @@ def complex_of(call: Call, *names: str, out: TensorLike | None = None) -> Elemen
 
 
 def in_dtype_of(call: Call, name: str, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The first name says the dtype of the result, the others are the operands.
+    """The first name gives the result's dtype, the others are the operands.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The steps of a derivation under a promotion rule other than PyTorch's own."""
+"""The steps of a derivation by a promotion rule other than PyTorch's."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_promote.reference.derivation.operators import OPERATORS
-from torch_promote.reference.derivation.work import Work
+from torch_promote.reference.derivation.step_writer import StepWriter
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.elementwise.tensor_iterator import infer_elementwise, wrap_number
 from torch_promote.reference.promotion.states import Number, Operand
 from torch_promote.reference.promotion_rules import PromotionRule
 from torch_promote.reference.promotion_rules.operands import number_type
 
-__all__ = ["ByRule"]
+__all__ = ["RuleStepWriter"]
 
 
 @dataclass(slots=True)
-class ByRule(Work):
-    """Steps by a promotion rule: the rule decides on the common dtype, and what is not of that dtype is cast to it.
+class RuleStepWriter(StepWriter):
+    """Writes the steps by a promotion rule: the rule gives the common dtype, and the operands are cast to it.
 
     Attributes:
         rule: The rule.
@@ -39,7 +39,7 @@ class ByRule(Work):
     rule: PromotionRule = field(kw_only=True)
 
     def operate(self, symbol: str, names: list[str], values: tuple[Operand | Number, Operand | Number]) -> Operand:
-        """Writes down what an operator makes of two operands.
+        """Writes the steps of an operator on two operands.
 
         Args:
             symbol: The operator.
@@ -47,12 +47,12 @@ class ByRule(Work):
             values: The operands.
 
         Raises:
-            PromotionRuleError: They have no common dtype under the rule.
-            PromotionError: PyTorch refuses the operator on them.
+            PromotionRuleError: The operands have no common dtype under the rule.
+            PromotionError: PyTorch refuses the operator on the operands.
 
         Example:
-            >>> work = ByRule(torch.float32, rule=PromotionRule("mine", {}, {}, {}))
-            >>> work.operate("+", ["int8[3]", "2"], (Operand(torch.int8, (3,)), 2)).dtype
+            >>> writer = RuleStepWriter(torch.float32, rule=PromotionRule("mine", {}, {}, {}))
+            >>> writer.operate("+", ["int8[3]", "2"], (Operand(torch.int8, (3,)), 2)).dtype
             torch.int8
         """
         self.steps += [self._describe(name, value) for name, value in zip(names, values, strict=True)]
@@ -68,7 +68,7 @@ class ByRule(Work):
         return Operand(result.dtype, result.shape)
 
     def _common(self, symbol: str, values: tuple[Operand | Number, Operand | Number]) -> torch.dtype:
-        """Writes down where the dtype that the operator computes in comes from."""
+        """Writes the steps that lead to the dtype that the operator computes in."""
         op = OPERATORS[symbol].op
         common = self.rule.common(values, op)
         self.steps.append(self._promotion(values, common))
@@ -81,16 +81,17 @@ class ByRule(Work):
         return floating
 
     def reciprocal_dtype(self, tensor: Operand) -> tuple[torch.dtype, str]:
-        """Returns the dtype of a tensor's reciprocal, and why it is not the tensor's own.
+        """Returns the dtype of a tensor's reciprocal, and why it differs from the tensor's.
 
         Args:
             tensor: The tensor.
 
         Raises:
-            PromotionRuleError: The rule has no floating dtype for it.
+            PromotionRuleError: The rule has no floating dtype for the tensor's.
 
         Example:
-            >>> ByRule(torch.float32, rule=PromotionRule("mine", {}, {}, {})).reciprocal_dtype(Operand(torch.float16))
+            >>> writer = RuleStepWriter(torch.float32, rule=PromotionRule("mine", {}, {}, {}))
+            >>> writer.reciprocal_dtype(Operand(torch.float16))
             (torch.float16, 'the rule takes float16 for float16 in floating point')
         """
         found = self.rule.common([tensor], "reciprocal", floats=True)
@@ -98,7 +99,7 @@ class ByRule(Work):
 
     def _describe(self, name: str, value: Operand | Number) -> str:
         if not isinstance(value, Operand):
-            return f"{name} is a Python {type(value).__name__}: it is weak, and gives way to a tensor's dtype."
+            return f"{name} is a Python {type(value).__name__}: it is weak, so a tensor's dtype takes precedence."
         if value.shape:
             return f"{name} is a tensor of {dtype_name(value.dtype)}."
         how = (

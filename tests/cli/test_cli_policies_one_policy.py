@@ -73,26 +73,28 @@ def test_a_file_with_ops_outside_of_the_table(capsys: Capture) -> None:
 aten op  cpu   cuda  notes
 exp      fp32  fp32  cpu: stock fallthrough
 
-policy mine.toml in torch VERSION. ops: 1, of them not as in stock: 1.
+policy mine.toml in torch VERSION. ops: 1, different from stock: 1.
 """,
     )
     assert_expected_inline(
         shown(capsys, "policies", "--policy", "mine.toml", "--op", f"{NAMESPACE}::*"),
         """\
+Accepting new output at /tmp/wt/h-python/tests/cli/test_cli_policies_one_policy.py:70
 aten op                 cpu          cuda        notes
-policy_tests::join      fallthrough  -           cpu: stock has no say
-policy_tests::many.out  match_self   match_self  cpu: stock has no say, cuda: stock has no say
+policy_tests::join      fallthrough  -           cpu: stock has no entry
+policy_tests::many.out  match_self   match_self  cpu: stock has no entry, cuda: stock has no entry
 
-policy mine.toml in torch VERSION. ops: 2, of them not as in stock: 2.
+policy mine.toml in torch VERSION. ops: 2, different from stock: 2.
 """,
     )
     assert_expected_inline(
         shown(capsys, "policies", "--policy", "mine.toml", "--op", "mm", "--device", "cuda"),
         """\
+Accepting new output at /tmp/wt/h-python/tests/cli/test_cli_policies_one_policy.py:79
 aten op  cuda     notes
 mm       float64  cuda: stock lower_precision_fp
 
-policy mine.toml in torch VERSION. ops: 1, of them not as in stock: 1.
+policy mine.toml in torch VERSION. ops: 1, different from stock: 1.
 """,
     )
 
@@ -100,7 +102,7 @@ policy mine.toml in torch VERSION. ops: 1, of them not as in stock: 1.
 @pytest.mark.usefixtures("wide")
 def test_an_op_with_which_nothing_is_done(capsys: Capture) -> None:
     assert shown(capsys, "policies", "--policy", "stock", "--op", "exp", "--device", "cpu") == (
-        "The policy stock does nothing on cpu with: exp\n"
+        "The policy stock does nothing on cpu for: exp\n"
     )
     assert json_of(capsys, "policies", "--policy", "stock", "--op", "exp", "--device", "cpu")["without_policy"] == [
         "aten::exp"
@@ -131,17 +133,18 @@ policy_tests::join      cpu     fallthrough  -
 policy_tests::many.out  cpu     match_self   -
 policy_tests::many.out  cuda    match_self   -
 
-mine.toml against stock (cpu, cuda). differences: 6, ops: 4.
+mine.toml compared with stock (cpu, cuda). differences: 6, ops: 4.
 """,
     )
     assert_expected_inline(
         differing(capsys, "policies", "--policy", "cpu", "--diff", "cuda", "--op", "softmax"),
         """\
+Accepting new output at /tmp/wt/h-python/tests/cli/test_cli_policies_one_policy.py:123
 aten op      device  cpu          cuda
 softmax.int  cpu     fallthrough  fp32_set_opt_dtype
 softmax.int  cuda    fallthrough  fp32_set_opt_dtype
 
-cpu against cuda (cpu, cuda, --op softmax). differences: 2, ops: 1.
+cpu compared with cuda (cpu, cuda, --op softmax). differences: 2, ops: 1.
 """,
     )
 
@@ -161,31 +164,30 @@ def test_diff_as_json(capsys: Capture, device: str) -> None:
 
 @pytest.mark.usefixtures("wide")
 def test_without_a_difference_the_status_is_0(capsys: Capture) -> None:
-    assert (
-        shown(capsys, "policies", "--policy", "cuda", "--diff", "cuda") == "cuda and cuda do not differ (cpu, cuda).\n"
-    )
+    assert shown(capsys, "policies", "--policy", "cuda", "--diff", "cuda") == "cuda and cuda are equal (cpu, cuda).\n"
     arguments = ("policies", "--policy", "cuda", "--diff", "stock", "--device", "cuda")
-    assert shown(capsys, *arguments) == "cuda and stock do not differ (cuda).\n"
+    assert shown(capsys, *arguments) == "cuda and stock are equal (cuda).\n"
     assert json_of(capsys, *arguments)["differences"] == []
     arguments = ("policies", "--policy", "cuda", "--diff", "stock", "--op", "mm")
-    assert shown(capsys, *arguments) == "cuda and stock do not differ (cpu, cuda, --op mm).\n"
+    assert shown(capsys, *arguments) == "cuda and stock are equal (cpu, cuda, --op mm).\n"
 
 
 # --- what goes wrong
 
-NAMED = (
-    "Legal: stock, cpu, cuda, fp32_safe, off, or the path of a file, which has a separator in it or ends with .toml."
-)
+NAMED = "Legal: stock, cpu, cuda, fp32_safe, off, or the path of a file, which contains a separator or ends with .toml."
 WRONG: list[tuple[list[str], str]] = [
     (["--policy", "cdua"], f"no policy is called 'cdua'. Closest: cuda. {NAMED}"),
     (
         ["--policy", "no.toml"],
-        "there is no policy file 'no.toml'. Policies that need none: stock, cpu, cuda, fp32_safe, off.",
+        "there is no policy file 'no.toml'. Policies that need no file: stock, cpu, cuda, fp32_safe, off.",
     ),
-    (["--policy", "cuda", "--diff"], "with --policy, --diff takes one other policy, a name or a file, got none."),
+    (
+        ["--policy", "cuda", "--diff"],
+        "with --policy, --diff takes one policy to compare with, a name or a file, got none.",
+    ),
     (
         ["--policy", "cuda", "--diff", "cpu", "cuda"],
-        "with --policy, --diff takes one other policy, a name or a file, got 'cpu cuda'.",
+        "with --policy, --diff takes one policy to compare with, a name or a file, got 'cpu cuda'.",
     ),
     (["--policy", "cuda", "--diff", "stokc"], f"no policy is called 'stokc'. Closest: stock. {NAMED}"),
     (
@@ -199,8 +201,8 @@ WRONG: list[tuple[list[str], str]] = [
     ),
     (
         ["--diff", "stock"],
-        "--diff takes no device (PyTorch against the table) or two different ones, got 'stock'. To compare policies, "
-        "name the other with --policy.",
+        "--diff takes no device (compare PyTorch with the table) or two different ones, got 'stock'. To compare "
+        "policies, name the other with --policy.",
     ),
 ]
 
@@ -216,6 +218,6 @@ def test_a_wrong_file_is_one_line(capsys: Capture, tmp_path: Path, monkeypatch: 
     Path("p.toml").write_text('format = 1\n[cpu]\n"policy_tests::jion" = "fp32"\n', encoding="utf-8")
     for arguments in (["--policy", "p.toml"], ["--policy", "stock", "--diff", "p.toml"]):
         assert error_of(capsys, "policies", *arguments) == (
-            "torch-promote: error: p.toml:3: no op is called 'policy_tests::jion'. Closest: join. Ops are named as in "
-            "torch.ops: 'softmax', 'aten::softmax.int', 'mylib::op'.\n"
+            "torch-promote: error: p.toml: [cpu] \"policy_tests::jion\": no op is called 'policy_tests::jion'. "
+            "Closest: join. Ops are named as in torch.ops: 'softmax', 'aten::softmax.int', 'mylib::op'.\n"
         )

@@ -10,8 +10,7 @@ from expecttest import assert_expected_inline
 
 from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of, wide
 from helpers.op_registrations import STRANGE_ROWS
-from torch_promote.cli import op_filter
-from torch_promote.cli import policies_diff as cli_policies_diff
+from torch_promote.cli import op_filter, policies_table_diff
 from torch_promote.cli.main import main
 from torch_promote.policy import registered as registrations
 from torch_promote.policy.op_table import DEVICE_TYPES, LEFT_TO_STOCK, op_table
@@ -39,7 +38,7 @@ def test_diff_is_what_info_lists(capsys: Capture) -> None:
 @pytest.fixture
 def strange_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that no PyTorch agrees with, and a PyTorch that registers two ops."""
-    for module in (registrations, cli_policies_diff, op_filter):
+    for module in (registrations, policies_table_diff, op_filter):
         monkeypatch.setattr(module, "op_table", lambda: STRANGE_ROWS)
     monkeypatch.setattr(registrations, "registered", lambda device: frozenset({"aten::mm", "lib::op.out"}))
 
@@ -58,7 +57,7 @@ cpu     lib::op.out  left to stock  registered
 cuda    relu         promote        not registered
 cuda    lib::op.out  left to stock  registered
 
-differences: 6. torch VERSION against 3 rows.
+differences: 6. torch VERSION compared with 3 rows.
 """,
     )
 
@@ -86,7 +85,7 @@ def test_diff_without_a_difference_returns_0(capsys: Capture, monkeypatch: pytes
     monkeypatch.setattr(registrations, "op_table", lambda: ())
     monkeypatch.setattr(registrations, "registered", lambda device: frozenset())
     assert text_of(capsys, "policies", "--diff") == (
-        f"torch {torch.__version__} registers what the table lists, and nothing else (cpu, cuda).\n"
+        f"torch {torch.__version__} registers exactly the ops that the table lists (cpu, cuda).\n"
     )
 
 
@@ -150,13 +149,13 @@ def test_diff_of_registrations_as_text(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ("cpu", "--diff takes no device (PyTorch against the table) or two different ones, got 'cpu'."),
-        ("cpu cpu", "--diff takes no device (PyTorch against the table) or two different ones, got 'cpu cpu'."),
+        ("cpu", "--diff takes no device (compare PyTorch with the table) or two different ones, got 'cpu'."),
+        ("cpu cpu", "--diff takes no device (compare PyTorch with the table) or two different ones, got 'cpu cpu'."),
         (
             "cpu cuda xpu",
-            "--diff takes no device (PyTorch against the table) or two different ones, got 'cpu cuda xpu'.",
+            "--diff takes no device (compare PyTorch with the table) or two different ones, got 'cpu cuda xpu'.",
         ),
-        ("cpu cuda --device cpu", "--diff with two devices takes no --device."),
+        ("cpu cuda --device cpu", "--diff with two devices does not accept --device."),
         ("--op sofmax", "--op 'sofmax' matches none of the table's"),
         ("cpu cuda --op sofmax", "--op 'sofmax' matches none of the table's"),
         ("cpu tpu", "this PyTorch registers no op for autocast on device type 'tpu'. Legal: 'cpu', 'cuda',"),

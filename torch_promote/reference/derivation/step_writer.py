@@ -1,57 +1,34 @@
-"""What every derivation does, whichever rule it follows: it walks the expression and writes steps down."""
+"""The base class that evaluates an expression and writes the steps; a subclass knows the promotion rule."""
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from torch_promote.reference.derivation.expression import Binary, ExpressionError, Node, NumberTerm, TensorTerm
-from torch_promote.reference.derivation.operators import refuse, wrapped_value
+from torch_promote.reference.derivation.operators import OPERATORS, refuse, wrapped_value
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.elementwise.tensor_iterator import ElementwiseResult
 from torch_promote.reference.promotion.states import Number, Operand
 
-__all__ = ["Work"]
-
-#: What Python itself computes of two numbers.
-_IN_PYTHON: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "**": operator.pow,
-    "&": operator.and_,
-    "|": operator.or_,
-    "^": operator.xor,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
+__all__ = ["StepWriter"]
 
 
 @dataclass(slots=True)
-class Work(ABC):
-    """The steps of one derivation while they are written.
+class StepWriter(ABC):
+    """Evaluates one expression, and writes a step for each thing that happens.
 
     Attributes:
-        default_dtype: What Python floats count as.
-        steps: What has been written so far.
+        default_dtype: The dtype of Python floats.
+        steps: The steps so far.
 
     Example:
-        >>> Work(torch.float32)  # doctest: +ELLIPSIS
+        >>> StepWriter(torch.float32)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        TypeError: Can't instantiate abstract class Work ...
+        TypeError: Can't instantiate abstract class StepWriter ...
     """
 
     default_dtype: torch.dtype
@@ -59,7 +36,7 @@ class Work(ABC):
 
     @abstractmethod
     def operate(self, symbol: str, names: list[str], values: tuple[Operand | Number, Operand | Number]) -> Operand:
-        """Writes down what an operator makes of two operands, one of them a tensor at least. Returns its result.
+        """Writes the steps of an operator on two operands, at least one of them a tensor. Returns the result.
 
         Args:
             symbol: The operator.
@@ -67,30 +44,30 @@ class Work(ABC):
             values: The operands.
 
         Example:
-            >>> Work.operate.__isabstractmethod__
+            >>> StepWriter.operate.__isabstractmethod__
             True
         """
 
     @abstractmethod
     def reciprocal_dtype(self, tensor: Operand) -> tuple[torch.dtype, str]:
-        """Returns the dtype of a tensor's reciprocal, and why it is not the tensor's own.
+        """Returns the dtype of a tensor's reciprocal, and why it differs from the tensor's.
 
         Args:
             tensor: The tensor.
 
         Example:
-            >>> Work.reciprocal_dtype.__isabstractmethod__
+            >>> StepWriter.reciprocal_dtype.__isabstractmethod__
             True
         """
 
     def visit(self, node: Node) -> Operand | Number:
-        """Returns what a part of the expression is, after writing down how it comes about.
+        """Evaluates a node of the expression, and writes its steps.
 
         Args:
-            node: The part.
+            node: The node.
 
         Raises:
-            ExpressionError: Python cannot compute the numbers in it.
+            ExpressionError: Python cannot compute the numbers in the node.
 
         Example:
             >>> from torch_promote.reference.derivation.derivation import why
@@ -108,12 +85,12 @@ class Work(ABC):
 
     def _in_python(self, node: Binary, left: Number, right: Number) -> Number:
         if node.symbol == "**" and abs(right) > 1_000:
-            raise ExpressionError(f"{node} is a number too large to work out.")
+            raise ExpressionError(f"{node} is too large a number to compute.")
         try:
-            value: Number = _IN_PYTHON[node.symbol](left, right)
+            value: Number = OPERATORS[node.symbol].of_numbers(left, right)
         except (ArithmeticError, TypeError) as error:
             raise ExpressionError(f"Python cannot compute {node}: {error}.") from None
-        self.steps.append(f"{node} has no tensor in it: Python computes {value} before PyTorch sees it.")
+        self.steps.append(f"{node} contains no tensor: Python computes {value} before PyTorch is called.")
         return value
 
     def _apply(self, node: Binary, left: Operand | Number, right: Operand | Number) -> Operand:
@@ -124,7 +101,7 @@ class Work(ABC):
         return self.operate(node.symbol, names, (left, right))
 
     def _reciprocal(self, expression: str, name: str, tensor: Operand) -> Operand:
-        """A number by a tensor is two ops. Source: torch/_tensor.py, __rdiv__ (v2.13)."""
+        """PyTorch divides a number by a tensor in two ops. Source: torch/_tensor.py, __rdiv__ (v2.13)."""
         dtype, why = self.reciprocal_dtype(tensor)
         refuse("/", (tensor, tensor), (None, None), dtype)
         step = (
@@ -140,13 +117,13 @@ class Work(ABC):
         numbers: tuple[Number | None, ...],
         result: ElementwiseResult,
     ) -> None:
-        """Writes the last step of an operator down.
+        """Writes the last step of an operator.
 
         Args:
             symbol: The operator.
-            sides: Its operands, numbers wrapped.
-            numbers: Their values, None for tensors.
-            result: What it returns.
+            sides: Its operands, with numbers wrapped.
+            numbers: The values of Python numbers, None for tensors.
+            result: Its result.
 
         Raises:
             PromotionError: PyTorch refuses the operator on the operands.

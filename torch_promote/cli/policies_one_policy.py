@@ -1,4 +1,4 @@
-"""`torch-promote policies --policy`: a policy as it is in the running PyTorch, and how it differs from another."""
+"""`torch-promote policies --policy`: shows a policy in the running PyTorch, or compares it with another."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ _NOTHING = "-"
 
 
 def run(asked: str, compared: Sequence[str] | None, devices: Sequence[str], pattern: str | None, as_json: bool) -> int:
-    """Prints a policy, or how it differs from another.
+    """Shows a policy, or compares it with another.
 
     Args:
-        asked: The policy's name, or a file's path.
-        compared: The other policy, alone; None: the policy itself is to be shown.
+        asked: The policy's name, or the path of its file.
+        compared: One other policy to compare with. None: show the policy.
         devices: The device types to show.
-        pattern: A shell pattern that ops have to match, or None.
+        pattern: A shell pattern that selects ops, or None.
         as_json: Whether to print JSON.
 
     Returns:
         The exit status: 1 if two policies differ, else 0.
 
     Raises:
-        OptionError: No other policy, or more than one; or a pattern that nothing matches.
-        PolicyError: There is no such policy, or its file is wrong.
+        OptionError: `compared` does not have exactly one policy, or no op matches the pattern.
+        PolicyError: There is no such policy, or its file is invalid.
     """
     policy = Policy.of(asked)
     if compared is None:
         return show(_listing(asked, policy, devices, pattern), _draw, as_json)
     if len(compared) != 1:
         got = repr(" ".join(compared)) if compared else "none"
-        raise OptionError(f"with --policy, --diff takes one other policy, a name or a file, got {got}.")
+        raise OptionError(f"with --policy, --diff takes one policy to compare with, a name or a file, got {got}.")
     data = _differences((asked, compared[0]), (policy, Policy.of(compared[0])), devices, pattern)
     return show(data, _draw_differences, as_json, _FOUND if data["differences"] else 0)
 
 
 def _ops(policies: Iterable[Policy], pattern: str | None) -> tuple[str, ...]:
-    """The rows that the running PyTorch has and what the policies name besides, as far as a pattern matches."""
+    """The rows that exist in the running PyTorch and the other ops of the policies, if they match the pattern."""
     names = {row.name for row in op_table() if schema_of(row) is not None}
     names.update(overload for policy in policies for overload, _, _ in policy.changes)
     chosen = in_order(name for name in names if pattern is None or matches(name, pattern))
@@ -88,15 +88,15 @@ def _draw(data: Mapping[str, Any]) -> list[Any]:
     devices, rows = data["devices"], data["rows"]
     if not rows:
         names = ", ".join(name.removeprefix("aten::") for name in data["without_policy"])
-        return [f"The policy {data['policy']} does nothing on {', '.join(devices)} with: {names}"]
+        return [f"The policy {data['policy']} does nothing on {', '.join(devices)} for: {names}"]
     longest = max(len(row["op"].removeprefix("aten::")) for row in rows)
     listing = table("aten op", *devices, "notes", unbroken=devices, first_width=min(longest, 28))
     for row in rows:
-        notes = [f"{device}: stock {policy or 'has no say'}" for device, policy in row["stock"].items()]
+        notes = [f"{device}: stock {policy or 'has no entry'}" for device, policy in row["stock"].items()]
         cells = (_cell(row[device]) for device in devices)
         listing.add_row(row["op"].removeprefix("aten::"), *cells, ", ".join(notes))
     differing = sum(bool(row["stock"]) for row in rows)
-    verdict = f"ops: {len(rows)}, of them not as in stock: {differing}."
+    verdict = f"ops: {len(rows)}, different from stock: {differing}."
     return [listing, "", f"policy {data['policy']} in torch {data['torch']}. {verdict}"]
 
 
@@ -130,10 +130,10 @@ def _draw_differences(data: Mapping[str, Any]) -> list[Any]:
     of = ", ".join([*data["devices"], *([f"--op {data['op']}"] if data["op"] else [])])
     differences = data["differences"]
     if not differences:
-        return [f"{first} and {second} do not differ ({of})."]
+        return [f"{first} and {second} are equal ({of})."]
     longest = max(len(row["op"].removeprefix("aten::")) for row in differences)
     listing = table("aten op", "device", first, second, unbroken=("device",), first_width=min(longest, 28))
     for row in differences:
         listing.add_row(row["op"].removeprefix("aten::"), row["device"], *map(_cell, row["policies"]))
     ops = len({row["op"] for row in differences})
-    return [listing, "", f"{first} against {second} ({of}). differences: {len(differences)}, ops: {ops}."]
+    return [listing, "", f"{first} compared with {second} ({of}). differences: {len(differences)}, ops: {ops}."]

@@ -1,4 +1,4 @@
-"""What `torch-promote parity` prints: the mismatches, each with the line that reproduces it, and the last table."""
+"""The text output of `torch-promote parity`: the mismatches, how to reproduce each, and the totals."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch_promote.parity.report import Report
 
 __all__ = ["draw", "draw_entries"]
 
-#: How many mismatches are printed in full.
+#: The number of mismatches that are printed in full.
 _SHOWN = 50
 
 
 def draw(report: Report) -> list[Any]:
-    """Returns what is printed of a report, from the details to the verdict."""
+    """Returns the drawings for a report, from the details to the verdict."""
     return [*_mismatches(report.mismatches), *_lists(report), _title(report), "", _table(report), "", _verdict(report)]
 
 
 def draw_entries(entries: Sequence[Entry]) -> list[Any]:
-    """Returns what is printed of entries: a line for each, and how many there are."""
+    """Returns the drawings for entries: a line for each, and their number."""
     listing = table("entry", "source")
     for entry in entries:
         listing.add_row(entry.name, entry.source)
@@ -39,12 +39,12 @@ def _mismatches(mismatches: Sequence[SampleMismatch]) -> Iterator[str]:
         yield ""
     if len(mismatches) > _SHOWN:
         rest = Counter(mismatch.entry for mismatch in mismatches[_SHOWN:])
-        yield f"{rest.total()} more mismatches, which --json lists: {_counts(rest)}"
+        yield f"{rest.total()} more mismatches (use --json to see them): {_counts(rest)}"
         yield ""
 
 
 def _lists(report: Report) -> Iterator[str]:
-    """What is listed by name or with its reason, where there is any."""
+    """The lists by name or reason, if they are not empty."""
     no_rule = report.counted("no_rule")
     not_generated = [
         f"{result.entry.name}, {dtype}: {why}"
@@ -52,14 +52,14 @@ def _lists(report: Report) -> Iterator[str]:
         for dtype, why in result.not_generated.items()
     ]
     for title, lines in (
-        ("stale gaps, to be taken out of the list of known gaps", report.stale),
+        ("stale known gaps, to be removed from the list", report.stale),
         ("known gaps", [f"{count} times: {reason}" for reason, count in report.counted("gaps").most_common()]),
         (
-            "compared without their bits",
+            "compared without bits",
             [f"{count} samples: {reason}" for reason, count in report.counted("nondeterministic").most_common()],
         ),
         ("samples that PyTorch cannot make", not_generated),
-        ("ops without a rule, and how many calls", [_counts(no_rule)] if no_rule else []),
+        ("ops without a rule, with the number of calls", [_counts(no_rule)] if no_rule else []),
         ("rows not reached", [", ".join(report.rows_not_reached)] if report.whole else []),
     ):
         if any(lines):
@@ -91,10 +91,14 @@ def _table(report: Report) -> Any:
         ),
         ("entries", entries, ""),
         ("samples", f"{totals['samples']:,}", f"autocast dtype {str(options.lower).removeprefix('torch.')}"),
-        ("refused", f"{totals['refused']:,}", "samples that raise" + " under both, alike" * (not options.stock_only)),
-        ("stock raised", f"{totals['stock_raised']:,}", "and ours has a result, on purpose"),
-        ("without bits", f"{totals['nondeterministic']:,}", "samples of ops that do not repeat their bits"),
-        ("calls checked", calls, "against the reference"),
+        (
+            "refused",
+            f"{totals['refused']:,}",
+            "samples that raise" + " the same error under both" * (not options.stock_only),
+        ),
+        ("stock raised", f"{totals['stock_raised']:,}", "where ours returns a result on purpose"),
+        ("without bits", f"{totals['nondeterministic']:,}", "samples of nondeterministic ops"),
+        ("calls checked", calls, "compared with the reference"),
         ("ops without a rule", f"{totals['ops_without_rule']:,}", f"of {_ops(totals):,} overloads that ran"),
         ("mismatches", f"{totals['mismatches']:,}", ""),
         ("known gaps", f"{totals['gaps']:,}", "differences with a reason"),
@@ -113,7 +117,7 @@ def _verdict(report: Report) -> str:
     if report.interrupted:
         return f"Interrupted after {len(report.results)} of {report.entries} entries."
     if report.status == 0:
-        return "Nothing mismatches, and no known gap is stale."
+        return "No mismatch, and no stale known gap."
     if report.status == 1:
         return f"Mismatches: {len(report.mismatches)}. Stale gaps: {len(report.stale)}."
     return "Nothing was checked."

@@ -1,6 +1,6 @@
-"""`torch-promote policies --diff`: the running PyTorch against the table, and one device against another.
+"""`torch-promote policies --diff`: compares the running PyTorch with the op table, or one device type with another.
 
-The dispatcher tells which ops have a kernel on an autocast key. What such a kernel does is not to be read there.
+The dispatcher knows which ops have a kernel on an autocast key, but not what the kernel does.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ _NO_POLICY = CastPolicy.fallthrough.value
 
 
 def run(compared: Sequence[str], columns: Sequence[str], pattern: str | None, as_json: bool) -> int:
-    """Prints a difference.
+    """Runs the comparison.
 
     Args:
-        compared: Two device types to hold against each other; none: the running PyTorch against the table.
-        columns: The table's columns to hold against PyTorch.
-        pattern: A shell pattern that ops have to match, or None.
+        compared: Two device types to compare. Empty: compare the running PyTorch with the table.
+        columns: The columns of the table to compare with PyTorch.
+        pattern: A shell pattern that selects ops, or None.
         as_json: Whether to print JSON.
 
     Returns:
         The exit status: 1 if the running PyTorch differs from the table, else 0.
 
     Raises:
-        OptionError: One device, or more than two, or the same one twice; or a pattern that nothing matches.
-        UnsupportedDeviceError: A device type for which the running PyTorch registers nothing.
+        OptionError: `compared` does not have two different devices, or no op matches the pattern.
+        UnsupportedDeviceError: The running PyTorch registers no op for autocast on a device type.
     """
     if not compared:
-        data = _against_pytorch(columns, pattern)
-        return show(data, _draw_against_pytorch, as_json, _FOUND if data["differences"] else 0)
+        data = _pytorch_and_table(columns, pattern)
+        return show(data, _draw_pytorch_and_table, as_json, _FOUND if data["differences"] else 0)
     if len(compared) != 2 or compared[0] == compared[1]:
         raise OptionError(
-            f"--diff takes no device (PyTorch against the table) or two different ones, got {' '.join(compared)!r}. "
-            f"To compare policies, name the other with --policy."
+            f"--diff takes no device (compare PyTorch with the table) or two different ones, got "
+            f"{' '.join(compared)!r}. To compare policies, name the other with --policy."
         )
-    return show(_against_each_other(compared, pattern), _draw_against_each_other, as_json)
+    return show(_two_devices(compared, pattern), _draw_two_devices, as_json)
 
 
-# --- PyTorch against the table
+# --- PyTorch and the table
 
 
-def _against_pytorch(columns: Sequence[str], pattern: str | None) -> dict[str, Any]:
+def _pytorch_and_table(columns: Sequence[str], pattern: str | None) -> dict[str, Any]:
     unlisted = [name for device in columns for name in unlisted_ops(device)]
     if not _chosen([*(row.name for row in op_table()), *unlisted], pattern):
         raise no_match(str(pattern), unlisted)
@@ -88,23 +88,27 @@ def _chosen(names: Iterable[str], pattern: str | None) -> list[str]:
     return [name for name in names if pattern is None or matches(name, pattern)]
 
 
-def _draw_against_pytorch(data: Mapping[str, Any]) -> list[Any]:
+def _draw_pytorch_and_table(data: Mapping[str, Any]) -> list[Any]:
     if not data["differences"]:
         of = ", ".join([*data["devices"], *([f"--op {data['op']}"] if data["op"] else [])])
-        return [f"torch {data['torch']} registers what the table lists, and nothing else ({of})."]
+        return [f"torch {data['torch']} registers exactly the ops that the table lists ({of})."]
     listing = table("device", "op", "the table", "this PyTorch", unbroken=("device", "the table"))
     for name, device in data["devices"].items():
         for row in device["missing"]:
             listing.add_row(name, row["op"].removeprefix("aten::"), paint(row["policy"]), row["why"])
         for op in device["unlisted"]:
             listing.add_row(name, op.removeprefix("aten::"), "left to stock", "registered")
-    return [listing, "", f"differences: {data['differences']}. torch {data['torch']} against {data['rows']} rows."]
+    return [
+        listing,
+        "",
+        f"differences: {data['differences']}. torch {data['torch']} compared with {data['rows']} rows.",
+    ]
 
 
-# --- one device against another
+# --- two device types
 
 
-def _against_each_other(devices: Sequence[str], pattern: str | None) -> dict[str, Any]:
+def _two_devices(devices: Sequence[str], pattern: str | None) -> dict[str, Any]:
     from_table = all(device in DEVICE_TYPES for device in devices)
     first, second = (_policies(device) if from_table else _registrations(device) for device in devices)
     ops = _chosen(_in_order(first, second), pattern)
@@ -131,7 +135,7 @@ def _policies(device: str) -> dict[str, str]:
 
 
 def _registrations(device: str) -> dict[str, str]:
-    """What is registered on a device type, with the policy where the table has a column for it."""
+    """The ops registered on a device type, with their policies if the table has a column for it."""
     known = _policies(device) if device in DEVICE_TYPES else {}
     known = {op: policy for op, policy in known.items() if policy != _NO_POLICY}
     return {op: known.get(op, _REGISTERED) for op in registered_on_any(device)}
@@ -142,13 +146,13 @@ def _alike(first: str | None, second: str | None, compare_policies: bool) -> boo
 
 
 def _in_order(*columns: Iterable[str]) -> list[str]:
-    """The ops of some columns, in the order of the table; those that it lacks come last."""
+    """The ops of some columns: the rows of the table in its order, then the others."""
     ops: Collection[str] = {op for column in columns for op in column}
     listed = [row.name for row in op_table() if row.name in ops]
     return listed + sorted(set(ops) - set(listed))
 
 
-def _draw_against_each_other(data: Mapping[str, Any]) -> list[Any]:
+def _draw_two_devices(data: Mapping[str, Any]) -> list[Any]:
     devices, differences = data["devices"], data["differences"]
     verdict = (
         f"{devices[0]} and {devices[1]}: {len(differences)} differ, {data['alike']} alike. Compared: {data['of']}."
