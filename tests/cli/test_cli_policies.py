@@ -8,7 +8,7 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from helpers.command_line import Capture, cells_of, help_of, json_of, terminal_of_80_columns, text_of, wide
+from helpers.command_line import Capture, cells_of, json_of, terminal_of_80_columns, text_of, wide
 from helpers.op_registrations import STRANGE_ROWS
 from torch_promote.cli import policies as cli_policies
 from torch_promote.cli.terminal import paint
