@@ -17,7 +17,7 @@ import torch_promote as tp
 from torch_promote import _C
 from torch_promote.checking.tap import TapError, tapped
 
-KEY = torch._C._dispatch_key_parse(_C.tap_key_name())
+KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
 
 
 def is_on() -> bool:
@@ -249,7 +249,7 @@ def test_a_key_that_another_library_holds(monkeypatch: pytest.MonkeyPatch) -> No
     def taken() -> None:
         raise RuntimeError("tried to register multiple backend fallbacks")
 
-    monkeypatch.setattr(_C, "register_tap", taken)
+    monkeypatch.setattr(_C, "register_dispatch_observer", taken)
     with pytest.raises(TapError, match="crosscheck cannot work beside that library"), tp.crosscheck():
         pass
     assert not is_on()

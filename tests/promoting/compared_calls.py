@@ -1,4 +1,4 @@
-"""One call of a promoting op under stock and in a region: what it returns, writes and raises, and its gradients."""
+"""Compares one call of a promoting op under stock and in a region: results, writes, errors and gradients."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from torch_promote.integrations.higher_order import pass_over
 
 __all__ = ["Observer", "TapError", "Token", "tapped"]
 
-_KEY = torch._C._dispatch_key_parse(_C.tap_key_name())
+_KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
 
 
 class TapError(TorchPromoteError, RuntimeError):
@@ -94,13 +94,13 @@ def tapped(observer: Observer) -> Iterator[None]:
         ['aten.mul.Tensor']
     """
     try:
-        _C.register_tap()
+        _C.register_dispatch_observer()
     except RuntimeError as error:
         raise TapError(
-            f"the dispatch key {_C.tap_key_name()}, which has no kernels in PyTorch, has a fallback of another "
-            f"library's in this process; crosscheck cannot work beside that library. PyTorch said: {error}"
+            f"the dispatch key {_C.dispatch_observer_key()}, which has no kernels in PyTorch, has a fallback of "
+            f"another library's in this process; crosscheck cannot work beside that library. PyTorch said: {error}"
         ) from error
-    pass_over(_C.tap_key_name())
+    pass_over(_C.dispatch_observer_key())
     # All of it is here, in a generator, because torch.compile leaves these alone: a compiled function may open a block.
     taps = _taps
     before = _C.swap_observer(observer)
