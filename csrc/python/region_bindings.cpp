@@ -1,8 +1,9 @@
 // file: regions as Python calls them: plain C functions, without the cost of a generic argument caster
 #include "python/region_bindings.h"
 
+#include "policy/torch_declarations.h"
+
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/Dtype.h>
 

@@ -238,7 +238,7 @@ def test_a_key_that_another_library_holds(monkeypatch: pytest.MonkeyPatch) -> No
     def taken() -> None:
         raise RuntimeError("tried to register multiple backend fallbacks")
 
-    monkeypatch.setattr(_C, "register_tap", taken)
+    monkeypatch.setattr(_C, "register_dispatch_observer", taken)
     with (
         pytest.raises(DispatchObserverError, match="another library has registered a fallback on it"),
         tp.crosscheck(),

@@ -46,7 +46,7 @@ def test_off_imports_nothing_and_registers_no_kernel(run: Run, pytester: pytest.
             import torch, torch_promote
             from torch_promote import _C
 
-            name = _C.tap_key_name()
+            name = _C.dispatch_observer_key()
             assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C._dispatch_key_parse(name))
             assert f"{name}: registered" not in torch._C._dispatch_dump_table("aten::add.Tensor")
             with torch_promote.crosscheck():
@@ -362,7 +362,8 @@ def test_nothing_is_left_behind(run: Run, pytester: pytest.Pytester) -> None:
         from torch_promote import _C
 
         def included():
-            return torch._C._dispatch_tls_is_dispatch_key_included(torch._C._dispatch_key_parse(_C.tap_key_name()))
+            key = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
+            return torch._C._dispatch_tls_is_dispatch_key_included(key)
 
         @pytest.mark.torch_promote_crosscheck
         def test_checked():

@@ -1,4 +1,4 @@
-"""Every row of the op table under every policy that is legal for it, held against the reference's plan."""
+"""Compares every row of the op table, under every legal policy, with the reference's plan."""
 
 from __future__ import annotations
 

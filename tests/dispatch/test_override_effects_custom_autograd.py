@@ -1,4 +1,4 @@
-"""A custom op with an autograd formula, a fake kernel and a vmap rule under overrides, also as compilers see it."""
+"""A custom op with an autograd formula, a fake kernel and a vmap rule under overrides, eager and compiled."""
 
 from __future__ import annotations
 

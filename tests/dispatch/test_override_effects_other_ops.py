@@ -1,4 +1,4 @@
-"""300 random ops outside of the op table under overrides, held against the reference's plan."""
+"""Compares 300 random ops outside the op table, under overrides, with the reference's plan."""
 
 from __future__ import annotations
 

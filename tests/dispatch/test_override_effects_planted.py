@@ -1,4 +1,4 @@
-"""What holds overrides against the plan finds what is wrong: bugs planted in the plan, and other policies."""
+"""The comparison with the plan finds bugs planted in the plan, and policies other than those asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that write to an argument, under the policies that they may have: `match_self` above all."""
+"""Ops that write to an argument under their legal policies, above all `match_self`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The promote policy where stock's raises or depends on the order: ours is the join of the arguments' dtypes."""
+"""The promote policy where stock's raises or depends on the arguments' order; ours does neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row of the op table on real CPU tensors, against torch.autocast: dtypes, strides, bits, gradients, errors."""
+"""Compares every row of the op table with torch.autocast on CPU tensors: dtypes, strides, bits, gradients, errors."""
 
 from __future__ import annotations
 

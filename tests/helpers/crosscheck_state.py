@@ -9,7 +9,7 @@ import torch
 
 from torch_promote import _C
 
-KEY = torch._C._dispatch_key_parse(_C.tap_key_name())
+KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
 
 
 def is_on() -> bool:

@@ -1,4 +1,4 @@
-"""Calls of every op that promotes, made from its schema, with operands of chosen dtypes in the places that count."""
+"""Makes calls of promoting ops from their schemas, with operands of given dtypes."""
 
 from __future__ import annotations
 

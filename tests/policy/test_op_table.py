@@ -25,7 +25,7 @@ from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_table import DEVICE_TYPES, Row, op_table, parse_table, schema_of
 
 STOCK_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-OUR_KEY = "AutocastPrivateUse1"
+AUTOCAST_KEY = "AutocastPrivateUse1"
 DEF_FILE = Path(torch_promote.__file__).parent / "policy" / "op_policies.def"
 
 
@@ -108,7 +108,7 @@ def test_known_differences_of_this_version_are_real(device_type: str) -> None:
     assert delta_of(device_type).missing <= {row.name for row in op_table()}
 
 
-def test_our_key_has_a_kernel_for_every_row_and_for_what_writes_unseen() -> None:
+def test_the_autocast_key_has_kernels_for_the_table_and_the_unversioned_writers() -> None:
     rows = {row.name for row in op_table() if schema_of(row) is not None}
     writers = {name for name in _C.UNVERSIONED_WRITERS if name.startswith("aten::")}
     assert rows.isdisjoint(writers)
@@ -116,7 +116,7 @@ def test_our_key_has_a_kernel_for_every_row_and_for_what_writes_unseen() -> None
         "import torch, torch_promote\n"
         "aten = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith('aten::'))\n"
         "has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key\n"
-        f"print(*(name for name in aten if has_kernel(name, '{OUR_KEY}')))"
+        f"print(*(name for name in aten if has_kernel(name, '{AUTOCAST_KEY}')))"
     )
     # In a process of its own: overrides give other ops a kernel too.
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
@@ -200,7 +200,12 @@ def test_is_sorted_without_duplicates_and_numbered() -> None:
 
 
 def test_is_the_same_in_cpp() -> None:
-    assert tuple(row.name for row in op_table()) == _C.ROW_NAMES
+    assert tuple(row.name for row in op_table()) == _C.OP_ENTRY_NAMES
+
+
+def test_cast_policies_are_the_same_in_cpp() -> None:
+    assert set(_C.POLICY_BYTES) == {*(policy.value for policy in CastPolicy), "unlisted", "run_in"}
+    assert _C.POLICY_BYTES["run_in"] == max(_C.POLICY_BYTES.values())
 
 
 def test_file_is_laid_out_as_rows_are_spelled_here() -> None:

@@ -1,4 +1,4 @@
-"""Rules of one's own on ops: what the extension computes in is what the rule's `common` says."""
+"""Users' own rules: the extension computes in the dtype that the rule's `common` gives."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _overrides_of(policy_id: int) -> Mapping[str, Mapping[str, CastPolicy | torc
 
 @functools.cache
 def _stock_bytes() -> dict[str, tuple[int, ...]]:
-    return dict(zip(_C.ROW_NAMES, zip(*_C.stock_policy_bytes(), strict=True), strict=True))
+    return dict(zip(_C.OP_ENTRY_NAMES, zip(*_C.stock_policy_bytes(), strict=True), strict=True))
 
 
 def _policy(byte: int) -> CastPolicy | torch.dtype:

@@ -21,7 +21,7 @@ from torch_promote.integrations.higher_order import pass_over
 
 __all__ = ["DispatchObserverError", "Observer", "Token", "observe_dispatch"]
 
-_KEY = torch._C._dispatch_key_parse(_C.tap_key_name())
+_KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
 
 
 class DispatchObserverError(TorchPromoteError, RuntimeError):
@@ -95,13 +95,13 @@ def observe_dispatch(observer: Observer) -> Iterator[None]:
         ['aten.mul.Tensor']
     """
     try:
-        _C.register_tap()
+        _C.register_dispatch_observer()
     except RuntimeError as error:
         raise DispatchObserverError(
-            f"the dispatch key {_C.tap_key_name()}, which crosscheck needs, is taken in this process: another library "
+            f"the dispatch key {_C.dispatch_observer_key()}, which crosscheck needs, is taken in this process: another library "
             f"has registered a fallback on it. Run crosscheck in a process without that library. PyTorch says: {error}"
         ) from error
-    pass_over(_C.tap_key_name())
+    pass_over(_C.dispatch_observer_key())
     # In one generator, since torch.compile does not trace generators: a compiled function may open a block.
     thread = _thread
     before = _C.swap_observer(observer)

@@ -3,11 +3,12 @@
 
 namespace torch_promote {
 
-// What ops inside a promoting op do is the op's own affair, and so are backward formulas.
+// A rule acts neither on the ops that a promoting op calls nor on backward formulas.
 struct PromotionState {
-  bool inside = false; // a promoting op, or a hook of ours
-  // The backward in which the innermost region was entered, -1 for none: the rule acts there, and not in the backwards
-  // that begin in the region. (Checkpointing enters regions in a backward, to run a forward again.)
+  bool inside = false; // the thread runs a promoting op, or one of our Python hooks
+  // The backward in which the innermost region was entered, -1 for none. The rule acts in that one, because
+  // checkpointing enters regions in a backward to run a forward again; it does not act in backwards that begin inside
+  // the region.
   int graph_task = -1;
 };
 

@@ -1,9 +1,11 @@
-// file: the kernels that promoting ops get on our key, typed where their signature is a common one
-#include "promotion/kernels.h"
+// file: the kernels of promoting ops on kAutocastKey, typed for common signatures
+#include "dispatch/promotion_kernels.h"
 
+#include "dispatch/boxed_wrapper.h"
 #include "dispatch/decision.h"
-#include "promotion/call.h"
 #include "dispatch/registration.h"
+#include "policy/op_numbers.h"
+#include "promotion/call.h"
 
 #include <ATen/core/boxing/impl/boxing.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -28,8 +30,8 @@ bool autocast_is_off() {
   return off.has(stock_key_of(Device::cpu)) && off.has(stock_key_of(Device::cuda));
 }
 
-// What boxing a call costs is more than what a rule has to do where all operands are of one dtype. So the signatures of
-// arithmetic have a kernel without it; it boxes what is not plain.
+// Boxing a call costs more than applying a rule to operands of one dtype. So ops with a signature of arithmetic have a
+// kernel that boxes only the calls that are not plain.
 template <class Signature>
 class TypedKernel;
 
@@ -43,20 +45,21 @@ class TypedKernel<Result(Args...)> {
     const bool has_policy = table.lookup(Device::cpu, op_->number) != to_byte(CastPolicy::unlisted) ||
                             table.lookup(Device::cuda, op_->number) != to_byte(CastPolicy::unlisted);
     if (!has_policy) {
-      const PromotingOp* acted = acted_on(table.promotion, op_->number);
+      const PromotingOp* acted = acted_on(table.promotion.rule, op_->number);
       if (acted == nullptr) {
-        return handle_.redispatch(keys & kBelowOurs, std::forward<Args>(args)...);
+        return handle_.redispatch(keys & kBelowAutocastKey, std::forward<Args>(args)...);
       }
-      if (PlainCall(*op_, *table.promotion).is_plain(args...)) {
+      if (PlainCall(*op_, *table.promotion.rule).is_plain(args...)) {
         const InsidePromoted inside;
         if constexpr ((is_tensor_list<Args> || ...)) {
-          // On the CPU these call an op for each element. With autocast off there is nothing for it to find on our key.
+          // On the CPU these call an op for each element. With autocast off, the kernels on kAutocastKey do nothing for
+          // it.
           if (autocast_is_off()) {
-            const c10::impl::ExcludeDispatchKeyGuard no_key(kOurKey);
-            return handle_.redispatch(keys & kBelowOurs, std::forward<Args>(args)...);
+            const c10::impl::ExcludeDispatchKeyGuard no_key(kAutocastKey);
+            return handle_.redispatch(keys & kBelowAutocastKey, std::forward<Args>(args)...);
           }
         }
-        return handle_.redispatch(keys & kBelowOurs, std::forward<Args>(args)...);
+        return handle_.redispatch(keys & kBelowAutocastKey, std::forward<Args>(args)...);
       }
     }
     return c10::impl::BoxedKernelWrapper<Result(Args...)>::call(
@@ -68,8 +71,11 @@ class TypedKernel<Result(Args...)> {
   c10::TypedOperatorHandle<Result(Args...)> handle_;
 };
 
-// A schema's arguments, a letter each: T a tensor, W one that is written, L a list of them, M one that is written, N a
-// number, S a list of them, s a string; small letters but s are for optional ones; ? is anything else.
+// The letter of an argument in kSignatures:
+//   T tensor   W written tensor   t optional tensor
+//   L list of tensors             M list of written tensors
+//   N number   n optional number  S list of numbers
+//   s optional string             ? any other type
 char letter_of(const c10::Argument& argument) {
   const auto optional = argument.real_type()->cast<c10::OptionalType>();
   const c10::TypePtr type = optional ? optional->getElementType() : argument.real_type();
@@ -201,13 +207,61 @@ torch::CppFunction kernel_of(const PromotingOp& op) {
   return torch::CppFunction::makeFromBoxedKernel(op.boxed);
 }
 
+void register_kernel(const PromotingOp& op) {
+  static torch::Library& aten = library_on_autocast_key("aten");
+  constexpr std::string_view kNamespace = "aten::";
+  TORCH_CHECK(op.name.starts_with(kNamespace), op.name, " is not an op of PyTorch's own");
+  aten.impl(op.name.substr(kNamespace.size()).c_str(), kernel_of(op));
+}
+
+std::optional<c10::OperatorHandle> find_overload(const std::string& name) {
+  const size_t dot = name.find('.');
+  return c10::Dispatcher::singleton().findSchema(
+      {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
+}
+
+uint64_t written_arguments(const c10::FunctionSchema& schema) {
+  uint64_t written = 0;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) {
+      written |= uint64_t{1} << i;
+    }
+  }
+  return written;
+}
+
 } // namespace
 
-void register_kernel(const PromotingOp& op) {
-  const size_t colons = op.name.find("::");
-  static torch::Library& aten = library_on_our_key("aten");
-  TORCH_CHECK(op.name.starts_with("aten::"), op.name, " is not an op of PyTorch's own");
-  aten.impl(op.name.substr(colons + 2).c_str(), kernel_of(op));
+void register_promoting_op(const PromotingOpRequest& request) {
+  const std::string name = join_overload(request.op, request.overload);
+  const auto handle = find_overload(name);
+  TORCH_CHECK_VALUE(handle.has_value(), "the dispatcher knows no overload ", name);
+  TORCH_CHECK_VALUE(handle->schema().arguments().size() < 64, name, " has too many arguments");
+  const auto [number, is_new] = number_for_promotion(request.op, request.overload);
+  TORCH_CHECK(number < kMostOps, "torch_promote: more than ", kMostOps, " ops with a number");
+  if (promoting_op(number) != nullptr) {
+    return;
+  }
+  const auto* op = new PromotingOp{
+      // never destroyed, as the kernels
+      number,
+      *handle,
+      name,
+      request.functional.empty() ? std::nullopt : find_overload(request.functional),
+      request.participants,
+      written_arguments(handle->schema()),
+      request.computes,
+      request.rounding_mode,
+      request.each,
+      request.matmul,
+      request.refuses,
+      boxed_kernel_of(number, Writes::versioned),
+  };
+  if (is_new) {
+    register_kernel(*op);
+  }
+  promoting_ops[number].store(op, std::memory_order_release);
 }
 
 } // namespace torch_promote

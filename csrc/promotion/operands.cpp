@@ -1,5 +1,7 @@
-// file: the operands of a call on the stack, which may lie in lists
-#include "promotion/arguments.h"
+// file: the operands of a call on the stack, and their common dtype under a promotion rule
+#include "promotion/operands.h"
+
+#include <algorithm>
 
 namespace torch_promote {
 
@@ -25,7 +27,87 @@ Operand operand_of(const c10::Scalar& scalar) {
   return operand;
 }
 
+// The common dtype of tensors of one state: those with dimensions, or 0-dim ones under a rule where these are weak.
+class DtypeJoin {
+ public:
+  explicit DtypeJoin(const Promotion& promotion) : promotion_(promotion), tables_(promotion.tables()) {}
+
+  void add(c10::ScalarType dtype) {
+    const uint64_t bit = uint64_t{1} << static_cast<size_t>(dtype);
+    if ((seen_ & bit) != 0) {
+      return;
+    }
+    seen_ |= bit;
+    ++count_;
+    if (count_ == 1) {
+      dtype_ = to_code(dtype);
+    } else if (dtype_ != kNoDtype) {
+      dtype_ = tables_.pair(dtype_, to_code(dtype));
+    }
+  }
+  bool is_empty() const {
+    return count_ == 0;
+  }
+  DtypeCode dtype() const {
+    return count_ > 2 && !promotion_.options.associative ? promotion_.of_many(seen_) : dtype_;
+  }
+
+ private:
+  const Promotion& promotion_;
+  const PromotionTables& tables_;
+  uint64_t seen_ = 0;
+  int count_ = 0;
+  DtypeCode dtype_ = kNoDtype;
+};
+
 } // namespace
+
+std::optional<int64_t> Operand::int_value() const {
+  if (number != Number::integer || dtype != c10::ScalarType::Long) {
+    return std::nullopt;
+  }
+  if (scalar != nullptr) {
+    return scalar->isSymbolic() ? std::nullopt : std::optional<int64_t>(scalar->toLong());
+  }
+  // The data of these may not be read.
+  constexpr c10::DispatchKeySet kOpaque(
+      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::Functionalize});
+  if (!tensor->is_cpu() || tensor->key_set().has_any(kOpaque)) {
+    return std::nullopt;
+  }
+  return *tensor->const_data_ptr<int64_t>();
+}
+
+DtypeCode common_dtype(const Promotion& promotion, const Operands& operands) {
+  const PromotionTables& tables = promotion.tables();
+  DtypeJoin dims(promotion);
+  DtypeJoin zeros(promotion);
+  std::optional<Number> number;
+  for (const Operand& operand : operands) {
+    if (operand.number.has_value()) {
+      number = std::max(number.value_or(Number::boolean), *operand.number);
+    } else if (promotion.options.zero_dim_is_weak && operand.is_zero_dim()) {
+      zeros.add(operand.dtype);
+    } else {
+      dims.add(operand.dtype);
+    }
+  }
+  const bool has_weak = !dims.is_empty() && !zeros.is_empty();
+  DtypeCode strong = dims.is_empty() ? zeros.dtype() : dims.dtype();
+  DtypeCode weak = has_weak ? zeros.dtype() : kNoDtype;
+  if (strong == kNoDtype || (has_weak && weak == kNoDtype)) {
+    return kNoDtype;
+  }
+  if (number.has_value()) {
+    DtypeCode& joined = has_weak ? weak : strong;
+    joined = tables.number(*number, joined);
+    if (joined == kNoDtype) {
+      return kNoDtype;
+    }
+  }
+  return has_weak ? tables.zero_dim(strong, weak) : strong;
+}
 
 PromotedArguments::PromotedArguments(const PromotingOp& op, torch::jit::Stack& stack)
     : op_(op),
@@ -134,7 +216,7 @@ size_t PromotedArguments::steps() const {
 void PromotedArguments::add(size_t argument, size_t element, Operands& to) const {
   const Part& part = parts_[argument];
   if (element >= part.size()) {
-    return; // lists of different lengths, of which the op complains
+    return; // lists of different lengths, for which the op raises
   }
   to.push_back(part.scalars.empty() ? operand_of(part.tensors[element]) : operand_of(part.scalars[element]));
   to.back().argument = argument;
