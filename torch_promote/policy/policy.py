@@ -14,10 +14,11 @@ from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDevice
 from torch_promote.policy import file_data as policy_data
 from torch_promote.policy import files as policy_file
 from torch_promote.policy.cast_policy import spell_policy
-from torch_promote.policy.named import MEANINGS, Change, Value, named_changes, registered_ops, stock_policy
+from torch_promote.policy.named import MEANINGS, Change, Value, named_changes, stock_policy
 from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, rows_by_name
 from torch_promote.policy.overrides import parse_overrides
+from torch_promote.policy.registered_policies import registered_ops
 
 __all__ = ["Difference", "Policy"]
 
