@@ -11,7 +11,6 @@
 #include "python/dispatch_observer.h"
 #include "python/promotion_hooks.h"
 #include "python/region_bindings.h"
-#include "python/region_type.h"
 #include "region/region.h"
 
 #include <c10/util/Exception.h>
@@ -148,7 +147,7 @@ std::vector<std::vector<unsigned int>> bytes_of(const PolicyTable& table) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The compiled part of torch_promote: the wrappers on AutocastPrivateUse1, the regions and the cast cache.";
-  if (!add_region_functions(m.ptr()) || !add_short_ways(m.ptr())) {
+  if (!add_region_functions(m.ptr())) {
     throw py::error_already_set();
   }
   py::object parameter = py::module_::import("torch.nn").attr("Parameter");
@@ -192,6 +191,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("register_change", &register_change);
   m.def("capture_policy", [] { return change_to(current_policy()); });
   m.def("set_defaults", &set_defaults);
+  // A hash of the promotion rule in force, the same in every process; 0 where there is none.
+  m.def("promotion_content", [] { return current_policy().promotion.content; });
   m.def("scalar_type", &scalar_type_of);
   m.def("policy_is_stock", [] { return &current_policy() == &stock_policy_table(); });
   // Tables are never destroyed, so an address identifies one.

@@ -225,7 +225,7 @@ const PolicyTable& policy_of_carried_state() {
   return find_policy(digits);
 }
 
-void enter(const void* owner, const RegionSpec& spec) {
+void enter_region(const void* owner, const RegionSpec& spec) {
   ThreadKeys keys = ThreadKeys::read();
   Frame frame{owner, spec, ThreadState::read(keys), nullptr};
   frame.around = policy_around(frame.before);
@@ -265,7 +265,7 @@ void enter(const void* owner, const RegionSpec& spec) {
   }
 }
 
-bool exit(const void* owner) {
+bool exit_region(const void* owner) {
   auto& frames = thread().frames;
   if (!frames.empty() && frames.back().owner == owner) { // nearly always
     end_innermost();

@@ -43,7 +43,7 @@ def test_the_spec_in_the_graph(cache: str, made: str) -> None:
     backend, args = Watching(), inputs()
     compiled = torch.compile(function, backend=backend, fullgraph=True)
     assert_same(called_in(None, compiled, *args), called_in(None, function, *args))
-    assert backend.specs == [region._spec]
+    assert backend.specs == [region._packed]
     assert _C.cache_mode() == "weights"
 
 

@@ -84,5 +84,5 @@ def test_a_rule_is_checked_when_it_is_made() -> None:
 
 def test_equal_calls_do_not_register_anew() -> None:
     rule = RULES["a table over torch"]()
-    assert tp.promotion(rule)._spec == tp.promotion(rule)._spec
-    assert tp.promotion("jax")._spec == tp.promotion("jax")._spec != tp.promotion("jax", matmul=True)._spec
+    assert tp.promotion(rule)._packed == tp.promotion(rule)._packed
+    assert tp.promotion("jax")._packed == tp.promotion("jax")._packed != tp.promotion("jax", matmul=True)._packed

@@ -25,7 +25,7 @@ DEVICE_TYPES: list[tuple[Any, str]] = [
     (
         torch.device("cpu"),
         "expected a device type of type str (or a sequence of them), got device(type='cpu') of type device. "
-        "Legal: 'cpu', 'cuda'. Of a torch.device, pass its .type.",
+        "Legal: 'cpu', 'cuda'. For a torch.device, pass `.type`.",
     ),
     (0, "expected a device type of type str (or a sequence of them), got 0 of type int. Legal: 'cpu', 'cuda'."),
     (1.5, "expected a device type of type str (or a sequence of them), got 1.5 of type float. Legal: 'cpu', 'cuda'."),

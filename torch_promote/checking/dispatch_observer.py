@@ -98,8 +98,9 @@ def observe_dispatch(observer: Observer) -> Iterator[None]:
         _C.register_dispatch_observer()
     except RuntimeError as error:
         raise DispatchObserverError(
-            f"the dispatch key {_C.dispatch_observer_key()}, which crosscheck needs, is taken in this process: another library "
-            f"has registered a fallback on it. Run crosscheck in a process without that library. PyTorch says: {error}"
+            f"the dispatch key {_C.dispatch_observer_key()}, which crosscheck needs, is taken in this "
+            f"process: another library has registered a fallback on it. Run crosscheck in a process without that "
+            f"library. PyTorch says: {error}"
         ) from error
     pass_over(_C.dispatch_observer_key())
     # In one generator, since torch.compile does not trace generators: a compiled function may open a block.

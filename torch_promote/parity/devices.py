@@ -36,10 +36,18 @@ def pretend_cuda() -> Iterator[None]:
         yield
         return
     with (
-        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
-        mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True),
+        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", _no),
+        mock.patch.object(torch.cuda, "is_bf16_supported", _yes),
     ):
         yield
+
+
+def _no() -> bool:
+    return False
+
+
+def _yes(including_emulation: bool = True) -> bool:
+    return True
 
 
 def asks_for_a_gpu(error: Exception | None) -> bool:

@@ -1,4 +1,4 @@
-"""The short ways through `my_autocast`: what they make and do is what the Python methods make and do."""
+"""Plain regions, whose arguments C checks: they are what Python's checks make of the same arguments."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import inspect
 import itertools
 import sys
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import torch_promote as tp
 from helpers.probes import autocast_dtype, leaves_no_trace
-from torch_promote import _C
+from torch_promote.native.region_spec import RegionSpec
+from torch_promote.parity.devices import pretend_cuda
+from torch_promote.regions import autocast
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -27,9 +31,8 @@ class Text(str):
 
 
 def made_by_python(*args: Any, **kwargs: Any) -> tp.my_autocast:
-    region = tp.my_autocast.__new__(tp.my_autocast)
-    region.__init__(*args, **kwargs)  # type: ignore[misc]
-    return region
+    with mock.patch.object(autocast, "pack_plain_region", return_value=None):
+        return tp.my_autocast(*args, **kwargs)
 
 
 def outcome(make: Callable[[], tp.my_autocast]) -> Any:
@@ -38,7 +41,7 @@ def outcome(make: Callable[[], tp.my_autocast]) -> Any:
         region = make()
     except Exception as error:
         return type(error), str(error)
-    return type(region), region._spec, region._arguments, repr(region)
+    return type(region), region._packed, autocast._Arguments(*region._arguments), repr(region)
 
 
 POSITIONAL: list[tuple[Any, ...]] = [
@@ -60,6 +63,11 @@ POSITIONAL: list[tuple[Any, ...]] = [
     ("cpu", torch.int8),
     ("cpu", "bfloat16"),
     ("cpu", None, True, None, None),
+    ("cuda",),
+    ("cuda", BF16),
+    ("cuda", FP16, False, False),
+    ("cuda", torch.float32),
+    ("cuda", "bfloat16"),
     ("xpu",),
     (torch.device("cpu"),),
     ({},),
@@ -85,12 +93,24 @@ SURROUNDINGS: dict[str, Callable[[], Any]] = {
     "outside": ExitStack,
     "fp16": lambda: tp.my_autocast("cpu", FP16),
     "cache off": lambda: torch.autocast("cpu", cache_enabled=False),
+    "cuda": pretend_cuda,
+    "cuda without bfloat16": lambda: cuda_answers(is_bf16_supported=False),
 }
+
+
+@contextmanager
+def cuda_answers(is_bf16_supported: bool = True, is_available: bool = True) -> Iterator[None]:
+    """Replaces what regions of "cuda" ask; an autocast region of ours and of stock's asks the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: not is_available)
+        patch.setattr(torch.cuda, "is_bf16_supported", lambda: is_bf16_supported)
+        yield
 
 
 @pytest.mark.parametrize("around", SURROUNDINGS.values(), ids=SURROUNDINGS)
 def test_what_is_made_is_what_python_makes(around: Callable[[], Any]) -> None:
-    with around(), leaves_no_trace():
+    with warnings.catch_warnings(), around(), leaves_no_trace():
+        warnings.simplefilter("ignore")
         for args, kwargs in itertools.product(POSITIONAL, KEYWORDS):
             expected = outcome(lambda args=args, kwargs=kwargs: made_by_python(*args, **kwargs))
             for _ in range(2):
@@ -113,7 +133,7 @@ def test_no_reference_is_lost_or_kept() -> None:
     """Wherever a region is made, entered and left 1000 times."""
     device_type = "".join(["c", "pu"])
     region = tp.my_autocast(device_type, FP16)
-    counted = [device_type, region, region._spec, region._arguments, FP16, None, tp.my_autocast]
+    counted = [device_type, region, region._packed, region._arguments, FP16, None, tp.my_autocast]
 
     def use() -> None:
         for _ in range(1000):
@@ -152,10 +172,47 @@ def test_what_it_looks_like() -> None:
     assert "Runs ops in the dtype" in (inspect.getdoc(tp.my_autocast) or "")
 
 
-def test_it_takes_short_ways_once() -> None:
-    for wrong in (tp.my_autocast, int, 3):
-        with pytest.raises(TypeError, match="takes one class, once"):
-            _C.take_short_ways(wrong)  # type: ignore[arg-type]
+def test_what_torch_cuda_answers_is_not_kept_longer_than_its_functions() -> None:
+    """A "yes" is kept, since asking takes longer than the region. It holds for the functions that gave it."""
+
+    def enabled(dtype: torch.dtype) -> bool | str:
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            try:
+                region = tp.my_autocast("cuda", dtype)
+            except tp.UnsupportedDeviceError as error:
+                return str(error)
+            with region:
+                return torch.is_autocast_enabled("cuda")
+
+    refused = "this CUDA device does not support bfloat16. Use dtype=torch.float16."
+    for _ in range(2):
+        with cuda_answers():
+            assert [enabled(dtype) for dtype in (FP16, BF16, FP16)] == [True, True, True]
+            with cuda_answers(is_bf16_supported=False):
+                assert [enabled(dtype) for dtype in (FP16, BF16, FP16)] == [True, refused, True]
+            with cuda_answers(is_available=False):
+                assert [enabled(dtype) for dtype in (FP16, BF16)] == [False, False]
+            assert enabled(BF16) is True
+        assert enabled(BF16) is torch.cuda.is_available()
+
+
+def test_a_mock_is_asked_each_time() -> None:
+    with cuda_answers(), mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True) as supported:
+        tp.my_autocast("cuda", BF16)
+        supported.return_value = False
+        with pytest.raises(tp.UnsupportedDeviceError):
+            tp.my_autocast("cuda", BF16)
+
+
+def test_a_question_that_raises_raises() -> None:
+    def broken() -> bool:
+        raise OSError("no driver")
+
+    with cuda_answers(), mock.patch.object(torch.cuda, "is_bf16_supported", broken), leaves_no_trace():
+        with pytest.raises(OSError, match="no driver"):
+            tp.my_autocast("cuda", BF16)
+        assert tp.my_autocast("cuda", FP16)._packed
 
 
 class Noting(tp.my_autocast):
@@ -195,7 +252,7 @@ def test_a_subclass_that_does_not_make_its_region() -> None:
         def __init__(self) -> None:
             pass
 
-    with leaves_no_trace(), pytest.raises(AttributeError, match="_spec"):
+    with leaves_no_trace(), pytest.raises(AttributeError, match="_packed"):
         Empty().__enter__()
 
 
@@ -259,29 +316,29 @@ def test_however_it_is_called(way: str) -> None:
 @pytest.mark.parametrize("args", [(), (None,), (None, None, None, None)], ids=len)
 def test_wrong_numbers_of_arguments(args: tuple[Any, ...]) -> None:
     with tp.my_autocast("cpu", FP16) as region:
-        with leaves_no_trace(), pytest.raises(TypeError, match=r"my_autocast\.__exit__\(\)"):
+        with leaves_no_trace(), pytest.raises(TypeError, match=r"Region\.__exit__\(\)"):
             region.__exit__(*args)  # type: ignore[call-arg]
-        with leaves_no_trace(), pytest.raises(TypeError, match=r"my_autocast\.__enter__\(\)"):
+        with leaves_no_trace(), pytest.raises(TypeError, match=r"Region\.__enter__\(\)"):
             region.__enter__(3)  # type: ignore[call-arg]
         assert autocast_dtype() == FP16
 
 
 @pytest.mark.parametrize("stranger", [None, 3, object(), torch.autocast("cpu")], ids=lambda one: type(one).__name__)
 def test_called_with_what_is_no_region(stranger: Any) -> None:
-    with leaves_no_trace(), pytest.raises(AttributeError, match="_spec"):
+    with leaves_no_trace(), pytest.raises(AttributeError, match="_packed"):
         tp.my_autocast.__enter__(stranger)
 
 
 def test_a_spec_that_is_none_of_ours_is_refused_as_ever() -> None:
     region = tp.my_autocast("cpu")
     for wrong in ("zz", 3, None, "g" * 16, "é" * 16):
-        region._spec = wrong  # type: ignore[assignment]
+        region._packed = wrong  # type: ignore[assignment]
         with leaves_no_trace(), pytest.raises(ValueError, match="16 hexadecimal digits"):
             region.__enter__()
 
 
 def test_a_region_with_an_unheard_of_policy_is_refused_as_ever() -> None:
     region = tp.my_autocast("cpu")
-    region._spec = "ffffff" + region._spec[6:]
+    region._packed = RegionSpec(policy_change=(1 << 24) - 1).pack()
     with leaves_no_trace(), pytest.raises(RuntimeError, match="no set of overrides has the number"):
         region.__enter__()
