@@ -50,10 +50,3 @@ def error_of(capsys: Capture, *arguments: str) -> str:
 
 def cells_of(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
-
-
-def help_of(capsys: Capture, *arguments: str) -> str:
-    with pytest.raises(SystemExit) as caught:
-        main([*arguments, "--help"])
-    assert caught.value.code == 0
-    return capsys.readouterr().out
