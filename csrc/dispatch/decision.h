@@ -22,13 +22,13 @@ struct Decision {
   // the other device's autocast is on and may have work further down.
   c10::DispatchKeySet keys_off() const {
     const c10::DispatchKeySet off(stock_key_of(device));
-    return other_device_on ? off : off.add(kOurKey);
+    return other_device_on ? off : off.add(kAutocastKey);
   }
 };
 
 [[noreturn]] void raise_banned(OpNumber op, Device device);
 
-constexpr c10::DispatchKeySet kBelowOurs(c10::DispatchKeySet::FULL_AFTER, kOurKey);
+constexpr c10::DispatchKeySet kBelowOurs(c10::DispatchKeySet::FULL_AFTER, kAutocastKey);
 
 // Which policy applies to a call with this key set. CUDA's turn is before the CPU's, as AutocastCUDA is above
 // AutocastCPU. Whether a device's autocast is on is stock's to say: its key is excluded where it is off. `Op` is a Row,

@@ -2,8 +2,8 @@
 #include "dispatch/extra_ops.h"
 
 #include "dispatch/boxed_wrapper.h"
-#include "region/region.h"
 #include "dispatch/registration.h"
+#include "region/region.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
@@ -57,8 +57,8 @@ void check_free(const std::string& op, const std::string& overload) {
   const auto handle = c10::Dispatcher::singleton().findSchema({op, overload});
   TORCH_CHECK_VALUE(handle.has_value(), "the dispatcher knows no overload ", join(op, overload));
   TORCH_CHECK(
-      !handle->hasKernelForDispatchKey(kOurKey), join(op, overload),
-      " has a kernel of another library's on the dispatch key ", c10::toString(kOurKey),
+      !handle->hasKernelForDispatchKey(kAutocastKey), join(op, overload),
+      " has a kernel of another library's on the dispatch key ", c10::toString(kAutocastKey),
       ", so it cannot be given a policy here.");
 }
 

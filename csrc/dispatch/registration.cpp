@@ -36,7 +36,7 @@ void raise_banned(OpNumber op, Device device) {
 }
 
 torch::Library& library_on_our_key(const char* name_space) {
-  return *new torch::Library(torch::Library::IMPL, name_space, kOurKey, __FILE__, __LINE__);
+  return *new torch::Library(torch::Library::IMPL, name_space, kAutocastKey, __FILE__, __LINE__);
 }
 
 namespace {

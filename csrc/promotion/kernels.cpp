@@ -2,8 +2,8 @@
 #include "promotion/kernels.h"
 
 #include "dispatch/decision.h"
-#include "promotion/call.h"
 #include "dispatch/registration.h"
+#include "promotion/call.h"
 
 #include <ATen/core/boxing/impl/boxing.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -52,7 +52,7 @@ class TypedKernel<Result(Args...)> {
         if constexpr ((is_tensor_list<Args> || ...)) {
           // On the CPU these call an op for each element. With autocast off there is nothing for it to find on our key.
           if (autocast_is_off()) {
-            const c10::impl::ExcludeDispatchKeyGuard no_key(kOurKey);
+            const c10::impl::ExcludeDispatchKeyGuard no_key(kAutocastKey);
             return handle_.redispatch(keys & kBelowOurs, std::forward<Args>(args)...);
           }
         }

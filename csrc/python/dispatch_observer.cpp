@@ -203,8 +203,8 @@ py::object observer_of_this_thread() {
 // The same call with PyTorch's own autocast in the place of ours, unseen by the tap.
 void run_under_stock(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const Unseen unseen;
-  const c10::impl::ExcludeDispatchKeyGuard without_ours(kOurKey);
-  op.redispatchBoxed((keys & kBelowTap).remove(kOurKey), &stack);
+  const c10::impl::ExcludeDispatchKeyGuard without_ours(kAutocastKey);
+  op.redispatchBoxed((keys & kBelowTap).remove(kAutocastKey), &stack);
 }
 
 void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack, bool see_through) {

@@ -1,18 +1,18 @@
 // file: the Python face of the extension: torch_promote._C
-#include "cache/thread_cache.h"
-#include "dispatch/extra_ops.h"
-#include "policy/op_table.h"
 #include "cache/persistent_cache.h"
+#include "cache/thread_cache.h"
+#include "cache/weight.h"
+#include "dispatch/extra_ops.h"
+#include "dispatch/registration.h"
+#include "dispatch/unversioned_writers.h"
+#include "policy/op_table.h"
 #include "promotion/call.h"
 #include "promotion/ops.h"
+#include "python/dispatch_observer.h"
 #include "python/promotion_hooks.h"
-#include "region/region.h"
 #include "python/region_bindings.h"
 #include "python/region_type.h"
-#include "dispatch/registration.h"
-#include "python/dispatch_observer.h"
-#include "dispatch/unversioned_writers.h"
-#include "cache/weight.h"
+#include "region/region.h"
 
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
@@ -254,6 +254,9 @@ PYBIND11_MODULE(_C, m) {
     return result;
   });
   m.def("clear_cache", &clear_cast_cache);
+  m.def("has_backend_meta", [](const at::Tensor& tensor) { // for tests
+    return tensor.unsafeGetTensorImpl()->get_backend_meta() != nullptr;
+  });
 }
 
 } // namespace torch_promote

@@ -1,6 +1,7 @@
 // file: the thread's open regions: which policy table is in force, and what to restore when a region ends
 #pragma once
 
+#include "policy/dispatch_key.h"
 #include "policy/policy_registry.h"
 #include "region/region_spec.h"
 
@@ -11,8 +12,6 @@
 #include <memory>
 
 namespace torch_promote {
-
-constexpr c10::DispatchKey kOurKey = c10::DispatchKey::AutocastPrivateUse1;
 
 constexpr c10::DeviceType device_type_of(Device device) {
   return device == Device::cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
@@ -31,9 +30,6 @@ inline const PolicyTable& current_policy() {
   // thread, at::launch). See NOTE [ Policy fingerprint ].
   return tls_policy != nullptr ? *tls_policy : policy_of_carried_state();
 }
-
-// Which casts are kept in this thread: what the innermost open region says that says anything about it.
-inline constinit thread_local CacheMode tls_cache_mode = CacheMode::weights;
 
 // The owner of regions that a traced graph opens. If an op of the graph raises, nothing ends them; so they end with the
 // region around them at the latest.
