@@ -1,6 +1,7 @@
 // file: what one `my_autocast` object asks for, and its packed form
 #pragma once
 
+#include "cache/cache_mode.h"
 #include "policy/op_table.h"
 
 #include <c10/core/ScalarType.h>
@@ -10,10 +11,6 @@
 #include <optional>
 
 namespace torch_promote {
-
-// Which casts are kept for later uses while a region's cache flag is on; the cast cache says how.
-enum class CacheMode : uint8_t { weights, persistent, all };
-constexpr std::array<const char*, 3> kCacheModeNames = {"weights", "persistent", "all"}; // in the enum's order
 
 // What one `my_autocast` object asks for, packed into 64 bits so that Python and torch.compile can hold it as a
 // constant:
