@@ -1,12 +1,13 @@
 # make demo      trains a small GPT under fp32, torch.autocast and my_autocast, and compares their bits
 # make test      runs the tests (make test ARGS="-k cache -x" for some of them; JOBS=0 for one process)
-# make test-jax  holds the promotion rules against JAX and ml_dtypes as well, which it installs
+# make test-all  runs the tests that are marked slow as well
+# make test-jax  compares the promotion rules with JAX and ml_dtypes as well, which it installs
 # make parity    PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)
 # make lint      ruff, mypy and clang-format
 # make bench     times regions, ops and models against stock autocast (ARGS="--plot bench.png" for a picture)
 #
-# Each sets up what it needs: a virtual environment, PyTorch, and the extension built against it. For another PyTorch:
-# make test TORCH_VERSION=2.15.0 (an environment for each version).
+# Each target sets up what it needs: a virtual environment, PyTorch, and the extension built against it. For another
+# PyTorch: make test TORCH_VERSION=2.15.0 (an environment for each version).
 
 TORCH_VERSION ?= 2.13.0
 DEFAULT_VERSION := 2.13.0
@@ -23,13 +24,16 @@ SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildca
 BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
-.PHONY: demo test test-jax parity lint bench build clean force
+.PHONY: demo test test-all test-jax parity lint bench build clean force
 
 demo: build
 	$(PY) examples/train_gpt.py $(ARGS)
 
 test: build
 	$(PY) -m pytest --numprocesses $(JOBS) $(ARGS)
+
+test-all: build
+	$(PY) -m pytest --numprocesses $(JOBS) -m "" $(ARGS)
 
 test-jax: build
 	$(PIP) 'jax[cpu]>=0.10' 'ml_dtypes>=0.5'

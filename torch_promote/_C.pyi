@@ -10,11 +10,11 @@ TORCH_VERSION: str
 POLICY_BYTES: dict[str, int]
 """The byte of each cast policy in a policy table; `run_in` is the first of the bytes that mean a dtype."""
 
-ROW_NAMES: tuple[str, ...]
-"""Qualified names of the rows, in the table's order."""
+OP_ENTRY_NAMES: tuple[str, ...]
+"""Qualified names of the op entries, in the table's order."""
 
 UNVERSIONED_WRITERS: tuple[str, ...]
-"""Ops that clear the cast cache, because they write weights without bumping their version."""
+"""Ops that write weights without bumping their version; their kernels drop the cached casts of what they write."""
 
 class SuspendedRegions:
     """Regions taken off a thread by `suspend_regions`."""
@@ -91,5 +91,5 @@ def register_promoting_op(
     refuses: int,
 ) -> None: ...
 def swap_observer(observer: object, /) -> Any: ...
-def register_tap() -> None: ...
-def tap_key_name() -> str: ...
+def register_dispatch_observer() -> None: ...
+def dispatch_observer_key() -> str: ...

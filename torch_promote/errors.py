@@ -1,4 +1,4 @@
-"""The errors of this package. Each says what was asked, what was got, what is legal and what to do."""
+"""The errors of this package. Each text names the input, what is legal and what to do."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = [
 
 
 class TorchPromoteError(Exception):
-    """Every error that this package raises itself."""
+    """Base class of the errors of this package."""
 
 
 class ExtensionError(TorchPromoteError, ImportError):
-    """The compiled part is missing, or was built against another PyTorch, or its dispatch key is taken."""
+    """The extension is missing or was built with another PyTorch, or another library uses its dispatch key."""
 
 
 class DeviceTypeError(TorchPromoteError, ValueError):
-    """A device type that is not a string, or a sequence of them that cannot be meant."""
+    """An invalid device type argument: not a str, or an empty sequence or one with duplicates."""
 
 
 class UnsupportedDeviceError(TorchPromoteError, RuntimeError):
-    """A device type that has no autocast here, or that cannot do what is asked."""
+    """A device type that this package does not support, or that does not support the request."""
 
 
 class DtypeError(TorchPromoteError, TypeError):
@@ -44,32 +44,32 @@ class DtypeError(TorchPromoteError, TypeError):
 
 
 class DecoratorError(TorchPromoteError, TypeError):
-    """Something that cannot be called was decorated."""
+    """The decorated object is not callable."""
 
 
 class PolicyError(TorchPromoteError, ValueError):
-    """An op or a cast policy that does not exist, or a policy that is not legal for the op."""
+    """An unknown op or cast policy, or a policy that is not legal for an op."""
 
 
 class OptionError(TorchPromoteError, ValueError):
-    """An option that does not exist, or a value of it that is not legal."""
+    """An unknown option, or an illegal value of one."""
 
 
 class RegionError(TorchPromoteError, RuntimeError):
-    """A region is used in a way that it cannot be: ended where it is not open, or exported with overrides."""
+    """Invalid use of a region, such as leaving one that is not open, or exporting one with overrides."""
 
 
 class PromotionRuleError(TorchPromoteError, RuntimeError):
-    """Operands that have no common dtype under a promotion rule.
+    """Operands without a common dtype under a promotion rule.
 
-    It is a RuntimeError, as PyTorch's own are: PyTorch takes a TypeError in `x + y` for "not implemented" and drops it.
+    It is a RuntimeError, like PyTorch's own: in `x + y`, PyTorch takes a TypeError for "not implemented" and drops it.
 
     Attributes:
         rule: The rule's name.
-        operands: The operands in words, such as "int32[3]" and "5.5 (a Python float)".
-        reason: What of the rule forbids them, as a clause.
+        operands: Descriptions of the operands, such as "int32[3]" and "5.5 (a Python float)".
+        reason: Why the rule forbids them, as a clause.
         remedy: What to write instead, as a sentence.
-        op: The op that was called, or None if it is not known.
+        op: The op that was called, or None if unknown.
 
     Example:
         >>> print(PromotionRuleError("strict", ["int8[3]", "int16[3]"], "the two differ", "Cast one.", "add"))
@@ -78,7 +78,7 @@ class PromotionRuleError(TorchPromoteError, RuntimeError):
 
     def __init__(self, rule: str, operands: Iterable[str], reason: str, remedy: str, op: str | None = None) -> None:
         self.rule, self.operands, self.reason, self.remedy, self.op = rule, tuple(operands), reason, remedy, op
-        super().__init__(rule, self.operands, reason, remedy, op)  # the arguments: pickle makes the error from them
+        super().__init__(rule, self.operands, reason, remedy, op)  # pickle recreates the error from these arguments
 
     def __str__(self) -> str:
         words = f"{', '.join(self.operands[:-1])} and {self.operands[-1]}" if self.operands[1:] else self.operands[0]
@@ -87,7 +87,7 @@ class PromotionRuleError(TorchPromoteError, RuntimeError):
 
 
 class PromotionWriteError(PromotionRuleError):
-    """An in-place or out= op that would write another dtype than the promotion rule lets it.
+    """An in-place or out= op whose result dtype the promotion rule does not allow to be written.
 
     Example:
         >>> operands = ["int8[3]", "float32[3]"]
@@ -110,16 +110,16 @@ class PromotionWarning(UserWarning):
 
 
 class RuleDefinitionError(TorchPromoteError, ValueError):
-    """A promotion rule that is none: a pair without an answer, two answers for one pair, an unknown name."""
+    """An invalid promotion rule: a pair without a result, two results for one pair, an unknown name."""
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
-    """Returns the known names closest to a misspelt one, as the end of a sentence, or "" if none is close.
+    """Returns a hint with the known names closest to a misspelt one, or "" if none is close.
 
     Args:
-        name: What was asked for.
+        name: The name that does not exist.
         known: The names that exist.
-        count: How many to offer at most.
+        count: The maximum number of names in the hint.
 
     Returns:
         `" Closest: a, b."`, with a leading space, or the empty string.

@@ -1,10 +1,10 @@
 // file: regions as Python calls them: plain C functions, without the cost of pybind11's argument conversion
 #include "python/region_bindings.h"
 
+#include "policy/torch_declarations.h"
 #include "region/region.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/Dtype.h>
 

@@ -2,10 +2,10 @@
 #include "region/region.h"
 
 #include "cache/thread_cache.h"
-#include "promotion/state.h"
+#include "policy/torch_declarations.h"
+#include "region/promotion_state.h"
 #include "region/thread_state.h"
 
-#include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -234,7 +234,7 @@ void enter_region(const void* owner, const RegionSpec& spec) {
     read_slots_outside();
   }
   thread().frames.push_back(frame);
-  if (policy->promotion != nullptr) {
+  if (policy->promotion.rule != nullptr) {
     thread().frames.back().graph_task = torch::autograd::get_current_graph_task_id();
   }
   put_graph_task();

@@ -1,6 +1,7 @@
 // file: the thread's open regions: the policy table in force, and what the end of a region restores
 #pragma once
 
+#include "policy/dispatch_key.h"
 #include "policy/policy_registry.h"
 #include "region/region_spec.h"
 
@@ -11,8 +12,6 @@
 #include <memory>
 
 namespace torch_promote {
-
-constexpr c10::DispatchKey kOurKey = c10::DispatchKey::AutocastPrivateUse1;
 
 constexpr c10::DeviceType device_type_of(Device device) {
   return device == Device::cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;

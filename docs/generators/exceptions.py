@@ -1,7 +1,7 @@
-"""Where a rule deliberately differs from the library that it is named after, and why: exceptions.toml beside this file.
+"""The deliberate differences between a rule and the library that it is named after: reads exceptions.toml.
 
-Each exception is held against the golden tables in tests/reference/promotion_rules: what it names differs as it says,
-and nothing else does.
+Tests compare the rules with the golden tables in tests/reference/promotion_rules: the exceptions have to be exactly the
+differences.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ __all__ = ["EXCEPTIONS", "DeliberateException"]
 
 
 class DeliberateException(NamedTuple):
-    """Operands for which a rule and its library differ on purpose.
+    """Operands for which a rule deliberately differs from its library.
 
     Attributes:
         library: The golden table.
-        section: Its section, a regular expression.
-        operands: The operands as the table spells them, a regular expression.
-        theirs: What the library gives, a regular expression.
-        ours: What the rule gives, a regular expression.
-        shown: The operands in words.
-        reason: Why, in a sentence or two.
+        section: A regular expression for its section.
+        operands: A regular expression for the operands, as written in the table.
+        theirs: A regular expression for the library's result.
+        ours: A regular expression for the rule's result.
+        shown: A description of the operands, for the documentation.
+        reason: The reason, in one or two sentences.
 
     Example:
         >>> EXCEPTIONS[0].covers("numpy", "numbers", "bfloat16, float", theirs="float32", ours="bfloat16")
@@ -40,14 +40,14 @@ class DeliberateException(NamedTuple):
     reason: str
 
     def covers(self, library: str, section: str, operands: str, theirs: str, ours: str) -> bool:
-        """Whether this is the exception for a difference.
+        """Whether this exception covers a difference.
 
         Args:
             library: The golden table.
             section: Its section.
-            operands: The operands as the table spells them.
-            theirs: What the library gives.
-            ours: What the rule gives.
+            operands: The operands, as written in the table.
+            theirs: The library's result.
+            ours: The rule's result.
 
         Example:
             >>> EXCEPTIONS[0].covers("numpy", "numbers", "float16, float", theirs="float32", ours="float16")

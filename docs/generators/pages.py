@@ -1,4 +1,4 @@
-"""Pages of the documentation whose blocks are printed by the code that they are about."""
+"""Rewrites blocks of documentation pages with the output of the code that they describe."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def rendered(text: str, blocks: Blocks) -> str:
-    r"""Returns a page with every block rewritten: what stands between `<!-- begin: name -->` and `<!-- end: name -->`.
+    r"""Returns a page with the text between each `<!-- begin: name -->` and `<!-- end: name -->` rewritten.
 
     Args:
         text: The page.
-        blocks: What writes each block, by its name.
+        blocks: Maps names of blocks to functions that return their text.
 
     Raises:
-        ValueError: A block has no writer, or a writer has no block.
+        ValueError: A block of the page is not in `blocks`, or the reverse.
 
     Example:
         >>> print(rendered("<!-- begin: a -->\n<!-- end: a -->", {"a": lambda: "text"}))
@@ -50,23 +50,23 @@ def rendered(text: str, blocks: Blocks) -> str:
     """
     pattern = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
     found = [match.group(2) for match in pattern.finditer(text)]
-    # Each block once: a page that lost one would go stale unseen.
+    # Exactly once each: without this check, text whose markers were lost would go stale unnoticed.
     strangers = [name for name in found if name not in blocks]
     if sorted(found) != sorted(blocks):
-        wrong = strangers or sorted(set(blocks) - set(found)) or ["one stands there twice"]
+        wrong = strangers or sorted(set(blocks) - set(found)) or ["one occurs twice"]
         raise ValueError(f"the page's blocks are not those of BLOCKS: {', '.join(wrong)}.")
     return pattern.sub(lambda match: f"{match.group(1)}\n{blocks[match.group(2)]()}\n\n{match.group(3)}", text)
 
 
 def rewrite(argv: Sequence[str] | None, module: str, description: str | None, file: Path, blocks: Blocks) -> int:
-    """Rewrites a page, or checks it: the command line of a module that writes one.
+    """Rewrites or checks a page: the command line of a generator.
 
     Args:
-        argv: The command line; None means the process's.
-        module: The module, for its help and messages.
-        description: What it does.
-        file: The page, unless the command line names another.
-        blocks: What writes each block.
+        argv: The arguments. None: those of the process.
+        module: The path of the generator, for messages.
+        description: The description for --help.
+        file: The page. The command line can name another.
+        blocks: As for `rendered`.
 
     Returns:
         0, or 1 if `--check` finds the page out of date.

@@ -1,7 +1,7 @@
-"""Writes the tables and the worked examples of docs/promotion.md, from the code that decides them.
+"""Writes the tables and examples of docs/promotion.md from the code that they document.
 
-`python docs/generators/promotion_page.py` rewrites what stands between the file's `<!-- begin: name -->` and
-`<!-- end: name -->` lines; `--check` only says whether that would change anything.
+`python docs/generators/promotion_page.py` rewrites the text between the page's `<!-- begin: name -->` and
+`<!-- end: name -->` lines. With `--check`, it only reports whether the page is up to date.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["BLOCKS", "main", "render"]
 
 _FILE = Path(__file__).parents[1] / "promotion.md"
 
-#: The puzzles that are worked through, in the order of the page.
+#: The expressions that the page explains, in its order.
 PUZZLES = (
     "int32[3] + 5.5",
     "int8[3] * int64[]",
@@ -39,14 +39,14 @@ PUZZLES = (
     "int64[3] / 5",
 )
 
-#: Layouts whose results show how strides are decided: shape and strides of two operands.
+#: Shape and strides of two operands, for examples of result strides.
 STRIDES = (
     (((2, 3, 4, 5), (60, 1, 15, 3)), ((3, 4, 5), (20, 5, 1))),
     (((2, 3, 1, 1), (3, 1, 3, 3)), ((3, 1, 1), (1, 1, 1))),
     (((2, 3, 1, 1), (3, 1, 3, 3)), ((3, 1, 3), (1, 3, 3))),
 )
 
-#: Shapes and strides that could be either format.
+#: Shapes and strides that fit both memory formats.
 FORMATS = (
     ((2, 1, 4, 4), (16, 16, 4, 1)),
     ((2, 1, 4, 4), (16, 1, 4, 1)),
@@ -73,7 +73,7 @@ def _promotion() -> str:
 
 
 def _younger() -> str:
-    """One dtype stands for its family: what it gives with itself and with others."""
+    """Promotions of one dtype of each family outside the table, with itself and with others."""
     families = tuple(getattr(torch, name) for name in _FAMILY_NAMES if hasattr(torch, name))
     others = (torch.bool, torch.int32, torch.uint32, torch.float16, torch.complex64)
     rows = []
@@ -178,13 +178,13 @@ BLOCKS: dict[str, Callable[[], str]] = {
 
 
 def render(text: str) -> str:
-    r"""Returns the page with every block rewritten.
+    r"""Returns the page with all blocks rewritten.
 
     Args:
         text: The page, with its begin and end lines.
 
     Raises:
-        ValueError: A block has no writer, or a writer has no block.
+        ValueError: The page's blocks are not those of `BLOCKS`.
 
     Example:
         >>> render("<!-- begin: nothing -->\n<!-- end: nothing -->")
@@ -196,10 +196,10 @@ def render(text: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rewrites the page, or checks it.
+    """Rewrites or checks the page.
 
     Args:
-        argv: The command line; None means the process's.
+        argv: The arguments. None: those of the process.
 
     Returns:
         0, or 1 if `--check` finds the page out of date.

@@ -1,7 +1,7 @@
-"""Writes the tables and derivations of docs/promotion_rules.md, from the rules themselves.
+"""Writes the tables and derivations of docs/promotion_rules.md from the rules.
 
-`python docs/generators/promotion_rules_page.py` rewrites what stands between the page's begin and end
-lines; `--check` only says whether that would change anything.
+`python docs/generators/promotion_rules_page.py` rewrites the text between the page's begin and end lines. With
+`--check`, it only reports whether the page is up to date.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["BLOCKS", "main"]
 
 _FILE = Path(__file__).parents[1] / "promotion_rules.md"
 
-#: Expressions whose results tell the rules apart.
+#: Expressions for which the rules give different results.
 TELLING = (
     "int32[3] + 5.5",
     "int32[3] + float32[3]",
@@ -68,13 +68,13 @@ def _square(text: str) -> str:
 
 
 def _lattice() -> str:
-    """The float8 dtypes stand for one another: which of them there are depends on PyTorch."""
+    """One row for all float8 dtypes, since PyTorch versions have different ones."""
     rows = []
     for node, above in LATTICE.items():
         names = dict.fromkeys("float8, each by itself" if up in FLOAT8 else f"`{up}`" for up in above)
         if node not in FLOAT8:
             rows.append([f"`{node}`", ", ".join(names) or "nothing"])
-    return table(["node", "right above it"], [*rows, ["float8", "nothing"]])
+    return table(["node", "directly above it"], [*rows, ["float8", "nothing"]])
 
 
 def _numbers() -> str:
@@ -108,7 +108,7 @@ def _exceptions() -> str:
     return table(["library", "operands", "reason"], [[libraries[e.library], e.shown, e.reason] for e in EXCEPTIONS])
 
 
-def _told(expression: str, rule: str) -> Callable[[], str]:
+def _derivation(expression: str, rule: str) -> Callable[[], str]:
     return lambda: f"```text\n{why(expression, default_dtype=torch.float32, rule=rule)}\n```"
 
 
@@ -122,16 +122,16 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "numbers": _numbers,
     "division": _division,
     "exceptions": _exceptions,
-    "told": _told("int32[3] + 5.5", "jax"),
-    "refused": _told("int8[3] * int64[]", "strict"),
+    "told": _derivation("int32[3] + 5.5", "jax"),
+    "refused": _derivation("int8[3] * int64[]", "strict"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rewrites the page, or checks it.
+    """Rewrites or checks the page.
 
     Args:
-        argv: The command line; None means the process's.
+        argv: The arguments. None: those of the process.
 
     Returns:
         0, or 1 if `--check` finds the page out of date.

@@ -188,7 +188,7 @@ def test_help_teaches(capsys: Capture) -> None:
     assert end.value.code == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    for word in ("ours / stock", "over ...", "a quiet run:", "examples:", "exit status:", *cli_bench.SUITES):
+    for word in ("ours / stock", "over ...", "for stable figures:", "examples:", "exit status:", *cli_bench.SUITES):
         assert word in text
 
 
@@ -206,7 +206,7 @@ def test_what_prevents_a_picture_is_said_before_anything_runs(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cli_bench, "run", None)
-    assert "is no name of a PNG file" in error_of(capsys, "bench", "--plot", str(tmp_path / "bench.gif"))
+    assert "is not the name of a PNG file" in error_of(capsys, "bench", "--plot", str(tmp_path / "bench.gif"))
     assert "cannot write" in error_of(capsys, "bench", "--plot", str(tmp_path / "nowhere" / "bench.png"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     error = error_of(capsys, "bench", "--plot", str(tmp_path / "bench.png"))
@@ -235,12 +235,12 @@ def test_what_the_parser_does_not_take(arguments: str, capsys: Capture) -> None:
 def test_a_device_that_is_not_there(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     error = error_of(capsys, "bench", "--device", "cuda")
-    assert error == "torch-promote: error: --device cuda: PyTorch finds no CUDA device here. Legal: cpu.\n"
+    assert error == "torch-promote: error: --device cuda: PyTorch finds no CUDA device. Legal: cpu.\n"
 
 
 def test_a_pattern_without_a_case_gets_the_closest(capsys: Capture) -> None:
     error = error_of(capsys, "bench", "--case", "conv net, foward")
-    assert "--case 'conv net, foward' is the name of no case that is chosen. See --list." in error
+    assert "--case 'conv net, foward' matches no selected case. See --list." in error
     assert "Closest: conv net, forward" in error
     # It has to be in the suites that are chosen.
     assert "no case" in error_of(capsys, "bench", "--suite", "ops", "--case", "LSTM*")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from test_registered import STRANGE_ROWS
 
 import torch_promote
 from helpers.command_line import Capture, cells_of, error_of, json_of, terminal_of_80_columns, text_of, wide
+from helpers.op_registrations import STRANGE_ROWS
 from torch_promote import _C
 from torch_promote.cli.main import main
 from torch_promote.policy import registered as registrations
@@ -80,7 +80,7 @@ def test_info_as_text_says_what_the_json_says(capsys: Capture, wide: None) -> No
         assert [name, available, device["default_dtype"], *rows, *numbers] in lines
         assert [[op] in lines for op in (*device["missing_rows"], *device["unlisted_ops"])].count(False) == 0
     differs = any(device["missing_rows"] or device["unlisted_ops"] for device in info["devices"].values())
-    assert ("This PyTorch registers what the table lists, and nothing else." in text) is not differs
+    assert ("This PyTorch registers exactly the ops that the table lists." in text) is not differs
 
 
 def test_info_lists_what_is_missing_and_unlisted(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: None) -> None:
@@ -90,18 +90,18 @@ def test_info_lists_what_is_missing_and_unlisted(capsys: Capture, monkeypatch: p
     assert_expected_inline(
         text[text.index("missing on") :],
         """\
-missing on cpu (in the table, not registered by this PyTorch: falls through):
+missing on cpu (in the table, not registered by this PyTorch; falls through):
 aten::no_such_op
 aten::relu
 
-unlisted on cpu (registered by this PyTorch, no policy in the table: stock decides):
+unlisted on cpu (registered by this PyTorch, no policy in the table; left to stock):
 aten::mm
 lib::op
 
-missing on cuda (in the table, not registered by this PyTorch: falls through):
+missing on cuda (in the table, not registered by this PyTorch; falls through):
 aten::relu
 
-unlisted on cuda (registered by this PyTorch, no policy in the table: stock decides):
+unlisted on cuda (registered by this PyTorch, no policy in the table; left to stock):
 lib::op
 """,
     )
@@ -158,75 +158,7 @@ def test_text_without_rich_says_what_to_install(capsys: Capture, monkeypatch: py
         assert json_of(capsys, command)
 
 
-# --- help and version
-
-
-def help_of(capsys: Capture, *arguments: str) -> str:
-    with pytest.raises(SystemExit) as caught:
-        main([*arguments, "--help"])
-    assert caught.value.code == 0
-    return capsys.readouterr().out
-
-
-def test_help(capsys: Capture) -> None:
-    assert_expected_inline(
-        help_of(capsys),
-        """\
-usage: torch-promote [-h] [--version] COMMAND ...
-
-Autocast with open policies: what is installed, and what happens to each op.
-
-options:
-  -h, --help  show this help message and exit
-  --version   show program's version number and exit
-
-commands:
-  COMMAND
-    info      versions, devices, and the op table against the running PyTorch
-    policies  what autocast does with each op
-    parity    PyTorch's samples under stock and ours, against the reference
-    bench     time regions, ops and models against stock autocast
-    why       derive the dtype of an expression, step by step
-
-examples:
-  torch-promote info                             versions, devices, table size
-  torch-promote policies                         the whole op table
-  torch-promote policies --device cpu            what has a policy on the CPU
-  torch-promote policies --op softmax            one op, with all its overloads
-  torch-promote policies --op 'linalg_*' --json  a pattern; JSON for programs
-  torch-promote policies --diff                  is this PyTorch the table's?
-  torch-promote policies --policy cuda --diff stock
-                                                 what a policy changes
-  torch-promote parity --quick                   stock, ours and the reference
-  torch-promote bench --suite region             timings against stock
-  torch-promote why "int32[3] + 5.5"             how a result dtype comes about
-  torch-promote why --rule jax "int32[3] + 5.5"  and by another promotion rule
-
-exit status: 0 done, 1 something was found (a difference, a mismatch), 2 wrong
-command line, 130 interrupted.
-`torch-promote policies --help` explains each policy.
-""",
-    )
-
-
-def test_help_of_info(capsys: Capture) -> None:
-    assert_expected_inline(
-        help_of(capsys, "info"),
-        """\
-usage: torch-promote info [-h] [--json]
-
-Shows the versions, the dispatch key and the device types, and holds the op
-table against the PyTorch that is running.
-
-  rows that count  have a policy on the device; PyTorch registers the op there
-  missing rows     have one; PyTorch does not register the op: falls through
-  unlisted ops     PyTorch registers them; no policy in the table: left to stock
-
-options:
-  -h, --help  show this help message and exit
-  --json      print JSON, for programs
-""",
-    )
+# --- version
 
 
 def test_version(capsys: Capture) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from test_cli import help_of
 
 from helpers.command_line import Capture, error_of, terminal_of_80_columns, wide
 from helpers.stand_in_runner import stand_in
@@ -44,17 +43,17 @@ parity: cpu, VERSIONS
 rows checked        2 of 3    with a policy on cpu
 entries             2
 samples             8         autocast dtype bfloat16
-refused             2         samples that raise under both, alike
-stock raised        0         and ours has a result, on purpose
-without bits        0         samples of ops that do not repeat their bits
-calls checked       16 of 16  against the reference
+refused             2         samples that raise the same error under both
+stock raised        0         where ours returns a result on purpose
+without bits        0         samples of nondeterministic ops
+calls checked       16 of 16  compared with the reference
 ops without a rule  0         of 2 overloads that ran
 mismatches          0
 known gaps          0         differences with a reason
 stale gaps          0
 seconds             T
 
-Nothing mismatches, and no known gap is stale.
+No mismatch, and no stale known gap.
 """,
     )
 
@@ -71,19 +70,19 @@ mismatching, sample float32/0/mixed: dtype, ours against stock
     got      float32
     reproduce with: torch-promote parity --device fake-cuda --ops mismatching --sample float32/0/mixed
 
-stale gaps, to be taken out of the list of known gaps:
+stale known gaps, to be removed from the list:
     gap of stale
 
 known gaps:
     2 times: the kernel reads what it has not written
 
-compared without their bits:
+compared without bits:
     3 samples: atomic additions
 
 samples that PyTorch cannot make:
     refused, float16: RuntimeError: no such kernel
 
-ops without a rule, and how many calls:
+ops without a rule, with the number of calls:
     aten._strange.default 5
 
 parity: fake-cuda, quick, stock only, VERSIONS
@@ -92,9 +91,9 @@ rows checked        2 of 3    with a policy on cuda
 entries             6
 samples             24        autocast dtype float16
 refused             9         samples that raise
-stock raised        0         and ours has a result, on purpose
-without bits        3         samples of ops that do not repeat their bits
-calls checked       48 of 53  against the reference
+stock raised        0         where ours returns a result on purpose
+without bits        3         samples of nondeterministic ops
+calls checked       48 of 53  compared with the reference
 ops without a rule  1         of 3 overloads that ran
 mismatches          1
 known gaps          2         differences with a reason
@@ -108,9 +107,9 @@ Mismatches: 1. Stale gaps: 1.
 
 @pytest.mark.usefixtures("stand_in", "wide")
 def test_many_mismatches_are_counted(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_promote.cli.parity_text._SHOWN", 0)
+    monkeypatch.setattr("torch_promote.cli.parity_report._SHOWN", 0)
     text = printed(capsys, "--ops", "mismatching", status=1)
-    assert text.startswith("1 more mismatches, which --json lists: mismatching 1\n")
+    assert text.startswith("1 more mismatches (use --json to see them): mismatching 1\n")
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -172,24 +171,27 @@ def test_progress_is_a_bar_on_a_terminal(capsys: Capture, monkeypatch: pytest.Mo
         ("--ops mm sofmax", "no entry is called 'sofmax'. Closest: softmax, fmax, log_softmax."),
         (
             "--device cdua",
-            "there is no device 'cdua'. Legal: cpu, cuda, fake-cuda, and with --stock-only every device type that this "
-            "PyTorch has. Closest: cuda.",
+            "'cdua' is not a device. Legal: cpu, cuda, fake-cuda, and with --stock-only every device type of this "
+            "PyTorch. Closest: cuda.",
         ),
-        ("--dtypes flaot32", "there is no dtype 'flaot32'. Closest: float32, float, cfloat."),
-        ("--autocast-dtype int8", "the autocast dtype 'int8' is no floating dtype."),
+        ("--dtypes flaot32", "'flaot32' is not a dtype of PyTorch. Closest: float32, float, cfloat."),
+        ("--autocast-dtype int8", "the autocast dtype 'int8' is not a floating dtype."),
         ("--ops mm --jobs 0 --sample float32/9/plain", "mm has no sample 'float32/9/plain'."),
-        ("--sample float32/0/plain", "sample 'float32/0/plain' stands for one entry;"),
-        ("--shard 3/2", "--shard '3/2' is no shard. Expected I/N with I from 1 to N, such as 1/4."),
-        ("--shard 0/2", "--shard '0/2' is no shard."),
-        ("--shard half", "--shard 'half' is no shard."),
+        ("--sample float32/0/plain", "--sample 'float32/0/plain' needs one entry,"),
+        ("--shard 3/2", "--shard '3/2' is not a valid shard. Expected I/N with I from 1 to N, such as 1/4."),
+        ("--shard 0/2", "--shard '0/2' is not a valid shard."),
+        ("--shard half", "--shard 'half' is not a valid shard."),
         ("--ops bmm --shard 9/9", "--shard 9/9 is empty: there are 1 entries."),
-        ("--jobs many", "--jobs 'many' is no number of processes. Expected 0 or more."),
-        ("--jobs -1", "--jobs '-1' is no number of processes."),
+        ("--jobs many", "--jobs 'many' is not a number of processes. Expected an integer, 0 or more."),
+        ("--jobs -1", "--jobs '-1' is not a number of processes."),
         ("--json /no/such/folder/a.json", "cannot write /no/such/folder/a.json:"),
         ("--junit /", "cannot write /:"),
         ("--merge /no/such/file", "cannot read /no/such/file:"),
-        ("--merge a.json --quick", "--merge runs nothing. It takes --json and --junit, and no other option."),
-        ("--merge a.json --jobs 2", "--merge runs nothing."),
+        (
+            "--merge a.json --quick",
+            "--merge runs nothing, so the only other options that it accepts are --json and --junit.",
+        ),
+        ("--merge a.json --jobs 2", "--merge runs nothing, so the only"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_status_2(capsys: Capture, arguments: str, complaint: str) -> None:
@@ -199,7 +201,7 @@ def test_a_wrong_command_line_is_one_line_and_status_2(capsys: Capture, argument
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(capsys: Capture) -> None:
     assert error_of(capsys, "parity", "--device", "cuda") == (
-        "torch-promote: error: device 'cuda' needs a GPU, and PyTorch finds none. Without one: fake-cuda.\n"
+        "torch-promote: error: device 'cuda' needs a GPU, and PyTorch finds none. Without a GPU, use fake-cuda.\n"
     )
 
 
@@ -210,7 +212,7 @@ def test_nothing_checked_is_not_a_pass(capsys: Capture, tmp_path: Path) -> None:
     captured = capsys.readouterr()
     assert captured.out.endswith("\n\nNothing was checked.\n")
     assert captured.err == (
-        "torch-promote: error: nothing was checked: PyTorch has no sample of what was asked for that it can run.\n"
+        "torch-promote: error: nothing was checked: PyTorch has no sample for this selection that it can run.\n"
     )
     assert json.loads(file.read_text())["status"] == 2
     assert main(["parity", "--merge", str(file)]) == 2
@@ -221,78 +223,3 @@ def test_without_rich_there_is_json(capsys: Capture, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "rich", None)  # importing it now fails
     assert "pip install torch-promote[cli]" in error_of(capsys, "parity", "--ops", "good")
     assert main(["parity", "--ops", "good", "--jobs", "0", "--json"]) == 0
-
-
-def test_help(capsys: Capture) -> None:
-    assert_expected_inline(
-        help_of(capsys, "parity"),
-        """\
-usage: torch-promote parity [-h] [--device DEVICE] [--ops GLOB [GLOB ...]]
-                            [--dtypes DTYPE [DTYPE ...]] [--sample LABEL]
-                            [--quick] [--stock-only] [--autocast-dtype DTYPE]
-                            [--shard I/N] [--merge FILE [FILE ...]] [--list]
-                            [--jobs N] [--json [FILE]] [--junit FILE]
-
-Runs PyTorch's own samples under torch.autocast and under my_autocast, forward
-and backward, and checks three things: ours gives what stock gives, bit for bit;
-what each dispatched op returned under stock is what the reference says (dtype,
-and for elementwise ops shape and strides; the casts that autocast inserts); and
-the same under ours.
-
-The entries are the rows of the op table, the entries of PyTorch's own autocast
-test lists, and the ops of its op database (op_db). A sample has a label, such
-as float32/3/mixed: the dtype of its inputs, a number, and plain, mixed (the
-inputs are float32 and the autocast dtype by turns) or lower (float32 inputs
-cast to the autocast dtype).
-
-devices:
-  cpu        every bit is compared
-  cuda       the same, on a GPU
-  fake-cuda  CUDA's policies without a GPU, on fake tensors: dtypes, shapes and
-             strides
-
---stock-only leaves ours out and holds this build of PyTorch against the
-reference: its promotion, strides and autocast casts. It measures what each
-autocast kernel does, where `policies --diff` sees only that there is one.
-
-options:
-  -h, --help            show this help message and exit
-
-what runs:
-  --device DEVICE       cpu (the default), cuda or fake-cuda
-  --ops GLOB [GLOB ...]
-                        only entries of these names
-  --dtypes DTYPE [DTYPE ...]
-                        only samples of these dtypes
-  --sample LABEL        only this sample of one entry
-  --quick               the first three samples of each op, in two dtypes
-  --stock-only          PyTorch against the reference, without ours
-  --autocast-dtype DTYPE
-                        the regions' dtype (default: the device's)
-  --shard I/N           only every N-th entry, from the I-th on
-  --merge FILE [FILE ...]
-                        run nothing; add up the JSON of all shards
-  --list                run nothing; print the entries
-
-how it runs, and what is told:
-  --jobs N              worker processes (default: one for each core, on cuda
-                        at most 4); 0: none
-  --json [FILE]         JSON into a file, or to stdout
-  --junit FILE          JUnit XML into a file
-
-examples:
-  torch-promote parity --quick                     a choice of the samples
-  torch-promote parity                             all of them
-  torch-promote parity --ops 'linalg.*' aten::mm   some entries
-  torch-promote parity --device fake-cuda --dtypes float32
-  torch-promote parity --shard 1/4 --json 1.json --junit 1.xml
-  torch-promote parity --merge 1.json 2.json 3.json 4.json
-  torch-promote parity --ops mm --sample float32/0/mixed --jobs 0
-                                                   one sample, in a debugger
-  torch-promote parity --list --ops '*softmax*'    the names to choose from
-
-exit status: 0 nothing mismatches and no known gap is stale; 1 something does,
-or is; 2 wrong command line, or nothing was checked; 130 interrupted.
-docs/parity.md tells more.
-""",
-    )

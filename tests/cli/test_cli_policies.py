@@ -7,10 +7,9 @@ from collections import Counter
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from test_cli import help_of
-from test_registered import STRANGE_ROWS
 
 from helpers.command_line import Capture, cells_of, json_of, terminal_of_80_columns, text_of, wide
+from helpers.op_registrations import STRANGE_ROWS
 from torch_promote.cli import policies as cli_policies
 from torch_promote.cli.terminal import paint
 from torch_promote.policy.cast_policy import CastPolicy
@@ -60,7 +59,7 @@ fp32                2    0     Cast every eligible argument to float32.
 promote             0    1     Cast every eligible argument to the widest dtype among the eligible tensors and tensor lists.
 fallthrough         1    1     Do nothing; ops inside a composite op still see autocast.
 
-rows: 3. torch VERSION differs on 3 of them, see notes.
+rows: 3. torch VERSION differs for 3 of them, see notes.
 """,  # noqa: E501
     )
 
@@ -131,7 +130,7 @@ def test_a_device_leaves_its_column_and_the_rows_with_a_policy(capsys: Capture, 
 
 def test_an_op_without_a_policy_on_the_device_is_said_to_be_left_alone(capsys: Capture) -> None:
     assert text_of(capsys, "policies", "--device", "cpu", "--op", "softmax") == (
-        "The table has no policy on cpu, and my_autocast leaves it to PyTorch there: softmax.int\n"
+        "The table has no policy on cpu, where my_autocast leaves these to PyTorch: softmax.int\n"
     )
     data = json_of(capsys, "policies", "--device", "cpu", "--op", "softmax")
     assert (data["rows"], data["without_policy"]) == ([], ["aten::softmax.int"])
@@ -149,70 +148,3 @@ def test_every_policy_has_a_colour_and_a_meaning() -> None:
     for policy in CastPolicy:
         assert paint(policy.value).plain == policy.value
         assert policy.meaning.endswith(".")
-
-
-def test_help_of_policies(capsys: Capture) -> None:
-    assert_expected_inline(
-        help_of(capsys, "policies"),
-        """\
-usage: torch-promote policies [-h] [--device {cpu,cuda}] [--op PATTERN]
-                              [--diff [WITH ...]] [--policy NAME|FILE]
-                              [--json]
-
-Shows the op table: the cast policy of each op on each device type, and the rows
-on which the PyTorch that is running differs. PATTERN is a shell pattern, held
-against the op (softmax), the overload (softmax.int) and the full name
-(aten::softmax.int).
-
---diff shows only what differs: without devices, where the set of ops that the
-running PyTorch registers for autocast is not that of the table; with two
-devices, where one does otherwise than the other. A device without a column in
-the table (xpu, mps) is known by the ops that PyTorch registers for it.
-
-The dispatcher tells which ops are registered, and not what their kernels do.
-`torch-promote parity --stock-only` runs them, and measures that.
-
---policy shows a policy instead of the table, as it is in the running PyTorch: a
-named one (stock, cpu, cuda, fp32_safe, off) or a policy file. With it, --diff
-takes another policy, and not devices: `--policy cuda --diff cpu` is about what
-two policies do on each device type, `--diff cuda cpu` about two columns of the
-table.
-
-options:
-  -h, --help           show this help message and exit
-  --device {cpu,cuda}  only this device type, and ops with a policy there
-  --op PATTERN         only these ops, by a shell pattern
-  --diff [WITH ...]    only what differs: PyTorch from the table, two devices,
-                       or --policy from another policy
-  --policy NAME|FILE   a policy instead of the table
-  --json               print JSON, for programs
-
-policies:
-  lower_precision_fp  Cast every eligible argument to the region's autocast
-                      dtype. Alias: fp16.
-  fp32                Cast every eligible argument to float32.
-  fp32_set_opt_dtype  Cast nothing; an optional dtype argument that the caller
-                      left out becomes float32.
-  fp32_append_dtype   Cast nothing; call the overload that takes an output
-                      dtype, with float32.
-  promote             Cast every eligible argument to the widest dtype among the
-                      eligible tensors and tensor lists.
-  match_self          Of an op that writes to an argument: cast the other
-                      floating arguments to the dtype of what is written.
-  fallthrough         Do nothing; ops inside a composite op still see autocast.
-  keep                Cast nothing, and run the op and what is inside it with
-                      autocast off.
-  banned              Raise: the op's results are unsafe under autocast.
-
-examples:
-  torch-promote policies --op 'linalg_*'    the rows of some ops
-  torch-promote policies --diff             is this PyTorch the one of the table?
-  torch-promote policies --diff cpu cuda    where the two columns differ
-  torch-promote policies --diff xpu cuda    what a backend registers, and CUDA
-  torch-promote policies --policy fp32_safe --diff stock
-  torch-promote policies --policy ./mine.toml --op softmax
-
-exit status: 0 done; 1 --diff found a difference of PyTorch from the table, or
-of a policy from another; 2 wrong command line.
-""",
-    )

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import Weights, called_in, compute, inputs
 from torch._inductor.utils import fresh_cache
 
 import torch_promote as tp
-from helpers.support import assert_same
+from helpers.comparison import assert_same
+from helpers.compiling import Weights, called_in, compute, inputs
 from torch_promote import _C
 from torch_promote.integrations import compile as integrations_compile
 from torch_promote.integrations.compile import policy_digest

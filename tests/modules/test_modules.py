@@ -183,33 +183,31 @@ MATCH_NOTHING = [
     (
         {"blocks.*.atn": "fp32"},
         "no module of the model is named 'blocks.*.atn'. Closest: blocks.1.attn, blocks.0.attn, blocks.1.attn.qkv. In "
-        "a pattern, * stays within one part of a name; ** is any number of parts.",
+        "a pattern, * matches within one part of a name; ** matches any number of parts.",
     ),
     ({nn.Conv2d: "fp32"}, "no module of the model is a Conv2d."),
     ({nn.LayerNorm: "fp32", nn.Bilinear: "fp32"}, "no module of the model is a Bilinear. Closest: Linear."),
     (
         {"blocks": "fp32"},
-        "'blocks' names only modules whose forward is never called (ModuleList). Name what they hold, or what they are "
-        "in.",
+        "'blocks' selects only modules whose forward is never called (ModuleList). Select the modules inside them, or "
+        "their parent.",
     ),
-    ({3: "fp32"}, "a module is named by a str or a class of modules, got 3."),
-    ({torch.Tensor: "fp32"}, "a module is named by a str or a class of modules, got <class 'torch.Tensor'>."),
+    ({3: "fp32"}, "a key is a str or a subclass of nn.Module, got 3."),
+    ({torch.Tensor: "fp32"}, "a key is a str or a subclass of nn.Module, got <class 'torch.Tensor'>."),
 ]
-LEGAL = (
-    "Legal: stock, cpu, cuda, fp32_safe, off, or the path of a file, which has a separator in it or ends with .toml."
-)
+LEGAL = "Legal: stock, cpu, cuda, fp32_safe, off, or the path of a file, which contains a separator or ends with .toml."
 BAD_VALUES = [
     ({"lm_head": "fp16"}, f"'lm_head': no policy is called 'fp16'. {LEGAL}"),
     ({nn.Linear: "fp32_saef"}, f"Linear: no policy is called 'fp32_saef'. Closest: fp32_safe. {LEGAL}"),
     (
         {"lm_head": 3},
-        "'lm_head': a policy is a Policy, a name or the path of a policy file, got 3 of type int. Of single ops, use "
+        "'lm_head': a policy is a Policy, a name or the path of a policy file, got 3 of type int. For single ops, use "
         "Policy.stock().override({op: policy}).",
     ),
     (
         {"lm_head": torch.float32},
-        "'lm_head': a module cannot run in torch.float32: its policy is 'fp32', 'off', a policy or overrides. To run "
-        "single ops of it in torch.float32, give overrides: {op: torch.float32}.",
+        "'lm_head': torch.float32 is not a policy of a module. Legal: 'fp32', 'off', a policy or overrides. To run "
+        "single ops of the module in torch.float32, use overrides: {op: torch.float32}.",
     ),
     (
         {"lm_head": {torch.ops.aten.linear: "fp32", "aten::linear": "fp16"}},
@@ -262,9 +260,9 @@ def test_removing_what_is_not_there(policies: dict[Any, Any], text: str) -> None
 
 
 def test_not_a_mapping_and_not_a_model() -> None:
-    with pytest.raises(tp.PolicyError, match="policies is a mapping of modules to policies, got list"):
+    with pytest.raises(tp.PolicyError, match="policies must be a mapping of modules to policies, got list"):
         set_module_policy(Model(), ["lm_head"])  # type: ignore[arg-type]
-    with pytest.raises(tp.PolicyError, match=r"the model is an nn\.Module, got function"):
+    with pytest.raises(tp.PolicyError, match=r"model must be an nn\.Module, got function"):
         set_module_policy(print_module_policy, {"": "off"})  # type: ignore[arg-type]
 
 
@@ -283,7 +281,7 @@ def with_own_forward() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (with_own_forward, "'lm_head' (Linear) cannot have a policy: it has a forward of its own, which hides"),
+        (with_own_forward, "'lm_head' (Linear) cannot have a policy: its instance attribute 'forward' hides"),
         (lambda: nn.LazyLinear(3), "'lm_head' (LazyLinear) cannot have a policy: it is lazy, and changes its class"),
         (lambda: torch.jit.script(nn.Linear(4, 4)), "cannot have a policy: it is a TorchScript module"),
         (lambda: torch.fx.symbolic_trace(nn.Linear(4, 4)), "cannot have a policy: it is a graph module"),
@@ -333,10 +331,12 @@ def test_a_module_that_is_not_called_cannot_have_one() -> None:
             return x
 
     model = nn.Sequential(Holder(), Steps(), Later())
-    with pytest.raises(tp.PolicyError, match="names only modules whose forward is never called"):
+    with pytest.raises(tp.PolicyError, match="selects only modules whose forward is never called"):
         tp.set_module_policy(model, {"0": "fp32"})
     for name in ("1", "2"):
-        with pytest.raises(tp.PolicyError, match=f"'{name}' .* cannot have a policy: its forward runs in steps"):
+        with pytest.raises(
+            tp.PolicyError, match=f"'{name}' .* cannot have a policy: its forward is a generator or a coroutine"
+        ):
             tp.set_module_policy(model, {name: "fp32"})
     tp.set_module_policy(nn.Sequential(Holder(), nn.ReLU()), {"*": "fp32"})
     assert tp.module_policies(model) == {}

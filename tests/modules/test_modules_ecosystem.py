@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn.utils import fusion, parametrize
 
+from helpers.comparison import assert_same
 from helpers.module_policies import OVERRIDES, POLICIES, dtype_of, expected_dtype, model_of, ours, train
-from helpers.support import assert_same
 from torch_promote.modules.module_policies import module_policies, remove_module_policy, set_module_policy
 
 
@@ -239,7 +239,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 import torch_promote as tp
-from torch_promote.modules import module_policies, remove_module_policy, set_module_policy
+from torch_promote import module_policies, remove_module_policy, set_module_policy
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 

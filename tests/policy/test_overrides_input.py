@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from helpers.library_for_policies import NAMESPACE
+from helpers.policy_errors import LEGAL_WRITING, NAMED, NO_DTYPE, POLICIES, WRITES
 from torch_promote import CastPolicy, PolicyError
 from torch_promote.policy.legality import check_legal, legal_policies
 from torch_promote.policy.op_names import find_op, find_overloads, in_order, name_op
@@ -186,17 +187,9 @@ def test_overrides_are_in_order_and_may_say_a_thing_twice() -> None:
 
 # --- errors
 
-NAMED = "Ops are named as in torch.ops: 'softmax', 'aten::softmax.int', 'mylib::op'."
-POLICIES = (
-    "Legal: lower_precision_fp, fp32, fp32_set_opt_dtype, fp32_append_dtype, promote, match_self, fallthrough, keep, "
-    "banned, fp16 or a floating dtype."
-)
 LEGAL_PLAIN = "Legal: lower_precision_fp, fp32, promote, fallthrough, keep, banned or a floating dtype."
-LEGAL_WRITING = "Legal: match_self, fallthrough, keep, banned."
-WRITES = "it writes to an argument, and what is written to is never cast"
-NO_DTYPE = "its schema has no optional dtype argument"
-NO_FORM = "no overload of it that takes an output dtype is known for it"
-NO_TENSOR = "it takes no tensor, so autocast never sees its device"
+NO_FORM = "the op table names no overload of it that takes an output dtype"
+NO_TENSOR = "it takes no tensor, so autocast does not apply to it"
 
 ERRORS: dict[str, tuple[Any, str]] = {
     # ops
@@ -252,14 +245,14 @@ ERRORS: dict[str, tuple[Any, str]] = {
         f"the pattern 'policy_tests::jion*' matches no op. Closest: join. {NAMED}",
     ),
     "a pattern in no namespace": ({"qq*::q": "fp16"}, f"the pattern 'qq*::q' matches no op. {NAMED}"),
-    "a number for an op": ({3: "fp16"}, "an op is named by a str, an OpOverload or an OpOverloadPacket, got 3."),
+    "a number for an op": ({3: "fp16"}, "expected the name of an op, an OpOverload or an OpOverloadPacket, got 3."),
     "a tuple for an op": (
         {("aten::mm", None): "fp16"},
-        "an op is named by a str, an OpOverload or an OpOverloadPacket, got ('aten::mm', None).",
+        "expected the name of an op, an OpOverload or an OpOverloadPacket, got ('aten::mm', None).",
     ),
     "a function for an op": (
         {len: "fp16"},
-        "an op is named by a str, an OpOverload or an OpOverloadPacket, got <built-in function len>.",
+        "expected the name of an op, an OpOverload or an OpOverloadPacket, got <built-in function len>.",
     ),
     # policies
     "a misspelt policy": (
@@ -281,11 +274,11 @@ ERRORS: dict[str, tuple[Any, str]] = {
     ),
     "a dtype that is not floating": (
         {"mm.default": torch.int32},
-        f"aten::mm: torch.int32 is not a floating dtype, so nothing can be run in it. {POLICIES}",
+        f"aten::mm: torch.int32 is not a floating dtype. {POLICIES}",
     ),
     "a complex dtype by name": (
         {"mm.default": "complex64"},
-        f"aten::mm: torch.complex64 is not a floating dtype, so nothing can be run in it. {POLICIES}",
+        f"aten::mm: torch.complex64 is not a floating dtype. {POLICIES}",
     ),
     # policies that are not for this op
     "no dtype argument": (
@@ -294,8 +287,7 @@ ERRORS: dict[str, tuple[Any, str]] = {
     ),
     "a dtype argument after a list": (
         {f"{NAMESPACE}::several": "fp32_set_opt_dtype"},
-        "policy_tests::several cannot use 'fp32_set_opt_dtype': its first argument, which decides, is no tensor. "
-        f"{LEGAL_PLAIN}",
+        f"policy_tests::several cannot use 'fp32_set_opt_dtype': its first argument is not a Tensor. {LEGAL_PLAIN}",
     ),
     "no form with a dtype": (
         {"mm.default": CastPolicy.fp32_append_dtype},
@@ -303,7 +295,8 @@ ERRORS: dict[str, tuple[Any, str]] = {
     ),
     "nothing to match": (
         {"mm.default": "match_self"},
-        "aten::mm cannot use 'match_self': it writes to no argument, so there is no dtype to match. " + LEGAL_PLAIN,
+        "aten::mm cannot use 'match_self': it does not write to an argument, so there is no dtype to match. "
+        + LEGAL_PLAIN,
     ),
     "a cast of what is written": ({"mm.out": "fp32"}, f"aten::mm.out cannot use 'fp32': {WRITES}. {LEGAL_WRITING}"),
     "a dtype for what is written": (
@@ -331,9 +324,9 @@ ERRORS: dict[str, tuple[Any, str]] = {
     ),
     "a pattern of which none will do": (
         {f"{NAMESPACE}::[jpos]*": "match_self"},
-        "none of the 4 overloads of 'policy_tests::[jpos]*' can use 'match_self': it writes to no argument, so there "
-        "is no dtype to match (policy_tests::join, policy_tests::optional, policy_tests::packed and 1 more). Legal for "
-        "some: lower_precision_fp, fp32, promote, fallthrough, keep, banned or a floating dtype.",
+        "none of the 4 overloads of 'policy_tests::[jpos]*' can use 'match_self': it does not write to an argument, so "
+        "there is no dtype to match (policy_tests::join, policy_tests::optional, policy_tests::packed and 1 more). "
+        "Legal for some: lower_precision_fp, fp32, promote, fallthrough, keep, banned or a floating dtype.",
     ),
     "a good one before a bad one": (
         {"exp.default": "fp16", "mm.out": torch.float64},
@@ -356,9 +349,9 @@ ERRORS: dict[str, tuple[Any, str]] = {
         "overload='default')>. Name each overload once.",
     ),
     # not a mapping
-    "a list": (["mm"], "overrides is a mapping of ops to policies, got list."),
-    "a str": ("mm", "overrides is a mapping of ops to policies, got str."),
-    "nothing": (None, "overrides is a mapping of ops to policies, got NoneType."),
+    "a list": (["mm"], "overrides must be a mapping of ops to policies, got list."),
+    "a str": ("mm", "overrides must be a mapping of ops to policies, got str."),
+    "nothing": (None, "overrides must be a mapping of ops to policies, got NoneType."),
 }
 
 
@@ -376,5 +369,5 @@ def test_a_row_that_this_pytorch_has_no_op_for(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(PolicyError) as error:
         parse_overrides({"cholesky": "fp32"})
     assert str(error.value) == (
-        f"aten::cholesky has a row in the op table, and torch {torch.__version__} has no such op."
+        f"aten::cholesky has a row in the op table, but torch {torch.__version__} has no such op."
     )

@@ -1,4 +1,4 @@
-"""Rules of one's own on ops: what the extension computes in is what the rule's `common` says."""
+"""Users' own rules: the extension computes in the dtype that the rule's `common` gives."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from promoting_calls import DTYPES, operand
 
 import torch_promote as tp
+from helpers.promoting_calls import DTYPES, operand
 from torch_promote.errors import PromotionRuleError, RuleDefinitionError
 from torch_promote.reference.promotion_rules import PromotionRule
 
@@ -78,7 +78,7 @@ def test_a_number_that_would_raise_the_dtype_is_cast() -> None:
 
 
 def test_a_rule_is_checked_when_it_is_made() -> None:
-    with pytest.raises(RuleDefinitionError, match="bool with uint8 is bool, and the other way round uint8"):
+    with pytest.raises(RuleDefinitionError, match="bool with uint8 is bool, but uint8 with bool is uint8"):
         tp.make_rule("odd", lambda a, b: a)
 
 

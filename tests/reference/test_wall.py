@@ -17,8 +17,15 @@ ROOT = Path(torch_promote.__file__).parent
 FILES = sorted((ROOT / "reference").rglob("*.py"))
 
 #: What the reference may import besides the standard library: torch for its dtypes, schemas and tensors, the package's
-#: errors, the op table as data, and itself.
-MAY_IMPORT = ("torch_promote.errors", "torch_promote.policy.op_table", "torch_promote.reference")
+#: errors, the op table and the names of the cast policies as data, and itself.
+MAY_IMPORT = (
+    "torch_promote.errors",
+    "torch_promote.policy.cast_policy",
+    "torch_promote.policy.op_table",
+    "torch_promote.reference",
+)
+#: The rooms of the reference. Each imports only those before it.
+ROOMS = ("dtypes", "promotion", "promotion_rules", "elementwise", "ops", "autocast", "derivation")
 #: Functions and methods by which PyTorch would give an answer away. The reference defines some of them itself.
 GIVES_AWAY = {
     *("promote_types", "result_type", "can_cast", "elementwise_dtypes", "type_as", "get_overload"),
@@ -96,6 +103,16 @@ def defined(files: list[Path]) -> set[str]:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_the_reference_borrows_nothing(file: Path) -> None:
     assert breaches(file.read_text(encoding="utf-8"), defined(FILES)) == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_room_imports_only_rooms_before_it(file: Path) -> None:
+    room = file.relative_to(ROOT / "reference").parts[0].removesuffix(".py")
+    if room == "__init__":
+        return
+    names = [name.split(".") for name in imports(ast.parse(file.read_text(encoding="utf-8")))]
+    used = {name[2] for name in names if name[:2] == ["torch_promote", "reference"]}
+    assert used <= set(ROOMS[: ROOMS.index(room) + 1])
 
 
 def test_the_fast_path_imports_no_reference() -> None:

@@ -11,7 +11,7 @@ import torch
 
 import torch_promote as tp
 from helpers.probes import autocast_dtype, leaves_no_trace
-from helpers.support import thread_state
+from helpers.thread_state import thread_state
 
 aten = torch.ops.aten
 
@@ -82,7 +82,7 @@ DTYPES: list[tuple[Any, str]] = [
     (True, "dtype is a torch.dtype, such as torch.bfloat16, or None; got True of type bool."),
 ]
 
-# What else can be wrong with an op or a policy: tests/test_overrides_input.py.
+# What else can be wrong with an op or a policy: tests/policy/test_overrides_input.py.
 OVERRIDES: list[tuple[Any, str]] = [
     (
         {"sofmax": "fp16"},
@@ -99,7 +99,7 @@ OVERRIDES: list[tuple[Any, str]] = [
     ({"mm.default": None}, f"aten::mm: a policy is a str, a CastPolicy or a torch.dtype, got None. Legal: {POLICIES}"),
     (
         {"mm.default": torch.int32},
-        f"aten::mm: torch.int32 is not a floating dtype, so nothing can be run in it. Legal: {POLICIES}",
+        f"aten::mm: torch.int32 is not a floating dtype. Legal: {POLICIES}",
     ),
     (
         {"exp": "fp16", "mm.default": "fp32_set_opt_dtype"},
@@ -107,8 +107,8 @@ OVERRIDES: list[tuple[Any, str]] = [
     ),
     (
         {"mm.out": "fp16"},
-        "aten::mm.out cannot use 'lower_precision_fp': it writes to an argument, and what is written to is never cast. "
-        "Legal: match_self, fallthrough, keep, banned.",
+        "aten::mm.out cannot use 'lower_precision_fp': it writes to an argument, and autocast never casts that "
+        "argument. Legal: match_self, fallthrough, keep, banned.",
     ),
     # conflicts
     (

@@ -168,7 +168,7 @@ def test_an_op_that_is_defined_anew_keeps_its_kernel() -> None:
 
 def test_more_policies_than_fingerprints_tell_apart() -> None:
     """Some of them have the same hash, of 25 bits; the second then gets another."""
-    rows = range(len(_C.ROW_NAMES))
+    rows = range(len(_C.OP_ENTRY_NAMES))
     changes = (
         [(row, 0, 5), (other, 0, 5), (third, 1, 8)] for row in rows for other in rows[::7] for third in rows[::20]
     )

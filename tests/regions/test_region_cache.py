@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from helpers.checkpointing import KINDS as CHECKPOINT_KINDS
 from helpers.checkpointing import Block, plainly, train
+from helpers.comparison import assert_same
 from helpers.probes import Region, in_thread, leaves_no_trace
-from helpers.support import assert_same
 from torch_promote import _C
 from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.native.region_spec import RegionSpec

@@ -1,4 +1,4 @@
-"""The suite `region`: what it costs to construct, enter and leave a region in which nothing runs."""
+"""The suite `region`: constructs, enters and leaves a region in which nothing runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ __all__ = ["cases"]
 
 Around = Callable[[], AbstractContextManager[Any]]
 
-# What is timed, by case; _INSIDE in a region that is open already. A case of "cuda" pretends that there is a GPU.
+# The statements, by case. Those of the second table run in an open region. A case of "cuda" pretends that there is a
+# GPU.
 _OUTSIDE = {
     "construct, enter, exit": "with autocast(device): pass",
     "construct, enter, exit, with a dtype": "with autocast(device, dtype): pass",

@@ -1,4 +1,4 @@
-"""The command `torch-promote bench`: regions, ops and models timed against stock autocast."""
+"""The command `torch-promote bench`: times regions, ops and models under ours and stock autocast."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
 Times regions, single ops and small models under torch.autocast (stock) and
-under my_autocast (ours), beside the same work with its casts written in the
-code (hand) and without autocast (plain). All of them take turns, round by
+my_autocast (ours). For comparison, it times the same work with explicit casts
+in the code (hand) and without autocast (plain). All of them alternate, round by
 round, in one process and one thread.
 
-what is told:
-  ours / stock  time under ours as a ratio to that under stock: below 1 is
-                faster than stock, 0.5 is twice as fast
-  ours / hand   the same to casts by hand, which is the limit
-  over ...      what ours costs over a base, as a share of what stock costs
-                over it: 1 is stock's cost, 0 is none, below 0 is better than
-                the base. The bases are hand; plain; and cast before: the op on
-                inputs that need no cast, the model with weights that need
-                none. There is no share where stock's cost is within its own
-                noise (the column says noise) or stock is no slower than the
-                base (no cost)
+columns:
+  ours / stock  time under ours divided by time under stock: below 1 is faster
+                than stock, 0.5 is twice as fast
+  ours / hand   the same relative to explicit casts, which are the limit
+  over ...      the overhead of ours over a baseline, divided by the overhead
+                of stock over it: 1 is stock's overhead, 0 is none, below 0 is
+                faster than the baseline. The baselines are hand, plain, and
+                cast before: the op on inputs, or the model with weights, that
+                need no cast. The column says noise if stock's overhead is
+                within its noise, and no cost if stock is not slower than the
+                baseline
 
-Each is the median over the rounds of what the round gave, with its quartiles
-in brackets. Absolute times come last, and give a sense of scale.
+Each figure is the median over the rounds, with the quartiles in brackets.
+Absolute times come last, to give a sense of scale.
 
 suites:
   region     construct, enter and leave a region; one object; a decorated
@@ -46,34 +46,34 @@ suites:
   ops        calls with nothing to cast, activations to cast (4 x 4 to
              256 x 256; with and without gradients), cached weights, each cast
              policy
-  overrides  calls with a policy of the user's, which stock has not: against
-             casts by hand
+  overrides  calls with a user's policy, which stock does not support; compared
+             with explicit casts
   models     an MLP of many small layers, a Llama-like stack, an LSTM, a conv
              net: forward, training step, evaluation loop; also the casts in a
              step, and the memory that it takes
-  caches     what the modes of the cast cache do for such models
-  import     an op outside of regions, this package imported or not (two
-             processes)
+  caches     the modes of the cast cache on such models
+  import     an op outside of regions, with this package imported and not, in
+             two processes
 
-a quiet run:
-  Close what else is running and do not touch the machine; on a laptop, plug it
-  in. One thread (the default) is steadier than many: on a CPU its clock is the
-  CPU time of the process, which other programs take little from. Quartiles
-  that lie far apart say that the machine was busy: run it again, with more
-  rounds. Compare ratios, within one run; times of two runs compare machines.
+for stable figures:
+  Close other programs, and plug in a laptop. One thread (the default) is more
+  stable than several: on a CPU, it is timed in CPU time of the process, which
+  other programs hardly affect. If the quartiles are far apart, the machine was
+  busy: repeat the run with more rounds. Compare ratios within one run, not
+  times of two runs.
 """
 
 _EPILOG = """\
 examples:
-  torch-promote bench                            all suites, some minutes
+  torch-promote bench                            all suites; takes minutes
   torch-promote bench --suite region --suite ops
   torch-promote bench --case '*Llama*' --rounds 101
-  torch-promote bench --plot bench.png           a picture of the ratios
-  torch-promote bench --json > bench.json        for programs
+  torch-promote bench --plot bench.png           a plot of the ratios
+  torch-promote bench --json > bench.json        JSON
   torch-promote bench --device cuda --suite models
   torch-promote bench --list                     the cases to choose from
 
-exit status: 0 done, whatever the figures are; 2 wrong command line, or a
+exit status: 0 success, independent of the figures; 2 invalid command line, or a
 device or package is missing; 130 interrupted.
 """
 
@@ -87,16 +87,20 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    chosen = parser.add_argument_group("what runs")
-    chosen.add_argument("--suite", choices=list(SUITES), action="append", help="only this suite; may be repeated")
-    chosen.add_argument("--case", action="append", metavar="GLOB", help="only cases of these names; may be repeated")
-    chosen.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where (default cpu)")
+    chosen = parser.add_argument_group("selection")
+    chosen.add_argument("--suite", choices=list(SUITES), action="append", help="run only this suite; repeatable")
+    chosen.add_argument("--case", action="append", metavar="GLOB", help="run only cases whose name matches; repeatable")
+    chosen.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="the device (default cpu)")
     chosen.add_argument("--list", action="store_true", help="run nothing; print the cases")
-    how = parser.add_argument_group("how it runs, and what is told")
-    how.add_argument("--rounds", type=_rounds, default=31, metavar="N", help="rounds of each case (default 31)")
-    how.add_argument("--threads", type=_threads, default=1, metavar="N", help="PyTorch's threads (default 1)")
-    how.add_argument("--json", action="store_true", help="print JSON, for programs")
-    how.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the ratios into a file")
+    how = parser.add_argument_group("execution and output")
+    how.add_argument(
+        "--rounds", type=_rounds, default=31, metavar="N", help="the number of rounds of each case (default 31)"
+    )
+    how.add_argument(
+        "--threads", type=_threads, default=1, metavar="N", help="the number of PyTorch threads (default 1)"
+    )
+    how.add_argument("--json", action="store_true", help="print JSON")
+    how.add_argument("--plot", type=Path, metavar="FILE.png", help="plot the ratios to a file")
     parser.set_defaults(run=_run)
 
 
@@ -123,7 +127,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         return show({"cases": [case.as_dict() for case in cases]}, _draw_list, arguments.json)
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedDeviceError("--device cuda: PyTorch finds no CUDA device here. Legal: cpu.")
+        raise UnsupportedDeviceError("--device cuda: PyTorch finds no CUDA device. Legal: cpu.")
     if arguments.plot is not None:
         check_plot(arguments.plot)
     results = _timed(cases, settings, quiet=arguments.json)
@@ -139,7 +143,7 @@ def _chosen(cases: Sequence[Case], patterns: Sequence[str] | None) -> list[Case]
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(case.name, pattern) for case in cases):
             close = did_you_mean(pattern, [case.name for case in cases])
-            raise OptionError(f"--case {pattern!r} is the name of no case that is chosen. See --list.{close}")
+            raise OptionError(f"--case {pattern!r} matches no selected case. See --list.{close}")
     return [case for case in cases if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)]
 
 
@@ -152,7 +156,7 @@ def _timed(cases: Sequence[Case], settings: Settings, *, quiet: bool) -> list[Re
     return results
 
 
-# --- what is drawn
+# --- text output
 
 
 _Data = Mapping[str, Any]
@@ -175,7 +179,7 @@ def _draw(data: _Data) -> list[Any]:
         drawn.append("")
     threads = "1 thread" if data["threads"] == 1 else f"{data['threads']} threads"
     rounds = f"{data['rounds']} rounds"
-    clock = "CPU time" if data["clock"] == "cpu" else "time of the day"
+    clock = "CPU time" if data["clock"] == "cpu" else "wall-clock time"
     return [*drawn, f"torch {data['torch']}, {data['device']} ({data['device_name']}), {threads}, {rounds}, {clock}"]
 
 
@@ -183,7 +187,7 @@ _TIMES = ("ours", "stock", "hand", "already_cast", "plain")
 
 
 def _ratios(results: Sequence[_Data]) -> Any:
-    """The table of times: ratios first."""
+    """The table of ratios and times."""
     times = [name for name in _TIMES if any(name in result["times_ns"] for result in results)]
     ratios = {"ratio": "ours / stock", "ratio_to_hand": "ours / hand"}
     ratios = {key: head for key, head in ratios.items() if any(result[key] for result in results)}
@@ -202,7 +206,7 @@ def _has_share(result: _Data, base: str) -> bool:
 
 
 def _steps(results: Sequence[_Data]) -> Any:
-    """The table of casts and memory in a step."""
+    """The table of casts and memory in one step."""
     listing = table("case", "contender", "casts of weights", "of activations", "of gradients", "peak, KiB")
     for result in results:
         for number, (contender, casts) in enumerate(result["casts"].items()):

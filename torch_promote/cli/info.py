@@ -1,4 +1,4 @@
-"""The command `torch-promote info`: what is installed, and the op table against the running PyTorch."""
+"""The command `torch-promote info`: versions, devices, and how the running PyTorch differs from the op table."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from torch_promote.policy.registered import missing_rows, unlisted_ops
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Shows the versions, the dispatch key and the device types, and holds the op
-table against the PyTorch that is running.
+Shows versions, the dispatch key and the device types, and compares the op
+table with the running PyTorch.
 
-  rows that count  have a policy on the device; PyTorch registers the op there
-  missing rows     have one; PyTorch does not register the op: falls through
-  unlisted ops     PyTorch registers them; no policy in the table: left to stock
+  rows that count  rows with a policy whose op PyTorch registers for autocast
+  missing rows     rows with a policy whose op PyTorch does not register: the
+                   op falls through
+  unlisted ops     ops that PyTorch registers and the table has no policy for:
+                   left to stock
 """
 
 
@@ -34,11 +36,11 @@ def add_parser(commands: Any) -> None:
     """Adds the command to an argparse subparsers object."""
     parser = commands.add_parser(
         "info",
-        help="versions, devices, and the op table against the running PyTorch",
+        help="show versions and devices; compare the op table with PyTorch",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda arguments: show(_info(), _draw, arguments.json))
 
 
@@ -91,11 +93,11 @@ def _draw(info: Mapping[str, Any]) -> list[Any]:
             str(len(unlisted)),
         )
         if missing:
-            lists += ["", f"missing on {name} (in the table, not registered by this PyTorch: falls through):", *missing]
+            lists += ["", f"missing on {name} (in the table, not registered by this PyTorch; falls through):", *missing]
         if unlisted:
             lists += [
                 "",
-                f"unlisted on {name} (registered by this PyTorch, no policy in the table: stock decides):",
+                f"unlisted on {name} (registered by this PyTorch, no policy in the table; left to stock):",
                 *unlisted,
             ]
-    return [facts, "", devices, *(lists or ["", "This PyTorch registers what the table lists, and nothing else."])]
+    return [facts, "", devices, *(lists or ["", "This PyTorch registers exactly the ops that the table lists."])]

@@ -1,7 +1,7 @@
-"""The command `torch-promote`: its parser, and what its commands end with.
+"""The command `torch-promote`: the top-level parser and the exit statuses.
 
-Each command is a file, cli_*.py. It gathers plain data first; `--json` prints that, and the text is drawn from the
-same. Drawing is torch_promote/cli/terminal.py's.
+Each command is a module of this folder. It collects plain data first. `--json` prints the data; the text output is
+drawn from the same data, with the functions of torch_promote/cli/terminal.py.
 """
 
 from __future__ import annotations
@@ -14,30 +14,27 @@ from typing import Any, NoReturn
 import torch
 
 import torch_promote
-from torch_promote.cli import bench as cli_bench
-from torch_promote.cli import info as cli_info
-from torch_promote.cli import parity as cli_parity
-from torch_promote.cli import policies as cli_policies
-from torch_promote.cli import why as cli_why
-from torch_promote.cli.terminal import let_go_of
+from torch_promote.cli import bench, info, parity, policies, why
+from torch_promote.cli.terminal import redirect_to_null
 from torch_promote.errors import TorchPromoteError
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
-_WRONG_COMMAND_LINE, _INTERRUPTED = 2, 130  # 0 is for what is done, 1 for commands that find something
+_WRONG_COMMAND_LINE, _INTERRUPTED = 2, 130  # 0: done; 1: a command found something
 
 
 class _Parser(argparse.ArgumentParser):
-    """One whose errors are one line, like those of the commands. Its subparsers are of the same class."""
+    """A parser that prints errors in one line, as the commands do. Its subparsers have the same class."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(_WRONG_COMMAND_LINE, f"torch-promote: error: {message}. `{self.prog} --help` tells more.\n")
+        self.exit(_WRONG_COMMAND_LINE, f"torch-promote: error: {message}. See `{self.prog} --help`.\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the whole command line. Parsed arguments have the command's function as `run`."""
     parser = _Parser(
         prog="torch-promote",
-        description="Autocast with open policies: what is installed, and what happens to each op.",
+        description="Shows and checks what autocast does with each op.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,11 +42,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version)
     commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    cli_info.add_parser(commands)
-    cli_policies.add_parser(commands)
-    cli_parity.add_parser(commands)
-    cli_bench.add_parser(commands)
-    cli_why.add_parser(commands)
+    for command in (info, policies, parity, bench, why):
+        command.add_parser(commands)
     return parser
 
 
@@ -60,17 +54,17 @@ examples:
   torch-promote policies --device cpu            what has a policy on the CPU
   torch-promote policies --op softmax            one op, with all its overloads
   torch-promote policies --op 'linalg_*' --json  a pattern; JSON for programs
-  torch-promote policies --diff                  is this PyTorch the table's?
+  torch-promote policies --diff                  compare PyTorch with the table
   torch-promote policies --policy cuda --diff stock
                                                  what a policy changes
-  torch-promote parity --quick                   stock, ours and the reference
-  torch-promote bench --suite region             timings against stock
-  torch-promote why "int32[3] + 5.5"             how a result dtype comes about
-  torch-promote why --rule jax "int32[3] + 5.5"  and by another promotion rule
+  torch-promote parity --quick                   compare stock, ours, reference
+  torch-promote bench --suite region             time ours and stock
+  torch-promote why "int32[3] + 5.5"             explain a result dtype
+  torch-promote why --rule jax "int32[3] + 5.5"  the same by JAX's rule
 
-exit status: 0 done, 1 something was found (a difference, a mismatch), 2 wrong
-command line, 130 interrupted.
-`torch-promote policies --help` explains each policy.
+exit status: 0 success; 1 the command found a difference or a mismatch;
+2 invalid command line; 130 interrupted.
+`torch-promote policies --help` explains each cast policy.
 """
 
 
@@ -78,14 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-        argv: The arguments, without the program's name. None: those of this process.
+        argv: The arguments, without the program name. None: those of the process.
 
     Returns:
-        The exit status: 0 done, 1 something was found, 2 the command line asks for what cannot be done,
-        130 it was interrupted.
+        The exit status: 0 success, 1 the command found something, 2 the command line is invalid or cannot be carried
+        out, 130 interrupted.
 
     Raises:
-        SystemExit: From argparse, with 2 for a wrong command line and 0 after `--help` and `--version`.
+        SystemExit: Raised by argparse, with 2 for an invalid command line and 0 after `--help` and `--version`.
 
     Example:
         >>> main(["policies", "--op", "sofmax", "--json"])
@@ -98,16 +92,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flush() -> None:
-    """Has what argparse wrote, for --help, go now where it goes: as Python exits, it would fail with a traceback."""
+    """Flushes what argparse printed for --help. At exit, Python would print a traceback if that fails."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except OSError:  # a reader that has read enough, most likely
-        let_go_of(sys.stdout)
+    except OSError:  # most likely the reader of a pipe has exited
+        redirect_to_null(sys.stdout)
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         status: int = arguments.run(arguments)
     except TorchPromoteError as error:

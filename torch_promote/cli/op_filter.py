@@ -1,4 +1,4 @@
-"""The option --op: which ops a command is asked about."""
+"""The option --op, which selects the ops of the op table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["no_match"]
 
 
 def no_match(pattern: str, others: Iterable[str] = ()) -> OptionError:
-    """Returns the error for a pattern that means no row of the table, and none of some other ops.
+    """Returns the error for a pattern that matches no op.
 
     Args:
-        pattern: What was asked for.
-        others: Full names of ops without a row that could have been meant.
+        pattern: The value of --op.
+        others: The full names of ops that the pattern could match besides the rows of the table.
     """
     names = (*(row.name for row in op_table()), *others)
     overloads = [name.partition("::")[2] for name in names]

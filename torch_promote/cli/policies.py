@@ -1,4 +1,4 @@
-"""The command `torch-promote policies`: the op table as people read it."""
+"""The command `torch-promote policies`: the op table."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.cli import policies_diff as cli_policies_diff
-from torch_promote.cli import policies_given as cli_policies_given
+from torch_promote.cli import policies_one_policy, policies_table_diff
 from torch_promote.cli.op_filter import no_match
 from torch_promote.cli.terminal import paint, show, table
 from torch_promote.errors import OptionError
@@ -24,36 +23,35 @@ __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
 Shows the op table: the cast policy of each op on each device type, and the rows
-on which the PyTorch that is running differs. PATTERN is a shell pattern, held
-against the op (softmax), the overload (softmax.int) and the full name
+for which the running PyTorch differs. PATTERN is a shell pattern that matches
+the op (softmax), the overload (softmax.int) or the full name
 (aten::softmax.int).
 
---diff shows only what differs: without devices, where the set of ops that the
-running PyTorch registers for autocast is not that of the table; with two
-devices, where one does otherwise than the other. A device without a column in
-the table (xpu, mps) is known by the ops that PyTorch registers for it.
+--diff shows only differences. Without devices, it compares the ops that the
+running PyTorch registers for autocast with the table. With two devices, it
+compares their columns. For a device type without a column (xpu, mps), it
+compares the ops that PyTorch registers.
 
-The dispatcher tells which ops are registered, and not what their kernels do.
-`torch-promote parity --stock-only` runs them, and measures that.
+The dispatcher knows which ops have a kernel, not what the kernel does. To
+measure that, run `torch-promote parity --stock-only`.
 
---policy shows a policy instead of the table, as it is in the running PyTorch: a
-named one (stock, cpu, cuda, fp32_safe, off) or a policy file. With it, --diff
-takes another policy, and not devices: `--policy cuda --diff cpu` is about what
-two policies do on each device type, `--diff cuda cpu` about two columns of the
-table.
+--policy shows a policy of the running PyTorch instead of the table: a named one
+(stock, cpu, cuda, fp32_safe, off) or a policy file. With --policy, --diff takes
+another policy instead of devices: `--policy cuda --diff cpu` compares two
+policies on each device type, `--diff cuda cpu` two columns of the table.
 """
 
 _EXAMPLES = """
 examples:
   torch-promote policies --op 'linalg_*'    the rows of some ops
-  torch-promote policies --diff             is this PyTorch the one of the table?
-  torch-promote policies --diff cpu cuda    where the two columns differ
-  torch-promote policies --diff xpu cuda    what a backend registers, and CUDA
+  torch-promote policies --diff             compare PyTorch with the table
+  torch-promote policies --diff cpu cuda    compare two columns of the table
+  torch-promote policies --diff xpu cuda    compare the ops of two backends
   torch-promote policies --policy fp32_safe --diff stock
   torch-promote policies --policy ./mine.toml --op softmax
 
-exit status: 0 done; 1 --diff found a difference of PyTorch from the table, or
-of a policy from another; 2 wrong command line.
+exit status: 0 success; 1 --diff found a difference between PyTorch and the
+table, or between two policies; 2 invalid command line.
 """
 
 
@@ -61,21 +59,23 @@ def add_parser(commands: Any) -> None:
     """Adds the command to an argparse subparsers object."""
     parser = commands.add_parser(
         "policies",
-        help="what autocast does with each op",
+        help="show what autocast does with each op",
         description=_DESCRIPTION,
         epilog=_meanings() + "\n" + _EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--device", choices=DEVICE_TYPES, help="only this device type, and ops with a policy there")
-    parser.add_argument("--op", metavar="PATTERN", help="only these ops, by a shell pattern")
+    parser.add_argument(
+        "--device", choices=DEVICE_TYPES, help="show only this device type, and ops with a policy on it"
+    )
+    parser.add_argument("--op", metavar="PATTERN", help="show only ops that match a shell pattern")
     parser.add_argument(
         "--diff",
         nargs="*",
         metavar="WITH",
-        help="only what differs: PyTorch from the table, two devices, or --policy from another policy",
+        help="show only differences: of PyTorch from the table, of two devices, or of --policy from another policy",
     )
-    parser.add_argument("--policy", metavar="NAME|FILE", help="a policy instead of the table")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--policy", metavar="NAME|FILE", help="show a policy instead of the table")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
 
 
@@ -89,12 +89,12 @@ def _meanings() -> str:
 def _run(arguments: argparse.Namespace) -> int:
     devices = [arguments.device] if arguments.device else DEVICE_TYPES
     if arguments.policy is not None:
-        return cli_policies_given.run(arguments.policy, arguments.diff, devices, arguments.op, arguments.json)
+        return policies_one_policy.run(arguments.policy, arguments.diff, devices, arguments.op, arguments.json)
     if arguments.diff is None:
         return show(_listing(arguments.op, devices), _draw, arguments.json)
     if arguments.diff and arguments.device:
-        raise OptionError("--diff with two devices takes no --device.")
-    return cli_policies_diff.run(arguments.diff, devices, arguments.op, arguments.json)
+        raise OptionError("--diff with two devices does not accept --device.")
+    return policies_table_diff.run(arguments.diff, devices, arguments.op, arguments.json)
 
 
 def _listing(pattern: str | None, devices: Sequence[str]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _row_data(row: Row, stock: Mapping[str, frozenset[str]]) -> dict[str, Any]:
 
 
 def _difference(row: Row, device: str, registered_ops: frozenset[str]) -> str | None:
-    """Says how the running PyTorch's set of ops differs from the row, for one device."""
+    """Returns how the running PyTorch differs from the row on one device type, or None."""
     has_policy = row.policy(device) is not CastPolicy.fallthrough
     if has_policy == (row.name in registered_ops):
         return None
@@ -139,7 +139,7 @@ def _draw(data: Mapping[str, Any]) -> list[Any]:
     devices, rows, version = data["devices"], data["rows"], data["torch"]
     if not rows:
         names = ", ".join(name.removeprefix("aten::") for name in data["without_policy"])
-        return [f"The table has no policy on {devices[0]}, and my_autocast leaves it to PyTorch there: {names}"]
+        return [f"The table has no policy on {devices[0]}, where my_autocast leaves these to PyTorch: {names}"]
     longest = max(len(row["op"].removeprefix("aten::")) for row in rows)
     listing = table("aten op", *devices, "notes", unbroken=devices, first_width=min(longest, 28))
     for row in rows:
@@ -148,7 +148,7 @@ def _draw(data: Mapping[str, Any]) -> list[Any]:
         cells = (paint(row[device]) for device in devices)
         listing.add_row(row["op"].removeprefix("aten::"), *cells, ", ".join(notes))
     differing = sum(bool(row["running_torch_differs"]) for row in rows)
-    verdict = f"differs on {differing} of them, see notes" if differing else "registers the ops as shown"
+    verdict = f"differs for {differing} of them, see notes" if differing else "registers the ops as shown"
     return [listing, "", _draw_counts(data), "", f"rows: {len(rows)}. torch {version} {verdict}."]
 
 

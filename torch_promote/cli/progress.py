@@ -1,4 +1,4 @@
-"""How far a long command is: a bar with the time left on a terminal, a line now and then elsewhere. Both on stderr."""
+"""Progress of a long command, on stderr: a bar with the time left on a terminal, a line every 30 s elsewhere."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from torch_promote.cli.terminal import let_go_of
+from torch_promote.cli.terminal import redirect_to_null
 
 __all__ = ["Step", "progress"]
 
-#: Says that one more is done, and what there is to say about it.
+#: Call it after each step, with a remark to show.
 Step = Callable[[str], None]
 
 _SECONDS_BETWEEN_LINES = 30.0
@@ -19,16 +19,16 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 @contextlib.contextmanager
 def progress(what: str, total: int, *, quiet: bool, still: bool = False) -> Iterator[Step]:
-    """Shows how far something is while the block runs.
+    """Shows progress while the block runs.
 
     Args:
-        what: What is being done, for the beginning of a line.
-        total: How many steps there are.
+        what: The name of the work, which starts each line.
+        total: The number of steps.
         quiet: Show nothing.
-        still: Draw at the steps only, so that nothing else happens while something is timed.
+        still: Draw only at the steps, so that drawing does not disturb timings between them.
 
     Yields:
-        A function to call after each step, with a remark.
+        A function to call after each step.
 
     Example:
         >>> with progress("counting", 2, quiet=True) as step:
@@ -58,7 +58,7 @@ def _bar(what: str, total: int, still: bool) -> Iterator[Step]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # An entry may take a minute and the next no time: the speed is that of many.
+    # Steps take from milliseconds to a minute, so the speed is averaged over many.
     shown = Progress(
         *columns,
         TextColumn("{task.fields[remark]}"),
@@ -86,7 +86,7 @@ def _lines(what: str, total: int) -> Step:
         line = f"{what}: {done} of {total}, {remark}, {now - started:.0f} s, about {left:.0f} s left"
         try:
             print(line, file=sys.stderr)
-        except OSError:  # nobody reads it any more, which is no reason to stop
-            let_go_of(sys.stderr)
+        except OSError:  # the reader has exited; go on with the work
+            redirect_to_null(sys.stderr)
 
     return step

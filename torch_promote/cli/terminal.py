@@ -1,6 +1,6 @@
-"""How the commands draw text: tables, the colours of the cast policies, and what goes to a terminal or into a pipe.
+"""Text output of the commands: tables, the colours of the cast policies, and writing to a terminal or a pipe.
 
-This is the one module that imports rich, and does so when something is drawn: rich is an optional extra.
+rich is an optional dependency. Only this module and progress import it, and only when they draw.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["DrawingError", "check_rich", "let_go_of", "paint", "render", "show", "table", "write"]
+__all__ = ["DrawingError", "check_rich", "paint", "redirect_to_null", "render", "show", "table", "write"]
 
 _STYLES = {
     CastPolicy.lower_precision_fp: "cyan",
@@ -36,22 +36,22 @@ _STYLES = {
 
 _DTYPE_STYLE = "yellow"
 
-# A row of a table stays one line where grep reads it.
+# Wide enough that each row of a table is one line, for grep.
 _WIDTH_OF_A_PIPE = 160
 
 
 class DrawingError(TorchPromoteError):
-    """Text cannot be drawn in this installation."""
+    """The text output cannot be drawn or written."""
 
 
 def check_rich() -> None:
-    """Makes sure that the functions below can work.
+    """Raises if text cannot be drawn.
 
     Raises:
         DrawingError: rich is not installed.
     """
     try:
-        import rich  # noqa: F401 (asked for its presence)
+        import rich  # noqa: F401 (to see whether it is installed)
     except ModuleNotFoundError as error:
         raise DrawingError(
             "text output needs rich: pip install torch-promote[cli]. --json works without it."
@@ -61,13 +61,13 @@ def check_rich() -> None:
 def table(
     *columns: str, unbroken: Sequence[str] = (), show_header: bool = True, first_width: int | None = None
 ) -> Table:
-    """Makes an empty table without lines.
+    """Returns an empty table without borders.
 
     Args:
         columns: The headers.
-        unbroken: Those of them whose cells are never wrapped.
-        show_header: False: the columns appear with the first row.
-        first_width: What the first column keeps, in characters, where the terminal is narrow.
+        unbroken: The headers of columns whose cells are never wrapped.
+        show_header: Whether to print the headers.
+        first_width: The minimum width of the first column, in characters.
     """
     from rich.table import Table
 
@@ -79,7 +79,7 @@ def table(
 
 
 def paint(policy: str) -> Text:
-    """Returns the name of a policy, or of a dtype to run in, in its colour."""
+    """Returns the name of a policy or dtype, in its colour."""
     from rich.text import Text
 
     is_policy = policy in CastPolicy.__members__
@@ -87,11 +87,11 @@ def paint(policy: str) -> Text:
 
 
 def render(drawings: Sequence[RenderableType]) -> str:
-    """Returns drawings as text for stdout: as wide as the terminal, and in colour if it is one."""
+    """Renders drawings for stdout: as wide as the terminal, and in colour if stdout is a terminal."""
     from rich.console import Console
 
     fits_a_terminal = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
-    # Not to stdout: rich exits with 1 when the reader of a pipe goes away, and with a traceback when a disk is full.
+    # Not stdout: if the reader of a pipe exits, rich exits with 1; if a disk is full, it prints a traceback.
     drawn = io.StringIO()
     console = Console(
         file=drawn,
@@ -101,7 +101,7 @@ def render(drawings: Sequence[RenderableType]) -> str:
         markup=False,
     )
     for drawing in drawings:
-        # A sentence is left to the terminal to wrap, and whole to grep.
+        # The terminal wraps sentences; grep gets them as one line.
         console.print(drawing, soft_wrap=isinstance(drawing, str))
     return "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines())
 
@@ -112,19 +112,19 @@ def show(
     as_json: bool,
     status: int = 0,
 ) -> int:
-    """Prints a command's data, as JSON or as the text that is drawn from it.
+    """Prints a command's data, as JSON or as text.
 
     Args:
         data: Plain data.
-        draw: Makes drawings of it.
+        draw: Returns the drawings for the data.
         as_json: Whether to print JSON.
-        status: The exit status that the command comes to.
+        status: The exit status of the command.
 
     Returns:
         `status`.
 
     Raises:
-        DrawingError: Text is wanted, and rich is not installed.
+        DrawingError: Text output needs rich, which is not installed.
     """
     if as_json:
         write(json.dumps(data, indent=2) + "\n")
@@ -135,10 +135,10 @@ def show(
 
 
 def write(text: str) -> None:
-    """Writes text to stdout. A reader that has read enough (head, less) is no error.
+    """Writes text to stdout. It is not an error if the reader of a pipe (head, less) has exited.
 
     Raises:
-        DrawingError: stdout is closed, or what it leads to is full.
+        DrawingError: stdout is closed, or its disk is full.
     """
     if sys.stdout is None:
         raise DrawingError("cannot write: stdout is closed.")
@@ -146,18 +146,18 @@ def write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        let_go_of(sys.stdout)
+        redirect_to_null(sys.stdout)
     except OSError as error:
-        let_go_of(sys.stdout)
+        redirect_to_null(sys.stdout)
         raise DrawingError(f"cannot write to stdout: {error.strerror}.") from error
 
 
-def let_go_of(stream: TextIO) -> None:
-    """Points stdout or stderr at nothing. Python flushes it once more at exit, which must not fail again."""
+def redirect_to_null(stream: TextIO) -> None:
+    """Redirects stdout or stderr to the null device, so that Python's flush at exit does not fail again."""
     try:
         number = stream.fileno()
     except (AttributeError, OSError, ValueError):
-        return  # a stream of Python's alone, as tests put in its place
+        return  # a Python object without a file descriptor, as in tests
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, number)
     os.close(nothing)

@@ -1,4 +1,4 @@
-"""`torch-promote why "int32[3] + 5.5"`: the derivation of an expression's dtype."""
+"""The command `torch-promote why`: the dtype of an expression, explained step by step."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def _default_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if isinstance(dtype, torch.dtype) and family(dtype) is Family.FLOAT:
         return dtype
-    raise argparse.ArgumentTypeError(f"{name!r} is no default dtype. Legal: float16, bfloat16, float32, float64.")
+    raise argparse.ArgumentTypeError(f"{name!r} is not a default dtype. Legal: float16, bfloat16, float32, float64.")
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
-    """Adds the `why` command.
+    """Adds the command `why`.
 
     Args:
-        subparsers: What `ArgumentParser.add_subparsers` returned.
+        subparsers: The result of `ArgumentParser.add_subparsers`.
 
     Returns:
         The command's parser; its `run` default is `run`.
@@ -44,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         int8[3] * int64[]
         1. int8[3] is a tensor with dimensions: state dim, int8.
         2. int64[] is a 0-dim tensor: state zero, int64.
-        3. dim int8 with zero int64: int64 is of no higher kind than int8, so int8 stays: a weaker state
+        3. dim int8 with zero int64: int64 is not of a higher kind than int8, so int8 stays: a weaker state
            does not widen.
         4. * computes in int8 and returns int8.
         Result: int8 of shape [3]
@@ -52,40 +52,40 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """
     parser = subparsers.add_parser(
         "why",
-        help="derive the dtype of an expression, step by step",
-        description="Derives the dtype of an expression of tensors and Python numbers, step by step, by PyTorch's rule "
-        "or by another promotion rule.",
-        epilog="Exit status: 0 for a result, 1 if PyTorch or the rule raises, 2 if the expression cannot be read.",
+        help="explain the dtype of an expression, step by step",
+        description="Explains the dtype of an expression of tensors and Python numbers, step by step, by PyTorch's "
+        "rule or by another promotion rule.",
+        epilog="Exit status: 0 for a result, 1 if PyTorch or the rule raises, 2 if the expression is invalid.",
     )
     parser.add_argument(
-        "expression", help='such as "int32[2, 3] + 5.5"; a tensor is its dtype and sizes, and int64[] is 0-dim'
+        "expression", help='such as "int32[2, 3] + 5.5"; write a tensor as its dtype and sizes, a 0-dim one as int64[]'
     )
     parser.add_argument(
         "--default-dtype",
         type=_default_dtype,
         metavar="DTYPE",
-        help=f"what Python floats count as (default: {dtype_name(torch.get_default_dtype())})",
+        help=f"the dtype of Python floats (default: {dtype_name(torch.get_default_dtype())})",
     )
     parser.add_argument(
         "--rule",
         choices=RULE_NAMES,
         default="torch",
-        help="the promotion rule: torch (the default) is what PyTorch does; jax and numpy are what those libraries do, "
-        "array_api is the standard's; strict lets no tensors of different dtypes meet",
+        help="the promotion rule: torch (the default) is PyTorch's; jax and numpy are those libraries'; array_api is "
+        "the standard's; strict refuses tensors of different dtypes",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the derivation.
+    """Runs the command.
 
     Args:
-        args: With `expression`, `default_dtype`, `rule` and `json`.
+        args: The parsed command line: `expression`, `default_dtype`, `rule` and `json`.
 
     Returns:
-        The exit status: 0, 1 if PyTorch or the rule raises for the expression, 2 if it cannot be read.
+        The exit status: 0, 1 if PyTorch or the rule raises for the expression, 2 if it is invalid.
     """
     try:
         derivation = why(args.expression, default_dtype=args.default_dtype, rule=args.rule)

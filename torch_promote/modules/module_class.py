@@ -1,8 +1,8 @@
-"""How a module gets a policy: its class is replaced by a subclass of it whose forward runs in a nested region.
+"""Gives a module a policy: replaces its class by a subclass whose forward runs in a nested region.
 
-An attribute of the instance holds the policy and is in no state_dict. There is one subclass for each class, with the
-same name; without the attribute its forward is the class's own. PyTorch's FSDP2 and parametrizations extend modules in
-the same way, and may come before or after.
+An attribute of the instance, which is not in the state_dict, holds the policy. Each class has one such subclass, with
+the same name; if the attribute is missing, it calls the class's forward directly. FSDP2 and parametrizations replace
+classes in the same way, and may do so before or after.
 """
 
 from __future__ import annotations
@@ -32,22 +32,21 @@ from torch_promote.regions.base import Region
 __all__ = ["ModulePolicy", "attach", "detach", "policy_class", "policy_of"]
 
 _ATTRIBUTE = "_torch_promote_policy"
-_BASE = "_torch_promote_base"  # an attribute of the subclasses: the class that they extend
+_BASE = "_torch_promote_base"  # class attribute of a subclass: the class that it extends
 
 
 class ModulePolicy:
-    """A module's policy, checked.
+    """The policy of a module.
 
     Args:
         value: As in `set_module_policy`.
 
     Attributes:
-        value: The same, with ops and cast policies of a mapping by name, and the policy of a file in its place.
-        change: The number of what its region does to the policy around it; None where the region switches autocast
-            off.
+        value: The policy. The ops and cast policies of a mapping are names; a file is replaced by its policy.
+        change: The number of the change to the surrounding policy; None: the region disables autocast.
 
     Raises:
-        PolicyError: There is no such policy, or it is not legal.
+        PolicyError: The policy does not exist, or is not legal.
     """
 
     __slots__ = ("change", "value")
@@ -67,7 +66,7 @@ class ModulePolicy:
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ModulePolicy, (self.value,)  # the change is a number of this process
+        return ModulePolicy, (self.value,)  # the change is a number that is valid only in this process
 
     def __deepcopy__(self, memo: object) -> ModulePolicy:
         return self
@@ -79,7 +78,7 @@ class ModulePolicy:
 
 
 def _by_name(overrides: Mapping[Any, Any]) -> dict[str, str]:
-    """Overrides as they can be shown, compared and pickled."""
+    """Overrides in a form that can be printed, compared and pickled."""
 
     def policy(value: Any) -> Any:
         if isinstance(value, CastPolicy):
@@ -95,11 +94,11 @@ def _by_name(overrides: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _policy(value: Any) -> Policy | str:
-    """A policy as it can be pickled: a name means the same everywhere, and a file is read once."""
+    """A policy in a form that can be pickled: a name stays a name, a file is read now."""
     if isinstance(value, torch.dtype):
         raise PolicyError(
-            f"a module cannot run in {value}: its policy is 'fp32', 'off', a policy or overrides. To run single ops of "
-            f"it in {value}, give overrides: {{op: {value}}}."
+            f"{value} is not a policy of a module. Legal: 'fp32', 'off', a policy or overrides. To run single ops of "
+            f"the module in {value}, use overrides: {{op: {value}}}."
         )
     return value if value in Policy.names() else Policy.of(value)
 
@@ -130,8 +129,8 @@ def _check_not_traced(module: nn.Module, inputs: tuple[Any, ...]) -> None:
     for value in inputs:
         if isinstance(value, torch.fx.Proxy):
             raise RegionError(
-                f"a {type(module).__name__} with a policy is traced by torch.fx, whose graphs hold no regions, so the "
-                f"policy would be lost. Call remove_module_policy before, and set policies on modules of the graph."
+                f"torch.fx traces a {type(module).__name__} with a policy. Its graphs cannot contain regions, so the "
+                f"policy would be lost. Call remove_module_policy first, and set policies on modules of the graph."
             )
 
 
@@ -140,7 +139,7 @@ def _enabled_devices() -> list[str]:
 
 
 def _to_float32(devices: list[str], value: Any) -> Any:
-    """Casts what is eligible: floating tensors other than float64, on a device whose autocast is on.
+    """Casts eligible tensors: floating, not float64, on a device type whose autocast is on.
 
     Source: torch/amp/autocast_mode.py, _cast (v2.13).
     """
@@ -152,14 +151,14 @@ def _to_float32(devices: list[str], value: Any) -> Any:
 
 
 def _packed_inside(policy_change: int | None) -> str:
-    """The packed spec of a region that changes the policy alone; of one in which autocast is off for None."""
+    """The packed spec of a region that changes only the policy, or, for None, disables autocast."""
     cache_enabled = torch.is_autocast_cache_enabled()
     if policy_change is None:
         return RegionSpec(check_devices(_enabled_devices(), None, False), cache_enabled).pack()
     return RegionSpec(cache_enabled=cache_enabled, policy_change=policy_change).pack()
 
 
-# Dynamo calls it while it traces. What it depends on, Dynamo guards on.
+# Dynamo calls it while tracing. Dynamo guards on the state that it depends on.
 _packed_inside._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -169,7 +168,7 @@ def policy_of(module: nn.Module) -> ModulePolicy | None:
 
 
 def attach(module: nn.Module, policy: ModulePolicy) -> None:
-    """Gives the module a policy, in the place of one that it may have."""
+    """Sets the module's policy, replacing any previous one."""
     if not any(_BASE in vars(kind) for kind in type(module).__mro__):
         module.__class__ = policy_class(module)
     module.__dict__[_ATTRIBUTE] = policy
@@ -178,7 +177,7 @@ def attach(module: nn.Module, policy: ModulePolicy) -> None:
 
 
 def detach(module: nn.Module) -> None:
-    """Takes the module's policy, if it has one. A class that was put upon ours stays, and ours below it, idle."""
+    """Removes the module's policy, if any. If another library extended our subclass, both classes stay."""
     if module.__dict__.pop(_ATTRIBUTE, None) is None:
         return
     for number, hook in list(module._forward_pre_hooks.items()):
@@ -192,17 +191,17 @@ def detach(module: nn.Module) -> None:
 
 
 def _no_fast_path(module: nn.Module, args: Any) -> None:
-    """A hook that does nothing. `nn.TransformerEncoderLayer` passes its modules by, unless one of them has a hook.
+    """Does nothing. Without a hook, the fast path of `nn.TransformerEncoderLayer` does not call its modules.
 
     Source: torch/nn/modules/transformer.py, TransformerEncoderLayer.forward (v2.13).
     """
 
 
 def policy_class(module: nn.Module) -> type[nn.Module]:
-    """Returns the class that the module gets with a policy."""
+    """Returns the subclass for a module with a policy."""
     kind = type(module)
     if _is_parametrized_class(module):
-        # PyTorch takes the first class off again when it removes the parametrization, so ours goes below it.
+        # Removing a parametrization restores the class's first base, so ours has to be that base.
         return _on_base(kind, _extend(kind.__bases__[0]))
     return _extend(kind)
 
@@ -212,7 +211,7 @@ def _is_parametrized_class(module: nn.Module) -> bool:
 
 
 def _on_base(kind: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
-    """The class that a parametrization made for one module, on another base."""
+    """The class that a parametrization created for one module, with another base."""
     body = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
     return _new_class(kind, base, body)
 
@@ -223,7 +222,7 @@ def _new_class(like: type[nn.Module], base: type[nn.Module], body: dict[str, Any
     return kind
 
 
-#: Weak on both sides: a subclass lives as long as a module of it, and its base at least as long.
+#: Weak keys and values: a subclass lives as long as its instances, and keeps its base alive.
 _subclasses: weakref.WeakKeyDictionary[type, weakref.ref[type[nn.Module]]] = weakref.WeakKeyDictionary()
 
 
@@ -241,7 +240,7 @@ def _make_subclass(base: type[nn.Module]) -> type[nn.Module]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _run(self, super(kind, self).forward, args, kwargs)
 
-    # torch.jit would compile the source of what is wrapped, and lose the policy; ours it refuses.
+    # torch.jit would compile the source of the wrapped function and lose the policy. It refuses ours.
     del forward.__wrapped__
     forward.__signature__ = inspect.signature(base.forward)  # type: ignore[attr-defined]
 
@@ -269,5 +268,5 @@ def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...], policy: M
     module = function(*arguments)
     module.__class__ = _extend(type(module))
     if policy is not None and "_forward_pre_hooks" in module.__dict__:
-        attach(module, policy)  # made whole by a __reduce__ of its own; else the state that follows has all of it
+        attach(module, policy)  # recreated by its own __reduce__; otherwise the state that is restored next contains it
     return module

@@ -1,6 +1,6 @@
-"""Policies of modules: a module's forward runs in a region of its own, nested in the one around it.
+"""`set_module_policy` and related functions: the forward of a module runs in a nested region with its own policy.
 
-How a module gets and keeps its policy is torch_promote/modules/module_class.py; here is which modules get which.
+This module decides which modules get which policy; torch_promote/modules/module_class.py implements the policy.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ __all__ = [
     "set_module_policy",
 ]
 
-#: What names a module: a qualified name or a pattern of it, or a class.
+#: Selects modules: a qualified name, a pattern of names, or a class.
 Key = str | type[nn.Module]
 
-#: Their forward is never called: the modules that they hold are called one by one, or their weights are read.
+#: Modules whose forward is never called: others call the modules inside them, or use their weights directly.
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, NonDynamicallyQuantizableLinear)
 
 
 def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
-    """Gives modules of a model policies of their own, which hold wherever the model is called with autocast on.
+    """Sets policies for modules of a model. They apply whenever the model is called with autocast on.
 
-    The forward of such a module runs in a region nested in the one around it; so does its recomputation when it is
-    checkpointed. What is around may be a region of ours or of `torch.autocast`. Where autocast is off, the module is as
-    if it had no policy. Nested modules add to the policy of the module around them, as nested regions do.
+    The forward of such a module runs in a region nested in the surrounding one, which may be ours or of
+    `torch.autocast`. So does its recomputation under checkpointing. If autocast is off, the policy has no effect. The
+    policies of nested modules combine like nested regions.
 
-    A policy acts on calls of the module's forward. A parent that reads the weights of a module instead of calling it,
-    as `nn.MultiheadAttention` does with its `out_proj`, passes the policy by.
+    A policy applies to calls of the module's forward. If a parent uses a child's weights directly, as
+    `nn.MultiheadAttention` does with its `out_proj`, the child's policy does not apply.
 
-    Weights, hooks and the state_dict are the module's, and `isinstance` holds; `type(module)` is a subclass with the
-    same name. Copies and pickles keep their policies. A module that has a policy gets the new one in its place.
-    torch.compile follows policies; torch.export takes "fp32" and "off", and raises for others; torch.jit.script, and
-    torch.fx where it would trace into the module, raise.
+    The module keeps its weights, hooks and state_dict, and `isinstance` still works; `type(module)` is a subclass with
+    the same name. Copies and pickles keep the policies. Setting a policy again replaces it. torch.compile supports
+    policies. torch.export supports "fp32" and "off", and raises for others. torch.jit.script raises, and so does
+    torch.fx if it traces into the module.
 
     Args:
         model: The model.
-        policies: Maps modules to their policies. A module is named by
-            - its qualified name, as in `model.named_modules()`; "" is the model itself;
-            - a pattern of it: `*`, `?` and `[...]` stand for what they do in file names and stay within one part of the
-              name, and `**` is any number of parts: "blocks.*.attn", "**.norm";
-            - a class, for its instances and those of subclasses.
-            A name goes before a pattern, and a pattern before a class. A policy is
-            - "fp32": floating inputs (of the device types whose autocast is on, float64 excepted; in lists, tuples and
-              dicts too) are cast to float32, and autocast is off inside;
-            - "off": autocast is off inside, and inputs are as they are (`Policy.named("off")` is the policy of that
-              name, which casts in no op and leaves autocast on);
-            - what `my_autocast` takes as `policy`: a `Policy`, the name of one or the path of a file;
-            - a mapping: what `my_autocast` takes as `overrides`.
+        policies: Maps keys, which select modules, to policies. A key is
+            - a qualified name, as in `model.named_modules()`; "" is the model itself;
+            - a pattern of names: `*`, `?` and `[...]` as in file names match within one part of a name, and `**`
+              matches any number of parts: "blocks.*.attn", "**.norm";
+            - a class, which selects its instances and those of its subclasses.
+            Names take precedence over patterns, and patterns over classes. A policy is
+            - "fp32": autocast is off inside, and floating inputs on device types whose autocast is on are cast to
+              float32, except float64 ones; inputs in lists, tuples and dicts too;
+            - "off": autocast is off inside, and inputs are not cast. (`Policy.named("off")` instead leaves autocast on
+              but casts in no op);
+            - a value of `my_autocast`'s `policy`: a `Policy`, a name or the path of a file;
+            - a mapping, as `my_autocast`'s `overrides`.
 
     Raises:
-        PolicyError: A key matches no module, two keys that go equally far give one module different policies, a policy
-            does not exist or is not legal, or a module cannot have one. No module has then been changed.
+        PolicyError: A key matches no module, two keys of equal precedence give a module different policies, a policy
+            does not exist or is not legal, or a module cannot have a policy. No module has been changed.
 
     Example:
         >>> from torch_promote import my_autocast
@@ -84,7 +84,7 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
     Source: torch/amp/autocast_mode.py, custom_fwd with cast_inputs=torch.float32 (v2.13), for "fp32".
     """
     if not isinstance(policies, Mapping):
-        raise PolicyError(f"policies is a mapping of modules to policies, got {type(policies).__name__}.")
+        raise PolicyError(f"policies must be a mapping of modules to policies, got {type(policies).__name__}.")
     names = _names(model)
     chosen: dict[nn.Module, tuple[int, Key, ModulePolicy]] = {}
     for key, value in policies.items():
@@ -107,14 +107,14 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
 
 
 def module_policies(model: nn.Module) -> dict[str, Any]:
-    """Returns the modules of a model that have a policy, and what it is.
+    """Returns the policies of a model's modules.
 
     Args:
         model: The model.
 
     Returns:
-        Maps qualified names, in the order of `model.named_modules()`, to policies as in `set_module_policy`. Ops and
-        cast policies of a mapping are given by name. A module with several names is there under its first.
+        Maps qualified names, in the order of `model.named_modules()`, to policies as in `set_module_policy`. Mappings
+        contain the names of ops and cast policies. A module with several names is listed under the first.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
@@ -127,11 +127,11 @@ def module_policies(model: nn.Module) -> dict[str, Any]:
 
 
 def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
-    """Takes the policies of modules off; their classes are what they were before.
+    """Removes the policies of modules, and restores their classes.
 
     Args:
         model: The model.
-        key: Which modules, as in `set_module_policy`. None: all.
+        key: Selects modules, as in `set_module_policy`. None: all.
 
     Raises:
         PolicyError: The key matches no module.
@@ -148,12 +148,12 @@ def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
 
 
 def print_module_policy(model: nn.Module) -> None:
-    """Prints what `format_module_policy` returns."""
+    """Prints the tree that `format_module_policy` returns."""
     print(format_module_policy(model))
 
 
 def format_module_policy(model: nn.Module) -> str:
-    """Returns a tree of the modules that have a policy, and of those that they are in.
+    """Returns a tree of the modules with a policy and their parents, as text.
 
     Args:
         model: The model.
@@ -189,9 +189,9 @@ def _title(module: nn.Module) -> str:
 
 
 def _names(model: nn.Module) -> dict[nn.Module, list[str]]:
-    """Every module and all its names: one module may be reached in several ways."""
+    """Maps every module to all its names. A shared module has several."""
     if not isinstance(model, nn.Module):
-        raise PolicyError(f"the model is an nn.Module, got {type(model).__name__}.")
+        raise PolicyError(f"model must be an nn.Module, got {type(model).__name__}.")
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
@@ -209,21 +209,21 @@ def _is_pattern(key: str) -> bool:
 
 
 def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
-    """Returns the modules that a key means. By pattern or class, only those that are called."""
+    """Returns the modules that a key selects, without those whose forward is never called."""
     if isinstance(key, str):
         found = [module for module, own in names.items() if any(_matches(name, key) for name in own)]
     elif isinstance(key, type) and issubclass(key, nn.Module):
         found = [module for module in names if isinstance(module, key)]
     else:
-        raise PolicyError(f"a module is named by a str or a class of modules, got {key!r}.")
+        raise PolicyError(f"a key is a str or a subclass of nn.Module, got {key!r}.")
     called = [module for module in found if not isinstance(module, _NEVER_CALLED) and _has_forward(module)]
     if called:
         return called
     if found:
         kinds = ", ".join(sorted({type(module).__name__ for module in found}))
         raise PolicyError(
-            f"{_spell(key)} names only modules whose forward is never called ({kinds}). Name what they hold, or what "
-            f"they are in."
+            f"{_spell(key)} selects only modules whose forward is never called ({kinds}). Select the modules inside "
+            f"them, or their parent."
         )
     raise PolicyError(_no_match(names, key))
 
@@ -231,7 +231,9 @@ def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
 def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
     if isinstance(key, str):
         closest = did_you_mean(key, [name for own in names.values() for name in own])
-        hint = " In a pattern, * stays within one part of a name; ** is any number of parts." if "*" in key else ""
+        hint = (
+            " In a pattern, * matches within one part of a name; ** matches any number of parts." if "*" in key else ""
+        )
         return f"no module of the model is named {key!r}.{closest}{hint}"
     kinds = sorted({type(module).__name__ for module in names})
     return f"no module of the model is a {key.__name__}.{did_you_mean(key.__name__, kinds)}"
@@ -263,30 +265,30 @@ def _check_can_have_policy(module: nn.Module, name: str) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         why = "it is a TorchScript module, whose forward is not Python. Set policies before torch.jit.script"
     elif isinstance(module, torch.fx.GraphModule):
-        why = "it is a graph module, which makes its class anew. Set policies before it is traced, or on its modules"
+        why = "it is a graph module, which recreates its class. Set policies before tracing, or on its modules"
     elif "forward" in vars(module):
-        why = "it has a forward of its own, which hides that of its class. Set policies before that is put there"
+        why = "its instance attribute 'forward' hides that of its class. Set policies before assigning it"
     elif not _has_forward(module):
-        why = "it has no forward. Name the modules that are called"
-    elif _runs_in_steps(type(module).forward):
-        why = "its forward runs in steps. Decorate it with my_autocast(...), which holds in each step"
+        why = "it has no forward. Select the modules that are called"
+    elif _is_generator_or_coroutine(type(module).forward):
+        why = "its forward is a generator or a coroutine. Decorate it with my_autocast(...), which applies in each step"
     elif isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-        why = "it is lazy, and changes its class when it is first called. Call the model once before"
+        why = "it is lazy, and changes its class at the first call. Call the model once first"
     else:
         try:
             policy_class(module)
-        except Exception as error:  # what the class itself does when it is extended
+        except Exception as error:  # raised by the class's own code, such as __init_subclass__
             why = f"its class cannot be extended ({error})"
     if why is not None:
         raise PolicyError(f"{_show(name)} ({type(module).__name__}) cannot have a policy: {why}.")
 
 
 def _has_forward(module: nn.Module) -> bool:
-    own = inspect.getattr_static(type(module), "forward")  # TorchScript's cannot be asked for
+    own = inspect.getattr_static(type(module), "forward")  # getattr fails for TorchScript modules
     return own is not nn.Module.forward or "forward" in vars(module)
 
 
-def _runs_in_steps(forward: Any) -> bool:
+def _is_generator_or_coroutine(forward: Any) -> bool:
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     return any(kind(forward) for kind in kinds)
 

@@ -1,1 +1,7 @@
-"""What is done with each op: the op table, cast policies, overrides, and `Policy`, the value that holds them."""
+"""Policies: what autocast does with each op.
+
+- op_table, cast_policy: the table of PyTorch's policies, and the enum of all cast policies
+- op_names, legality, overrides: from what a user writes to overloads and policies that are legal for them
+- policy, named, files: `Policy`, the value that a region takes; the named ones; TOML files
+- registered: the ops that PyTorch and libraries register for autocast, compared with the table
+"""

@@ -1,4 +1,4 @@
-"""The cast policies: what autocast does with a call of an op."""
+"""The cast policies: what autocast can do with a call of an op."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 import torch
 
-__all__ = ["CastPolicy", "spell_policy"]
+__all__ = ["POLICY_ALIASES", "CastPolicy", "spell_policy"]
 
 
 class CastPolicy(enum.Enum):
@@ -34,7 +34,7 @@ class CastPolicy(enum.Enum):
     fp32 = "fp32", "Cast every eligible argument to float32."
     fp32_set_opt_dtype = (
         "fp32_set_opt_dtype",
-        "Cast nothing; an optional dtype argument that the caller left out becomes float32.",
+        "Cast nothing; an optional dtype argument that the caller omits becomes float32.",
     )
     fp32_append_dtype = (
         "fp32_append_dtype",
@@ -46,14 +46,14 @@ class CastPolicy(enum.Enum):
     )
     match_self = (
         "match_self",
-        "Of an op that writes to an argument: cast the other floating arguments to the dtype of what is written.",
+        "For an op that writes to an argument: cast its other floating arguments to the dtype of that argument.",
     )
     fallthrough = "fallthrough", "Do nothing; ops inside a composite op still see autocast."
     keep = "keep", "Cast nothing, and run the op and what is inside it with autocast off."
     banned = "banned", "Raise: the op's results are unsafe under autocast."
 
     def __new__(cls, value: str, meaning: str = "") -> CastPolicy:
-        """Makes a member whose value is the name alone."""
+        """Makes a member whose value is its name, without the meaning."""
         member = object.__new__(cls)
         member._value_ = value
         member.meaning = meaning
@@ -61,9 +61,13 @@ class CastPolicy(enum.Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> CastPolicy | None:
-        return cls.lower_precision_fp if value == "fp16" else None
+        return POLICY_ALIASES.get(value) if isinstance(value, str) else None
+
+
+#: Other names of policies.
+POLICY_ALIASES = {"fp16": CastPolicy.lower_precision_fp}
 
 
 def spell_policy(policy: CastPolicy | torch.dtype) -> str:
-    """Returns a policy's name as people write it: `fp32`, `float64`."""
+    """Returns the name of a policy, as users write it: `fp32`, `float64`."""
     return policy.value if isinstance(policy, CastPolicy) else str(policy).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Policies as TOML files: one line for each op, so that two versions of a file can be compared.
+"""Policy files: a policy as TOML, and as the plain data that TOML and JSON hold.
 
     format = 1
     torch = "2.13.0"
@@ -10,7 +10,8 @@
     [cpu]
     "linalg_*" = "float64"
 
-Reading is strict: whatever is not known, not legal or said twice is an error that names its line.
+A saved file has one line for each op, so that a diff of two files shows which ops differ. Reading is strict: an entry
+that is unknown, illegal or repeated raises an error that names its section and key.
 """
 
 from __future__ import annotations
@@ -26,24 +27,164 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch_promote.errors import PolicyError
-from torch_promote.policy.file_data import Entries, KeyPath, Source, from_data, to_data
-from torch_promote.policy.named import MEANINGS, Change
+import torch
 
-__all__ = ["load", "save"]
+from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.policy.cast_policy import spell_policy
+from torch_promote.policy.named import MEANINGS, Change, Value
+from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION
+from torch_promote.policy.overrides import parse_policy, select
 
-_HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?$")
-_ENTRY = re.compile(r"""\s*((?:"(?:[^"\\]|\\.)*"|'[^']*'|[\w.\s-])+?)\s*=""")
+__all__ = ["ALL_DEVICE_TYPES", "FORMAT", "Entries", "from_data", "load", "save", "to_data"]
+
+#: The version of the structure that is written. A file with a higher one is refused.
+FORMAT = 1
+#: The section whose entries apply on every device type.
+ALL_DEVICE_TYPES = "all"
+
+_SECTIONS = (ALL_DEVICE_TYPES, *DEVICE_TYPES)
+_VERSIONS = {"torch": torch.__version__.partition("+")[0], "table": TABLE_VERSION}
+_LEGAL_KEYS = f"Legal: format, {', '.join(_VERSIONS)} and the sections {', '.join(f'[{name}]' for name in _SECTIONS)}."
+
+#: Maps overloads' full names and device types to policies.
+Entries = dict[tuple[str, str], Value]
+
+
+# --- plain data
+
+
+def to_data(changes: Iterable[Change]) -> dict[str, Any]:
+    """Returns changes as plain data, with the versions that they were made with. `from_data` reads it.
+
+    Example:
+        >>> to_data([("aten::mm", "cpu", torch.float64)])["cpu"]
+        {'aten::mm.default': 'float64'}
+    """
+    sections: dict[str, dict[str, str]] = {name: {} for name in _SECTIONS}
+    given = {(overload, device_type): value for overload, device_type, value in changes}
+    for (overload, device_type), value in sorted(given.items(), key=lambda entry: entry[0]):
+        on_all = all(given.get((overload, other)) == value for other in DEVICE_TYPES)
+        sections[ALL_DEVICE_TYPES if on_all else device_type][exact_key(overload)] = spell_policy(value)
+    return {"format": FORMAT, **_VERSIONS, **{name: entries for name, entries in sections.items() if entries}}
+
+
+def from_data(data: Mapping[str, Any], source: str = "the policy") -> Entries:
+    """Checks plain data and returns its entries.
+
+    Args:
+        data: What `to_data` returns, or the same structure written by hand. Of the versions, only `format` is required.
+        source: The name of the file or object, for errors.
+
+    Returns:
+        The policy of each overload on each device type that the data names.
+
+    Raises:
+        PolicyError: An entry is unknown, illegal or repeated.
+
+    Example:
+        >>> from_data({"format": 1, "cuda": {"mm.default": "keep"}})
+        {('aten::mm', 'cuda'): <CastPolicy.keep: 'keep'>}
+    """
+    if not isinstance(data, Mapping):
+        raise PolicyError(f"a policy as data is a mapping, got {type(data).__name__}. Policy.to_dict() makes one.")
+    _check_versions(data, source)
+    unknown: list[str] = []
+    is_newer = any(_release(str(data.get(key, ""))) > _release(version) for key, version in _VERSIONS.items())
+    entries = _read(data, source, unknown if is_newer else None)
+    if unknown:
+        written = ", ".join(f"{key} {data[key]}" for key in _VERSIONS if key in data)
+        here = ", ".join(f"{key} {version}" for key, version in _VERSIONS.items())
+        raise PolicyError(
+            f"{source} was written with {written}. This is {here}, which does not know {'; '.join(unknown)}. "
+            f"Use the newer version, or remove these entries."
+        )
+    return entries
+
+
+def _check_versions(data: Mapping[str, Any], source: str) -> None:
+    if "format" not in data:
+        raise PolicyError(f"{source}: the key 'format' is missing. Start with: format = {FORMAT}")
+    written = data["format"]
+    if type(written) is not int or written < 1:
+        raise PolicyError(f"{source}: format is an integer from 1 to {FORMAT}, got {written!r}.")
+    if written > FORMAT:
+        by = "".join(f" It was written with torch {version}." for version in [data.get("torch")] if version)
+        raise PolicyError(
+            f"{source}: format {written} is newer than {FORMAT}, the newest that this torch_promote reads.{by} "
+            f"Use a newer torch_promote."
+        )
+    for key, version in _VERSIONS.items():
+        if key in data and not (isinstance(data[key], str) and _release(data[key])):
+            raise PolicyError(f"{source}: {key} is a version such as {version!r}, got {data[key]!r}.")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def _read(data: Mapping[str, Any], source: str, unknown: list[str] | None) -> Entries:
+    """Returns all entries. An unknown or illegal one is appended to `unknown`, or raises if that is None."""
+    entries: Entries = {}
+    named_by: dict[tuple[str, str], str] = {}
+    for section, content in data.items():
+        if section == "format" or section in _VERSIONS:
+            continue
+        if section not in _SECTIONS:
+            close = did_you_mean(str(section), [*_SECTIONS, *_VERSIONS, "format"])
+            _report(source, f"[{section}]", f"{section!r} is not a key of a policy.{close} {_LEGAL_KEYS}", unknown)
+            continue
+        if not isinstance(content, Mapping):
+            raise PolicyError(f"{source}: {section} is a section of ops, got {content!r}. Write [{section}].")
+        device_types = DEVICE_TYPES if section == ALL_DEVICE_TYPES else (section,)
+        for key, value in content.items():
+            place = f"[{section}] " + (f'"{key}"' if isinstance(key, str) else repr(key))
+            for overload, policy in _entry(key, value, source, place, unknown):
+                for device_type in device_types:
+                    other = named_by.setdefault((overload, device_type), place)
+                    if other != place:
+                        raise PolicyError(
+                            f"{source}: {place}: {overload} on {device_type} already has a policy from {other}. "
+                            f"Name each overload once."
+                        )
+                    entries[overload, device_type] = policy
+    return entries
+
+
+def _entry(
+    key: object, value: object, source: str, place: str, unknown: list[str] | None
+) -> Iterator[tuple[str, Value]]:
+    """Yields the overloads that one entry names, and their policy."""
+    if isinstance(value, Mapping):
+        dotted = f'"{key}.{next(iter(value), "")}"'
+        raise PolicyError(f"{source}: {place}: sections do not nest. Quote the names of ops: {dotted}.")
+    if not isinstance(value, str):
+        raise PolicyError(f"{source}: {place}: expected the name of a policy in quotes, got {value!r}.")
+    try:
+        policy, overloads = select(key, parse_policy(value))
+    except PolicyError as error:
+        return _report(source, f'{place} = "{value}"', f"{place}: {error}", unknown)
+    yield from ((overload, policy) for overload in overloads)
+
+
+def _report(source: str, what: str, text: str, unknown: list[str] | None) -> None:
+    if unknown is None:
+        raise PolicyError(f"{source}: {text}")
+    unknown.append(what)
+
+
+# --- files
 
 
 def save(changes: Iterable[Change], path: str | os.PathLike[str]) -> None:
-    """Writes changes to a file. A reader of the file sees what was there before, or all of it.
+    """Writes changes to a file. Whoever reads the file meanwhile sees the old content or the new, never a part.
 
     Raises:
         PolicyError: The file cannot be written.
     """
     name = _name(path)
-    target = Path(os.path.realpath(name))  # of a link, the file that it leads to
+    target = Path(os.path.realpath(name))  # a symbolic link stays; the file that it points to is replaced
     beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         if target.is_dir():
@@ -65,7 +206,7 @@ def save(changes: Iterable[Change], path: str | os.PathLike[str]) -> None:
 def _name(path: object) -> str:
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(name, str):
-        raise PolicyError(f"the path of a policy file is a str or a path, got {path!r}.")
+        raise PolicyError(f"the path of a policy file is a str or a path object, got {path!r}.")
     return name
 
 
@@ -79,74 +220,29 @@ def _toml(data: Mapping[str, Any]) -> str:
 
 
 def load(path: str | os.PathLike[str]) -> Entries:
-    """Reads a file and returns what it says.
+    """Reads a file and returns its entries.
 
     Returns:
-        The policy of each overload on each device type that is named.
+        The policy of each overload on each device type that the file names.
 
     Raises:
-        PolicyError: The file cannot be read, or something in it is not known, not legal, or said twice.
+        PolicyError: The file cannot be read, or an entry is unknown, illegal or repeated.
     """
     name = _name(path)
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")  # some editors put a mark before the text
+        text = Path(path).read_bytes().decode("utf-8-sig")  # some editors put a byte order mark before the text
     except UnicodeDecodeError as error:
         raise PolicyError(f"{name}: not a text file in UTF-8 (byte {error.start}). Policy.save() writes one.") from None
     except FileNotFoundError:
-        remedy = f"Policies that need none: {', '.join(MEANINGS)}."
-        raise PolicyError(f"there is no policy file {name!r}. {remedy}") from None
-    except (OSError, ValueError) as error:  # a ValueError where the path has a NUL in it
+        named = ", ".join(MEANINGS)
+        raise PolicyError(f"there is no policy file {name!r}. Policies that need no file: {named}.") from None
+    except (OSError, ValueError) as error:  # a ValueError where the path contains a NUL
         why = getattr(error, "strerror", None) or error
         raise PolicyError(f"cannot read the policy file {name!r}: {why}.") from error
-    places = list(_places(text))
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PolicyError(_syntax_error(name, text, places, str(error))) from None
-    return from_data(data, Source(name, _first_lines(places)))
-
-
-def _places(text: str) -> Iterator[tuple[KeyPath, int]]:
-    """Yields the path of every section and entry, and its line. A file of one entry a line is all that is expected."""
-    section: KeyPath = ()
-    for number, line in enumerate(text.split("\n"), start=1):
-        if match := _HEADER.match(line):
-            section = _key(match[1])
-            yield section, number
-        elif match := _ENTRY.match(line):
-            yield section + _key(match[1]), number
-
-
-def _key(text: str) -> KeyPath:
-    """The parts of a TOML key: of `a."b.c"` they are a and b.c."""
-    try:
-        data: Any = tomllib.loads(f"{text} = 0")
-    except (ValueError, RecursionError):
-        return (text,)
-    path: list[str] = []
-    while isinstance(data, dict):
-        path += data
-        data = data[path[-1]]
-    return tuple(path)
-
-
-def _first_lines(places: Iterable[tuple[KeyPath, int]]) -> dict[KeyPath, int]:
-    lines: dict[KeyPath, int] = {}
-    for path, number in places:
-        for length in range(1, len(path) + 1):
-            lines.setdefault(path[:length], number)
-    return lines
-
-
-def _syntax_error(name: str, text: str, places: Iterable[tuple[KeyPath, int]], message: str) -> str:
-    """What is wrong with a file that is no TOML. The usual mistakes get a text of their own."""
-    first: dict[KeyPath, int] = {}
-    for path, number in places:
-        if path in first:
-            what = f"{path[-1]!r} stands twice in [{path[0]}]" if len(path) > 1 else f"{path[0]!r} stands twice"
-            return f"{name}:{number}: {what}, first on line {first[path]}. Write it once."
-        first[path] = number
-    match = re.search(r"\(at (?:line (\d+)|end of document).*\)", message)
-    number = int(match[1]) if match and match[1] else text.rstrip().count("\n") + 1
-    what = message[: match.start()].strip() if match else message
-    return f'{name}:{number}: not TOML: {what}. A line of a section is "OP" = "POLICY", both quoted.'
+        raise PolicyError(
+            f'{name}: not valid TOML: {error}. An entry has the form "OP" = "POLICY", both in quotes.'
+        ) from None
+    return from_data(data, name)

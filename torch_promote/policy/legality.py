@@ -1,4 +1,4 @@
-"""Which cast policies the schema of an op allows."""
+"""The cast policies that the schema of an op allows."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from torch_promote.policy.op_table import Row, rows_by_name, schema_of
 __all__ = ["check_legal", "legal_policies", "legal_text", "why_illegal"]
 
 
-#: What is legal for every overload that takes a tensor, also for one that writes.
+#: Legal for every overload that takes a tensor, including one that writes to an argument.
 _CASTING_NOTHING = (CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
 
 
 def legal_policies(op: Row | str) -> tuple[CastPolicy, ...]:
     """Returns the cast policies that an overload's schema allows.
 
-    A floating dtype to run in is legal wherever `CastPolicy.fp32` is.
+    A floating dtype is legal wherever `CastPolicy.fp32` is.
 
     Args:
         op: A row, or an overload's full name, such as "aten::mm.out".
 
     Returns:
-        The policies in the order of the enum; none for an overload that does not exist or takes no tensor.
+        The policies, in the order of the enum. Empty for an overload that does not exist or takes no tensor.
 
     Example:
-        >>> mm = next(row for row in op_table() if row.name == "aten::mm")
-        >>> CastPolicy.fp32_set_opt_dtype in legal_policies(mm)
+        >>> CastPolicy.fp32_set_opt_dtype in legal_policies(rows_by_name()["aten::mm"])
         False
         >>> [policy.value for policy in legal_policies("aten::add_.Tensor")]
         ['match_self', 'fallthrough', 'keep', 'banned']
@@ -42,14 +41,14 @@ def legal_policies(op: Row | str) -> tuple[CastPolicy, ...]:
 
 
 def check_legal(op: Row | str, policy: CastPolicy | torch.dtype) -> None:
-    """Makes sure that an overload may be given a policy.
+    """Raises if a policy is not legal for an overload.
 
     Args:
         op: A row, or an overload's full name.
-        policy: A cast policy or a floating dtype to run in.
+        policy: A cast policy, or a floating dtype to run in.
 
     Raises:
-        PolicyError: The policy is not legal; the text says why, and what is.
+        PolicyError: The policy is not legal. The text says why, and which policies are.
 
     Example:
         >>> check_legal("aten::mm", torch.float64)
@@ -66,17 +65,17 @@ def check_legal(op: Row | str, policy: CastPolicy | torch.dtype) -> None:
 
 
 def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
-    """Returns the reason why an overload may not be given a policy, or None if it may.
+    """Returns why a policy is not legal for an overload, or None if it is.
 
     Example:
         >>> why_illegal("aten::mm", CastPolicy.match_self)
-        'it writes to no argument, so there is no dtype to match'
+        'it does not write to an argument, so there is no dtype to match'
     """
     return _why_illegal(_facts(op), policy)
 
 
 def legal_text(policies: Iterable[CastPolicy]) -> str:
-    """Returns legal policies as the end of an error text.
+    """Returns the sentence that ends an error text: the legal policies.
 
     Example:
         >>> legal_text(legal_policies("aten::mm.out"))
@@ -90,7 +89,7 @@ def legal_text(policies: Iterable[CastPolicy]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What an overload's schema says about the policies that it may have."""
+    """The properties of an overload's schema that decide which policies are legal."""
 
     exists: bool = False
     takes_tensors: bool = False
@@ -124,17 +123,17 @@ def _why_illegal(facts: _Facts, policy: CastPolicy | torch.dtype) -> str | None:
     if not facts.exists:
         return f"torch {torch.__version__} has no such overload"
     if not facts.takes_tensors:
-        return "it takes no tensor, so autocast never sees its device"
+        return "it takes no tensor, so autocast does not apply to it"
     if policy in _CASTING_NOTHING:
         return None
     if policy is CastPolicy.match_self:
-        return None if facts.writes else "it writes to no argument, so there is no dtype to match"
+        return None if facts.writes else "it does not write to an argument, so there is no dtype to match"
     if facts.writes:
-        return "it writes to an argument, and what is written to is never cast"
+        return "it writes to an argument, and autocast never casts that argument"
     if policy is CastPolicy.fp32_set_opt_dtype:
         if not facts.has_optional_dtype:
             return "its schema has no optional dtype argument"
-        return None if facts.starts_with_tensor else "its first argument, which decides, is no tensor"
+        return None if facts.starts_with_tensor else "its first argument is not a Tensor"
     if policy is CastPolicy.fp32_append_dtype and not facts.has_form_with_dtype:
-        return "no overload of it that takes an output dtype is known for it"
+        return "the op table names no overload of it that takes an output dtype"
     return None

@@ -1,4 +1,4 @@
-"""The policies that have a name, each made from the op table as the running PyTorch registers it."""
+"""The named policies, derived from the rows of the op table that the running PyTorch registers."""
 
 from __future__ import annotations
 
@@ -13,63 +13,63 @@ from torch_promote.policy.op_table import DEVICE_TYPES, op_table, schema_of
 
 __all__ = ["MEANINGS", "Change", "Value", "named_changes", "stock_policy"]
 
-#: What an op may be given: a cast policy, or a floating dtype to run in.
+#: The policy of an op: a cast policy, or a floating dtype to run in.
 Value = CastPolicy | torch.dtype
-#: An overload's full name, a device type, and what the overload is given there.
+#: An overload's full name, a device type, and the overload's policy there.
 Change = tuple[str, str, Value]
 
-#: What each name means, in a sentence.
+#: What each named policy does, in a sentence.
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
         "stock": "What PyTorch's autocast does.",
         "cpu": "What PyTorch's autocast does on the CPU, on every device type.",
         "cuda": "What PyTorch's autocast does on CUDA, on every device type.",
-        "fp32_safe": "Stock, and float32 on every device type for an op that runs in float32 on one of them.",
-        "off": "No op of the table is cast, and none that was registered with `register_policy`.",
+        "fp32_safe": "Stock, but an op that runs in float32 on one device type does so on every device type.",
+        "off": "Casts in no op of the table, and in none that was added with `register_policy`.",
     }
 )
 
-#: The policies that make the results float32.
+#: The policies with float32 results.
 _SAFE = (CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype)
 
 
-def stock_policy(overload: str, device: str) -> CastPolicy | None:
-    """Returns what stock autocast does with an overload in the running PyTorch.
+def stock_policy(overload: str, device_type: str) -> CastPolicy | None:
+    """Returns the stock policy of an overload in the running PyTorch.
 
     Args:
         overload: Its full name.
-        device: "cpu" or "cuda".
+        device_type: "cpu" or "cuda".
 
     Returns:
-        The policy of its row; `fallthrough` where the row has none or PyTorch does not register it. None where the
-        table has no say: for an overload without a row, and for one of a row that PyTorch, or a library, registers
-        where the table has no policy.
+        The policy of its row; `fallthrough` if the row has none for the device type, or PyTorch does not register it.
+        None: the table does not know, because the overload has no row, or because PyTorch or a library registers it on
+        a device type for which its row has no policy.
 
     Example:
         >>> stock_policy("aten::mm", "cpu"), stock_policy("aten::relu", "cpu")
         (<CastPolicy.lower_precision_fp: 'lower_precision_fp'>, None)
     """
-    return _column(device).get(overload)
+    return _column(device_type).get(overload)
 
 
 @functools.cache
-def _column(device: str) -> Mapping[str, CastPolicy | None]:
-    """What stock does with each row that the running PyTorch has."""
-    key = f"Autocast{device.upper()}"
+def _column(device_type: str) -> Mapping[str, CastPolicy | None]:
+    """The stock policy of each row that exists in the running PyTorch."""
+    key = f"Autocast{device_type.upper()}"
     column: dict[str, CastPolicy | None] = {}
     for row in op_table():
         if schema_of(row) is None:
             continue
-        listed = row.policy(device) is not CastPolicy.fallthrough
+        listed = row.policy(device_type) is not CastPolicy.fallthrough
         is_registered = torch._C._dispatch_has_kernel_for_dispatch_key(row.name, key)
-        column[row.name] = row.policy(device) if listed and is_registered else CastPolicy.fallthrough
+        column[row.name] = row.policy(device_type) if listed and is_registered else CastPolicy.fallthrough
         if is_registered and not listed:
             column[row.name] = None
     return MappingProxyType(column)
 
 
 def named_changes(name: str, registered: Iterable[tuple[str, str]] = ()) -> Iterator[Change]:
-    """Yields what a named policy says about ops; some of it may be what stock says too.
+    """Yields the entries of a named policy. Some may be equal to stock's.
 
     Args:
         name: One of `MEANINGS`.
@@ -90,25 +90,25 @@ def named_changes(name: str, registered: Iterable[tuple[str, str]] = ()) -> Iter
 
 
 def _list_of(listed: str) -> Iterator[Change]:
-    others = [device for device in DEVICE_TYPES if device != listed]
+    others = [device_type for device_type in DEVICE_TYPES if device_type != listed]
     for op, policy in _column(listed).items():
-        for device in others:
-            yield op, device, policy or CastPolicy.fallthrough
+        for device_type in others:
+            yield op, device_type, policy or CastPolicy.fallthrough
 
 
 def _fp32_safe() -> Iterator[Change]:
-    """Each device keeps its own way to float32; a device that has none gets the other's."""
+    """A device type keeps its own policy if that gives float32; otherwise it gets the other's."""
     for op in _column(DEVICE_TYPES[0]):
-        safe = [policy for device in DEVICE_TYPES if (policy := stock_policy(op, device)) in _SAFE]
-        for device in DEVICE_TYPES:
-            if safe and stock_policy(op, device) not in _SAFE:
+        safe = [policy for device_type in DEVICE_TYPES if (policy := stock_policy(op, device_type)) in _SAFE]
+        for device_type in DEVICE_TYPES:
+            if safe and stock_policy(op, device_type) not in _SAFE:
                 assert safe[0] is not None
-                yield op, device, safe[0]
+                yield op, device_type, safe[0]
 
 
 def _off(registered: Iterable[tuple[str, str]]) -> Iterator[Change]:
     for op in _column(DEVICE_TYPES[0]):
-        for device in DEVICE_TYPES:
-            yield op, device, CastPolicy.fallthrough
-    for op, device in registered:
-        yield op, device, CastPolicy.fallthrough
+        for device_type in DEVICE_TYPES:
+            yield op, device_type, CastPolicy.fallthrough
+    for op, device_type in registered:
+        yield op, device_type, CastPolicy.fallthrough

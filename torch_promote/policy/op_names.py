@@ -1,4 +1,4 @@
-"""Names of ops: what a user may write, and the overloads that it means."""
+"""Names of ops: the ways to write one, and the overloads that each selects."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["exact_key", "find_op", "find_overloads", "in_order", "is_pattern", "
 
 
 def find_overloads(key: object) -> tuple[str, ...]:
-    """Returns the overloads that an op's name, overload, packet or a pattern means.
+    """Returns the overloads that a name, an op object or a pattern selects.
 
     Args:
         key: "softmax", "aten::softmax", "mylib::op" or `torch.ops.aten.softmax` (every overload of the op);
             "softmax.int", "aten::softmax.int" or `torch.ops.aten.softmax.int` (that overload); "mm.default" (the
             overload without a name); what `torch.library.custom_op` returns; or a shell pattern ("linalg_*",
-            "aten::linalg_*", "mylib::*"), held against the op, the overload and its full name. What has no namespace
-            is in aten.
+            "aten::linalg_*", "mylib::*"), which has to match the op, the overload or the full name. The namespace
+            defaults to aten.
 
     Returns:
-        Full names of overloads that the dispatcher knows, one or more, in the order of `in_order`.
+        The full names of one or more registered overloads, in the order of `in_order`.
 
     Raises:
-        PolicyError: Nothing has that name, or nothing matches the pattern.
+        PolicyError: No op has that name, or none matches the pattern.
 
     Example:
         >>> find_overloads("mm.default"), find_overloads(torch.ops.aten.softmax.int)
@@ -47,7 +47,7 @@ def find_overloads(key: object) -> tuple[str, ...]:
 
 
 def _find(name: str) -> list[str]:
-    """The overloads that a name or a pattern, both with a namespace, means."""
+    """Returns the overloads that a name or pattern selects. It includes a namespace."""
     if is_pattern(name):
         means = re.compile(fnmatch.translate(name)).match
         every = torch._C._dispatch_get_all_op_names()
@@ -61,15 +61,15 @@ def _find(name: str) -> list[str]:
 
 
 def _exists(full_name: str) -> bool:
-    """Whether the dispatcher knows an overload."""
+    """Whether an overload is registered with the dispatcher."""
     try:
-        return torch._C._dispatch_has_kernel(full_name)  # true of any op that is defined
-    except (RuntimeError, UnicodeError):  # not what a name can be
+        return torch._C._dispatch_has_kernel(full_name)  # true for every op that is defined
+    except (RuntimeError, UnicodeError):  # the text cannot be the name of an op
         return False
 
 
 def _unknown(asked: str, name: str) -> str:
-    """What there is instead of a name that nothing has."""
+    """Returns the error text for a name or pattern that selects nothing."""
     every = torch._C._dispatch_get_all_op_names()
     namespace, _, rest = name.partition("::")
     known = {exact_key(other) for other in every if other.startswith(f"{namespace}::")}
@@ -86,7 +86,7 @@ def _unknown(asked: str, name: str) -> str:
     elif siblings := sorted(other for other in known if other.partition(".")[0] == name.partition(".")[0]):
         return f"{name.partition('.')[0]} has no overload {rest.partition('.')[2]!r}. Legal: {', '.join(siblings)}."
     elif exact_key(name) in {exact_key(row) for row in rows_by_name()}:
-        return f"{name} has a row in the op table, and torch {torch.__version__} has no such op."
+        return f"{name} has a row in the op table, but torch {torch.__version__} has no such op."
     else:
         what = f"no op is called {asked!r}."
     ops = {other.partition(".")[0].removeprefix(f"{namespace}::") for other in known}
@@ -95,7 +95,7 @@ def _unknown(asked: str, name: str) -> str:
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Sorts overloads by their full names, the rows of the op table first.
+    """Sorts overloads: the rows of the op table in its order, then the others by name.
 
     Example:
         >>> in_order(["aten::mm.out", "aten::mm", "aten::add.Tensor", "aten::addmm"])
@@ -106,7 +106,7 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def exact_key(name: str) -> str:
-    """Returns the key that means one overload: its full name, with `default` for an overload without a name.
+    """Returns the key that selects exactly one overload: its full name, with `default` for the overload without a name.
 
     Example:
         >>> exact_key("aten::mm"), exact_key("aten::softmax.int")
@@ -116,7 +116,7 @@ def exact_key(name: str) -> str:
 
 
 def spell_key(key: object) -> str:
-    """Returns the name that means the same as a key.
+    """Returns the name that selects the same overloads as a key.
 
     Example:
         >>> spell_key(torch.ops.aten.mm), spell_key(torch.ops.aten.mm.default), spell_key("softmax")
@@ -128,11 +128,11 @@ def spell_key(key: object) -> str:
     if isinstance(key, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and isinstance(named, tuple):
         op, overload = named
         return op if overload is None else f"{op}.{overload}"
-    raise PolicyError(f"an op is named by a str, an OpOverload or an OpOverloadPacket, got {key!r}.")
+    raise PolicyError(f"expected the name of an op, an OpOverload or an OpOverloadPacket, got {key!r}.")
 
 
 def name_op(op: object) -> object:
-    """Returns an op as something that can be pickled: a name as it is, an op as its name and that of its overload."""
+    """Returns an op in a form that can be pickled: a name unchanged, an op object as its name and overload name."""
     if isinstance(op, torch._ops.OpOverload):
         return op._schema.name, op._overloadname
     if isinstance(op, torch._ops.OpOverloadPacket):
@@ -143,7 +143,7 @@ def name_op(op: object) -> object:
 
 
 def find_op(name: object) -> object:
-    """Returns the op that `name_op` named."""
+    """Returns the op that `name_op` made a name of."""
     if not isinstance(name, tuple):
         return name
     qualified, overload = name
@@ -152,7 +152,7 @@ def find_op(name: object) -> object:
 
 
 def is_pattern(name: str) -> bool:
-    """Says whether a name has a wildcard in it; names of ops have none.
+    """Whether a name contains a wildcard. Names of ops never do.
 
     Example:
         >>> is_pattern("linalg_*"), is_pattern("softmax.int")
@@ -162,7 +162,7 @@ def is_pattern(name: str) -> bool:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Says whether an op is meant by a pattern: by its name, its overload or its full name.
+    """Whether a pattern matches an op: by its name, its overload or its full name.
 
     Example:
         >>> [matches("aten::softmax.int", pattern) for pattern in ("softmax", "softmax.*", "aten::*", "soft")]

@@ -1,4 +1,4 @@
-"""The op table, `op_policies.def`, as Python reads it. The C++ side expands the same file."""
+"""The op table: the rows of `op_policies.def`, which the C++ side expands too."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = [
 #: The device types that have a column in the table, in the order of the columns.
 DEVICE_TYPES = ("cpu", "cuda")
 
-#: The PyTorch whose registrations the table describes. Other versions register other sets.
+#: The PyTorch version whose registrations the table describes. Other versions register other ops.
 TABLE_VERSION = "2.13"
-#: What PyTorch registers, and the table leaves to stock on purpose: a wrapper of its own, which flattens weights anew.
+#: Ops that PyTorch registers and the table leaves to stock: stock's wrapper of this one re-flattens the weights.
 LEFT_TO_STOCK = frozenset({"aten::_cudnn_rnn"})
 
 _DEF_FILE = Path(__file__).with_name("op_policies.def")
@@ -42,12 +42,12 @@ class Row:
     """One row of the op table: an overload and its stock policy on each device type.
 
     Attributes:
-        index: Position in the table; the C++ side uses the same.
+        index: The position in the table, which is the op's number in C++.
         op: The op's name without its namespace, such as `softmax`.
         overload: The overload's name, `""` for the default one.
         cpu: Policy on the CPU in PyTorch 2.13.
         cuda: Policy on CUDA in PyTorch 2.13.
-        redispatch_overload: What `fp32_append_dtype` calls; `""` where the op has no such form.
+        redispatch_overload: The overload that `fp32_append_dtype` calls; `""` if there is none.
     """
 
     index: int
@@ -69,10 +69,10 @@ class Row:
 
 @functools.cache
 def op_table() -> tuple[Row, ...]:
-    """Returns the rows of `op_policies.def`, in its order.
+    """Returns the rows of `op_policies.def`, in file order.
 
     Raises:
-        PolicyError: The file has a line that is neither a comment nor a row.
+        PolicyError: A line of the file is neither a comment nor a row.
 
     Example:
         >>> next(row for row in op_table() if row.name == "aten::softmax.int").cuda
@@ -83,7 +83,7 @@ def op_table() -> tuple[Row, ...]:
 
 @functools.cache
 def rows_by_name() -> Mapping[str, Row]:
-    """Returns the rows of `op_table`, by their full names.
+    """Returns the rows of the table by full name.
 
     Example:
         >>> rows_by_name()["aten::mm"].cpu
@@ -93,7 +93,7 @@ def rows_by_name() -> Mapping[str, Row]:
 
 
 def parse_table(text: str, where: str) -> tuple[Row, ...]:
-    """Parses the text of a table file; `where` is named in errors."""
+    """Parses the text of a table file. Errors name the file as `where`."""
     rows: list[Row] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("//"):
@@ -113,7 +113,7 @@ def parse_table(text: str, where: str) -> tuple[Row, ...]:
 
 
 def schema_of(op: Row | str) -> torch._C.FunctionSchema | None:
-    """Returns the schema of a row or of an overload's full name, or None if the running PyTorch has no such overload.
+    """Returns the schema of a row, or of the overload with a full name. None: the running PyTorch has no such overload.
 
     Example:
         >>> schema_of("aten::softmax.int").arguments[0].name

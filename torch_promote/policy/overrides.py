@@ -1,4 +1,4 @@
-"""Overrides: the policies that a user gives to ops, checked and taken apart into overloads."""
+"""Overrides: what a user writes, checked, as a policy for each overload."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Any
 import torch
 
 from torch_promote.errors import PolicyError, did_you_mean
-from torch_promote.policy.cast_policy import CastPolicy, spell_policy
+from torch_promote.policy.cast_policy import POLICY_ALIASES, CastPolicy, spell_policy
 from torch_promote.policy.legality import check_legal, legal_policies, legal_text, why_illegal
 from torch_promote.policy.op_names import find_overloads, in_order, spell_key
 
 __all__ = ["parse_overrides", "parse_policy", "select"]
 
-_NAMES = [*(policy.value for policy in CastPolicy), "fp16"]
-_LEGAL_VALUES = f"{', '.join(_NAMES)} or a floating dtype"
+_NAMES = [*(policy.value for policy in CastPolicy), *POLICY_ALIASES]
+_LEGAL_VALUES = f"Legal: {', '.join(_NAMES)} or a floating dtype."
 #: How many overloads an error names for each reason.
 _SHOWN = 3
 
 
 def parse_overrides(overrides: Mapping[Any, Any]) -> tuple[tuple[str, CastPolicy | torch.dtype], ...]:
-    """Checks overrides and returns the policy of each overload that they name.
+    """Checks overrides, and returns the policy of each overload that they select.
 
     Args:
         overrides: Maps ops, named as in `find_overloads`, to policies: the name of a cast policy, a `CastPolicy`, a
-            floating `torch.dtype` or its name. A name or a pattern that means several overloads gives the policy to
-            those for which it is legal.
+            floating `torch.dtype` or its name. If a key selects several overloads, those for which the
+            policy is legal get it.
 
     Returns:
         Pairs of an overload's full name and its policy, in the order of `in_order`.
 
     Raises:
-        PolicyError: An op or a policy does not exist, a policy is not legal for an op, or two keys give one overload
-            different policies.
+        PolicyError: An op or a policy does not exist, a policy is not legal for an op, or two keys give the same
+            overload different policies.
 
     Example:
         >>> [(name, policy.value) for name, policy in parse_overrides({"mm.out": "match_self", "mm.default": "fp16"})]
         [('aten::mm', 'lower_precision_fp'), ('aten::mm.out', 'match_self')]
     """
     if not isinstance(overrides, Mapping):
-        raise PolicyError(f"overrides is a mapping of ops to policies, got {type(overrides).__name__}.")
+        raise PolicyError(f"overrides must be a mapping of ops to policies, got {type(overrides).__name__}.")
     chosen: dict[str, tuple[CastPolicy | torch.dtype, object]] = {}
     for key, value in overrides.items():
         policy, names = select(key, value)
@@ -55,14 +55,14 @@ def parse_overrides(overrides: Mapping[Any, Any]) -> tuple[tuple[str, CastPolicy
 
 
 def select(key: object, value: object) -> tuple[CastPolicy | torch.dtype, tuple[str, ...]]:
-    """Returns a policy as it was written, and the overloads named by a key to which it can be given.
+    """Returns a policy, and the overloads that a key selects and for which the policy is legal.
 
     Args:
         key: An op, named as in `find_overloads`.
         value: A policy, written as in `parse_overrides`.
 
     Returns:
-        The policy, and one full name or more.
+        The policy, and one or more full names.
 
     Raises:
         PolicyError: The op or the policy does not exist, or the policy is legal for none of the overloads.
@@ -99,32 +99,29 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def parse_policy(value: object, op: str) -> CastPolicy | torch.dtype:
-    """Returns the policy that a value means.
+def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:
+    """Returns the policy that a user's value stands for.
 
     Args:
         value: A `CastPolicy` or its name, a floating `torch.dtype` or its name.
-        op: What is to get it, for errors.
+        op: The op that the policy is for, which starts the error text. Empty: errors name no op.
 
     Raises:
-        PolicyError: It is none of these.
+        PolicyError: The value is none of these.
 
     Example:
         >>> parse_policy("fp16", "mm"), parse_policy("torch.bfloat16", "mm")
         (<CastPolicy.lower_precision_fp: 'lower_precision_fp'>, torch.bfloat16)
     """
+    where = f"{op}: " if op else ""
     if isinstance(value, CastPolicy):
         return value
     if isinstance(value, torch.dtype):
         if value.is_floating_point:
             return value
-        raise PolicyError(
-            f"{op}: {value} is not a floating dtype, so nothing can be run in it. Legal: {_LEGAL_VALUES}."
-        )
+        raise PolicyError(f"{where}{value} is not a floating dtype. {_LEGAL_VALUES}")
     if not isinstance(value, str):
-        raise PolicyError(
-            f"{op}: a policy is a str, a CastPolicy or a torch.dtype, got {value!r}. Legal: {_LEGAL_VALUES}."
-        )
+        raise PolicyError(f"{where}a policy is a str, a CastPolicy or a torch.dtype, got {value!r}. {_LEGAL_VALUES}")
     try:
         return CastPolicy(value)
     except ValueError:
@@ -132,4 +129,4 @@ def parse_policy(value: object, op: str) -> CastPolicy | torch.dtype:
     dtype = getattr(torch, value.removeprefix("torch."), None)
     if isinstance(dtype, torch.dtype):
         return parse_policy(dtype, op)
-    raise PolicyError(f"{op}: no cast policy is called {value!r}.{did_you_mean(value, _NAMES)} Legal: {_LEGAL_VALUES}.")
+    raise PolicyError(f"{where}no cast policy is called {value!r}.{did_you_mean(value, _NAMES)} {_LEGAL_VALUES}")

@@ -1,4 +1,4 @@
-"""`Policy`: which cast policy every op has on every device type, as a value that is never changed."""
+"""`Policy`: the cast policy of every op on every device type, as an immutable value."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from torch.utils import _pytree
 
 from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDeviceError, did_you_mean
-from torch_promote.policy import file_data as policy_data
-from torch_promote.policy import files as policy_file
+from torch_promote.policy import files
 from torch_promote.policy.cast_policy import spell_policy
 from torch_promote.policy.named import MEANINGS, Change, Value, named_changes, stock_policy
 from torch_promote.policy.op_names import exact_key, find_overloads
@@ -22,18 +21,18 @@ from torch_promote.policy.registered_policies import registered_ops
 
 __all__ = ["Difference", "Policy"]
 
-#: How many entries of one `override` a repr shows.
+#: How many entries a repr or an error shows.
 _SHOWN = 4
 
 
 class Difference(NamedTuple):
-    """Where two policies differ.
+    """One difference between two policies.
 
     Attributes:
         overload: An overload's full name.
         device: "cpu" or "cuda".
-        mine: What the one policy does; None where it says nothing about the overload.
-        theirs: What the other does.
+        mine: The first policy's value; None if it has none for the overload.
+        theirs: The second policy's value.
     """
 
     overload: str
@@ -43,18 +42,18 @@ class Difference(NamedTuple):
 
 
 class Policy:
-    """What is done with each op on each device type: stock, less and plus what was overridden.
+    """What autocast does with each op on each device type: stock's policy with overrides.
 
-    A frozen value: equal policies are equal and have one hash, whatever way they were made, and each can be copied,
-    pickled and saved. Make one with `Policy.stock()`, `Policy.named(...)` or `Policy.load(...)`, and change it with
-    `override`, which returns another.
+    A policy is immutable. Two policies with the same effect are equal and have the same hash, however they were made.
+    Policies can be copied, pickled and saved. Create one with `Policy.stock()`, `Policy.named(...)` or
+    `Policy.load(...)`; `override` returns a changed copy.
 
-    About an op without a row in the op table a policy says nothing unless it was told to. What PyTorch's own autocast,
-    a library or `register_policy` does with the op then stays as it is; `fallthrough` takes it away.
+    For an op outside the table, a policy contains only the entry you gave it. Without one, PyTorch's own autocast, a
+    library or `register_policy` decides about the op; `fallthrough` disables what they do.
 
     Attributes:
-        changes: What differs from stock in the running PyTorch: triples of an overload's full name, a device type, and
-            a `CastPolicy` or a floating dtype. Sorted.
+        changes: The differences from stock in the running PyTorch: sorted triples of an overload's full name, a device
+            type, and a `CastPolicy` or a floating dtype.
 
     Example:
         >>> policy = Policy.stock().override({"mm.default": "fp32"}, device="cpu")
@@ -66,19 +65,20 @@ class Policy:
         True
     """
 
-    # No dataclass: torch.compile would take the fields apart, and not the value for a constant.
+    # Not a dataclass: torch.compile would treat its fields as variables instead of the policy as a constant.
     __slots__ = ("_hash", "changes")
 
     changes: tuple[Change, ...]
     _hash: int
 
     def __init__(self, changes: tuple[Change, ...] = ()) -> None:
-        """Makes a policy of changes as they are; nothing is checked. `stock`, `named` and `override` are for people."""
+        """Makes a policy from changes without checking them. Use `stock`, `named` and `override` instead."""
         if not isinstance(changes, tuple) or not all(
             isinstance(change, tuple) and len(change) == 3 for change in changes
         ):
             raise PolicyError(
-                f"a Policy is made of (overload, device, policy) triples, got {changes!r}. By name: Policy.named(...)."
+                f"Policy(...) takes a tuple of (overload, device, policy) triples, got {changes!r}. To get a policy by "
+                f"name, use Policy.named(...)."
             )
         object.__setattr__(self, "changes", changes)
 
@@ -97,11 +97,12 @@ class Policy:
         """Returns a policy by its name.
 
         Args:
-            name: "stock"; "cpu" or "cuda" (that device's list, on every device type); "fp32_safe" (float32 on every
-                device type for an op that runs in float32 on one of them, otherwise stock); "off" (no op is cast).
+            name: "stock"; "cpu" or "cuda" (the policies of that device type, on every device type); "fp32_safe"
+                (stock, but an op that runs in float32 on one device type does so on every device type); "off" (casts
+                in no op).
 
         Raises:
-            PolicyError: No policy has this name.
+            PolicyError: There is no policy with this name.
 
         Example:
             >>> Policy.named("cuda").lookup("exp", "cpu")
@@ -115,7 +116,7 @@ class Policy:
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        """Returns the names that `named` takes.
+        """Returns the names that `named` accepts.
 
         Example:
             >>> Policy.names()
@@ -125,14 +126,14 @@ class Policy:
 
     @classmethod
     def of(cls, value: Policy | str | os.PathLike[str]) -> Policy:
-        """Returns the policy that `my_autocast(policy=...)` is given.
+        """Converts what `my_autocast(policy=...)` accepts into a policy.
 
         Args:
-            value: A policy; a name that `named` takes; or the path of a policy file. A str is a path if it is no name
-                and has a separator in it or ends with `.toml`.
+            value: A policy, a name that `named` accepts, or the path of a policy file. A str is taken for a path if it
+                is not a name, and contains a path separator or ends with `.toml`.
 
         Raises:
-            PolicyError: It is none of these, or the file cannot be read or is wrong.
+            PolicyError: The value is none of these, or the file cannot be read or is invalid.
 
         Example:
             >>> Policy.of("stock") == Policy.of(Policy.stock())
@@ -145,7 +146,7 @@ class Policy:
         if not isinstance(value, str):
             raise PolicyError(
                 f"a policy is a Policy, a name or the path of a policy file, got {value!r} of type "
-                f"{type(value).__name__}. Of single ops, use Policy.stock().override({{op: policy}})."
+                f"{type(value).__name__}. For single ops, use Policy.stock().override({{op: policy}})."
             )
         if value in MEANINGS:
             return cls.named(value)
@@ -153,43 +154,43 @@ class Policy:
             return cls.load(value)
         raise PolicyError(
             f"no policy is called {value!r}.{did_you_mean(value, MEANINGS)} Legal: {', '.join(MEANINGS)}, or the path "
-            f"of a file, which has a separator in it or ends with .toml."
+            f"of a file, which contains a separator or ends with .toml."
         )
 
     def override(self, overrides: Mapping[Any, Any], device: str | Sequence[str] | None = None) -> Policy:
-        """Returns a policy that does otherwise for some ops.
+        """Returns a copy of this policy with other policies for some ops.
 
         Args:
             overrides: Maps ops to policies, as `my_autocast(overrides=...)` does.
-            device: The device type or types on which they hold, "cpu" or "cuda". None: all of them.
+            device: The device type or types to which they apply, "cpu" or "cuda". None: all.
 
         Returns:
-            This policy and the overrides, which come before what this policy says.
+            The new policy. The overrides take precedence over this policy's entries.
 
         Raises:
-            PolicyError: An op or a policy does not exist, a policy is not legal for an op, or two keys give one
+            PolicyError: An op or a policy does not exist, a policy is not legal for an op, or two keys give the same
                 overload different policies.
-            DeviceTypeError: A device type is not a str, or a sequence is empty or names one twice.
-            UnsupportedDeviceError: A device type that has no autocast here.
+            DeviceTypeError: A device type is not a str, or a sequence is empty or has duplicates.
+            UnsupportedDeviceError: This package has no policies for a device type.
 
         Example:
             >>> Policy.stock().override({"linalg_*": "fp32", "mm.out": "match_self"}).lookup("mm.out", "cpu")
             <CastPolicy.match_self: 'match_self'>
         """
-        devices = _device_types(device)
+        device_types = _device_types(device)
         entries = dict(self._entries())
         for overload, value in parse_overrides(overrides):
-            entries.update({(overload, name): value for name in devices})
+            entries.update({(overload, name): value for name in device_types})
         return self._of_entries(entries)
 
     def diff(self, other: Policy | str | os.PathLike[str]) -> tuple[Difference, ...]:
-        """Returns where this policy and another one differ; nothing if they are equal.
+        """Returns the differences between this policy and another. Empty if they are equal.
 
         Args:
-            other: A policy, or what `of` makes one from.
+            other: A policy, or a value that `of` accepts.
 
         Returns:
-            The differences, by overload and device type.
+            The differences, sorted by overload and device type.
 
         Example:
             >>> [difference.overload for difference in Policy.stock().override({"mm.default": "fp32"}).diff("stock")]
@@ -201,17 +202,17 @@ class Policy:
         return tuple(Difference(*place, mine, other) for place, mine, other in pairs if mine != other)
 
     def lookup(self, op: object, device: str) -> Value | None:
-        """Returns what is done with an op on a device type.
+        """Returns the policy of an op on a device type.
 
         Args:
-            op: An op, named as in `override`. Of an op with rows in the op table, its rows count.
+            op: An op, named as in `override`. If some of its overloads are in the op table, only those are considered.
             device: "cpu" or "cuda".
 
         Returns:
-            A cast policy, or the dtype that the op runs in. None: this policy says nothing about the op.
+            A cast policy, or the dtype that the op runs in. None: this policy has no entry for the op.
 
         Raises:
-            PolicyError: No op has that name, or it means several overloads with different policies.
+            PolicyError: No op has that name, or it selects several overloads with different policies.
 
         Example:
             >>> Policy.stock().lookup("softmax", "cuda").value
@@ -220,7 +221,7 @@ class Policy:
             None
         """
         if not isinstance(device, str):
-            raise DeviceTypeError(f"a lookup is of one device type, got {device!r}.{_LEGAL_DEVICES}")
+            raise DeviceTypeError(f"lookup takes one device type, got {device!r}.{_LEGAL_DEVICES}")
         (device,) = _device_types(device)
         names = find_overloads(op)
         names = tuple(name for name in names if name in rows_by_name()) or names
@@ -229,51 +230,51 @@ class Policy:
             known = [f"{_spell(value)} ({name})" for name, value in values.items()]
             shown = ", ".join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")
             raise PolicyError(
-                f"{str(op)!r} means {len(names)} overloads that differ on {device}: {shown}. "
+                f"{str(op)!r} selects {len(names)} overloads with different policies on {device}: {shown}. "
                 f"Name one of them, such as {exact_key(names[0])!r}."
             )
         return values[names[0]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the policy as plain data, for JSON; its structure is that of a policy file.
+        """Returns the policy as plain data, for JSON, with the structure of a policy file.
 
         Example:
             >>> Policy.stock().override({"mm.default": "fp32"}).to_dict()["all"]
             {'aten::mm.default': 'fp32'}
         """
-        return policy_data.to_data(self.changes)
+        return files.to_data(self.changes)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
-        """Returns the policy that `to_dict` described, or that a person wrote in its structure.
+        """Returns the policy that plain data describes: what `to_dict` returns, or the same structure written by hand.
 
         Raises:
-            PolicyError: Something in it is not known, not legal, or said twice.
+            PolicyError: An entry is unknown, illegal or repeated.
 
         Example:
             >>> Policy.from_dict({"format": 1, "cpu": {"softmax": "fp32"}}).lookup("softmax", "cpu")
             <CastPolicy.fp32: 'fp32'>
         """
-        return cls._of_entries(policy_data.from_data(data))
+        return cls._of_entries(files.from_data(data))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the policy to a file, which is replaced as a whole if it exists.
+        """Saves the policy to a TOML file. An existing file is replaced atomically.
 
         Args:
-            path: Where to; by custom it ends with `.toml`.
+            path: The path of the file, by convention with the suffix `.toml`.
 
         Raises:
             PolicyError: The file cannot be written.
         """
-        policy_file.save(self.changes, path)
+        files.save(self.changes, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """Returns the policy that a file holds.
+        """Loads a policy from a file.
 
         Raises:
-            PolicyError: The file cannot be read, or something in it is not known, not legal, or said twice. The text
-                names the line.
+            PolicyError: The file cannot be read, or an entry is unknown, illegal or repeated. The text names the
+                section and the key.
 
         Example:
             >>> import tempfile, pathlib
@@ -282,15 +283,13 @@ class Policy:
             ...     Policy.load(path)
             Policy.named('fp32_safe')
         """
-        return cls._of_entries(policy_file.load(path))
+        return cls._of_entries(files.load(path))
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(
-            f"a Policy is never changed, so {name!r} cannot be set. Use policy.override({{op: policy}})."
-        )
+        raise AttributeError(f"a Policy is immutable, so {name!r} cannot be set. Use policy.override({{op: policy}}).")
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"a Policy is never changed, so {name!r} cannot be deleted.")
+        raise AttributeError(f"a Policy is immutable, so {name!r} cannot be deleted.")
 
     def __eq__(self, other: object) -> bool:
         return self.changes == other.changes if isinstance(other, Policy) else NotImplemented
@@ -318,25 +317,25 @@ class Policy:
         return cls(tuple(change for change in changes if stock_policy(*change[:2]) != change[2]))
 
     def _entries(self) -> Iterable[tuple[tuple[str, str], Value]]:
-        return (((overload, device), value) for overload, device, value in self.changes)
+        return (((overload, device_type), value) for overload, device_type, value in self.changes)
 
-    def _value(self, overload: str, device: str) -> Value | None:
-        index = bisect_left(self.changes, (overload, device), key=lambda change: change[:2])
-        if index < len(self.changes) and self.changes[index][:2] == (overload, device):
+    def _value(self, overload: str, device_type: str) -> Value | None:
+        index = bisect_left(self.changes, (overload, device_type), key=lambda change: change[:2])
+        if index < len(self.changes) and self.changes[index][:2] == (overload, device_type):
             return self.changes[index][2]
-        return stock_policy(overload, device)
+        return stock_policy(overload, device_type)
 
 
-# A compiled function can be given a policy: it is compiled anew for a policy that is not equal.
+# Lets a compiled function take a policy as an argument. torch.compile recompiles for a policy that is not equal.
 if hasattr(_pytree, "register_constant"):
     _pytree.register_constant(Policy)
 
 
 @functools.lru_cache
 def _named(name: str, registered: tuple[tuple[str, str], ...]) -> Policy:
-    """A region may be given a name each time that it is made."""
+    """The named policy, cached: a program may construct a region from a name many times."""
     return Policy._of_entries(
-        {(overload, device): value for overload, device, value in named_changes(name, registered)}
+        {(overload, device_type): value for overload, device_type, value in named_changes(name, registered)}
     )
 
 
@@ -346,10 +345,9 @@ def _device_types(device: object) -> tuple[str, ...]:
         raise DeviceTypeError(f"device is a device type, a sequence of them or None, got {device!r}.{_LEGAL_DEVICES}")
     for name in names:
         if name not in DEVICE_TYPES:
-            close = did_you_mean(name, DEVICE_TYPES)
-            raise UnsupportedDeviceError(f"a policy has no device type {name!r}.{_LEGAL_DEVICES}{close}")
+            raise UnsupportedDeviceError(f"a policy has no device type {name!r}.{_LEGAL_DEVICES}")
     if len(set(names)) < len(names):
-        raise DeviceTypeError(f"a device type is named twice in {list(names)!r}. Name each once.")
+        raise DeviceTypeError(f"device {list(names)!r} contains a duplicate. Name each device type once.")
     return tuple(names)
 
 
@@ -357,11 +355,11 @@ _LEGAL_DEVICES = f" Legal: {', '.join(map(repr, DEVICE_TYPES))}."
 
 
 def _spell(value: Value | None) -> str:
-    return "not named" if value is None else spell_policy(value)
+    return "no entry" if value is None else spell_policy(value)
 
 
 def _spell_override(section: str, entries: Mapping[str, str]) -> str:
     shown = [f"{op!r}: {policy!r}" for op, policy in list(entries.items())[:_SHOWN]]
     shown += [f"... {len(entries) - _SHOWN} more"] if len(entries) > _SHOWN else []
-    device = "" if section == policy_data.EVERY_DEVICE else f", device={section!r}"
+    device = "" if section == files.ALL_DEVICE_TYPES else f", device={section!r}"
     return f".override({{{', '.join(shown)}}}{device})"

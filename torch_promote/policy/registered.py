@@ -1,8 +1,8 @@
-"""The op table against the running PyTorch: what the dispatcher has on stock's autocast keys, and what of it has a row.
+"""The ops that the running PyTorch and its libraries register for autocast, compared with the op table.
 
-The table is PyTorch 2.13's; other versions register other sets. Where the two differ our wrappers stand back: a row
-that PyTorch does not register for a device falls through there, and an op that PyTorch registers and that has no policy
-in the table for that device is left to stock.
+The table describes PyTorch 2.13; other versions register other ops. A row falls through on a device type for which the
+running PyTorch does not register the op. An op that PyTorch registers, and for which the table has no policy on that
+device type, is left to stock.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.errors import UnsupportedDeviceError, did_you_mean
+from torch_promote.errors import UnsupportedDeviceError
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES, Row, op_table
 
@@ -18,15 +18,15 @@ __all__ = ["missing_rows", "registered", "registered_on_any", "unlisted_ops"]
 
 
 def registered(device_type: str) -> frozenset[str]:
-    """Returns the ops that have a kernel on stock's autocast key of a device type, now.
+    """Returns the ops that now have a kernel on the stock autocast key of a device type.
 
-    The dispatcher is asked at every call: a library may register an op of its own at any time.
+    The result is not cached, since a library may register an op at any time.
 
     Args:
-        device_type: "cpu" or "cuda". A PyTorch built without CUDA registers the ops for CUDA all the same.
+        device_type: "cpu" or "cuda". A PyTorch build without CUDA registers the CUDA ops too.
 
     Returns:
-        Qualified names, as in `Row.name`.
+        Full names, as in `Row.name`.
 
     Raises:
         UnsupportedDeviceError: The table has no column for this device type.
@@ -37,24 +37,21 @@ def registered(device_type: str) -> frozenset[str]:
     """
     if device_type not in DEVICE_TYPES:
         legal = ", ".join(map(repr, DEVICE_TYPES))
-        raise UnsupportedDeviceError(
-            f"the op table has no column for device type {device_type!r}. Legal: {legal}."
-            f"{did_you_mean(device_type, DEVICE_TYPES)}"
-        )
+        raise UnsupportedDeviceError(f"the op table has no column for device type {device_type!r}. Legal: {legal}.")
     return _with_kernel(f"Autocast{device_type.upper()}")
 
 
 def registered_on_any(device_type: str) -> frozenset[str]:
-    """Returns what `registered` does, for every device type that has an autocast in the running PyTorch.
+    """Like `registered`, for every device type that has autocast in the running PyTorch.
 
     Args:
-        device_type: "cpu", "cuda", "xpu", "mps". That of PrivateUse1 cannot be asked for: its autocast key is ours.
+        device_type: "cpu", "cuda", "xpu", "mps". PrivateUse1 is not available: this package uses its autocast key.
 
     Returns:
-        Qualified names, as in `Row.name`.
+        Full names, as in `Row.name`.
 
     Raises:
-        UnsupportedDeviceError: The running PyTorch registers nothing for autocast on this device type.
+        UnsupportedDeviceError: The running PyTorch registers no op for autocast on this device type.
 
     Example:
         >>> registered_on_any("cpu") == registered("cpu")
@@ -65,7 +62,7 @@ def registered_on_any(device_type: str) -> frozenset[str]:
     if device_type not in kernels:
         raise UnsupportedDeviceError(
             f"this PyTorch registers no op for autocast on device type {device_type!r}. "
-            f"Legal: {', '.join(map(repr, sorted(kernels)))}.{did_you_mean(device_type, kernels)}"
+            f"Legal: {', '.join(map(repr, sorted(kernels)))}."
         )
     return kernels[device_type]
 
@@ -76,13 +73,13 @@ def _with_kernel(key: str) -> frozenset[str]:
 
 
 def missing_rows(device_type: str) -> tuple[Row, ...]:
-    """Returns the rows with a policy on a device type for which the running PyTorch registers nothing there.
+    """Returns the rows with a policy on a device type that the running PyTorch does not register there.
 
     Args:
         device_type: "cpu" or "cuda".
 
     Returns:
-        Rows in the table's order; none in the version that the table describes.
+        Rows, in table order. Empty in the version that the table describes.
 
     Raises:
         UnsupportedDeviceError: The table has no column for this device type.
@@ -96,15 +93,15 @@ def missing_rows(device_type: str) -> tuple[Row, ...]:
 
 
 def unlisted_ops(device_type: str) -> tuple[str, ...]:
-    """Returns the ops that the running PyTorch registers on a device type and that have no policy there in the table.
+    """Returns the ops that the running PyTorch registers on a device type and the table has no policy for.
 
-    Stock goes on deciding about these inside our regions. Custom ops that libraries registered are among them.
+    Inside our regions, stock autocast still handles these. They include custom ops of libraries.
 
     Args:
         device_type: "cpu" or "cuda".
 
     Returns:
-        Qualified names, sorted.
+        Full names, sorted.
 
     Raises:
         UnsupportedDeviceError: The table has no column for this device type.

@@ -1,17 +1,14 @@
-"""The reference: PyTorch's dtype rules in plain Python, which asks neither PyTorch nor this package's own C++.
+"""The reference: PyTorch's dtype rules in plain Python, independent of PyTorch's answers and of this package's C++.
 
-Where things are:
+Each room uses only those above it:
 
-- dtypes, their families and kinds: torch_promote.reference.dtypes
-- `promote_types`, two dtypes by a table: torch_promote.reference.promotion.table
-- `result_type`, operands by their states: torch_promote.reference.promotion.states
-- other promotion rules than PyTorch's, `promotion_rule` and `make_rule`: torch_promote.reference.promotion_rules
-- `can_cast`: torch_promote.reference.promotion.casting
-- shapes and strides: torch_promote.reference.elementwise.strides, torch_promote.reference.elementwise.memory_format
-- `infer_elementwise`: torch_promote.reference.elementwise, tensor_iterator and config
-- `infer`, the results of any op: torch_promote.reference.ops.infer, with the op rules beside it
-- `autocast_plan`: torch_promote.reference.autocast.plan
-- `why`, a derivation in words: torch_promote.reference.derivation
+- dtypes: every dtype, its family and its kind
+- promotion: `promote_types` (table), `result_type` (states), `can_cast` (casting)
+- promotion_rules: the rules of PyTorch, JAX, NumPy and the array API standard, `promotion_rule` and `make_rule`
+- elementwise: `infer_elementwise` (tensor_iterator, config), shapes and strides (strides, memory_format)
+- ops: `infer`, the results of any op, and the table of op rules
+- autocast: `autocast_plan`, what autocast does with a call
+- derivation: `why`, an explanation of an expression's dtype
 
 Example:
     >>> import torch

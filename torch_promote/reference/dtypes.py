@@ -1,7 +1,7 @@
-"""Every dtype as a value: its family, its kind, its short typecode, its complex and its real counterpart.
+"""The dtypes: family, kind, short typecode, complex and real counterpart of each.
 
-This is data first and a few predicates after it. A `torch.dtype` object serves as a name, and nothing is asked of it. A
-dtype that the running PyTorch lacks is simply absent from `ALL_DTYPES`.
+`torch.dtype` objects serve only as names; none of their attributes is used. `ALL_DTYPES` contains the dtypes of the
+running PyTorch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ __all__ = [
     "typecode",
 ]
 
-#: The short names of the dtypes that the promotion table is written in. `bc` (torch.bcomplex32) is younger than the
-#: others and is left out where the running PyTorch has no such dtype.
+#: The short names in which the promotion table is written. Older PyTorch versions have no `bc` (torch.bcomplex32).
 _TYPECODE_NAMES = {
     "b1": "bool",
     "u1": "uint8",
@@ -49,7 +48,7 @@ _TYPECODE_NAMES = {
 
 
 class Kind(enum.IntEnum):
-    """The kinds that promotion ranks: an operand of a higher kind decides over one of a lower kind.
+    """The kinds of dtypes, ranked: an operand of a higher kind takes precedence over one of a lower kind.
 
     Example:
         >>> Kind.INTEGRAL < Kind.FLOATING
@@ -60,11 +59,11 @@ class Kind(enum.IntEnum):
     INTEGRAL = 1
     FLOATING = 2
     COMPLEX = 3
-    OPAQUE = 4  # bits and quantized dtypes: promotion has no rule for them
+    OPAQUE = 4  # bits and quantized dtypes, which promotion has no rule for
 
 
 class Family(enum.Enum):
-    """The families of dtypes that promotion tells apart.
+    """The families of dtypes that promotion distinguishes.
 
     Example:
         >>> Family("float8")
@@ -83,7 +82,7 @@ class Family(enum.Enum):
     QUANTIZED = "quantized"
 
 
-#: Which names belong to a family, and the family's kind. The first pattern that matches the whole name decides.
+#: Patterns of names, with their family and kind. The first pattern that matches the whole name applies.
 _FAMILIES = (
     (r"bool", Family.BOOL, Kind.BOOL),
     (r"uint8|int(8|16|32|64)", Family.INTEGER, Kind.INTEGRAL),
@@ -97,7 +96,7 @@ _FAMILIES = (
     (r"qu?int\w+", Family.QUANTIZED, Kind.OPAQUE),
 )
 
-#: Which complex dtype has a floating dtype as its parts; the parts of complex dtypes, read backwards.
+#: Pairs of a floating dtype and the complex dtype whose parts have it.
 _PARTS = (
     ("bfloat16", "bcomplex32"),
     ("float16", "complex32"),
@@ -123,12 +122,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-#: Every dtype that the running PyTorch has, in the order of their names.
+#: Every dtype of the running PyTorch, sorted by name.
 ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
     sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 )
 
-#: Typecode to dtype, for those that the running PyTorch has.
+#: Typecode to dtype, for the dtypes of the running PyTorch.
 TYPECODES: dict[str, torch.dtype] = {
     code: dtype for code, name in _TYPECODE_NAMES.items() if (dtype := _named(name)) is not None
 }
@@ -140,7 +139,7 @@ def _classify(dtype: torch.dtype) -> tuple[Family, Kind]:
     for pattern, the_family, the_kind in _FAMILIES:
         if re.fullmatch(pattern, dtype_name(dtype)):
             return the_family, the_kind
-    raise LookupError(f"{dtype} belongs to no known family of dtypes; add a pattern for it to _FAMILIES.")
+    raise LookupError(f"{dtype} does not belong to a known family of dtypes. Add a pattern for it to _FAMILIES.")
 
 
 _CLASS = {dtype: _classify(dtype) for dtype in ALL_DTYPES}
@@ -151,12 +150,12 @@ _FLOATING = frozenset(d for d, (_, k) in _CLASS.items() if k is Kind.FLOATING)
 _COMPLEX = frozenset(d for d, (_, k) in _CLASS.items() if k is Kind.COMPLEX)
 _TO_REAL = {c: r for real, both in _PARTS if (r := _named(real)) and (c := _named(both))}
 _TO_COMPLEX = {r: c for c, r in _TO_REAL.items()} | {c: c for c in _COMPLEX}
-# A PyTorch without bcomplex32 gives bfloat16 the complex dtype of the same range.
+# Without bcomplex32, PyTorch maps bfloat16 to the complex dtype with the same range.
 _TO_COMPLEX.setdefault(torch.bfloat16, torch.complex64)
 
 
 def typecode(dtype: torch.dtype) -> str | None:
-    """Returns a dtype's short typecode, or None if the promotion table has no row for it.
+    """Returns a dtype's typecode, or None if the promotion table has no row for it.
 
     Example:
         >>> typecode(torch.bfloat16), typecode(torch.uint16)
@@ -166,7 +165,7 @@ def typecode(dtype: torch.dtype) -> str | None:
 
 
 def family(dtype: torch.dtype) -> Family:
-    """Returns the family that promotion counts a dtype to.
+    """Returns a dtype's family.
 
     Example:
         >>> family(torch.uint64)
@@ -191,7 +190,7 @@ def kind(dtype: torch.dtype) -> Kind:
 
 
 def is_floating(dtype: torch.dtype) -> bool:
-    """Whether a dtype is floating; float8 and float4 are, complex dtypes are not.
+    """Whether a dtype is floating. float8 and float4 dtypes are, complex dtypes are not.
 
     Example:
         >>> is_floating(torch.float8_e4m3fn), is_floating(torch.complex64)
@@ -215,9 +214,9 @@ def is_complex(dtype: torch.dtype) -> bool:
 
 
 def is_integral(dtype: torch.dtype, include_bool: bool = False) -> bool:
-    """Whether a dtype is one of the eight integer dtypes of whole bytes, or bool if that is asked for.
+    """Whether a dtype is one of the eight integer dtypes with whole bytes, or bool if `include_bool` is set.
 
-    int1 to int7 and uint1 to uint7 are not, as in PyTorch.
+    As in PyTorch, int1 to int7 and uint1 to uint7 are not integral.
 
     Args:
         dtype: The dtype.
@@ -233,13 +232,13 @@ def is_integral(dtype: torch.dtype, include_bool: bool = False) -> bool:
 
 
 def to_complex(dtype: torch.dtype) -> torch.dtype | None:
-    """Returns the complex dtype whose parts hold a floating dtype; a complex dtype is its own.
+    """Returns the complex dtype whose parts have a floating dtype. A complex dtype is returned unchanged.
 
     Args:
         dtype: A dtype.
 
     Returns:
-        The complex dtype, or None where PyTorch has none: integers, bool, float8, float4.
+        The complex dtype, or None if PyTorch has none: for integers, bool, float8, float4.
 
     Example:
         >>> to_complex(torch.float16), to_complex(torch.float64), to_complex(torch.float8_e5m2)
@@ -251,7 +250,7 @@ def to_complex(dtype: torch.dtype) -> torch.dtype | None:
 
 
 def to_real(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of a complex dtype's parts; any other dtype is its own.
+    """Returns the dtype of a complex dtype's parts. Any other dtype is returned unchanged.
 
     Example:
         >>> to_real(torch.complex64), to_real(torch.int8)
@@ -263,7 +262,7 @@ def to_real(dtype: torch.dtype) -> torch.dtype:
 
 
 def default_complex(default_dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype that a complex Python number counts as under a default dtype.
+    """Returns the dtype of complex Python numbers under a default dtype.
 
     Example:
         >>> default_complex(torch.float16), default_complex(torch.bfloat16)

@@ -121,10 +121,10 @@ def test_a_derivation_of_two_operators() -> None:
 4. + computes in int16 and returns int16.
 5. int8[3] is a tensor with dimensions: state dim, int8.
 6. (uint8[] + int8[]) is a 0-dim tensor: state zero, int16.
-7. dim int8 with zero int16: int16 is of no higher kind than int8, so int8 stays: a weaker state
+7. dim int8 with zero int16: int16 is not of a higher kind than int8, so int8 stays: a weaker state
    does not widen.
 8. * computes in int8 and returns int8.
-9. 2 * 1.5 has no tensor in it: Python computes 3.0 before PyTorch sees it.
+9. 2 * 1.5 contains no tensor: Python computes 3.0 before PyTorch is called.
 10. (int8[3] * (uint8[] + int8[])) is a tensor with dimensions: state dim, int8.
 11. 3.0 is a Python float: state wrapped. It counts as the default dtype, float32.
 12. dim int8 with wrapped float32: float32 is floating, a higher kind than integral, so the two are
@@ -142,7 +142,7 @@ uint16[3] + int32[3]
 1. uint16[3] is a tensor with dimensions: state dim, uint16.
 2. int32[3] is a tensor with dimensions: state dim, int32.
 PyTorch raises: uint16 and int32 have no common dtype: uint16, uint32, uint64 and uint1 to uint7
-promote only with floating dtypes. Convert one of the two first.""",
+promote only with floating dtypes. Convert one of them first.""",
     )
     assert_expected_inline(
         str(why("int8[3] + int8[2]")),
@@ -228,7 +228,7 @@ def test_a_derivation_by_jaxs_rule() -> None:
 9. uint8[3] is cast to float64.
 10. * computes in float64 and returns float64.
 11. (uint8[3] * (uint64[] + int64[2, 1])) is a tensor of float64.
-12. 3 is a Python int: it is weak, and gives way to a tensor's dtype.
+12. 3 is a Python int: it is weak, so a tensor's dtype takes precedence.
 13. In JAX's lattice, int* is below float64, which stays.
 14. / computes in float64 and returns float64.
 Result: float64 of shape [2, 3]""",
@@ -243,12 +243,12 @@ def test_a_derivation_by_numpys_rule() -> None:
 1. 3 / int8[] is computed as int8[].reciprocal() times the number. The reciprocal is float64: the
    rule takes float64 for int8 in floating point.
 2. int8[].reciprocal() is a 0-dim tensor of float64, which counts like any other tensor.
-3. 3 is a Python int: it is weak, and gives way to a tensor's dtype.
-4. A Python int is of no higher kind than float64, so float64 stays.
+3. 3 is a Python int: it is weak, so a tensor's dtype takes precedence.
+4. A Python int is not of a higher kind than float64, so float64 stays.
 5. * computes in float64 and returns float64.
 6. (3 / int8[]) is a 0-dim tensor of float64, which counts like any other tensor.
-7. True is a Python bool: it is weak, and gives way to a tensor's dtype.
-8. A Python bool is of no higher kind than float64, so float64 stays.
+7. True is a Python bool: it is weak, so a tensor's dtype takes precedence.
+8. A Python bool is not of a higher kind than float64, so float64 stays.
 9. + computes in float64 and returns float64.
 Result: float64, 0-dim""",
     )
@@ -260,11 +260,11 @@ def test_a_derivation_by_the_standards_rule_that_ends_in_an_error() -> None:
         """\
 (int8[3] * 2) + 2.5, by the rule array_api
 1. int8[3] is a tensor of int8.
-2. 2 is a Python int: it is weak, and gives way to a tensor's dtype.
-3. A Python int is of no higher kind than int8, so int8 stays.
+2. 2 is a Python int: it is weak, so a tensor's dtype takes precedence.
+3. A Python int is not of a higher kind than int8, so int8 stays.
 4. * computes in int8 and returns int8.
 5. (int8[3] * 2) is a tensor of int8.
-6. 2.5 is a Python float: it is weak, and gives way to a tensor's dtype.
+6. 2.5 is a Python float: it is weak, so a tensor's dtype takes precedence.
 The rule raises: add: the promotion rule "array_api" has no common dtype for int8[3] and 2.5 (a
 Python float): the standard does not mix a Python float with integer arrays such as int8. Write
 x.to(torch.float32) for the int8 tensor.""",
@@ -283,7 +283,7 @@ def test_a_derivation_by_a_rule_of_ones_own() -> None:
 4. int32[3] and float32[] are cast to float64.
 5. + computes in float64 and returns float64.
 6. (int32[3] + float32[]) is a tensor of float64.
-7. 1j is a Python complex: it is weak, and gives way to a tensor's dtype.
+7. 1j is a Python complex: it is weak, so a tensor's dtype takes precedence.
 8. A Python complex is of a higher kind than float64, and the two give complex128.
 9. (int32[3] + float32[]) is cast to complex128.
 10. + computes in complex128 and returns complex128.
@@ -294,18 +294,21 @@ Result: complex128 of shape [3]""",
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("int32[3] +", "'int32[3] +' is no expression: invalid syntax."),
-        ("int33[3] + 1", "'int33' in 'int33[3] + 1' is no dtype of this PyTorch. Closest:"),
-        ("int32 + 1", "int32 in 'int32 + 1' has no sizes. Say int32[3], or int32[] for a 0-dim tensor."),
-        ("int32[-1] + 1", "'-1' in 'int32[-1] + 1' is no size. Sizes are integers, 0 or more."),
-        ("int32[3] < 1 < 2", "'int32[3] < 1 < 2' chains comparisons, which tensors cannot. Use parentheses and &."),
-        ("int32[3] @ 1", "'int32[3] @ 1' in 'int32[3] @ 1' is no operand and no operator."),
-        ("-int8[1] + 1", "'-int8[1]' in '-int8[1] + 1' is no operand and no operator."),
-        ("int32[3] + 'a'", "\"'a'\" in \"int32[3] + 'a'\" is no operand and no operator."),
-        ("int32[3]", "'int32[3]' has no operator with a tensor, so there is no promotion in it."),
-        ("1 + 2", "'1 + 2' has no operator with a tensor, so there is no promotion in it."),
+        ("int32[3] +", "'int32[3] +' is not a valid expression: invalid syntax."),
+        ("int33[3] + 1", "'int33' in 'int33[3] + 1' is not a dtype of this PyTorch. Closest:"),
+        ("int32 + 1", "int32 in 'int32 + 1' has no sizes. Write int32[3], or int32[] for a 0-dim tensor."),
+        ("int32[-1] + 1", "'-1' in 'int32[-1] + 1' is not a size. Sizes are integers, 0 or more."),
+        (
+            "int32[3] < 1 < 2",
+            "'int32[3] < 1 < 2' chains comparisons, which tensors do not support. Use parentheses and &.",
+        ),
+        ("int32[3] @ 1", "'int32[3] @ 1' in 'int32[3] @ 1' is neither an operand nor a supported operator."),
+        ("-int8[1] + 1", "'-int8[1]' in '-int8[1] + 1' is neither an operand nor a supported operator."),
+        ("int32[3] + 'a'", "\"'a'\" in \"int32[3] + 'a'\" is neither an operand nor a supported operator."),
+        ("int32[3]", "'int32[3]' has no operator with a tensor operand, so nothing is promoted."),
+        ("1 + 2", "'1 + 2' has no operator with a tensor operand, so nothing is promoted."),
         ("1 / 0 + int8[1]", "Python cannot compute 1 / 0: division by zero."),
-        ("9 ** 9 ** 9 + int8[1]", "is a number too large to work out."),
+        ("9 ** 9 ** 9 + int8[1]", "is too large a number to compute."),
     ],
 )
 def test_an_expression_that_cannot_be_read(expression: str, message: str) -> None:
@@ -348,7 +351,7 @@ def test_the_command_refuses_what_it_cannot_read_in_one_line(capsys: pytest.Capt
     assert run("int32[3] +") == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("torch-promote why: 'int32[3] +' is no expression")
+    assert printed.err.startswith("torch-promote why: 'int32[3] +' is not a valid expression")
     assert printed.err.count("\n") == 1
 
 
@@ -356,7 +359,7 @@ def test_the_command_refuses_a_default_dtype_that_is_none(capsys: pytest.Capture
     with pytest.raises(SystemExit) as raised:
         run("int32[3] + 5.5", "--default-dtype", "int8")
     assert raised.value.code == 2
-    assert "'int8' is no default dtype. Legal: float16, bfloat16, float32, float64." in capsys.readouterr().err
+    assert "'int8' is not a default dtype. Legal: float16, bfloat16, float32, float64." in capsys.readouterr().err
 
 
 def test_the_command_takes_a_rule(capsys: pytest.CaptureFixture[str]) -> None:

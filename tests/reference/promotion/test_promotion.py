@@ -247,26 +247,26 @@ def test_predicates_say_what_the_dtype_objects_say() -> None:
         (
             (torch.float8_e5m2, torch.float32),
             "float8_e5m2 and float32 have no common dtype: float8 dtypes promote only with themselves. "
-            "Convert one of the two first.",
+            "Convert one of them first.",
         ),
         (
             (torch.qint8, torch.int8),
             "qint8 and int8 have no common dtype: quantized dtypes promote only with themselves. "
-            "Convert one of the two first.",
+            "Convert one of them first.",
         ),
         (
             (torch.bits8, torch.int8),
-            "the operands have no common dtype: there are none, or bits dtypes meet others, and bits dtypes promote "
-            "only with themselves. Convert the operands first.",
+            "the operands have no common dtype: there are no operands, or bits dtypes are combined with others. "
+            "Bits dtypes promote only with themselves. Convert the operands first.",
         ),
         (
             (torch.int4, torch.int8),
-            "int4 and int8 have no common dtype: PyTorch's table has no row for int4. Convert one of the two first.",
+            "int4 and int8 have no common dtype: PyTorch's table has no row for int4. Convert one of them first.",
         ),
         (
             (torch.float8_e5m2, 1j),
             "float8_e5m2 and complex64 have no common dtype: float8_e5m2 would have to become complex, and no complex "
-            "dtype has such parts. Convert one of the two first.",
+            "dtype has such parts. Convert one of them first.",
         ),
         ((torch.int8, 2**64), "the int 18446744073709551616 fits neither int64 nor uint64, so no tensor can hold it."),
         ((torch.int8, "1"), "an operand is a tensor, a Python number, a torch.dtype or an Operand, got '1'."),

@@ -103,27 +103,27 @@ def test_whether_a_rule_is_associative_is_found_out() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (({(I8, I8): I32},), "rule 'mine': int8 with itself is int32. It has to be int8."),
-        (({(I8, I8): None},), "rule 'mine': int8 with itself is None. It has to be int8."),
+        (({(I8, I8): I32},), "rule 'mine': int8 with itself is int32. It must be int8."),
+        (({(I8, I8): None},), "rule 'mine': int8 with itself is None. It must be int8."),
         (
             ({(I8, F32): F32, (F32, I8): F64},),
-            "rule 'mine': int8 with float32 is float32, and the other way round float64. A promotion does not",
+            "rule 'mine': int8 with float32 is float32, but float32 with int8 is float64. The order must not",
         ),
         (
             ({(I8, F32): "float32"},),
-            "rule 'mine': int8 with float32 is 'float32'. Legal: a torch.dtype, or None for none.",
+            "rule 'mine': int8 with float32 is 'float32'. Legal: a torch.dtype, or None for no common dtype.",
         ),
-        (({(I8, "float32"): F32},), "rule 'mine': 'float32' is no dtype."),
+        (({(I8, "float32"): F32},), "rule 'mine': 'float32' is not a dtype."),
         (({I8: F32},), "rule 'mine': a key of the table is a pair of dtypes, got torch.int8."),
-        ((lambda a, b: a,), "rule 'mine': bool with uint8 is bool, and the other way round uint8."),
-        ((lambda a, b: F32,), "rule 'mine': bool with itself is float32. It has to be bool."),
+        ((lambda a, b: a,), "rule 'mine': bool with uint8 is bool, but uint8 with bool is uint8."),
+        ((lambda a, b: F32,), "rule 'mine': bool with itself is float32. It must be bool."),
         (
             (lambda a, b: "f" if a is not b else a,),
             "rule 'mine': bool with uint8 is 'f'. Legal: a torch.dtype, or None",
         ),
         (
             (torch.promote_types,),
-            "Return None for two dtypes that have no common one.",
+            "Return None for two dtypes without a common dtype.",
         ),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_fault_of_an_option_is_found(options: dict[str, Any], message: str) ->
 
 @pytest.mark.parametrize("name", RULE_NAMES)
 def test_a_name_that_is_taken_is_refused(name: str) -> None:
-    with pytest.raises(RuleDefinitionError, match="is the name of a rule that is there already"):
+    with pytest.raises(RuleDefinitionError, match="is the name of an existing rule"):
         make_rule(name, {})
 
 

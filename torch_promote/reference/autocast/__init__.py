@@ -1,1 +1,1 @@
-"""What autocast does with a call: the plan, the state, the arguments."""
+"""`autocast_plan`: what autocast does with a call (plan), in a given state (state), to its arguments (arguments)."""

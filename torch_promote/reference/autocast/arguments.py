@@ -1,6 +1,6 @@
-"""Which tensors of a call autocast may cast, which of them `promote` asks, and on which devices the call is.
+"""The tensors of a call that autocast may cast, those whose dtypes `promote` considers, and the call's device types.
 
-A tensor inside of an argument has a path: `mat2`, `tensors[1]`, `inputs[key]`, `pairs[0][1]`.
+A tensor is identified by a path: `mat2`, `tensors[1]`, `inputs[key]`, `pairs[0][1]`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Candidate(NamedTuple):
     """A tensor that autocast may cast.
 
     Attributes:
-        path: Where it is.
+        path: Its path.
         tensor: The tensor.
-        asked: Whether `promote` asks its dtype.
+        asked: Whether `promote` considers its dtype.
 
     Example:
         >>> Candidate("mat2", torch.ones(1), asked=True).path
@@ -34,13 +34,13 @@ class Candidate(NamedTuple):
 
 
 def candidates(call: Call, *, in_table: bool) -> Iterator[Candidate]:
-    """Yields the tensors of a call that may be cast, in the schema's order. What the op writes to is not among them.
+    """Yields the tensors of a call that may be cast, in schema order, without the arguments that the op writes to.
 
     Args:
         call: The call.
-        in_table: Whether the op has a row in the op table. Of such an op, tensors, optional tensors and lists are
-            looked at, and a list of optional tensors, such as index_put's indices, is left alone as PyTorch does. Of
-            any other op, every tensor in any argument counts.
+        in_table: Whether the op has a row in the op table. Its candidates are then tensors, optional tensors and lists
+            of tensors; as in PyTorch, lists of optional tensors such as index_put's indices are not. For any other op,
+            every tensor in any argument is a candidate.
 
     Example:
         >>> call = Call.of(torch.ops.aten.mm.out, [torch.ones(1, 1)] * 2, {"out": torch.ones(1, 1)}, torch.float32)
@@ -58,12 +58,12 @@ def candidates(call: Call, *, in_table: bool) -> Iterator[Candidate]:
 
 
 def _is_asked(argument: Argument) -> bool:
-    """Optional tensors are cast, but not asked."""
+    """`promote` casts optional tensors without considering their dtypes."""
     return not argument.type.startswith(("Optional[", "List[Optional["))
 
 
 def written_tensors(call: Call) -> Iterator[torch.Tensor]:
-    """Yields the tensors that the op writes to, in the schema's order.
+    """Yields the tensors that the op writes to, in schema order.
 
     Example:
         >>> x, out = torch.ones(1, 1), torch.zeros(1, 1)
@@ -77,7 +77,7 @@ def written_tensors(call: Call) -> Iterator[torch.Tensor]:
 
 
 def tensors_in(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors in a value, each with its path: itself, or those in lists, tuples and values of dicts.
+    """Yields the tensors in a value with their paths: the value itself, or tensors in lists, tuples and dicts.
 
     Example:
         >>> [path for path, _ in tensors_in("x", (torch.ones(1), [None, {"k": torch.ones(1)}]))]
@@ -94,12 +94,12 @@ def tensors_in(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def replace_tensors(path: str, value: Any, chosen: Mapping[str, Any]) -> Any:
-    """Returns a value with something else in the place of the tensors at some paths.
+    """Returns a value with the tensors at some paths replaced.
 
     Args:
         path: The value's own path, such as an argument's name.
         value: A tensor, a container, or anything else.
-        chosen: What is to stand at each path.
+        chosen: The replacement for each path.
 
     Example:
         >>> replace_tensors("x", [torch.ones(1), {"k": 2}], {"x[0]": 1, "y": 3})
@@ -116,9 +116,9 @@ def replace_tensors(path: str, value: Any, chosen: Mapping[str, Any]) -> Any:
 
 
 def devices_of(call: Call) -> set[str]:
-    """Returns the device types that have a say; a Python number in a tensor's place is on the CPU.
+    """Returns the device types that take part in dispatch. A Python number passed for a tensor is on the CPU.
 
-    A tensor in MKLDNN's layout has none: its dispatch keys name no backend, and Autocast keys go with backends.
+    MKLDNN tensors do not take part: their dispatch keys include no backend, and backends determine the Autocast keys.
 
     Example:
         >>> call = Call.of(torch.ops.aten.add.Tensor, (torch.ones(1, device="meta"), 2), {}, torch.float32)

@@ -1,7 +1,7 @@
-"""What autocast does with one call of an op: which policy applies, what is cast to what, which overload runs.
+"""`autocast_plan`: what autocast does with a call of an op: the policy, the casts, and the overload that runs.
 
-The op table, `op_policies.def`, is data and shared with the rest of the package. Everything else is said here anew,
-from what autocast is meant to do, so that it can be held against what runs.
+The op table, `op_policies.def`, is data that the whole package shares. Everything else is implemented here
+independently from the definition of autocast, so that checks can compare it with what runs.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Cast:
     """One cast of an argument.
 
     Attributes:
-        argument: The argument's name, with an index or a key for what is inside of it: `mat2`, `tensors[1]`.
-        from_: The dtype that it has.
-        to: The dtype that the op gets it in.
-        cacheable: Whether a cache keeps the cast for the next use: of a float32 leaf that requires grad and is no view.
-        served: Whether no cast is made, because the cache has it: from before, or from an earlier argument of this
-            call that is the same weight.
+        argument: The argument's name, with an index or key for a tensor inside it: `mat2`, `tensors[1]`.
+        from_: Its dtype.
+        to: The dtype that it is cast to.
+        cacheable: Whether the cache keeps the cast: for a float32 leaf that requires grad and is not a view.
+        served: Whether the cache already has the cast: from an earlier call, or from an earlier argument of this call
+            that is the same weight.
 
     Example:
         >>> str(Cast("mat2", torch.float32, torch.bfloat16, cacheable=True, served=True))
@@ -61,16 +61,16 @@ class AutocastPlan:
     """What autocast does with a call.
 
     Attributes:
-        policy: The policy that applies, a dtype for "run in this dtype"; None where no policy does.
-        device: The device type whose policy it is; None where no policy applies.
+        policy: The policy that applies. A dtype means "run in this dtype"; None: no policy applies.
+        device: The device type of the policy. None: no policy applies.
         casts: The casts, in the order of the arguments.
         runs: The overload that runs, such as `aten::mm`.
         dtype_arguments: Keyword arguments that autocast adds or changes, by name.
-        error: Why autocast refuses the call; None where it does not.
-        then: The plan of the other device type, for a call with tensors of both; its turn comes after.
-        left_to_stock: Whether PyTorch has an autocast kernel for the op on a device on which the table has no policy: a
-            newer PyTorch's, or a library's, and nothing overrides it. What it does is not known here, and the rest of
-            the plan is empty.
+        error: Why autocast refuses the call, or None.
+        then: The plan of the other device type, for a call with tensors of both. It is carried out second.
+        left_to_stock: Whether a stock autocast kernel handles the op: one of a newer PyTorch or a library, on a device
+            type for which the table has no policy and no override exists. The plan does not know what that kernel
+            does, so the rest of it is empty.
 
     Example:
         >>> softmax = torch.ops.aten.softmax.int
@@ -102,16 +102,16 @@ class AutocastPlan:
 def autocast_plan(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None, state: AutocastState
 ) -> AutocastPlan:
-    """Says what autocast does with a call of an op.
+    """Returns what autocast does with a call of an op.
 
     Args:
         op: An overload, such as `torch.ops.aten.mm.default`.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        state: The state that the call finds.
+        state: The autocast state during the call.
 
     Returns:
-        The plan. An op without a policy has one without casts. Whether a policy is legal for an op is not asked.
+        The plan. Without a policy, it has no casts. Whether a policy is legal for an op is not checked.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2, 2))
@@ -122,7 +122,7 @@ def autocast_plan(
         >>> print(autocast_plan(torch.ops.aten.mm.default, (torch.ones(2, 2), weight), {}, state).casts[1])
         mat2: float32 -> bfloat16, from the cache
 
-    The join of `promote`, overrides and the policies beyond PyTorch's own are this package's.
+    The target dtype of `promote`, overrides, and the policies that PyTorch does not have, are this package's.
 
     Source: aten/src/ATen/autocast_mode.h, WrapFunction_ (v2.13).
     """
@@ -148,7 +148,7 @@ def autocast_plan(
 
 
 def _plan(call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, state: AutocastState) -> AutocastPlan:
-    """One device's turn."""
+    """The plan of one device type."""
     first = next(iter(call.values()), None)
     first_eligible = isinstance(first, torch.Tensor) and _eligible(first, device)
     if policy is CastPolicy.banned:
@@ -167,8 +167,8 @@ def _plan(call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, 
 
 
 def _casts(call: Call, device: str, to: torch.dtype, state: AutocastState, with_doubles: bool) -> Iterator[Cast]:
-    """The casts of one device's tensors. Which of two arguments that are one weight comes first makes no difference."""
-    held = [weight for weight, dtype in state.cached if dtype is to]
+    """The casts of one device type's tensors. If two arguments are the same weight, the cache serves the second."""
+    cached = [weight for weight, dtype in state.cached if dtype is to]
     for path, tensor, _ in candidates(call, in_table=call.signature.name in _rows()):
         if tensor.dtype is to or not _eligible(tensor, device, with_doubles):
             continue
@@ -176,12 +176,12 @@ def _casts(call: Call, device: str, to: torch.dtype, state: AutocastState, with_
             (not state.inference_mode and _is_weight(tensor))
             or (state.keeps_more and _gives_own_results(call.signature.name) and _is_known_weight(tensor))
         )
-        yield Cast(path, tensor.dtype, to, cacheable, cacheable and any(_is_same(weight, tensor) for weight in held))
-        held.append(tensor)
+        yield Cast(path, tensor.dtype, to, cacheable, cacheable and any(_is_same(weight, tensor) for weight in cached))
+        cached.append(tensor)
 
 
 def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: torch.dtype) -> torch.dtype | None:
-    """The dtype that eligible arguments are cast to; None where a policy casts none."""
+    """The dtype that eligible arguments are cast to. None: the policy casts none."""
     if isinstance(policy, torch.dtype):
         return policy
     if policy is CastPolicy.lower_precision_fp:
@@ -197,23 +197,23 @@ def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: to
 
 
 def _join(call: Call, device: str) -> torch.dtype | None:
-    """Dtypes that are alike stay as they are; any mixture is float32. Optional tensors are cast, but not asked."""
+    """The tensors' dtype, or float32 if they differ. Optional tensors are not considered."""
     found = candidates(call, in_table=call.signature.name in _rows())
     dtypes = {tensor.dtype for _, tensor, asked in found if asked and _eligible(tensor, device)}
     return None if not dtypes else dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
 def _eligible(tensor: torch.Tensor, device: str, with_doubles: bool = False) -> bool:
-    """Floating, no double unless asked, on the device. Source: aten/src/ATen/autocast_mode.h, is_eligible (v2.13)."""
+    """Floating, not double by default, on the device. Source: aten/src/ATen/autocast_mode.h, is_eligible (v2.13)."""
     double = tensor.dtype is torch.float64
     return is_floating(tensor.dtype) and (with_doubles or not double) and tensor.device.type in TURNS[device]
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Whether a cast of it may be cached.
+    """Whether stock's cache mode keeps casts of a tensor.
 
-    Left out: PyTorch caches no cast of what a CUDA graph holds. And it asks whether inference mode is on, not whether
-    the tensor was made in it, of which this package keeps nothing: such a tensor does not tell whether it has changed.
+    Not modelled: PyTorch does not cache casts of tensors that belong to a CUDA graph. PyTorch checks whether inference
+    mode is on; this package also excludes tensors created in inference mode, which have no version counter.
 
     Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13).
     """
@@ -227,7 +227,7 @@ def _is_weight(tensor: torch.Tensor) -> bool:
 
 
 def _is_same(weight: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether two are one, or views of one that show the same part of it: the tensor of a view lives for one use."""
+    """Whether two tensors are the same object, or views of the same part of one base."""
     if weight is tensor:
         return True
     views = weight._is_view() and tensor._is_view() and weight._base is tensor._base
@@ -239,7 +239,7 @@ def _is_same(weight: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _is_known_weight(tensor: torch.Tensor) -> bool:
-    """Whether its casts are kept where more are kept than PyTorch keeps: of plain weights, and of views of them."""
+    """Whether the cache modes beyond stock's keep casts of a tensor: of plain weights and views of them."""
     owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
     plain = (
         type(tensor).__name__ in ("Tensor", _PARAMETER)
@@ -254,7 +254,7 @@ _PARAMETER = "Parameter"
 
 
 def _gives_own_results(name: str) -> bool:
-    """Whether the op is known to return no argument of its, nor a view of one, that its caller may write to."""
+    """Whether the op never returns one of its arguments, or a view of one, to which the caller could write."""
     return name in _rows() and name not in ("aten::einsum", "aten::chain_matmul", "aten::view_as_complex")
 
 
@@ -267,13 +267,13 @@ _in_aten = functools.cache(is_registered)
 
 
 def _has_stock_kernel(name: str, device: str) -> bool:
-    """Whether PyTorch's own autocast does something with an op. Libraries may register theirs at any time."""
+    """Whether stock autocast has a kernel for an op. Libraries may register kernels at any time."""
     return (_in_aten if name.startswith("aten::") else is_registered)(name, _STOCK_KEYS[device])
 
 
 @functools.cache
 def _policy_of_row(name: str, device: str) -> CastPolicy:
-    """The table's policy, if the running PyTorch registers the op for the device."""
+    """The table's policy, if the running PyTorch registers the op for the device type."""
     row = _rows().get(name)
     if row is None or not _has_stock_kernel(name, device):
         return CastPolicy.fallthrough
@@ -285,6 +285,6 @@ def _policy(name: str, device: str, state: AutocastState) -> CastPolicy | torch.
 
 
 def _with_dtype(name: str) -> str:
-    """The overload that fp32_append_dtype calls in place of another."""
+    """The overload that fp32_append_dtype calls instead."""
     row = _rows()[name]
     return f"aten::{row.op}.{row.redispatch_overload}"

@@ -1,4 +1,4 @@
-"""What a call of an op finds around it: which devices have autocast on, in which dtype, and what the cache holds."""
+"""The autocast state during a call: the enabled device types, their dtypes, overrides and cached casts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch_promote.policy.cast_policy import CastPolicy
 
 __all__ = ["TURNS", "AutocastState", "DeviceAutocast", "Override", "Overrides"]
 
-#: The device types that have policies, in the order of their turns, with the devices whose tensors they cast.
+#: The device types with policies, in the order in which they cast, each with the devices whose tensors it casts.
 TURNS = {"cuda": ("cuda", "xla"), "cpu": ("cpu",)}
 
-#: A policy for every device type, or one for each of some device types.
+#: A policy for every device type, or a mapping of device types to policies.
 Override = CastPolicy | torch.dtype | Mapping[str, CastPolicy | torch.dtype]
-#: What replaces the table's policies: an overload's full name, such as `aten::mm` or `mylib::op`, to its override.
+#: Replaces the table's policies: maps full names of overloads, such as `aten::mm` or `mylib::op`, to overrides.
 Overrides = Mapping[str, Override]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceAutocast:
-    """Autocast's state for one device type.
+    """The autocast state of one device type.
 
     Attributes:
         enabled: Whether autocast is on.
@@ -43,19 +43,18 @@ class DeviceAutocast:
 
 @dataclass(frozen=True, slots=True)
 class AutocastState:
-    """What a call finds around it. Grad mode is no part of it: casts are the same with and without.
+    """The autocast state during a call. It does not include grad mode, which does not affect casts.
 
     Attributes:
-        devices: The state for each device type; a device type that is not named is off.
+        devices: The state of each device type. Autocast is off for the others.
         cache_enabled: Whether casts of weights are cached.
-        overrides: Policies of ops in and outside of the table, by the overload's full name, such as `aten::mm`: for
-            every device type, or by device type. Where they say nothing, the table's policy stands.
-        inference_mode: Whether the call is made in inference mode, in which no cast is kept or used again.
-        keeps_more: Whether casts that PyTorch makes anew at every use are kept too, as `my_autocast` keeps them: of
-            weights in half precision, frozen parameters, views of weights, and in inference mode. It is taken that no
-            other tensor shares their data.
-        cached: The casts that the cache holds: weights, and the dtypes that they were cast to. A weight that has
-            changed since does not count, as its cast is no longer good.
+        overrides: Policies by the overload's full name, such as `aten::mm`: for every device type, or by device type.
+            For other ops, the table's policies apply.
+        inference_mode: Whether inference mode is on, in which no cast is cached or reused.
+        keeps_more: Whether `my_autocast` also keeps casts that PyTorch repeats at each use: of half-precision weights,
+            frozen parameters, views of weights, and in inference mode. This assumes that no other tensor shares their
+            data.
+        cached: The valid casts in the cache: weights, and the dtypes that they were cast to.
 
     Example:
         >>> AutocastState.region("cpu").devices["cpu"]
@@ -81,13 +80,13 @@ class AutocastState:
         cache_enabled: bool = True,
         overrides: Overrides | None = None,
     ) -> AutocastState:
-        """Returns the state in a region of one device type.
+        """Returns the state inside a region of one device type.
 
         Args:
             device_type: "cpu" or "cuda".
-            dtype: The autocast dtype; None means PyTorch's default, bfloat16 on the CPU and float16 on CUDA.
+            dtype: The autocast dtype. None: PyTorch's default, bfloat16 on the CPU and float16 on CUDA.
             cache_enabled: Whether casts of weights are cached.
-            overrides: Policies of ops, by the overload's full name: for every device type, or by device type.
+            overrides: Policies by the overload's full name: for every device type, or by device type.
 
         Example:
             >>> AutocastState.region("cuda", cache_enabled=False).devices
@@ -100,10 +99,10 @@ class AutocastState:
 
     @classmethod
     def current(cls, overrides: Overrides | None = None) -> AutocastState:
-        """Returns the state of this thread, as PyTorch holds it, with nothing in the cache.
+        """Returns PyTorch's state in this thread, with an empty cache.
 
         Args:
-            overrides: Policies of ops, by the overload's full name: PyTorch's state knows of none.
+            overrides: Policies by the overload's full name. PyTorch's own state has no overrides.
 
         Example:
             >>> with torch.autocast("cpu"):
@@ -120,7 +119,7 @@ class AutocastState:
         return cls(devices, torch.is_autocast_cache_enabled(), chosen, torch.is_inference_mode_enabled())
 
     def override(self, name: str, device: str) -> CastPolicy | torch.dtype | None:
-        """Returns the policy that the overrides give an op on a device type; None where they say nothing.
+        """Returns the override for an op on a device type, or None.
 
         Args:
             name: The overload's full name.

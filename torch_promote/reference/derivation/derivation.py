@@ -1,7 +1,7 @@
-"""Why an expression has the dtype that it has, in numbered steps and plain words.
+"""`why`: the dtype of an expression, explained in numbered steps.
 
-For PyTorch's own rule the words follow torch_promote.reference.promotion.states, and the dtypes in them come from its
-functions; what is derived is what `infer_elementwise` gives. Other rules are told in derivation_by_rule.
+The steps for PyTorch's own rule mirror torch_promote.reference.promotion.states, whose functions compute the dtypes in
+them; the result is that of `infer_elementwise`. rule_step_writer explains the other rules.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from torch_promote.errors import PromotionRuleError
-from torch_promote.reference.derivation.by_rule import ByRule
 from torch_promote.reference.derivation.expression import ExpressionError, NumberTerm, TensorTerm, parse
 from torch_promote.reference.derivation.operators import OPERATORS
-from torch_promote.reference.derivation.work import Work
+from torch_promote.reference.derivation.rule_step_writer import RuleStepWriter
+from torch_promote.reference.derivation.step_writer import StepWriter
 from torch_promote.reference.dtypes import Kind, dtype_name, is_complex, is_floating, is_integral, kind, typecode
 from torch_promote.reference.elementwise.strides import ShapeError
 from torch_promote.reference.elementwise.tensor_iterator import infer_elementwise, wrap_number
@@ -39,16 +39,16 @@ _KIND_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """How the dtype of an expression comes about.
+    """The explanation of an expression's dtype.
 
     Attributes:
-        expression: The expression, as it was read.
-        steps: The steps, each a sentence or more.
+        expression: The expression, as parsed.
+        steps: The steps, each one or more sentences.
         dtype: The result's dtype; None if there is an error.
         shape: The result's shape; None if there is an error.
         error: Why the expression raises, or None.
         rule: The promotion rule's name.
-        by_rule: Whether it is the rule that raises, and not PyTorch.
+        by_rule: Whether the error comes from the promotion rule and not from PyTorch.
 
     Example:
         >>> derivation = why("int8[3] * int64[]")
@@ -77,18 +77,18 @@ class Derivation:
 
 
 def why(expression: str, default_dtype: torch.dtype | None = None, rule: str | PromotionRule = "torch") -> Derivation:
-    """Derives the dtype of an expression, step by step.
+    """Explains the dtype of an expression, step by step.
 
     Args:
-        expression: See `torch_promote.reference.derivation.expression.parse`.
-        default_dtype: What Python floats count as; None means the current default dtype.
+        expression: The expression; `torch_promote.reference.derivation.expression.parse` describes the grammar.
+        default_dtype: The dtype of Python floats. None: the current default dtype.
         rule: The promotion rule, or its name.
 
     Returns:
-        The derivation; `str()` of it is for reading. If PyTorch or the rule raises, the steps go as far as it gets.
+        The derivation. `str()` formats it. If PyTorch or the rule raises, it ends with the last step before that.
 
     Raises:
-        ExpressionError: The expression cannot be read, or no tensor is in it.
+        ExpressionError: The expression is invalid, or contains no tensor.
         RuleDefinitionError: There is no such rule.
 
     Example:
@@ -107,20 +107,20 @@ def why(expression: str, default_dtype: torch.dtype | None = None, rule: str | P
     tree = parse(expression)
     default = default_dtype or torch.get_default_dtype()
     chosen = promotion_rule(rule, default)
-    work: Work = _ByStates(default) if chosen.name == "torch" else ByRule(default, rule=chosen)
+    writer: StepWriter = _StateStepWriter(default) if chosen.name == "torch" else RuleStepWriter(default, rule=chosen)
     try:
-        value = work.visit(tree)
+        value = writer.visit(tree)
     except (PromotionError, ShapeError, PromotionRuleError) as error:
         by_rule = isinstance(error, PromotionRuleError)
-        return Derivation(str(tree), tuple(work.steps), error=str(error), rule=chosen.name, by_rule=by_rule)
+        return Derivation(str(tree), tuple(writer.steps), error=str(error), rule=chosen.name, by_rule=by_rule)
     if isinstance(tree, TensorTerm | NumberTerm) or not isinstance(value, Operand):
-        raise ExpressionError(f"{expression!r} has no operator with a tensor, so there is no promotion in it.")
-    return Derivation(str(tree), tuple(work.steps), value.dtype, value.shape, rule=chosen.name)
+        raise ExpressionError(f"{expression!r} has no operator with a tensor operand, so nothing is promoted.")
+    return Derivation(str(tree), tuple(writer.steps), value.dtype, value.shape, rule=chosen.name)
 
 
 @dataclass(slots=True)
-class _ByStates(Work):
-    """Steps by PyTorch's own rule, in which operands have states."""
+class _StateStepWriter(StepWriter):
+    """Writes the steps by PyTorch's own rule, which gives each operand a state."""
 
     def operate(self, symbol: str, names: list[str], values: tuple[Operand | Number, Operand | Number]) -> Operand:
         sides = [value if isinstance(value, Operand) else wrap_number(value) for value in values]
@@ -131,7 +131,7 @@ class _ByStates(Work):
         preset = OPERATORS[symbol].preset
         if preset == "binary_float" and is_integral(common, include_bool=True):
             self.steps.append(
-                f"{symbol} does not compute in {dtype_name(common)}: what is integral becomes the default dtype, "
+                f"{symbol} does not compute in {dtype_name(common)}: integral dtypes become the default dtype, "
                 f"{dtype_name(self.default_dtype)}."
             )
         result = infer_elementwise(*sides, preset=preset, default_dtype=self.default_dtype)
@@ -140,7 +140,7 @@ class _ByStates(Work):
 
     def reciprocal_dtype(self, tensor: Operand) -> tuple[torch.dtype, str]:
         result = infer_elementwise(tensor, preset="unary_float", default_dtype=self.default_dtype)
-        return result.dtype, f"what is integral, as {dtype_name(tensor.dtype)} is, becomes the default dtype"
+        return result.dtype, f"{dtype_name(tensor.dtype)} is integral, so it becomes the default dtype"
 
     def _describe(self, name: str, side: Operand, number: Number | None) -> str:
         if number is None:
@@ -155,7 +155,7 @@ class _ByStates(Work):
         return f"{number} is a Python {type(number).__name__}: state wrapped. It counts as {counts_as}."
 
     def _promote(self, sides: list[Operand]) -> torch.dtype:
-        """Writes down how two operands promote, state by state."""
+        """Writes the step that promotes two operands, by their states."""
         names = [_state(side) for side in sides]
         dtypes = [self._dtype(side) for side in sides]
         if names[0] == names[1]:
@@ -194,7 +194,7 @@ def _looked_up(a: torch.dtype, b: torch.dtype, common: torch.dtype) -> str:
 
 
 def _combine(higher: torch.dtype, lower: torch.dtype) -> tuple[str, torch.dtype]:
-    """The words for `combine_categories`, and its result. The branches are its branches."""
+    """The text for a call of `combine_categories`, and its result. Both functions have the same branches."""
     joined = combine_categories(higher, lower)
     if joined is None:
         raise PromotionError(
@@ -212,4 +212,4 @@ def _combine(higher: torch.dtype, lower: torch.dtype) -> tuple[str, torch.dtype]
         return f"{kinds}, so the two are promoted. {_looked_up(higher, lower, joined)}", joined
     if higher is lower:
         return "they are the same.", joined
-    return f"{weak} is of no higher kind than {strong}, so {strong} stays: a weaker state does not widen.", joined
+    return f"{weak} is not of a higher kind than {strong}, so {strong} stays: a weaker state does not widen.", joined

@@ -1,4 +1,4 @@
-"""Expressions of described operands, such as "int32[3] + 5.5": their grammar, parsed with Python's own parser."""
+"""Expressions such as "int32[3] + 5.5": their grammar and their parser, which uses Python's own."""
 
 from __future__ import annotations
 
@@ -9,36 +9,19 @@ from dataclasses import dataclass
 import torch
 
 from torch_promote.errors import TorchPromoteError, did_you_mean
+from torch_promote.reference.derivation.operators import OPERATORS
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name
 from torch_promote.reference.promotion.states import Number
 
 __all__ = ["Binary", "ExpressionError", "Node", "NumberTerm", "TensorTerm", "parse"]
 
-#: Python's operators that are tensor operators too.
-_SYMBOLS: dict[type[ast.operator] | type[ast.cmpop], str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-    ast.Pow: "**",
-    ast.BitAnd: "&",
-    ast.BitOr: "|",
-    ast.BitXor: "^",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-}
+_SYMBOLS: dict[type[ast.AST], str] = {operator.node: symbol for symbol, operator in OPERATORS.items()}
 
 _HELP = "Operands are dtype[sizes] such as int32[2, 3], dtype[] for 0-dim, and Python numbers."
 
 
 class ExpressionError(TorchPromoteError, ValueError):
-    """An expression that cannot be read.
+    """An invalid expression.
 
     Example:
         >>> parse("int32 + 1")  # doctest: +ELLIPSIS
@@ -92,8 +75,8 @@ class Binary:
 
     Attributes:
         symbol: The operator, as Python writes it.
-        left: What stands on its left.
-        right: What stands on its right.
+        left: The left operand.
+        right: The right operand.
 
     Example:
         >>> print(parse("2 ** (int8[] - 1)"))
@@ -115,7 +98,7 @@ Node = TensorTerm | NumberTerm | Binary
 
 
 def parse(expression: str) -> Node:
-    """Reads an expression.
+    """Parses an expression.
 
     Args:
         expression: Operands joined by the operators + - * / // % ** & | ^ < <= > >= == !=, with parentheses. A tensor
@@ -125,18 +108,20 @@ def parse(expression: str) -> Node:
         The expression as a tree, with Python's precedence.
 
     Raises:
-        ExpressionError: It cannot be read; the message says where and what is legal.
+        ExpressionError: The expression is invalid. The message says where, and what is legal.
 
     Example:
         >>> str(parse("int8[3]+int64[ ]*2.5"))
         'int8[3] + (int64[] * 2.5)'
     """
-    # Python has no empty subscript, but an empty tuple in one.
+    # Python does not allow an empty subscript, but does allow an empty tuple as one.
     readable = re.sub(r"\[\s*\]", "[()]", expression.strip())
     try:
         tree = ast.parse(readable, mode="eval")
     except (SyntaxError, ValueError) as error:
-        raise ExpressionError(f"{expression!r} is no expression: {getattr(error, 'msg', error)}. {_HELP}") from None
+        raise ExpressionError(
+            f"{expression!r} is not a valid expression: {getattr(error, 'msg', error)}. {_HELP}"
+        ) from None
     return _node(tree.body, expression)
 
 
@@ -147,7 +132,9 @@ def _node(tree: ast.expr, expression: str) -> Node:
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _SYMBOLS:
             return Binary(_SYMBOLS[type(op)], _node(left, expression), _node(right, expression))
         case ast.Compare():
-            raise ExpressionError(f"{expression!r} chains comparisons, which tensors cannot. Use parentheses and &.")
+            raise ExpressionError(
+                f"{expression!r} chains comparisons, which tensors do not support. Use parentheses and &."
+            )
         case ast.Constant(value=bool() | int() | float() | complex() as value):
             return NumberTerm(value)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() | complex() as value)):
@@ -157,9 +144,11 @@ def _node(tree: ast.expr, expression: str) -> Node:
         case ast.Name() | ast.Attribute():
             name = dtype_name(_dtype(tree, expression))
             raise ExpressionError(
-                f"{name} in {expression!r} has no sizes. Say {name}[3], or {name}[] for a 0-dim tensor."
+                f"{name} in {expression!r} has no sizes. Write {name}[3], or {name}[] for a 0-dim tensor."
             )
-    raise ExpressionError(f"{ast.unparse(tree)!r} in {expression!r} is no operand and no operator. {_HELP}")
+    raise ExpressionError(
+        f"{ast.unparse(tree)!r} in {expression!r} is neither an operand nor a supported operator. {_HELP}"
+    )
 
 
 def _dtype(named: ast.expr, expression: str) -> torch.dtype:
@@ -168,7 +157,7 @@ def _dtype(named: ast.expr, expression: str) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
     raise ExpressionError(
-        f"{name!r} in {expression!r} is no dtype of this PyTorch.{did_you_mean(name, map(dtype_name, ALL_DTYPES))}"
+        f"{name!r} in {expression!r} is not a dtype of this PyTorch.{did_you_mean(name, map(dtype_name, ALL_DTYPES))}"
     )
 
 
@@ -176,6 +165,8 @@ def _shape(sizes: ast.expr, expression: str) -> tuple[int, ...]:
     shape: list[int] = []
     for size in sizes.elts if isinstance(sizes, ast.Tuple) else [sizes]:
         if not (isinstance(size, ast.Constant) and type(size.value) is int):
-            raise ExpressionError(f"{ast.unparse(size)!r} in {expression!r} is no size. Sizes are integers, 0 or more.")
+            raise ExpressionError(
+                f"{ast.unparse(size)!r} in {expression!r} is not a size. Sizes are integers, 0 or more."
+            )
         shape.append(size.value)
     return tuple(shape)

@@ -1,9 +1,11 @@
-"""Python's operators on tensors: which TensorIterator each is, which dtypes the CPU computes it in, what it refuses."""
+"""The table of Python's operators: how to parse each, what it computes of numbers, and which op it runs on tensors."""
 
 from __future__ import annotations
 
+import ast
+import operator
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,15 +17,18 @@ __all__ = ["OPERATORS", "Operator", "refuse", "wrapped_value"]
 
 _REAL_NUMBERS = "u1 i1 i2 i4 i8 bf f2 f4 f8"
 _INTEGERS = "b1 u1 i1 i2 i4 i8 unsigned"
+_COMPARED = f"b1 {_REAL_NUMBERS} c2 c4 c8 bc unsigned float8 float4"
 
 
 class Operator(NamedTuple):
-    """An operator between tensors.
+    """An operator of Python.
 
     Attributes:
-        op: The op that PyTorch runs.
-        preset: Its TensorIterator configuration, a name in `PRESETS`.
-        kernels: The dtypes that its CPU kernel knows: typecodes, or `unsigned` (uint16, uint32, uint64), `float8`,
+        node: Its node in Python's syntax tree.
+        of_numbers: What Python itself computes if both operands are numbers.
+        op: The op that PyTorch runs if one operand is a tensor.
+        preset: The op's TensorIterator configuration, a name in `PRESETS`.
+        kernels: The dtypes of the op's CPU kernel: typecodes, or `unsigned` (uint16, uint32, uint64), `float8`,
             `float4`.
 
     Example:
@@ -31,34 +36,38 @@ class Operator(NamedTuple):
         ('true_divide', 'binary_float')
     """
 
+    node: type[ast.operator] | type[ast.cmpop]
+    of_numbers: Callable[[Any, Any], Any]
     op: str
     preset: str
     kernels: str
 
 
-#: Symbol to operator. The dtypes are those that the kernels in PyTorch's aten/src/ATen/native/cpu dispatch over.
+#: Symbol to operator. The dtypes are those that the kernels in PyTorch's aten/src/ATen/native/cpu dispatch on.
 OPERATORS: dict[str, Operator] = {
-    "+": Operator("add", "binary", f"b1 {_REAL_NUMBERS} c2 c4 c8"),
-    "-": Operator("sub", "binary", f"{_REAL_NUMBERS} c2 c4 c8"),
-    "*": Operator("mul", "binary", f"b1 {_REAL_NUMBERS} c2 c4 c8 unsigned float8"),
-    "/": Operator("true_divide", "binary_float", "bf f2 f4 f8 c4 c8"),
-    "//": Operator("floor_divide", "binary", _REAL_NUMBERS),
-    "%": Operator("remainder", "binary", _REAL_NUMBERS),
-    "**": Operator("pow", "binary", f"{_REAL_NUMBERS} c4 c8"),
-    "&": Operator("bitwise_and", "binary", _INTEGERS),
-    "|": Operator("bitwise_or", "binary", _INTEGERS),
-    "^": Operator("bitwise_xor", "binary", _INTEGERS),
-    "<": Operator("lt", "comparison", f"b1 {_REAL_NUMBERS}"),
-    "<=": Operator("le", "comparison", f"b1 {_REAL_NUMBERS}"),
-    ">": Operator("gt", "comparison", f"b1 {_REAL_NUMBERS}"),
-    ">=": Operator("ge", "comparison", f"b1 {_REAL_NUMBERS}"),
-    "==": Operator("eq", "comparison", f"b1 {_REAL_NUMBERS} c2 c4 c8 bc unsigned float8 float4"),
-    "!=": Operator("ne", "comparison", f"b1 {_REAL_NUMBERS} c2 c4 c8 bc unsigned float8 float4"),
+    "+": Operator(ast.Add, operator.add, "add", "binary", f"b1 {_REAL_NUMBERS} c2 c4 c8"),
+    "-": Operator(ast.Sub, operator.sub, "sub", "binary", f"{_REAL_NUMBERS} c2 c4 c8"),
+    "*": Operator(ast.Mult, operator.mul, "mul", "binary", f"b1 {_REAL_NUMBERS} c2 c4 c8 unsigned float8"),
+    "/": Operator(ast.Div, operator.truediv, "true_divide", "binary_float", "bf f2 f4 f8 c4 c8"),
+    "//": Operator(ast.FloorDiv, operator.floordiv, "floor_divide", "binary", _REAL_NUMBERS),
+    "%": Operator(ast.Mod, operator.mod, "remainder", "binary", _REAL_NUMBERS),
+    "**": Operator(ast.Pow, operator.pow, "pow", "binary", f"{_REAL_NUMBERS} c4 c8"),
+    "&": Operator(ast.BitAnd, operator.and_, "bitwise_and", "binary", _INTEGERS),
+    "|": Operator(ast.BitOr, operator.or_, "bitwise_or", "binary", _INTEGERS),
+    "^": Operator(ast.BitXor, operator.xor, "bitwise_xor", "binary", _INTEGERS),
+    "<": Operator(ast.Lt, operator.lt, "lt", "comparison", f"b1 {_REAL_NUMBERS}"),
+    "<=": Operator(ast.LtE, operator.le, "le", "comparison", f"b1 {_REAL_NUMBERS}"),
+    ">": Operator(ast.Gt, operator.gt, "gt", "comparison", f"b1 {_REAL_NUMBERS}"),
+    ">=": Operator(ast.GtE, operator.ge, "ge", "comparison", f"b1 {_REAL_NUMBERS}"),
+    "==": Operator(ast.Eq, operator.eq, "eq", "comparison", _COMPARED),
+    "!=": Operator(
+        ast.NotEq, operator.ne, "ne", "comparison", f"b1 {_REAL_NUMBERS} c2 c4 c8 bc unsigned float8 float4"
+    ),
 }
 
 
-def _has_kernel(operator: Operator, dtype: torch.dtype) -> bool:
-    known = operator.kernels.split()
+def _has_kernel(symbol: str, dtype: torch.dtype) -> bool:
+    known = OPERATORS[symbol].kernels.split()
     if dtype in (TYPECODES.get(code) for code in known):
         return True
     if dtype_name(dtype) in ("uint16", "uint32", "uint64"):
@@ -67,14 +76,14 @@ def _has_kernel(operator: Operator, dtype: torch.dtype) -> bool:
 
 
 def wrapped_value(number: Number, dtype: torch.dtype) -> Number:
-    """Returns what a Python number becomes in the dtype that an op computes in: an integer wraps around.
+    """Returns the value of a Python number in the dtype that an op computes in. An integer wraps around.
 
     Args:
         number: The number.
         dtype: The dtype.
 
     Returns:
-        The number itself, unless both it and the dtype are integers and it does not fit.
+        The number itself, unless it is an integer that does not fit an integer dtype.
 
     Example:
         >>> wrapped_value(1000, torch.uint8), wrapped_value(200, torch.int8), wrapped_value(1000, torch.float32)
@@ -88,7 +97,7 @@ def wrapped_value(number: Number, dtype: torch.dtype) -> Number:
     return (int(number) - info.min) % (info.max - info.min + 1) + info.min
 
 
-#: Why an operator refuses operands, besides promotion: asked in this order, the first answer counts.
+#: Returns why PyTorch refuses an operator on operands, or None.
 _Check = Callable[[str, tuple[Operand, ...], tuple["Number | None", ...], torch.dtype], str | None]
 
 
@@ -119,7 +128,7 @@ def _large_exponent(
     if symbol != "**" or exponent is None:
         return None
     if wrapped_value(exponent, dtype) != exponent:
-        return f"the exponent {exponent} does not fit {dtype_name(dtype)}, and an exponent is not wrapped around."
+        return f"the exponent {exponent} does not fit {dtype_name(dtype)}, and PyTorch does not wrap exponents."
     if dtype is torch.float16 and isinstance(exponent, int | float) and abs(exponent) > torch.finfo(dtype).max:
         return f"the exponent {exponent} does not fit {dtype_name(dtype)}."
     return None
@@ -139,28 +148,28 @@ def _no_kernel(
     symbol: str, operands: tuple[Operand, ...], numbers: tuple[Number | None, ...], dtype: torch.dtype
 ) -> str | None:
     """Source: aten/src/ATen/native/Pow.cpp, TORCH_IMPL_FUNC(pow_Tensor_Scalar_out) (v2.13)."""
-    # Filled or copied, without the kernel. A base of True equals 1 in Python only.
+    # These results are filled or copied without calling the kernel. A base of True equals 1 in Python only.
     if symbol == "**" and (numbers[1] in (0, 1) or (numbers[0] == 1 and numbers[0] is not True)):
         return None
-    operator = OPERATORS[symbol]
-    if not _has_kernel(operator, dtype):
-        return f"{operator.op} has no CPU kernel for {dtype_name(dtype)}."
+    if not _has_kernel(symbol, dtype):
+        return f"{OPERATORS[symbol].op} has no CPU kernel for {dtype_name(dtype)}."
     return None
 
 
+#: In PyTorch's order: the first reason is the one that PyTorch raises.
 _CHECKS: tuple[_Check, ...] = (_bool_minus, _negative_power, _large_exponent, _zero_divisor, _no_kernel)
 
 
 def refuse(
     symbol: str, operands: tuple[Operand, ...], numbers: tuple[Number | None, ...], computation_dtype: torch.dtype
 ) -> None:
-    """Raises if PyTorch refuses an operator on operands whose dtypes promote.
+    """Raises if PyTorch refuses an operator on operands whose dtypes do promote.
 
     Args:
         symbol: The operator, a key of `OPERATORS`.
         operands: Its two operands.
-        numbers: Their values, None for tensors.
-        computation_dtype: The dtype that it computes in.
+        numbers: The values of Python numbers, None for tensors.
+        computation_dtype: The dtype that the operator computes in.
 
     Raises:
         PromotionError: The op is not defined for the operands, or the CPU has no kernel for the dtype.

@@ -1,1 +1,1 @@
-"""TensorIterator: dtypes, shapes and strides of elementwise ops."""
+"""TensorIterator: the dtype, shape and strides of an elementwise op's result."""

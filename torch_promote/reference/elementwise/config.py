@@ -1,4 +1,4 @@
-"""The flags of a TensorIterator, by PyTorch's names, and the combinations of them that PyTorch itself has names for."""
+"""The flags of a TensorIterator, with PyTorch's names, and the combinations that PyTorch has builders for."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["PRESETS", "TensorIteratorConfig"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorIteratorConfig:
-    """The flags of a TensorIterator, by PyTorch's names and with its defaults.
+    """The flags of a TensorIterator, with PyTorch's names and defaults.
 
     Attributes:
-        promote_inputs_to_common_dtype: Compute the common dtype of differing inputs; on the CPU, convert them to it.
-        promote_integer_inputs_to_float: A common dtype that is integral becomes the default dtype.
-        cast_common_dtype_to_outputs: An output may have another dtype than the common one; the result is cast to it.
-        enforce_safe_casting_to_output: That cast must not lose a kind, see `can_cast`.
-        check_all_same_dtype: All operands must have one dtype. Off where inputs are promoted or outputs cast.
-        check_all_same_device: All operands must be on one device.
-        allow_cpu_scalars: One 0-dim CPU tensor may stand among operands on another device.
-        check_mem_overlap: An output must not use an element of memory twice.
-        resize_outputs: An output of another shape is resized, and has no say in the shape.
-        is_reduction: The output may be smaller than the inputs.
-        static_dtype: The dtype of an output that the caller does not give, whatever the inputs are.
+        promote_inputs_to_common_dtype: Compute the common dtype; on the CPU, convert the inputs to it.
+        promote_integer_inputs_to_float: Replace an integral common dtype by the default dtype.
+        cast_common_dtype_to_outputs: Cast the result to the output's dtype if that differs from the common dtype.
+        enforce_safe_casting_to_output: Refuse that cast unless `can_cast` allows it.
+        check_all_same_dtype: Require one dtype for all operands. Off if inputs are promoted or outputs cast.
+        check_all_same_device: Require one device for all operands.
+        allow_cpu_scalars: Allow one 0-dim CPU tensor among operands on another device.
+        check_mem_overlap: Refuse an output that uses an element of memory twice.
+        resize_outputs: Resize an output of another shape, instead of including it in broadcasting.
+        is_reduction: Allow an output that is smaller than the inputs.
+        static_dtype: The dtype of an allocated output, independent of the inputs.
 
     Example:
         >>> PRESETS["binary"].check_all_same_dtype
@@ -61,7 +61,7 @@ _BINARY = TensorIteratorConfig(
     allow_cpu_scalars=True,
 )
 
-#: The configurations that PyTorch has builders for, in aten/src/ATen/TensorIterator.cpp; each is named above its line.
+#: The configurations that PyTorch has builders for, in aten/src/ATen/TensorIterator.cpp. Comments name them.
 PRESETS: dict[str, TensorIteratorConfig] = {
     # neg, conj_physical: build_borrowing_unary_op
     "unary": TensorIteratorConfig(),
@@ -73,7 +73,7 @@ PRESETS: dict[str, TensorIteratorConfig] = {
     "binary": _BINARY,
     # true division, atan2: build_borrowing_binary_float_op
     "binary_float": replace(_BINARY, promote_integer_inputs_to_float=True),
-    # eq, lt, logical_and: build_borrowing_comparison_op; see _config for an output that the caller gives
+    # eq, lt, logical_and: build_borrowing_comparison_op; set_up_comparison_op_config for a given output
     "comparison": TensorIteratorConfig(
         promote_inputs_to_common_dtype=True, allow_cpu_scalars=True, static_dtype=torch.bool
     ),

@@ -1,4 +1,4 @@
-"""What a shape and strides say about how a tensor lies in memory: contiguous, channels_last, dense, overlapping."""
+"""Predicates on a shape and strides: contiguous, channels_last, dense, overlapping."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 Sizes = tuple[int, ...]
 """Sizes or strides, one number for each dimension; strides count elements."""
 
-#: Dimensions from the innermost outwards, in a batch of images and in a batch of volumes with channels last.
+#: The dimensions of channels_last and channels_last_3d tensors, innermost first.
 _NHWC = (1, 3, 2, 0)
 _NDHWC = (1, 4, 3, 2, 0)
 
@@ -48,7 +48,7 @@ def contiguous_strides(shape: Sizes) -> Sizes:
 
 
 def strides_along(shape: Sizes, perm: Sequence[int]) -> Sizes:
-    """Returns the strides of a dense tensor whose dimensions lie in memory in the order `perm`, innermost first.
+    """Returns the strides of a dense tensor with its dimensions in the order `perm`, innermost first.
 
     Example:
         >>> strides_along((2, 3, 4), [0, 2, 1])
@@ -95,7 +95,7 @@ def channels_last_3d_strides(shape: Sizes) -> Sizes:
 
 
 def is_contiguous(shape: Sizes, strides: Sizes) -> bool:
-    """Whether a tensor lies in memory in the order of its dimensions. Dimensions of size 1 may have any stride.
+    """Whether a tensor is contiguous. Dimensions of size 1 may have any stride.
 
     Example:
         >>> is_contiguous((2, 1, 3), (3, 99, 1))
@@ -113,7 +113,7 @@ def is_contiguous(shape: Sizes, strides: Sizes) -> bool:
 
 
 def is_channels_last_contiguous(shape: Sizes, strides: Sizes) -> bool:
-    """Whether a tensor is four-dimensional and dense with channels last.
+    """Whether a tensor has four dimensions and is contiguous in channels_last format.
 
     Example:
         >>> is_channels_last_contiguous((2, 3, 4, 5), (60, 1, 15, 3))
@@ -135,7 +135,7 @@ def _lies_along(shape: Sizes, strides: Sizes, perm: Sequence[int]) -> bool:
 
 
 def is_non_overlapping_and_dense(shape: Sizes, strides: Sizes) -> bool:
-    """Whether a tensor fills its memory without gaps and without using an element twice, in any order of dimensions.
+    """Whether a tensor's elements fill a range of memory without gaps or overlaps, in any order of dimensions.
 
     Example:
         >>> is_non_overlapping_and_dense((2, 3), (1, 2)), is_non_overlapping_and_dense((2, 3), (6, 2))
@@ -155,10 +155,10 @@ def is_non_overlapping_and_dense(shape: Sizes, strides: Sizes) -> bool:
 
 
 def is_strides_like_channels_last(shape: Sizes, strides: Sizes) -> bool:
-    """Whether strides, those of dimensions of size 1 included, suggest that a 4-d tensor was made channels_last.
+    """Whether the strides of a 4-d tensor suggest that it was created in channels_last format.
 
-    A shape and strides do not tell everything: `[2, 1, 4, 4]` is contiguous and channels_last at once. The rule decides
-    by the strides of the dimensions of size 1, and calls what stays ambiguous contiguous.
+    Shape and strides may be ambiguous: a `[2, 1, 4, 4]` tensor can be contiguous in both formats. The strides of
+    dimensions of size 1 then decide; if they do not either, the tensor counts as contiguous.
 
     Example:
         >>> is_strides_like_channels_last((2, 1, 4, 4), (16, 16, 4, 1))
@@ -172,7 +172,7 @@ def is_strides_like_channels_last(shape: Sizes, strides: Sizes) -> bool:
 
 
 def is_strides_like_channels_last_3d(shape: Sizes, strides: Sizes) -> bool:
-    """Whether strides suggest that a 5-d tensor was made channels_last_3d.
+    """Whether the strides of a 5-d tensor suggest that it was created in channels_last_3d format.
 
     Example:
         >>> is_strides_like_channels_last_3d((2, 3, 4, 5, 6), (360, 1, 90, 18, 3))
@@ -184,7 +184,7 @@ def is_strides_like_channels_last_3d(shape: Sizes, strides: Sizes) -> bool:
 
 
 def _grows_along(shape: Sizes, strides: Sizes, perm: Sequence[int]) -> bool:
-    if strides[1] == 0:  # channels that are expanded: no channels to be last
+    if strides[1] == 0:  # the channels are expanded
         return False
     least = 0
     for dim in perm:
@@ -193,19 +193,19 @@ def _grows_along(shape: Sizes, strides: Sizes, perm: Sequence[int]) -> bool:
         # [N, 1, 1, 1] with equal strides: a sliced contiguous tensor looks like a sliced channels_last one.
         if dim == 0 and least == strides[1]:
             return False
-        # A dimension of size 1 still moves the bound, which tells [N, 1, H, 1] channels_last from contiguous.
+        # A dimension of size 1 moves the bound too, which distinguishes [N, 1, H, 1] in channels_last from contiguous.
         least = strides[dim] * max(shape[dim], 1)
     return True
 
 
 def suggest_memory_format(shape: Sizes, strides: Sizes, exact_match: bool = False) -> torch.memory_format:
-    """Returns the memory format that a strided tensor's strides suggest.
+    """Returns the memory format that a tensor's strides suggest.
 
     Args:
         shape: Its sizes.
         strides: Its strides.
-        exact_match: Whether the strides must be exactly those of a channels_last tensor of that shape, which those of
-            dimensions of size 1 and of slices may not be.
+        exact_match: Whether the strides must be exactly those of a channels_last tensor of the shape. Those of slices,
+            and of tensors with dimensions of size 1, may differ.
 
     Returns:
         channels_last, channels_last_3d or contiguous_format.
@@ -229,7 +229,7 @@ def suggest_memory_format(shape: Sizes, strides: Sizes, exact_match: bool = Fals
 
 
 def has_internal_overlap(shape: Sizes, strides: Sizes) -> bool:
-    """Whether a tensor certainly uses an element of memory twice, as an expanded one does.
+    """Whether a tensor uses an element of memory twice, as an expanded tensor does.
 
     Example:
         >>> has_internal_overlap((2, 3), (0, 1)), has_internal_overlap((2, 3), (1, 1))

@@ -1,7 +1,7 @@
 """Shapes and strides of results: broadcasting, and the strides that TensorIterator allocates.
 
-Everything here works on plain tuples of sizes and of strides in elements. PyTorch sorts dimensions by strides in bytes;
-it only ever compares two strides of one operand, so elements give the same order.
+Sizes and strides are plain tuples, with strides in elements. PyTorch sorts dimensions by strides in bytes. Since it
+only compares strides of the same operand, the order is the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Layout = tuple[Sizes, Sizes]
 
 
 class ShapeError(TorchPromoteError, ValueError):
-    """Shapes that do not broadcast, or an output that cannot take the result's shape.
+    """Shapes that do not broadcast, or an output that cannot have the result's shape.
 
     Example:
         >>> broadcast_shapes((2, 3), (2,))  # doctest: +ELLIPSIS
@@ -45,16 +45,16 @@ class ShapeError(TorchPromoteError, ValueError):
 
 
 def broadcast_shapes(*shapes: Sizes) -> Sizes:
-    """Returns the shape that shapes broadcast to.
+    """Returns the shape that several shapes broadcast to.
 
     Args:
         shapes: Any number of shapes.
 
     Returns:
-        The common shape: dimensions are matched from the last one on, and a size of 1 stretches.
+        The common shape. Dimensions are aligned at the last one, and sizes of 1 are expanded.
 
     Raises:
-        ShapeError: Two sizes differ and neither is 1.
+        ShapeError: Two sizes differ, and neither is 1.
 
     Example:
         >>> broadcast_shapes((2, 1, 4), (3, 1))
@@ -79,15 +79,15 @@ def broadcast_shapes(*shapes: Sizes) -> Sizes:
 
 
 def reorder_dimensions(shape: Sizes, operands: Sequence[Sizes]) -> list[int]:
-    """Returns the order in which TensorIterator runs over the dimensions, the innermost first.
+    """Returns the order in which TensorIterator iterates over the dimensions, innermost first.
 
-    The dimensions start in the order of a contiguous tensor and are sorted by insertion. Two dimensions are compared
-    operand by operand, and the first operand that can tell decides. Where none can, they stay as they are, and the
-    insertion goes on past them: the comparison is not transitive, so no other sort gives the same order.
+    It is an insertion sort that starts from the order of a contiguous tensor. Two dimensions are compared operand by
+    operand, and the first operand whose strides differ decides. If none does, the dimensions keep their order and the
+    insertion continues past them. The comparison is not transitive, so another sort would give another order.
 
     Args:
         shape: The broadcast shape.
-        operands: The strides of each operand, broadcast to `shape`: 0 in a dimension that is stretched.
+        operands: The strides of each operand, broadcast to `shape`: 0 in expanded dimensions.
 
     Example:
         >>> reorder_dimensions((2, 3), [(1, 2)])
@@ -110,29 +110,29 @@ def reorder_dimensions(shape: Sizes, operands: Sequence[Sizes]) -> list[int]:
 
 
 def _should_swap(shape: Sizes, operands: Sequence[Sizes], dim0: int, dim1: int) -> int:
-    """1 if `dim0`, now further inside, belongs further outside than `dim1`; -1 if not; 0 if no operand can tell.
+    """Returns 1 if `dim0`, now the inner of the two, should be the outer; -1 if not; 0 if no operand decides.
 
     Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::reorder_dimensions (v2.13).
     """
     for strides in operands:
         stride0, stride1 = strides[dim0], strides[dim1]
-        if stride0 == 0 or stride1 == 0:  # stretched: this operand has no opinion
+        if stride0 == 0 or stride1 == 0:  # expanded: this operand does not decide
             continue
         if stride0 != stride1:
             return -1 if stride0 < stride1 else 1
-        # Equal strides mean that one of the two has size 1; it belongs inside. The other order proves nothing.
+        # If the strides are equal, one of the dimensions has size 1, which belongs inside.
         if shape[dim0] > shape[dim1]:
             return 1
     return 0
 
 
 def output_strides(shape: Sizes, operands: Sequence[Layout]) -> Sizes:
-    """Returns the strides of the result that TensorIterator allocates for operands.
+    """Returns the strides of the result that TensorIterator allocates.
 
     Args:
         shape: The broadcast shape.
-        operands: Each operand's own shape and strides, in their order; what has the result's dtype on the CPU is a
-            temporary there, see `temporary_strides`.
+        operands: The shape and strides of each operand, in order. For an input that the CPU first converts to another
+            dtype, those of the copy: see `temporary_strides`.
 
     Example:
         >>> output_strides((2, 3, 4, 5), [((2, 3, 4, 5), (60, 1, 15, 3)), ((3, 4, 5), (20, 5, 1))])
@@ -154,7 +154,7 @@ def output_strides(shape: Sizes, operands: Sequence[Layout]) -> Sizes:
 
 
 def _fast_set_up(shape: Sizes, operands: Sequence[Sizes]) -> Sizes | None:
-    """The strides for operands of one shape where nothing is sorted, or None. channels_last_3d has no such path.
+    """Strides for operands of one shape that need no sorting, or None. There is no such path for channels_last_3d.
 
     Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_fast_setup_type (v2.13).
     """
@@ -183,7 +183,7 @@ def _stretch(shape: Sizes, own_shape: Sizes, strides: Sizes) -> Sizes:
 
 
 def dense_strides(shape: Sizes, strides: Sizes) -> Sizes:
-    """Returns strides without gaps or overlaps that keep the order in which dimensions lie in memory.
+    """Returns strides without gaps or overlaps that keep the order of the dimensions in memory.
 
     Example:
         >>> dense_strides((2, 3), (1, 4))
@@ -195,7 +195,7 @@ def dense_strides(shape: Sizes, strides: Sizes) -> Sizes:
 
 
 def temporary_strides(shape: Sizes, strides: Sizes) -> Sizes:
-    """Returns the strides of a copy of a tensor in another dtype, as `tensor.to(dtype)` makes it.
+    """Returns the strides of `tensor.to(dtype)` for another dtype.
 
     Example:
         >>> temporary_strides((2, 3), (0, 1)), temporary_strides((2, 3), (1, 2))

@@ -1,6 +1,6 @@
-"""TensorIterator: the dtype, shape and strides of what an elementwise op returns, and the dtype that it computes in.
+"""`infer_elementwise`: the result's dtype, shape and strides, and the dtype that an elementwise op computes in.
 
-Almost every elementwise op of PyTorch is a TensorIterator with some flags set, see
+Almost every elementwise op of PyTorch is a TensorIterator with certain flags: see
 torch_promote.reference.elementwise.config.
 """
 
@@ -29,13 +29,13 @@ __all__ = ["ElementwiseResult", "infer_elementwise", "infer_where", "wrap_number
 
 
 class ElementwiseResult(NamedTuple):
-    """What an elementwise op returns.
+    """The result of an elementwise op.
 
     Attributes:
         dtype: The result's dtype.
         shape: Its sizes.
         strides: Its strides, in elements.
-        computation_dtype: The dtype that the inputs are converted to; None where they differ and are not converted.
+        computation_dtype: The dtype that the inputs are converted to. None: they differ and are not converted.
 
     Example:
         >>> result = infer_elementwise(torch.ones(3), torch.ones(3).double(), preset="comparison")
@@ -56,23 +56,23 @@ def infer_elementwise(
     device: str = "cpu",
     default_dtype: torch.dtype | None = None,
 ) -> ElementwiseResult:
-    """Returns the dtype, shape and strides that an elementwise op's result has.
+    """Returns the dtype, shape and strides of an elementwise op's result.
 
     Args:
-        operands: Tensors of any shape that broadcast, Python numbers, and Operands in place of tensors.
+        operands: Tensors whose shapes broadcast, Python numbers, and Operands in place of tensors.
         preset: A name in `PRESETS`, or a configuration.
-        out: The tensor to write to, as `out=` gives it; an in-place op's first operand, given a second time.
-        device: The device type that operands on the CPU stand for, if no operand is on another device.
-        default_dtype: What Python floats, and integers under promote_integer_inputs_to_float, become; None means the
+        out: The tensor to write to. For an in-place op, its first operand.
+        device: The device type to infer for, if all operands are on the CPU.
+        default_dtype: The dtype of Python floats, and of integers under promote_integer_inputs_to_float. None: the
             current default dtype.
 
     Returns:
-        The result. With `out`, its dtype, and its shape and strides after the op has resized it.
+        The result. With `out`, its dtype, and its shape and strides after resizing.
 
     Raises:
-        PromotionError: The dtypes have no common dtype, differ where they must not, or do not cast to `out`'s; or
-            operands are on different devices.
-        ShapeError: The shapes do not broadcast, or `out` cannot take the result.
+        PromotionError: The dtypes have no common dtype, differ although the configuration requires one dtype, or cannot
+            be cast to `out`'s; or operands are on different devices.
+        ShapeError: The shapes do not broadcast, or `out` cannot hold the result.
         KeyError: There is no such preset.
 
     Example:
@@ -94,7 +94,7 @@ def infer_elementwise(
         if config.check_mem_overlap and has_internal_overlap(output.shape, _strides(output)):
             raise ShapeError(
                 f"out of shape {list(output.shape)} and strides {list(_strides(output))} uses elements of its memory "
-                "several times. Give it memory of its own first, with out.clone()."
+                "more than once. Use out.clone() instead."
             )
     shape = _compute_shape(inputs, output, config)
     resized = output is None or _will_resize(output, shape, config, any(operand is out for operand in operands))
@@ -109,9 +109,9 @@ def infer_elementwise(
     elif common is not None:
         dtype = common
     else:
-        raise PromotionError("the inputs differ in dtype, are not promoted, and nothing says the result's dtype.")
-    # NOTE: Temporaries. On the CPU, inputs of another dtype are converted before strides are looked at, and the copies
-    # are dense: what was expanded or sliced is no longer so. Kernels on other devices convert as they load.
+        raise PromotionError("the inputs differ in dtype and are not promoted, so the result's dtype is undefined.")
+    # NOTE: Temporaries. On the CPU, TensorIterator converts inputs of another dtype before it computes strides, and the
+    # copies are dense even if the inputs are expanded or sliced. Kernels on other devices convert when they load.
     temporaries = config.promote_inputs_to_common_dtype and common_device == "cpu"
     layouts: list[Layout] = []
     for operand in inputs:
@@ -128,13 +128,13 @@ def infer_where(
     other: torch.Tensor | Number | Operand,
     default_dtype: torch.dtype | None = None,
 ) -> ElementwiseResult:
-    """Returns what `torch.where` returns, which converts its values itself, on every device.
+    """Returns the result of `torch.where`, which converts its values itself on every device type.
 
     Args:
-        condition: A bool tensor; uint8 is taken as bool.
-        self: The values where it holds.
+        condition: A bool tensor. uint8 counts as bool.
+        self: The values where the condition is true.
         other: The values elsewhere.
-        default_dtype: What Python floats count as; None means the current default dtype.
+        default_dtype: The dtype of Python floats. None: the current default dtype.
 
     Returns:
         The result.
@@ -173,13 +173,13 @@ def _as_operand(value: torch.Tensor | Number | Operand) -> Operand:
 
 
 def wrap_number(number: Number) -> Operand:
-    """Returns the 0-dim operand that PyTorch wraps a Python number in. Its dtype is not yet what the number counts as.
+    """Returns the 0-dim operand that PyTorch wraps a Python number in. Its dtype differs from that of `number_dtype`.
 
     Args:
         number: The number.
 
     Raises:
-        PromotionError: It is no number, or an int that no tensor holds.
+        PromotionError: The value is not a number, or is an int that fits no dtype.
 
     Example:
         >>> wrap_number(5.5).dtype, wrap_number(True).dtype
@@ -195,7 +195,7 @@ def _strides(operand: Operand) -> Sizes:
 
 
 def _comparison_with_output(config: TensorIteratorConfig, output: Operand) -> TensorIteratorConfig:
-    """Comparisons write bool into what they allocate, but compute what they are given to write to.
+    """Comparisons allocate bool results, but compute in the common dtype for an output of another dtype.
 
     Source: aten/src/ATen/TensorIterator.cpp, set_up_comparison_op_config (v2.13).
     """
@@ -222,7 +222,7 @@ def _will_resize(output: Operand, shape: Sizes, config: TensorIteratorConfig, re
 
 
 def _common_device(inputs: list[Operand], output: Operand | None, config: TensorIteratorConfig, device: str) -> str:
-    """The device type that the op runs on: that of the first operand which is not on the CPU.
+    """The device type that the op runs on: that of the first operand that is not on the CPU.
 
     Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_types (v2.13).
     """
@@ -239,8 +239,8 @@ def _common_device(inputs: list[Operand], output: Operand | None, config: Tensor
             scalars_left -= 1
             continue
         raise PromotionError(
-            f"an operand on {found} stands among operands on {common}. "
-            + ("Only one 0-dim CPU tensor may." if config.allow_cpu_scalars else "Move it there first.")
+            f"one operand is on {found}, others are on {common}. "
+            + ("Only one 0-dim CPU tensor is allowed." if config.allow_cpu_scalars else "Move it to the same device.")
         )
     return common
 
@@ -256,7 +256,7 @@ def _compute_types(
             if operand.dtype is not common and common is not None:
                 raise PromotionError(f"found dtype {dtype_name(operand.dtype)} but expected {dtype_name(common)}.")
     if config.promote_inputs_to_common_dtype:
-        # Python numbers alone are alike in dtype, but that is only what they are wrapped in.
+        # If all operands are Python numbers, their dtypes are those that they are wrapped in, not those that count.
         if differ or not any(operand.shape for operand in inputs):
             common = state_of(inputs, default_dtype).result()
         if config.promote_integer_inputs_to_float and common is not None and is_integral(common, include_bool=True):
@@ -271,6 +271,6 @@ def _compute_types(
     ):
         raise PromotionError(
             f"result type {dtype_name(common)} can't be cast to the desired output type {dtype_name(output.dtype)}: "
-            "that would lose a kind. Give an output of the result's kind, or cast the result."
+            "the output is of a lower kind. Use an output of the result's kind, or cast the result."
         )
     return common

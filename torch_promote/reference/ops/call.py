@@ -1,4 +1,4 @@
-"""One call of an op: its arguments by name, the schema's defaults filled in, and the tensors among them."""
+"""A call of an op: its arguments by name, including the schema's defaults, and the tensors among them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_promote.reference.promotion.states import Number, Operand
 
 __all__ = ["Argument", "Call", "Signature", "TensorLike", "described", "signature_of", "strides_of"]
 
-#: A tensor, or what describes one.
+#: A tensor, or the description of one.
 TensorLike = torch.Tensor | Operand
 
 _TENSOR = ("Tensor", "Optional[Tensor]")
@@ -29,10 +29,10 @@ class Argument:
     Attributes:
         name: Its name.
         type: Its type as the schema prints it, such as `Optional[Tensor]`.
-        default: Its default value; None where there is none.
-        alias: The names of what it aliases; empty for most arguments.
+        default: Its default value, or None.
+        alias: The names of its alias sets; empty for most arguments.
         written: Whether the op writes to it.
-        is_out: Whether it is given for the result alone, as `out` is.
+        is_out: Whether it only receives the result, like `out`.
 
     Example:
         >>> argument = signature_of(torch.ops.aten.add.Tensor).arguments[2]
@@ -51,7 +51,7 @@ class Argument:
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is one tensor or none.
+        """Whether it is a tensor or an optional tensor.
 
         Example:
             >>> [a.is_tensor for a in signature_of(torch.ops.aten.add.Tensor).arguments]
@@ -72,12 +72,12 @@ class Argument:
 
 @dataclass(frozen=True)
 class Signature:
-    """What an overload's schema says.
+    """The schema of an overload.
 
     Attributes:
         name: The overload's name, such as `aten::add.Tensor`; the default overload's is `aten::mm`.
         arguments: Its arguments, in order.
-        returns: The type of each result, and the written argument that it is, if it is one.
+        returns: The type of each result, and the name of the written argument that is returned, if any.
 
     Example:
         >>> signature = signature_of(torch.ops.aten.add.out)
@@ -106,7 +106,7 @@ def _argument(argument: Any) -> Argument:
 
 @functools.cache
 def signature_of(op: torch._ops.OpOverload) -> Signature:
-    """Returns what an overload's schema says.
+    """Returns the schema of an overload.
 
     Example:
         >>> signature_of(torch.ops.aten.add_.Tensor).returns
@@ -124,7 +124,7 @@ def signature_of(op: torch._ops.OpOverload) -> Signature:
 
 
 def described(tensor: TensorLike) -> Operand:
-    """Returns what describes a tensor. One without strides, such as a sparse one, counts as contiguous.
+    """Returns the description of a tensor. One without strides, such as a sparse tensor, counts as contiguous.
 
     Example:
         >>> described(torch.ones(2, dtype=torch.int8))
@@ -137,7 +137,7 @@ def described(tensor: TensorLike) -> Operand:
 
 
 def strides_of(tensor: TensorLike) -> tuple[int, ...]:
-    """Returns the strides of a tensor or of what describes one.
+    """Returns the strides of a tensor or its description.
 
     Example:
         >>> strides_of(Operand(torch.int8, (2, 3)))
@@ -149,12 +149,12 @@ def strides_of(tensor: TensorLike) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Call(Mapping[str, Any]):
-    """One call of an op, as a mapping of argument names to values.
+    """A call of an op, as a mapping of argument names to values.
 
     Attributes:
-        signature: The overload's.
-        bound: The arguments, the schema's defaults filled in.
-        default_dtype: The default dtype in force.
+        signature: The overload's schema.
+        bound: The arguments, including the schema's defaults.
+        default_dtype: The default dtype.
 
     Example:
         >>> call = Call.of(torch.ops.aten.add.Tensor, (torch.ones(2), 3), {}, torch.float32)
@@ -176,7 +176,7 @@ class Call(Mapping[str, Any]):
             op: The overload.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
-            default_dtype: The default dtype in force.
+            default_dtype: The default dtype.
 
         Example:
             >>> dict(Call.of(torch.ops.aten.clamp.default, ("x",), {"max": 2}, torch.float32))
@@ -200,13 +200,13 @@ class Call(Mapping[str, Any]):
         return len(self.bound)
 
     def operands(self, *names: str) -> Iterator[TensorLike | Number]:
-        """Yields the values of the named arguments, or of all tensors that are read.
+        """Yields the values of the named arguments, or of all tensor arguments that are not `out`.
 
-        Lists are yielded one by one, absent tensors not at all. A Python number stands where a tensor may: PyTorch's
-        wrapped number.
+        The elements of lists are yielded one by one; absent tensors are skipped. A Python number may be passed for a
+        tensor: PyTorch's wrapped number.
 
         Args:
-            names: The arguments; none means all tensors that are read.
+            names: The arguments. None given: all tensor arguments that are not `out`.
 
         Example:
             >>> x, y = torch.ones(1), torch.ones(2)
@@ -225,10 +225,10 @@ class Call(Mapping[str, Any]):
     def tensor(self, name: str | None = None) -> TensorLike:
         """Returns the named tensor, the first of a list of them, or the first tensor of the call.
 
-        A Python number in a tensor's place is the 0-dim tensor that PyTorch wraps it in.
+        For a Python number passed for a tensor, this is the 0-dim operand that PyTorch wraps it in.
 
         Args:
-            name: The argument; None means the first that holds a tensor.
+            name: The argument. None: the first that contains a tensor.
 
         Example:
             >>> Call.of(torch.ops.aten.pow.Scalar, (2, torch.ones(3)), {}, torch.float32).tensor()
@@ -238,7 +238,7 @@ class Call(Mapping[str, Any]):
         return operand if isinstance(operand, TensorLike) else wrap_number(operand)
 
     def without_layout(self) -> Call | None:
-        """Returns the call with sparse and other tensors that have no strides described; None if it has none such.
+        """Returns the call with descriptions of its tensors without strides, such as sparse ones. None: it has none.
 
         Example:
             >>> call = Call.of(torch.ops.aten.neg.default, (torch.ones(2).to_sparse(),), {}, torch.float32)

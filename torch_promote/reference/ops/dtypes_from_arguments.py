@@ -1,6 +1,6 @@
-"""Rules for the dtype of a result that an argument decides where it is given, most often the one called `dtype`.
+"""Rules for a result's dtype that depends on an optional argument, usually `dtype`.
 
-What the functions take and return: see dtypes_of_results.py.
+dtypes_of_results.py describes the arguments and results of these functions.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ __all__ = [
 
 
 def _given(call: Call, argument: str = "dtype") -> torch.dtype | None:
-    """A dtype argument's value; None if it is absent or left out."""
+    """The value of a dtype argument. None: the schema has none, or the call omits it."""
     dtype = call.get(argument)
     return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def dtype_or_same(call: Call, name: str | None = None) -> torch.dtype:
-    """Without a dtype argument, the tensor's own.
+    """Without a dtype argument, the tensor's dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.zeros_like.default, [torch.ones(2).half()]).dtypes
         (torch.float16,)
 
@@ -51,10 +51,10 @@ def dtype_or_same(call: Call, name: str | None = None) -> torch.dtype:
 
 
 def sum(call: Call) -> torch.dtype:  # noqa: A001 # the rule's name
-    """Integers and bools add up to int64.
+    """Sums of integers and bools are int64.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.sum.default, [torch.ones(2).char()]).dtypes
         (torch.int64,)
         >>> infer(torch.ops.aten.sum.default, [torch.ones(2).char()], {"dtype": torch.int8}).dtypes
@@ -67,10 +67,10 @@ def sum(call: Call) -> torch.dtype:  # noqa: A001 # the rule's name
 
 
 def mean(call: Call) -> torch.dtype:
-    """A mean is of floating or complex numbers: there is no dtype to fall back on for integers.
+    """A mean requires a floating or complex dtype; for integers, there is no default.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.mean.default, [torch.ones(2).int()])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
@@ -82,10 +82,10 @@ def mean(call: Call) -> torch.dtype:
 
 
 def deviation(call: Call) -> torch.dtype:
-    """Deviations and variances are real, and of floating or complex numbers.
+    """Deviations and variances are real, and require a floating or complex dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.var_mean.correction, [torch.ones(2).cfloat()]).dtypes
         (torch.float32, torch.complex64)
 
@@ -95,10 +95,10 @@ def deviation(call: Call) -> torch.dtype:
 
 
 def norm(call: Call) -> torch.dtype:
-    """A norm is real, and of floating or complex numbers, whatever dtype is asked for.
+    """A norm is real, even if `dtype` is complex, and requires a floating or complex dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.linalg_vector_norm.default, [torch.ones(2).cfloat()]).dtypes
         (torch.float32,)
 
@@ -118,10 +118,10 @@ def _not_whole(call: Call, dtype: torch.dtype) -> torch.dtype:
 
 
 def output_dtype(call: Call, argument: str = "dtype") -> torch.dtype:
-    """The named dtype argument; without it, the first tensor's dtype.
+    """The named dtype argument. Without it, the first tensor's dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.view.dtype, [torch.ones(2), torch.int32]).dtypes
         (torch.int32,)
 
@@ -131,10 +131,10 @@ def output_dtype(call: Call, argument: str = "dtype") -> torch.dtype:
 
 
 def softmax(call: Call) -> torch.dtype:
-    """float32 where the op is told to widen half precision on the way.
+    """float32 if `half_to_float` is set, otherwise the tensor's dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten._softmax.default, [torch.ones(2).half(), 0, True]).dtypes
         (torch.float32,)
 
@@ -144,10 +144,10 @@ def softmax(call: Call) -> torch.dtype:
 
 
 def position(call: Call) -> torch.dtype:
-    """int64, or int32 if asked for.
+    """int64, or int32 if `out_int32` is set.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.searchsorted.Tensor, [torch.ones(2), torch.ones(2)], {"out_int32": True}).dtypes
         (torch.int32,)
 
@@ -160,7 +160,7 @@ def dtype_or_default(call: Call) -> torch.dtype:
     """Without a dtype argument, the default dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.zeros.default, [[2]], default_dtype=torch.float64).dtypes
         (torch.float64,)
 
@@ -173,7 +173,7 @@ def dtype_or_int64(call: Call) -> torch.dtype:
     """Without a dtype argument, int64.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.randperm.default, [10]).dtypes
         (torch.int64,)
 
@@ -183,25 +183,25 @@ def dtype_or_int64(call: Call) -> torch.dtype:
 
 
 def dtype_or_whole(call: Call) -> torch.dtype:
-    """Without a dtype argument, int64; where it is given as None, the default dtype.
+    """Without a dtype argument, int64. If the argument is None, the default dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> randint = torch.ops.aten.randint.default
         >>> infer(randint, [10, [2]]).dtypes, infer(randint, [10, [2]], {"dtype": None}).dtypes
         ((torch.int64,), (torch.float32,))
 
     Source: aten/src/ATen/native/TensorFactories.cpp, randint (v2.13).
     """
-    # The schema's own default is int64, spelt as a number.
+    # The schema's default is int64, given as a number.
     return _given(call) or (call.default_dtype if call["dtype"] is None else torch.int64)
 
 
 def dtype_or_number(call: Call, name: str) -> torch.dtype:
-    """Without a dtype argument, what the number counts as.
+    """Without a dtype argument, the dtype of the number.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.full.default, [[2], True]).dtypes, infer(torch.ops.aten.full.default, [[2], 1]).dtypes
         ((torch.bool,), (torch.int64,))
 
@@ -211,10 +211,10 @@ def dtype_or_number(call: Call, name: str) -> torch.dtype:
 
 
 def dtype_or_range(call: Call, *names: str) -> torch.dtype:
-    """Without a dtype argument: int64 if every bound is an integer, else the default dtype.
+    """Without a dtype argument, int64 if every bound is an integer, else the default dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.arange.start, [0, 5]).dtypes
         (torch.int64,)
         >>> infer(torch.ops.aten.arange.start, [0, 5.0], default_dtype=torch.float64).dtypes
@@ -227,10 +227,10 @@ def dtype_or_range(call: Call, *names: str) -> torch.dtype:
 
 
 def dtype_or_points(call: Call, *names: str) -> torch.dtype:
-    """Without a dtype argument: the default dtype, complex if an end point is.
+    """Without a dtype argument, the default dtype, or its complex dtype if an end point is complex.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.linspace.default, [0, 1j, 5], default_dtype=torch.float64).dtypes
         (torch.complex128,)
 

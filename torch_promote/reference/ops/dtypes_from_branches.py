@@ -1,6 +1,6 @@
-"""Rules for the dtype of a result of an op that takes one way or another, by what it is given.
+"""Rules for a result's dtype in ops whose implementation branches on its arguments.
 
-What the functions take and return: see dtypes_of_results.py.
+dtypes_of_results.py describes the arguments and results of these functions.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ __all__ = ["put", "rectified_gradient", "softmax_gradient", "workspace"]
 
 
 def put(call: Call) -> torch.dtype:
-    """Values of the tensor's own dtype, or one value of any dtype in the place of a mask, which is filled in.
+    """The tensor's dtype, which the values must have, except for a single value with a mask, which is filled in.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> x, mask, value = torch.ones(2).half(), torch.ones(2).bool(), torch.tensor(1)
         >>> infer(torch.ops.aten.index_put.default, [x, [mask], value]).dtypes
         (torch.float16,)
@@ -33,10 +33,10 @@ def put(call: Call) -> torch.dtype:
 
 
 def rectified_gradient(call: Call) -> torch.dtype:
-    """In training, the gradient times the noise; otherwise that of a leaky ReLU.
+    """In training, the promoted dtype of gradient and noise; otherwise that of a leaky ReLU's gradient.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> gradient, x, noise = torch.ones(2).half(), torch.ones(2), torch.ones(2).double()
         >>> infer(torch.ops.aten.rrelu_with_noise_backward.default, [gradient, x, noise, 0.1, 0.3, True, False]).dtypes
         (torch.float64,)
@@ -47,10 +47,10 @@ def rectified_gradient(call: Call) -> torch.dtype:
 
 
 def softmax_gradient(call: Call) -> torch.dtype:
-    """The gradient's own dtype, but float16 where softmax has widened float16 to float32 on the way.
+    """The gradient's dtype, but float16 if softmax widened a float16 input to float32.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> gradient = torch.ones(2)
         >>> infer(torch.ops.aten._softmax_backward_data.default, [gradient, gradient, 0, torch.float16]).dtypes
         (torch.float16,)
@@ -62,7 +62,7 @@ def softmax_gradient(call: Call) -> torch.dtype:
 
 
 def workspace(call: Call) -> torch.dtype | None:
-    """Bytes that the backward wants; undefined where no gradient is recorded.
+    """uint8, for a workspace of the backward. Undefined if no gradient is recorded.
 
     Example:
         >>> workspace(None), torch.no_grad()(workspace)(None)

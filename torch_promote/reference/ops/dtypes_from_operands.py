@@ -1,6 +1,6 @@
-"""Rules for the dtype of a result that the operands decide.
+"""Rules for a result's dtype that depends on the operands.
 
-What the functions take and return: see dtypes_of_results.py.
+dtypes_of_results.py describes the arguments and results of these functions.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = [
 
 
 def same(call: Call, name: str | None = None) -> torch.dtype:
-    """The dtype of the named argument, or of the call's first tensor.
+    """The dtype of the named argument, or of the first tensor.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.sort.default, [torch.ones(2).half()]).dtypes
         (torch.float16, torch.int64)
 
@@ -46,10 +46,10 @@ def same(call: Call, name: str | None = None) -> torch.dtype:
 
 
 def one_dtype(call: Call, *names: str) -> torch.dtype:
-    """The one dtype of the named tensors, or of all: a product promotes nothing.
+    """The dtype that the named tensors, or all, have in common. Matrix products do not promote.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.mm.default, [torch.ones(2, 2), torch.ones(2, 2).half()])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
@@ -63,16 +63,16 @@ def one_dtype(call: Call, *names: str) -> torch.dtype:
         if dtype is not dtypes[0]:
             raise PromotionError(
                 f"{call.signature.name} takes tensors of one dtype, got {dtype_name(dtypes[0])} and "
-                f"{dtype_name(dtype)}. Convert one of the two first."
+                f"{dtype_name(dtype)}. Convert one of them first."
             )
     return dtypes[0]
 
 
 def promoted(call: Call, *names: str) -> torch.dtype:
-    """What the named arguments promote to, or all tensors of the call.
+    """The dtype that the named arguments, or all tensors, promote to.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.cat.default, [[torch.ones(2).half(), torch.ones(2).bfloat16()]]).dtypes
         (torch.float32,)
 
@@ -82,10 +82,10 @@ def promoted(call: Call, *names: str) -> torch.dtype:
 
 
 def floating(call: Call, name: str | None = None) -> torch.dtype:
-    """The default dtype in place of integers and bools.
+    """The tensor's dtype, or the default dtype for integers and bools.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.logsumexp.default, [torch.ones(2).char(), [0]], default_dtype=torch.float64).dtypes
         (torch.float64,)
 
@@ -96,10 +96,10 @@ def floating(call: Call, name: str | None = None) -> torch.dtype:
 
 
 def real(call: Call, name: str | None = None) -> torch.dtype:
-    """The dtype of a complex tensor's parts; real dtypes stay.
+    """The dtype of a complex tensor's parts, or a real tensor's dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten._linalg_svd.default, [torch.ones(2, 2).cfloat()]).dtypes
         (torch.complex64, torch.float32, torch.complex64)
 
@@ -112,7 +112,7 @@ def complex(call: Call, name: str | None = None) -> torch.dtype | None:  # noqa:
     """The complex dtype whose parts have the tensor's dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.linalg_eigvals.default, [torch.ones(2, 2)]).dtypes
         (torch.complex64,)
 
@@ -122,10 +122,10 @@ def complex(call: Call, name: str | None = None) -> torch.dtype | None:  # noqa:
 
 
 def real_of_promoted(call: Call, *names: str) -> torch.dtype:
-    """The parts of what the operands promote to: a distance.
+    """The real dtype of what the operands promote to, as for a distance.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.dist.default, [torch.ones(2).cfloat(), torch.ones(2).double()]).dtypes
         (torch.float64,)
 
@@ -135,10 +135,10 @@ def real_of_promoted(call: Call, *names: str) -> torch.dtype:
 
 
 def accumulate(call: Call, name: str | None = None) -> torch.dtype:
-    """The dtype that sums are kept in: float32 for half precision.
+    """The dtype in which sums are accumulated: float32 for half precision.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
         >>> infer(attention, [torch.ones(1, 1, 2, 2).half()] * 3).dtypes
         (torch.float16, torch.float32)
@@ -150,10 +150,10 @@ def accumulate(call: Call, name: str | None = None) -> torch.dtype:
 
 
 def truth(call: Call) -> torch.dtype:
-    """bool, but uint8 stays.
+    """bool, or uint8 for a uint8 tensor.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.any.default, [torch.ones(2)]).dtypes
         (torch.bool,)
         >>> infer(torch.ops.aten.any.default, [torch.ones(2).byte()]).dtypes
@@ -168,7 +168,7 @@ def bin_counts(call: Call) -> torch.dtype:
     """Counts are int64; sums of weights are float32 for float32 weights and float64 for all others.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.bincount.default, [torch.ones(2).int(), torch.ones(2).half()]).dtypes
         (torch.float64,)
 
@@ -180,12 +180,12 @@ def bin_counts(call: Call) -> torch.dtype:
 
 
 def statistics(call: Call, name: str | None = None) -> torch.dtype:
-    """A mean or deviation that the backward needs: float32 where half precision meets float32 parameters.
+    """A mean or deviation that is saved for the backward: float32 if the input is half and a parameter is float32.
 
-    On CUDA, batch and layer norm have float32 for half precision whatever the parameters are.
+    On CUDA, batch and layer norm always use float32 for half-precision inputs.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> arguments = [torch.ones(2, 4).half(), [4], torch.ones(4), torch.ones(4), 1e-5]
         >>> infer(torch.ops.aten.native_layer_norm.default, arguments).dtypes
         (torch.float16, torch.float32, torch.float32)
@@ -207,12 +207,12 @@ def statistics(call: Call, name: str | None = None) -> torch.dtype:
 
 
 def wanted(call: Call, position: str, *names: str) -> torch.dtype | None:
-    """A gradient that the output mask asks for has the dtype of the first named argument that is there.
+    """A gradient selected by the output mask: the dtype of the first named argument that is not None.
 
-    `position` is its place in the mask; what the mask does not ask for is undefined, None.
+    `position` is the gradient's index in the mask. A gradient that is not selected is undefined, None.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> x, mask = torch.ones(4), [True, False, True]
         >>> infer(torch.ops.aten.native_layer_norm_backward.default, [x, x, [4], x, x, x, x, mask]).dtypes
         (torch.float32, None, torch.float32)
@@ -226,10 +226,10 @@ def wanted(call: Call, position: str, *names: str) -> torch.dtype | None:
 
 
 def pieces(call: Call) -> tuple[torch.dtype, ...]:
-    """Pieces of one size along a dimension, the last one maybe smaller.
+    """One dtype for each piece of a given size along a dimension.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.split.Tensor, [torch.ones(5), 2]).dtypes
         (torch.float32, torch.float32, torch.float32)
 
@@ -241,10 +241,10 @@ def pieces(call: Call) -> tuple[torch.dtype, ...]:
 
 
 def pieces_of_sizes(call: Call) -> tuple[torch.dtype, ...]:
-    """Pieces of the sizes given.
+    """One dtype for each of the given sizes.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.split_with_sizes.default, [torch.ones(5), [1, 4]]).dtypes
         (torch.float32, torch.float32)
 
@@ -254,10 +254,10 @@ def pieces_of_sizes(call: Call) -> tuple[torch.dtype, ...]:
 
 
 def slices(call: Call) -> tuple[torch.dtype, ...]:
-    """One slice for each index of a dimension.
+    """One dtype for each index of a dimension.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.unbind.int, [torch.ones(2, 3), 1]).dtypes
         (torch.float32, torch.float32, torch.float32)
 
@@ -268,10 +268,10 @@ def slices(call: Call) -> tuple[torch.dtype, ...]:
 
 
 def for_each(call: Call, name: str) -> tuple[torch.dtype, ...]:
-    """As many results as the named list has elements.
+    """One dtype for each element of the named list.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten._histogramdd_bin_edges.default, [torch.ones(3, 2), [4, 4]]).dtypes
         (torch.float32, torch.float32)
 

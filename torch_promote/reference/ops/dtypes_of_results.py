@@ -1,7 +1,7 @@
-"""The rules that say the dtype of one result, by the names that the `.rules` files use.
+"""The rules for the dtype of one result, by their names in the `.rules` files.
 
-Each is a function of the call, and of the names that stand in parentheses after it: `same(weight)` is the dtype of the
-argument `weight`, plain `same` that of the call's first tensor. A rule for a list of tensors returns a tuple.
+A rule is a function of the call and of the names in parentheses after it: `same(weight)` is the dtype of the argument
+`weight`, `same` that of the call's first tensor. A rule for a list of tensors returns a tuple.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch_promote.reference.ops import dtypes_from_operands as from_operands
 
 __all__ = ["DTYPE_RULES", "DtypeRule"]
 
-#: The dtype of a result, None for a result that is undefined, a tuple for a list of tensors.
+#: Returns the dtype of a result, None for an undefined result, or a tuple for a list of tensors.
 DtypeRule = Callable[..., "torch.dtype | tuple[torch.dtype, ...] | None"]
 
 DTYPE_RULES: dict[str, DtypeRule] = {

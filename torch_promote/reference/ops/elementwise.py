@@ -1,7 +1,7 @@
-"""The rules of elementwise ops, by the names that the `.rules` files use: TensorIterator under one configuration each.
+"""The rules for elementwise ops, by their names in the `.rules` files. Each is a configuration of TensorIterator.
 
-A rule is a function of the call, the names of its operands (all tensors of the call where none are named) and `out`,
-the tensor that an out= op writes to. It returns dtype, shape and strides together.
+A rule is a function of the call, the names of its operands (default: all tensors) and `out`, the tensor that an out= op
+writes to. It returns dtype, shape and strides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch_promote.reference.ops import elementwise_iterated as iterated
 
 __all__ = ["ELEMENTWISE_RULES", "ElementwiseRule"]
 
-#: The result of an elementwise op.
+#: Returns the result of an elementwise op.
 ElementwiseRule = Callable[..., ElementwiseResult]
 
 ELEMENTWISE_RULES: dict[str, ElementwiseRule] = {

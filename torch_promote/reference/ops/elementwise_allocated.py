@@ -1,6 +1,6 @@
-"""Rules of elementwise ops that allocate or convert a tensor themselves before TensorIterator runs, if it runs at all.
+"""Rules for elementwise ops that allocate or convert a tensor themselves, before or instead of TensorIterator.
 
-What the functions take and return: see elementwise.py.
+elementwise.py describes the arguments and results of these functions.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = [
 
 
 def modulus(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """The modulus of complex numbers is real, and lies like its input.
+    """The modulus of complex numbers is real, and keeps the input's strides.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.abs.default, [torch.ones(3, 2).cfloat().t()])
         Inference(rule='modulus', dtypes=(torch.float32,), shape=(2, 3), strides=(1, 2))
 
@@ -52,10 +52,10 @@ def modulus(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
 
 
 def angle(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """The angle of complex numbers is real and contiguous; integers give floating angles.
+    """The angle of complex numbers is real and contiguous. Angles of integers are floating.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.angle.default, [torch.ones(3, 2).cfloat().t()])
         Inference(rule='angle', dtypes=(torch.float32,), shape=(2, 3), strides=(3, 1))
 
@@ -65,7 +65,7 @@ def angle(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
 
 
 def _copied_parts(preset: str, call: Call, out: TensorLike | None) -> ElementwiseResult:
-    """Of complex numbers, PyTorch computes complex ones first and copies their real parts.
+    """For complex inputs, PyTorch computes complex results and copies their real parts.
 
     Source: aten/src/ATen/native/UnaryOps.cpp, unary_op_impl_with_complex_to_float_out (v2.13).
     """
@@ -76,7 +76,7 @@ def _copied_parts(preset: str, call: Call, out: TensorLike | None) -> Elementwis
 
 
 def _resized(dtype: torch.dtype, shape: Sizes, out: TensorLike | None, computed_in: torch.dtype) -> ElementwiseResult:
-    """A contiguous result; `out` keeps its strides if it has the shape already."""
+    """A contiguous result. `out` keeps its strides if it already has the shape."""
     if out is None:
         return ElementwiseResult(dtype, shape, contiguous_strides(shape), computed_in)
     strides = strides_of(out) if tuple(out.shape) == shape else contiguous_strides(shape)
@@ -84,10 +84,10 @@ def _resized(dtype: torch.dtype, shape: Sizes, out: TensorLike | None, computed_
 
 
 def with_numbers(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The numbers have a say in the dtype, and are no operands of the iteration.
+    """The numbers affect the dtype, but are not operands of the iteration.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.pow.Tensor_Scalar, [torch.ones(2, 3).int().t(), 0.5])
         Inference(rule='with_numbers(self, exponent)', dtypes=(torch.float32,), shape=(3, 2), strides=(1, 3))
 
@@ -102,10 +102,10 @@ def with_numbers(call: Call, *names: str, out: TensorLike | None = None) -> Elem
 
 
 def power_of_number(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """A number to the power of a tensor is contiguous.
+    """A number to the power of a tensor: the result is contiguous.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.pow.Scalar, [2.0, torch.ones(2, 3).int().t()])
         Inference(rule='power_of_number', dtypes=(torch.float32,), shape=(3, 2), strides=(2, 1))
 
@@ -116,12 +116,12 @@ def power_of_number(call: Call, *, out: TensorLike | None = None) -> Elementwise
 
 
 def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """A tensor times a power of two. Whole powers of a floating tensor have a kernel; the others are a product.
+    """A tensor times a power of two. There is a kernel for integer exponents of floating tensors; others are products.
 
-    The two is a number beside float32 and integers, and otherwise a 0-dim tensor of the dtype beside it.
+    The base 2 is a Python number for float32 and integer tensors, and otherwise a 0-dim tensor of the tensor's dtype.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.ldexp.Tensor, [torch.ones(3).half(), torch.ones(3).int()]).dtypes
         (torch.float16,)
         >>> infer(torch.ops.aten.ldexp.Tensor, [torch.ones(3).half(), torch.ones(3)]).dtypes
@@ -148,10 +148,10 @@ def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResu
 
 
 def like(call: Call, name: str = "self", *, out: TensorLike | None = None) -> ElementwiseResult:
-    """Everything as the tensor has it, if it is dense.
+    """The tensor's dtype and shape, and its strides if it is dense.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.hardtanh.default, [torch.ones(2, 3).t()]).strides
         (1, 3)
         >>> infer(torch.ops.aten.hardtanh.default, [torch.ones(6, 6)[::2, ::2]]).strides
@@ -163,10 +163,10 @@ def like(call: Call, name: str = "self", *, out: TensorLike | None = None) -> El
 
 
 def like_float(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """As `like`, with the default dtype in place of integers.
+    """Like `like`, but the default dtype for integers.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.rad2deg.default, [torch.ones(2, 3).int().t()])
         Inference(rule='like_float', dtypes=(torch.float32,), shape=(3, 2), strides=(1, 3))
 
@@ -186,10 +186,10 @@ def _like(tensor: TensorLike, dtype: torch.dtype, out: TensorLike | None) -> Ele
 
 
 def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The operands, written into an empty_like of the first name's tensor.
+    """The result is written into an `empty_like` of the first named tensor.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> x = torch.ones(2, 3)
         >>> infer(torch.ops.aten.log_sigmoid_backward.default, [torch.ones(3, 2).t(), x, x]).strides
         (1, 2)
@@ -204,10 +204,10 @@ def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None)
 
 
 def is_infinite(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """Integers are never infinite; other tensors' absolute values are compared with infinity, part by part.
+    """Integers are never infinite. For other dtypes, absolute values are compared with infinity, part by part.
 
     Example:
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.isinf.default, [torch.ones(2, 3).cfloat().t()])
         Inference(rule='is_infinite', dtypes=(torch.bool,), shape=(3, 2), strides=(1, 3))
 
@@ -219,7 +219,7 @@ def is_infinite(call: Call, *, out: TensorLike | None = None) -> ElementwiseResu
     if not is_complex(tensor.dtype):
         return _equals_infinity(tensor, out)
     strides = tuple(2 * stride for stride in strides_of(tensor))
-    # The answer for the imaginary parts is joined to this one in place.
+    # The result for the imaginary parts is combined with this one in place.
     return _equals_infinity(tensor._replace(dtype=to_real(tensor.dtype), strides=strides), out)
 
 

@@ -1,6 +1,6 @@
-"""Rules of elementwise ops whose results TensorIterator allocates.
+"""Rules for elementwise ops whose results TensorIterator allocates.
 
-What the functions take and return: see elementwise.py.
+elementwise.py describes the arguments and results of these functions.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["complex_of", "in_dtype_of", "product", "quotient", "threshold", "whe
 
 
 def with_preset(preset: str, call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """A TensorIterator under one of the `PRESETS`.
+    """A TensorIterator with one of the `PRESETS`.
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.eq.Tensor, [torch.ones(2, 1), torch.ones(3).double()])
         Inference(rule='comparison', dtypes=(torch.bool,), shape=(2, 3), strides=(3, 1))
 
@@ -32,11 +32,11 @@ def with_preset(preset: str, call: Call, *names: str, out: TensorLike | None = N
 
 
 def threshold(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """Promotes as binary ops do; what it writes to may overlap.
+    """Promotes like binary ops, but allows an output with overlaps.
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> out = torch.ones(1).expand(3)
         >>> infer(torch.ops.aten.threshold.out, [torch.ones(3), 0, 1], {"out": out}).strides
         (0,)
@@ -48,11 +48,11 @@ def threshold(call: Call, *names: str, out: TensorLike | None = None) -> Element
 
 
 def product(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The operands multiplied one after the other.
+    """The operands are multiplied one after another.
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> half, mask = torch.ones(3).half(), torch.ones(3).bool()
         >>> infer(torch.ops.aten.native_dropout_backward.default, [half, mask, 2.0]).dtypes
         (torch.float16,)
@@ -68,11 +68,11 @@ def product(call: Call, *names: str, out: TensorLike | None = None) -> Elementwi
 
 
 def quotient(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """A rounding mode keeps integers.
+    """With a rounding mode, integers stay integers.
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> whole = torch.ones(3).int()
         >>> infer(torch.ops.aten.div.Tensor_mode, [whole, whole], {"rounding_mode": "floor"}).dtypes
         (torch.int32,)
@@ -85,11 +85,11 @@ def quotient(call: Call, *names: str, out: TensorLike | None = None) -> Elementw
 
 
 def where(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The condition has a say in the shape and strides, not in the dtype.
+    """The condition affects the shape and strides, not the dtype.
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.where.self, [torch.ones(2, 1).bool(), torch.ones(3).char(), torch.ones(3).char()])
         Inference(rule='where', dtypes=(torch.int8,), shape=(2, 3), strides=(3, 1))
 
@@ -103,11 +103,11 @@ def where(call: Call, *names: str, out: TensorLike | None = None) -> Elementwise
 
 
 def complex_of(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """Two floating tensors of one dtype make a complex one.
+    """Two floating tensors of one dtype give a complex tensor.
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.complex.default, [torch.ones(3), torch.ones(2, 1)])
         Inference(rule='complex_of', dtypes=(torch.complex64,), shape=(2, 3), strides=(3, 1))
 
@@ -119,11 +119,11 @@ def complex_of(call: Call, *names: str, out: TensorLike | None = None) -> Elemen
 
 
 def in_dtype_of(call: Call, name: str, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The first name says the dtype of the result, the others are the operands.
+    """The first name gives the result's dtype, the others are the operands.
 
     Example:
         >>> import torch
-        >>> from torch_promote.reference.ops import infer
+        >>> from torch_promote.reference import infer
         >>> infer(torch.ops.aten.mish_backward.default, [torch.ones(3), torch.ones(3).half()]).dtypes
         (torch.float16,)
 

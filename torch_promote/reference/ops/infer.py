@@ -1,13 +1,14 @@
-"""What results an op has: the dtype of each, and for elementwise ops shape and strides, without running anything.
+"""`infer`: the dtypes of an op's results, and the shape and strides of elementwise ops, without running the op.
 
-Which rule an op follows is data, in the `.rules` files of torch_promote.reference.rules. What a schema says needs no
-line there: a result that is a written argument has that argument's dtype, and an op that returns no tensors has none.
+The `.rules` files of torch_promote/reference/ops/rules say which rule an op follows. An op needs no line there if its
+schema suffices: a result that is a written argument has that argument's dtype, and some ops return no tensors.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +20,13 @@ from torch_promote.reference.ops.dtypes_of_results import DTYPE_RULES
 from torch_promote.reference.ops.elementwise import ELEMENTWISE_RULES
 from torch_promote.reference.ops.registered import is_registered
 from torch_promote.reference.ops.rule_table import Entry, Term, rule_table
+from torch_promote.reference.promotion.states import Operand
 
-__all__ = ["EACH", "NO_RULE", "Inference", "NoRule", "infer", "rule_name"]
+__all__ = ["EACH", "NO_RULE", "Inference", "NoRule", "functional_of", "infer", "rule_name"]
 
 
 class NoRule(enum.Enum):
-    """The answer for an op that no rule covers. It is false.
+    """The result of `infer` for an op without a rule. It is false.
 
     Example:
         >>> bool(NoRule.NO_RULE)
@@ -42,10 +44,13 @@ class NoRule(enum.Enum):
 
 NO_RULE = NoRule.NO_RULE
 
-#: The rule of ops on lists: `each(add.Tensor)` says that another op runs on one element of every list after the other.
+#: The rule of ops on lists: `each(add.Tensor)` means that another op runs on the elements, one of each list at a time.
 EACH = "each"
 
-#: In-place ops that change the shape or strides of what they write.
+#: Python's in-place operators, such as `__ilshift__`.
+_IN_PLACE_OPERATOR = re.compile("__i([lr]shift|and|or|xor)__")
+
+#: In-place ops that change the shape or strides of their argument.
 _RESHAPING = (
     *("as_strided_", "detach_", "resize_", "resize_as_", "resize_as_sparse_", "set_", "squeeze_", "swapaxes_"),
     *("swapdims_", "t_", "transpose_", "unsqueeze_"),
@@ -54,15 +59,14 @@ _RESHAPING = (
 
 @dataclass(frozen=True)
 class Inference:
-    """What an op's results are like.
+    """The results of an op.
 
     Attributes:
-        rule: The rule that says so, as the table spells it.
-        dtypes: The dtype of each result, lists flattened; None for a result that is undefined. Results that are no
-            tensors are left out.
-        shape: The shape of an elementwise op's result; None for other ops.
-        strides: Its strides in elements; None for other ops, for sparse tensors, which have
-            none, and for outputs that an out= op without a kernel of its own resizes.
+        rule: The rule, as written in the table.
+        dtypes: The dtype of each tensor result, with lists flattened. None stands for an undefined result.
+        shape: The shape of an elementwise op's result. None for other ops.
+        strides: Its strides in elements. None for other ops, for sparse tensors, and for outputs resized by an out= op
+            without a kernel of its own.
 
     Example:
         >>> infer(torch.ops.aten.sort.default, (torch.ones(3),))
@@ -82,21 +86,21 @@ def infer(
     *,
     default_dtype: torch.dtype | None = None,
 ) -> Inference | NoRule:
-    """Says what an op's results are like. The call is taken to be one that PyTorch accepts.
+    """Infers the results of a call of an op. It assumes that PyTorch accepts the call.
 
     Args:
         op: An overload, such as `torch.ops.aten.add.Tensor`.
-        args: Its positional arguments. Of tensors, only dtype, shape, strides, device and layout are looked at; an
-            `Operand` can stand in place of one.
+        args: Its positional arguments. Only the dtype, shape, strides, device and layout of tensors are used, and an
+            `Operand` may replace a tensor.
         kwargs: Its keyword arguments.
-        default_dtype: What a Python float counts as; None means the current default dtype.
+        default_dtype: The dtype of Python floats. None: the current default dtype.
 
     Returns:
-        The results' dtypes, and shape and strides for an elementwise op that is not on lists. `NO_RULE`, which is
-        false, for an op that has no rule: never a guess.
+        The dtypes of the results, and the shape and strides for an elementwise op that does not take lists. For an op
+        without a rule, `NO_RULE`, which is false.
 
     Raises:
-        PromotionError: The operands do not promote, or the op wants one dtype, or a floating one, and has not got it.
+        PromotionError: The operands do not promote, or have dtypes that the op does not accept.
 
     Example:
         >>> infer(torch.ops.aten.sum.default, (torch.ones(3, dtype=torch.int8),)).dtypes
@@ -118,7 +122,7 @@ def infer(
 
 
 def rule_name(op: torch._ops.OpOverload) -> str | None:
-    """Returns the rule that `infer` would use for an op, or None.
+    """Returns the rule that `infer` uses for an op, or None.
 
     Args:
         op: An overload.
@@ -156,7 +160,7 @@ def _apply(entry: Entry, call: Call) -> Inference:
 
 
 def _of_each(call: Call, name: str) -> Iterator[torch.dtype | None]:
-    """The results of another op on one element of every list. An argument finds its place by name, else by position.
+    """The results of another op on the elements of the lists. Arguments correspond by name, else by position.
 
     Source: aten/src/ATen/native/ForeachOpsKernels.cpp, FOREACH_BINARY_OP_LIST (v2.13).
     """
@@ -164,7 +168,7 @@ def _of_each(call: Call, name: str) -> Iterator[torch.dtype | None]:
     namespace = getattr(torch.ops, call.signature.name.partition("::")[0])
     op = getattr(getattr(namespace, packet), overload or "default")
     places = [argument.name for argument in signature_of(op).arguments]
-    lists = [isinstance(value, list | tuple) for value in call.values()]
+    lists = [isinstance(value, list | tuple) and not isinstance(value, Operand) for value in call.values()]
     for index in range(len(next(value for value, is_list in zip(call.values(), lists, strict=True) if is_list))):
         kwargs = {
             argument if argument in places else places[place]: value[index] if is_list else value
@@ -184,38 +188,44 @@ def _dtype(term: Term, call: Call) -> torch.dtype | tuple[torch.dtype, ...] | No
 
 
 def _written(op: torch._ops.OpOverload, call: Call) -> Inference:
-    """Every result is an argument that the op writes to."""
+    """The results of an op that returns only arguments that it writes to."""
     names = [written for _, written in call.signature.returns if written is not None]
     dtypes = tuple(x.dtype for name in names for x in call.operands(name) if isinstance(x, TensorLike))
-    functional = _functional(op)
+    functional = functional_of(op)
     entry = rule_table().get(functional) if functional is not None else None
     if entry is None or entry.terms[0].rule not in ELEMENTWISE_RULES or call.without_layout() is not None:
         return Inference("written", dtypes)
-    if not dtypes:  # a Python number that was written to, which PyTorch gives back as a number
+    if not dtypes:  # a Python number was passed for the written argument, and PyTorch returns a number
         return Inference("written", dtypes)
     out = call.tensor(names[0])
     if names[0] == "self":
         return Inference("written", dtypes, tuple(out.shape), strides_of(out))
     term = entry.terms[0]
     rule = functools.partial(ELEMENTWISE_RULES[term.rule], call, *term.names)
-    # An out= op that is composite has no kernel of its own: it calls other ops and copies.
+    # A composite out= op has no kernel of its own: it calls other ops and copies.
     if not is_registered(call.signature.name, "CompositeExplicitAutograd"):
         result = rule(out=out)
         return Inference("written", dtypes, result.shape, result.strides)
-    # How an output of another shape is resized is then the overload's own affair.
+    # How it resizes an output of another shape depends on the overload.
     shape = rule().shape
     return Inference("written", dtypes, shape, strides_of(out) if shape == tuple(out.shape) else None)
 
 
 @functools.cache
-def _functional(op: torch._ops.OpOverload) -> str | None:
-    """The overload that computes the same without writing, if there is one: `aten::add.Tensor` for add_ and add.out."""
+def functional_of(op: torch._ops.OpOverload) -> str | None:
+    """Returns the overload that computes the same without writing, or None: `aten::add.Tensor` for add_ and add.out.
+
+    Example:
+        >>> functional_of(torch.ops.aten.add_.Tensor), functional_of(torch.ops.aten.__ilshift__.Tensor)
+        ('aten::add.Tensor', 'aten::__lshift__.Tensor')
+    """
     signature = signature_of(op)
     namespace, name = signature.name.split(".")[0].split("::")
+    name = _IN_PLACE_OPERATOR.sub(r"__\1__", name)
     if name in _RESHAPING:
         return None
     inputs = [(a.name, a.type) for a in signature.arguments if not a.written or a.name == "self"]
-    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    packet = getattr(getattr(torch.ops, namespace), name if name.endswith("__") else name.removesuffix("_"), None)
     for overload in packet.overloads() if packet is not None else ():
         other = signature_of(getattr(packet, overload))
         if not any(a.written for a in other.arguments) and [(a.name, a.type) for a in other.arguments] == inputs:

@@ -1,4 +1,4 @@
-"""What PyTorch registers kernels for: the one question that the reference has for the dispatcher."""
+"""Whether PyTorch has registered a kernel: the only information that the reference takes from the dispatcher."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["is_registered"]
 def is_registered(overload: str, key: str) -> bool:
     """Whether PyTorch has registered a kernel for an overload on a dispatch key.
 
-    Which ops a build has, and on which keys, is a fact about that build, as which dtypes exist is: no rule can say it,
-    and it gives no dtype away. `infer` needs it to tell an out= op with a kernel of its own from one that copies,
-    `autocast_plan` to tell which rows of the op table this PyTorch knows on a device, and what else autocast casts.
-    The dispatcher is asked at every call: a library may register a kernel of its own at any time.
+    Like the set of dtypes, this is a property of the build that no rule can predict, and it reveals no result dtype.
+    `infer` uses it to distinguish out= ops with a kernel of their own from those that copy. `autocast_plan` uses it to
+    find the rows that this PyTorch registers on a device type, and other ops that autocast handles. The result is not
+    cached, since a library may register a kernel at any time.
 
     Args:
         overload: An overload that exists, such as `aten::add.out`.

@@ -3,9 +3,9 @@
     sort.stable                same int64
     native_batch_norm_backward wanted(0, input) wanted(1, weight, save_mean) wanted(2, weight, save_mean)
 
-A line names an overload of aten and, for each of its results in turn, a rule or a dtype. In parentheses stand the names
-of the arguments that the rule looks at; without them it looks at the first tensor, or at all of them. An elementwise
-op has one result and an elementwise rule. `each(add.Tensor)` says of an op on lists which op runs on their elements.
+A line names an overload of aten and, for each of its results, a rule or a dtype. The names in parentheses are the
+arguments that the rule uses; the default is the first tensor or all tensors, depending on the rule. An elementwise op
+has one result and an elementwise rule. `each(add.Tensor)` names the op that an op on lists runs on their elements.
 Lines that start with # are comments.
 """
 
@@ -24,11 +24,11 @@ _TERM = re.compile(r"(\w+)(?:\(([^()]*)\))?")
 
 @dataclass(frozen=True)
 class Term:
-    """What says one result's dtype: a rule's name, and the names of the arguments that it looks at.
+    """The rule for one result: its name, and the names of the arguments that it uses.
 
     Attributes:
-        rule: The rule's name, or a dtype's.
-        names: What stands in parentheses after it.
+        rule: The name of a rule or of a dtype.
+        names: The names in parentheses.
 
     Example:
         >>> str(Term("wanted", ("1", "weight")))
@@ -49,7 +49,7 @@ class Entry:
     Attributes:
         op: The overload's name, such as `aten::add.Tensor`.
         terms: One for each result.
-        family: The file that the line stands in, such as `elementwise`.
+        family: The name of the file, such as `elementwise`.
 
     Example:
         >>> rule_table()["aten::sort"].terms, rule_table()["aten::sort"].family
@@ -66,10 +66,10 @@ class Entry:
 
 @functools.cache
 def rule_table() -> dict[str, Entry]:
-    """Returns the lines of all `.rules` files by overload.
+    """Returns the lines of all `.rules` files, by overload.
 
     Raises:
-        ValueError: A line is neither a comment nor a rule, or an overload has two.
+        ValueError: A line is neither a comment nor a rule, or an overload has two lines.
 
     Example:
         >>> print(rule_table()["aten::sort"])
@@ -85,7 +85,7 @@ def rule_table() -> dict[str, Entry]:
                 raise ValueError(f"{path}:{number}: not a rule: {line!r}. Expected an overload and a rule per result.")
             op = f"aten::{match['op']}"
             if op in table:
-                raise ValueError(f"{path}:{number}: {op} has a rule in {table[op].family}.rules already.")
+                raise ValueError(f"{path}:{number}: {op} already has a rule in {table[op].family}.rules.")
             table[op] = Entry(op, _terms(match["terms"]), path.stem)
     return table
 

@@ -1,1 +1,1 @@
-"""Promotion of dtypes: the table, operands by their states, and casting."""
+"""PyTorch's promotion: of two dtypes (table), of operands (states), and which casts are allowed (casting)."""

@@ -1,4 +1,4 @@
-"""Whether one dtype can be cast to another, by PyTorch's rule for `out=` and in-place ops and by NumPy's five."""
+"""`can_cast`: PyTorch's casting rule for `out=` and in-place ops, and the five of NumPy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Casting = Literal["torch", "no", "equiv", "safe", "same_kind", "unsafe"]
 
 
 class _FloatFormat(NamedTuple):
-    precision: int  # bits of the significand, the hidden one included
-    lowest: int  # the exponent of the smallest positive value, subnormals included
+    precision: int  # bits of the significand, including the hidden bit
+    lowest: int  # the exponent of the smallest positive value, including subnormals
     highest: int  # the exponent of the largest value
     signed: bool = True
 
 
-#: What each floating dtype can represent. A dtype holds another one's values if it is at least as good in every column.
+#: The format of each floating dtype. One represents all values of another if no column is worse.
 _FLOATS = {
     "bfloat16": _FloatFormat(8, -133, 127),
     "float16": _FloatFormat(11, -24, 15),
@@ -41,17 +41,17 @@ def can_cast(from_: torch.dtype, to: torch.dtype, casting: Casting = "torch") ->
 
     Args:
         from_: The dtype of the values.
-        to: The dtype that they are to have.
-        casting: "torch" forbids what loses a kind: complex to real, floating to integer, anything else to bool.
-            The others are those of numpy.can_cast: "no" and "equiv" allow the same dtype only, "safe" what keeps every
-            value, "same_kind" also what narrows within a kind, "unsafe" everything. As in NumPy, float64 is safe for
-            int64.
+        to: The dtype to cast to.
+        casting: "torch" forbids casts to a lower kind: complex to real, floating to integer, any other kind to bool.
+            The others are those of numpy.can_cast: "no" and "equiv" allow only the same dtype, "safe" casts that
+            preserve every value, "same_kind" also casts that narrow within a kind, "unsafe" all casts. As in NumPy,
+            casting int64 to float64 counts as safe.
 
     Returns:
         Whether the cast is allowed.
 
     Raises:
-        ValueError: There is no such rule.
+        ValueError: `casting` is unknown.
 
     Example:
         >>> can_cast(torch.float64, torch.float16), can_cast(torch.float32, torch.int64)
@@ -69,7 +69,7 @@ def can_cast(from_: torch.dtype, to: torch.dtype, casting: Casting = "torch") ->
         return from_ is torch.bool or to is not torch.bool
     if casting == "unsafe":
         return True
-    if casting in ("no", "equiv"):  # they differ in byte order, and a torch.dtype has none
+    if casting in ("no", "equiv"):  # these two differ in byte order, which a torch.dtype does not have
         return from_ is to
     if casting == "safe":
         return _is_safe(from_, to)
@@ -79,7 +79,7 @@ def can_cast(from_: torch.dtype, to: torch.dtype, casting: Casting = "torch") ->
 
 
 def _rank(dtype: torch.dtype) -> float:
-    """NumPy's order of kinds: unsigned integers come before signed ones, opaque dtypes compare with nothing."""
+    """NumPy's order of kinds, with unsigned integers below signed ones. Opaque dtypes do not compare."""
     if kind(dtype) is Kind.OPAQUE:
         return float("nan")
     return kind(dtype) + (0.5 if kind(dtype) is Kind.INTEGRAL and not dtype_name(dtype).startswith("uint") else 0.0)
@@ -95,7 +95,7 @@ def _is_safe(from_: torch.dtype, to: torch.dtype) -> bool:
     if kind(to) is Kind.INTEGRAL:
         return _integer_fits(from_, to)
     held, holder = _FLOATS.get(dtype_name(to_real(from_))), _FLOATS.get(dtype_name(to_real(to)))
-    if holder is None:  # float4 packs two values into one element: nothing but itself casts to it
+    if holder is None:  # float4 packs two values into one element, so no other dtype casts to it
         return False
     if kind(from_) is Kind.INTEGRAL:
         bits, signed = _integer_format(from_)
@@ -111,7 +111,7 @@ def _is_safe(from_: torch.dtype, to: torch.dtype) -> bool:
 
 
 def _integer_format(dtype: torch.dtype) -> tuple[int, bool]:
-    """The width in bits, and whether one of them is a sign."""
+    """The width in bits, and whether there is a sign bit."""
     width = re.search(r"\d+$", dtype_name(dtype))
     assert width is not None, dtype
     return int(width.group()), not dtype_name(dtype).startswith("uint")

@@ -1,7 +1,7 @@
-"""What dtype operands of any number promote to: by three states, each of them by the table of two dtypes.
+"""`result_type`: the dtype that any number of operands promote to.
 
-Tensors with dimensions, 0-dim tensors and Python numbers each have a state of their own, and a weaker state counts only
-where it brings a higher kind.
+Each operand has a state: tensor with dimensions, 0-dim tensor or Python number. The table promotes the dtypes within
+each state. A weaker state affects the result only if its dtype is of a higher kind.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _UINT64 = range(2**64)
 
 
 class Operand(NamedTuple):
-    """An operand described by what promotion and TensorIterator look at, with no tensor behind it.
+    """A description of an operand, without a tensor: the properties that promotion and TensorIterator use.
 
     Attributes:
         dtype: Its dtype.
         shape: Its sizes; `()` is 0-dim.
         strides: Its strides in elements; None means contiguous.
-        device: Its device type; None means the device of the inference that it takes part in.
-        wrapped: Whether it is a Python number that PyTorch has wrapped in a tensor.
+        device: Its device type. None: the device type of the inference.
+        wrapped: Whether it is a Python number wrapped in a tensor.
 
     Example:
         >>> result_type(Operand(torch.int32, (3,)), Operand(torch.int64))
@@ -58,19 +58,19 @@ class Operand(NamedTuple):
 def combine_categories(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
     """Joins the dtype of a state with the dtype of the next weaker one.
 
-    The weaker one counts only if it is of a higher kind: a 0-dim int64 does not widen an int32 with dimensions, but a
-    0-dim float makes it floating, and a complex one makes it complex.
+    The weaker dtype only matters if it is of a higher kind: a 0-dim int64 does not widen an int32 with dimensions, but
+    a 0-dim float makes it floating, and a 0-dim complex makes it complex.
 
     Args:
-        higher: The dtype of the stronger state; None if no operand is in it.
+        higher: The dtype of the stronger state. None: no operand has this state.
         lower: The dtype of the weaker state, or None.
 
     Returns:
-        The dtype of both together; None if both are undefined, or are bits and something else.
+        The joined dtype. None if both are undefined, or if only one of them is a bits dtype.
 
     Raises:
-        PromotionError: A floating dtype meets a complex one and has no complex dtype of its own (float8, float4), or
-            `promote_types` raises.
+        PromotionError: One dtype is complex, and the other is a floating dtype without a complex counterpart (float8,
+            float4); or `promote_types` raises.
 
     Example:
         >>> combine_categories(torch.int8, torch.int64), combine_categories(torch.int8, torch.float64)
@@ -85,7 +85,7 @@ def combine_categories(higher: torch.dtype | None, lower: torch.dtype | None) ->
     if lower is not None and is_complex(lower):
         if higher is None or not is_floating(higher):
             return lower
-        # The floating operand keeps its precision: float16 with a complex number is complex32.
+        # The floating operand's precision stays: float16 with a complex number gives complex32.
         both = to_complex(higher)
         if both is None:
             raise no_common_dtype(
@@ -100,7 +100,7 @@ def combine_categories(higher: torch.dtype | None, lower: torch.dtype | None) ->
 
 
 class ResultTypeState(NamedTuple):
-    """What the operands seen so far promote to, by state. None: no operand yet, PyTorch's Undefined.
+    """The promoted dtype of the operands so far, by state. None: no operand yet (Undefined in PyTorch).
 
     Attributes:
         dim: The tensors with dimensions.
@@ -122,12 +122,12 @@ class ResultTypeState(NamedTuple):
         """Returns the state with one more operand.
 
         Args:
-            dtype: Its dtype; a wrapped number's is the one that `number_dtype` gives.
-            ndim: How many dimensions it has.
+            dtype: Its dtype. For a Python number, that of `number_dtype`.
+            ndim: Its number of dimensions.
             wrapped: Whether it is a Python number.
 
         Raises:
-            PromotionError: It does not promote with the operands of its state.
+            PromotionError: It has no common dtype with the operands of its state.
 
         Example:
             >>> ResultTypeState().update(torch.int8, 1).update(torch.int64, 0)
@@ -142,10 +142,10 @@ class ResultTypeState(NamedTuple):
         return ResultTypeState(self.dim, promote_skip_undefined(self.zero, dtype), self.wrapped)
 
     def result(self) -> torch.dtype:
-        """Returns the dtype of all operands together.
+        """Returns the common dtype of all operands.
 
         Raises:
-            PromotionError: There is none: no operands, bits with something else, or no promotion between two states.
+            PromotionError: There are no operands, a bits dtype is among others, or two states do not join.
 
         Example:
             >>> ResultTypeState(dim=torch.int8, zero=torch.int64).result()
@@ -156,24 +156,24 @@ class ResultTypeState(NamedTuple):
         found = combine_categories(self.dim, combine_categories(self.zero, self.wrapped))
         if found is None:
             raise PromotionError(
-                "the operands have no common dtype: there are none, or bits dtypes meet others, and bits dtypes "
-                "promote only with themselves. Convert the operands first."
+                "the operands have no common dtype: there are no operands, or bits dtypes are combined with others. "
+                "Bits dtypes promote only with themselves. Convert the operands first."
             )
         return found
 
 
 def number_dtype(number: Number, default_dtype: torch.dtype | None = None) -> torch.dtype:
-    """Returns the dtype that a Python number counts as.
+    """Returns the dtype that promotion uses for a Python number.
 
     Args:
         number: The number.
-        default_dtype: The default dtype; None means the current one.
+        default_dtype: The default dtype. None: the current one.
 
     Returns:
-        bool, int64 (uint64 for what only that holds), the default dtype, or the default dtype's complex dtype.
+        bool, int64 (uint64 if the number only fits that), the default dtype, or its complex dtype.
 
     Raises:
-        PromotionError: An int that neither int64 nor uint64 holds, or no number.
+        PromotionError: The int fits neither int64 nor uint64, or the value is not a number.
 
     Example:
         >>> number_dtype(5.5, default_dtype=torch.float64), number_dtype(2**63)
@@ -200,7 +200,7 @@ def number_dtype(number: Number, default_dtype: torch.dtype | None = None) -> to
 def state_of(
     operands: Iterable[torch.Tensor | Number | torch.dtype | Operand], default_dtype: torch.dtype | None = None
 ) -> ResultTypeState:
-    """Returns the state after all operands; arguments and errors are those of `result_type`.
+    """Returns the state after all operands. Arguments and errors are those of `result_type`.
 
     Example:
         >>> state_of([torch.ones(3, dtype=torch.int8), 2.5], default_dtype=torch.float32)
@@ -225,7 +225,7 @@ def state_of(
 
 
 def _wrapped_dtype(dtype: torch.dtype, default_dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype that a wrapped number counts as, when it lies in a tensor of another dtype.
+    """The dtype that promotion uses for a wrapped number, whose tensor may have another dtype.
 
     Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
     """
@@ -237,11 +237,11 @@ def _wrapped_dtype(dtype: torch.dtype, default_dtype: torch.dtype | None) -> tor
 def result_type(
     *operands: torch.Tensor | Number | torch.dtype | Operand, default_dtype: torch.dtype | None = None
 ) -> torch.dtype:
-    """Returns the dtype that operands promote to. PyTorch's own takes two; this takes any number.
+    """Returns the dtype that operands promote to. Unlike `torch.result_type`, it takes any number of operands.
 
     Args:
-        operands: Tensors of any shape, Python numbers, dtypes (each counts as a tensor with dimensions) and Operands.
-        default_dtype: What a Python float counts as; None means the current default dtype.
+        operands: Tensors, Python numbers, dtypes (each stands for a tensor with dimensions) and Operands.
+        default_dtype: The dtype of Python floats. None: the current default dtype.
 
     Returns:
         The common dtype.

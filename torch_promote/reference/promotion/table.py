@@ -1,4 +1,4 @@
-"""What two dtypes promote to: the 13x13 table, and the rules for dtypes that it has no row for."""
+"""`promote_types`: the 13x13 table of promotions, and the rules for dtypes without a row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
     "promotion_table",
 ]
 
-#: What two dtypes promote to. Source: c10/core/ScalarType.cpp, _promoteTypesLookup (v2.13).
+#: The dtype that two dtypes promote to. Source: c10/core/ScalarType.cpp, _promoteTypesLookup (v2.13).
 PROMOTION_TABLE = """
      b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
 b1   b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
@@ -46,7 +46,7 @@ TABLE_DTYPES: tuple[torch.dtype, ...] = tuple(TYPECODES[code] for code in PROMOT
 
 
 class PromotionError(TorchPromoteError, TypeError):
-    """Operands that PyTorch cannot promote, or a result that cannot be cast to the dtype it is written to.
+    """Operands without a common dtype in PyTorch, or a result that cannot be cast to the dtype of `out`.
 
     Example:
         >>> issubclass(PromotionError, TypeError)
@@ -55,13 +55,13 @@ class PromotionError(TorchPromoteError, TypeError):
 
 
 def promotion_table() -> dict[tuple[torch.dtype, torch.dtype], torch.dtype]:
-    """Returns the table as a mapping of ordered pairs, with torch.bcomplex32's row where PyTorch has that dtype.
+    """Returns the table as a mapping of ordered pairs, with bcomplex32 if the running PyTorch has it.
 
     Returns:
-        Pairs of dtypes to the dtype that they promote to.
+        Maps pairs of dtypes to the dtype that they promote to.
 
     Raises:
-        ValueError: The table's text has a row of a wrong length.
+        ValueError: A row of the table has the wrong length.
 
     Example:
         >>> promotion_table()[torch.bfloat16, torch.float16]
@@ -94,7 +94,7 @@ def promote_types(a: torch.dtype, b: torch.dtype) -> torch.dtype:
         Their common dtype.
 
     Raises:
-        PromotionError: PyTorch defines no promotion between the two; the message says which rule forbids it.
+        PromotionError: PyTorch defines no promotion for the two dtypes. The message names the rule.
 
     Example:
         >>> promote_types(torch.uint8, torch.int8)
@@ -111,12 +111,12 @@ def promote_types(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     """
     promoted = _promote(a, b)
     if promoted is None:
-        raise no_common_dtype(a, b, "bits dtypes are uninterpreted, and promote only with themselves")
+        raise no_common_dtype(a, b, "bits dtypes promote only with themselves")
     return promoted
 
 
 def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
-    """What two dtypes promote to; None, which is PyTorch's Undefined, where bits meet another dtype.
+    """The promoted dtype. None (Undefined in PyTorch) if exactly one of the dtypes is a bits dtype.
 
     Source: c10/core/ScalarType.cpp, promoteTypes (v2.13).
     """
@@ -125,7 +125,7 @@ def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
     found = _TABLE.get((a, b))
     if found is not None:
         return found
-    # No pair below is in the table, so the order of the questions is PyTorch's own from here on.
+    # The pair is not in the table. The checks below have PyTorch's order.
     families = (family(a), family(b))
     if Family.QUANTIZED in families:
         raise no_common_dtype(a, b, "quantized dtypes promote only with themselves")
@@ -144,27 +144,27 @@ def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
 
 
 def no_common_dtype(a: torch.dtype, b: torch.dtype, why: str) -> PromotionError:
-    """Returns the error for two dtypes that do not promote.
+    """Returns the error for two dtypes without a common dtype.
 
     Args:
         a: A dtype.
         b: Another.
-        why: The rule that forbids it, as a clause.
+        why: The reason, as a clause.
 
     Example:
-        >>> print(no_common_dtype(torch.bits8, torch.int8, "bits are uninterpreted"))
-        bits8 and int8 have no common dtype: bits are uninterpreted. Convert one of the two first.
+        >>> print(no_common_dtype(torch.bits8, torch.int8, "bits dtypes promote only with themselves"))
+        bits8 and int8 have no common dtype: bits dtypes promote only with themselves. Convert one of them first.
     """
     return PromotionError(
-        f"{dtype_name(a)} and {dtype_name(b)} have no common dtype: {why}. Convert one of the two first."
+        f"{dtype_name(a)} and {dtype_name(b)} have no common dtype: {why}. Convert one of them first."
     )
 
 
 def promote_skip_undefined(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
-    """Promotes two dtypes, either of which may be undefined (None): then the other one is the result.
+    """Promotes two dtypes. If one is undefined (None), the result is the other.
 
     Raises:
-        PromotionError: As `promote_types`, except that bits give None here.
+        PromotionError: As `promote_types`, except that bits dtypes give None.
 
     Example:
         >>> promote_skip_undefined(None, torch.int8)

@@ -1,10 +1,9 @@
-"""Promotion rules as data: which dtype operands promote to under PyTorch's rule, and under others.
+"""Promotion rules as data: PyTorch's rule and others.
 
-- what a rule is, and the common dtype of any operands by it: torch_promote.reference.promotion_rules.rule
-- tensors and Python numbers as operands: operands; the cast to write where there is no common dtype: remedy
-- the rules: torch_rule, jax_rule, numpy_rule, array_api_rule and strict_rule beside it; by name: registry
-- a user's own: torch_promote.reference.promotion_rules.user
-- where a rule deliberately differs from the library that it is named after: exceptions
+- rule: `PromotionRule`, the tables of a rule and the common dtype of any operands
+- torch_rule, jax_rule, numpy_rule, array_api_rule, strict_rule: the rules; registry: `promotion_rule`, a rule by name
+- user: `make_rule`, a user's own rule; text_table: tables written as text
+- operands: tensors and Python numbers as operands; remedy: the cast that an error proposes
 
 Example:
     >>> import torch

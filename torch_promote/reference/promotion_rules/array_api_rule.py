@@ -1,4 +1,4 @@
-"""The array API standard's rule: two kinds do not mix, and a Python number is of the array's kind or of a lower one."""
+"""The array API standard's rule: kinds do not mix, and a Python number must not be of a higher kind than the array."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_promote.reference.promotion_rules.text_table import read_table
 
 __all__ = ["ARRAY_API_TABLE", "array_api_rule"]
 
-#: What the standard defines: integers with integers, real and complex floating dtypes with one another.
+#: The promotions that the standard defines: among integers, and among real and complex floating dtypes.
 ARRAY_API_TABLE = """
      b1 u1 u2 u4 u8 i1 i2 i4 i8 f4 f8 c4 c8
 b1   b1 -- -- -- -- -- -- -- -- -- -- -- --
@@ -38,10 +38,10 @@ _COMPLEX_OF = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 @functools.cache
 def array_api_rule(default_dtype: torch.dtype) -> PromotionRule:
-    """Returns the standard's rule. Dtypes that the standard lacks promote with themselves and with numbers alone.
+    """Returns the standard's rule. Dtypes outside the standard promote only with themselves and with numbers.
 
     Args:
-        default_dtype: What the rule is filed under; no dtype comes of it.
+        default_dtype: The default dtype. The rule does not depend on it.
 
     Example:
         >>> rule = array_api_rule(torch.float32)

@@ -1,4 +1,4 @@
-"""JAX's rule: a small lattice, in which Python numbers have nodes of their own below the dtypes of their kind."""
+"""JAX's rule: a lattice, in which Python numbers have nodes of their own below the dtypes of their kind."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from torch_promote.reference.promotion_rules.rule import PromotionRule
 
 __all__ = ["FLOAT8", "LATTICE", "jax_rule", "joins"]
 
-#: The float8 dtypes, which have a place each, below nothing.
+#: The float8 dtypes. Each is a node with nothing above it.
 FLOAT8 = tuple(dtype_name(dtype) for dtype in ALL_DTYPES if family(dtype) is Family.FLOAT8)
 
-#: From each node to the ones right above it. A Python bool is the dtype bool; int*, float* and complex* are the other
-#: Python numbers. From JAX's type promotion semantics.
+#: Maps each node to the nodes directly above it, as in JAX's type promotion semantics. A Python bool is the node bool;
+#: int*, float* and complex* are the other Python numbers.
 LATTICE: Mapping[str, tuple[str, ...]] = {
     "bool": ("int*",),
     "int*": ("uint8", "int8", "uint4", "int4", "uint2", "int2"),
@@ -54,7 +54,7 @@ _NUMBERS = {bool: "bool", int: "int*", float: "float*", complex: "complex*"}
 
 _STANDS_FOR = {"int*": "PyTorch's int", "float*": "the default dtype", "complex*": "the default complex dtype"}
 
-#: What an integer becomes in true division: a floating dtype of about its width, whatever the default dtype.
+#: The dtype of an integer in true division: a floating dtype of similar width, independent of the default dtype.
 _INEXACT = {
     **dict.fromkeys(("bool", "uint4", "int4", "uint8", "int8", "uint16", "int16", "uint32", "int32"), torch.float32),
     **dict.fromkeys(("uint64", "int64"), torch.float64),
@@ -62,7 +62,7 @@ _INEXACT = {
 
 
 def _above(lattice: Mapping[str, tuple[str, ...]]) -> dict[str, frozenset[str]]:
-    """Every node with all that are above it, itself included."""
+    """Maps every node to the set of nodes above it, including itself."""
     found: dict[str, frozenset[str]] = {}
 
     def climb(node: str, below: tuple[str, ...]) -> frozenset[str]:
@@ -86,16 +86,16 @@ def _least(nodes: Iterable[str], above: Mapping[str, frozenset[str]]) -> str | N
 
 
 def joins(lattice: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, str], str | None]:
-    """Returns the join of each two nodes of a lattice: the least node above both.
+    """Returns the join of each pair of nodes: the least node above both.
 
     Args:
-        lattice: From each node to the ones right above it.
+        lattice: Maps each node to the nodes directly above it.
 
     Returns:
-        Ordered pairs to their join; None where no node is above both.
+        Maps ordered pairs to their join. None: no node is above both.
 
     Raises:
-        RuleDefinitionError: There is a cycle, or two nodes have nodes above them and no least one.
+        RuleDefinitionError: There is a cycle, or two nodes have no least node above them.
 
     Example:
         >>> joins({"a": ("c",), "b": ("c",), "c": (), "d": ()})["a", "b"]
@@ -117,10 +117,10 @@ _ABOVE = _above(LATTICE)
 
 @functools.cache
 def jax_rule(default_dtype: torch.dtype) -> PromotionRule:
-    """Returns JAX's rule with 64-bit dtypes enabled; a Python number that decides has PyTorch's default dtype.
+    """Returns JAX's rule with 64-bit dtypes enabled and PyTorch's default dtype for Python floats.
 
     Args:
-        default_dtype: What the nodes float* and complex* stand for, where a join ends in one.
+        default_dtype: The dtype that a join of float* stands for; complex* stands for its complex dtype.
 
     Example:
         >>> rule = jax_rule(torch.float32)
@@ -146,7 +146,7 @@ def jax_rule(default_dtype: torch.dtype) -> PromotionRule:
             for name, dtype in names.items()
         },
         floats={dtype: _INEXACT.get(name, dtype if _is_inexact(dtype) else None) for name, dtype in names.items()},
-        # uint64 and int64 meet in float*, which gives way to any floating dtype. Two by two, it would be one already.
+        # uint64 and int64 join in float*, which joins with float16 in float16. Folding pairwise would give float32.
         associative=False,
         default_dtype=default_dtype,
         reason=_reason,
@@ -171,7 +171,7 @@ def _of_many(dtypes: Iterable[torch.dtype]) -> str | None:
 def _words(a: torch.dtype | type, b: torch.dtype, common: torch.dtype) -> str:
     names = _NUMBERS[a] if isinstance(a, type) else dtype_name(a), dtype_name(b)
     node = _JOINS.get(names)
-    if node is None:  # a dtype that JAX lacks, with itself or a number
+    if node is None:  # a dtype that JAX does not have, with itself or a number
         return words_of_table("The rule", a, b, common)
     if node in names:
         told = f"In JAX's lattice, {names[1 - names.index(node)]} is below {node}, which stays"

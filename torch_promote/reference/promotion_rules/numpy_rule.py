@@ -1,4 +1,4 @@
-"""NumPy 2's rule (NEP 50): a table of dtypes for tensors of any rank, in which only Python numbers are weak."""
+"""NumPy 2's rule (NEP 50): a table for tensors of any number of dimensions. Only Python numbers are weak."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_promote.reference.promotion_rules.text_table import CODES, read_table
 
 __all__ = ["NUMPY_TABLE", "numpy_rule"]
 
-#: What two arrays promote to in arithmetic; bfloat16 as ml_dtypes gives it to NumPy. NumPy's own table is in
+#: The dtype of arithmetic on two arrays, with ml_dtypes' bfloat16. NumPy's own table is in
 #: numpy/_core/src/multiarray/common_dtype.c and in its casting tables.
 NUMPY_TABLE = """
      b1 u1 u2 u4 u8 i1 i2 i4 i8 bf f2 f4 f8 c4 c8
@@ -37,20 +37,20 @@ c8   c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8
 
 _TABLE = read_table(NUMPY_TABLE)
 
-#: NumPy's numbers for its types, as an order: of several, the last one is asked what it makes of each other.
+#: NumPy's types, sorted by their numbers. Of several, the last one is promoted with each of the others.
 _TYPE_NUMBERS = "b1 i1 u1 i2 u2 i4 u4 i8 u8 f4 f8 c4 c8 f2"
 _RANK = {CODES[code]: rank for rank, code in enumerate(_TYPE_NUMBERS.split())}
 
-#: What bfloat16 holds every value of, besides itself.
+#: The dtypes whose values bfloat16 can represent.
 _IN_BFLOAT16 = (torch.bool, torch.int8, torch.uint8)
 
 
 @functools.cache
 def numpy_rule(default_dtype: torch.dtype) -> PromotionRule:
-    """Returns NumPy 2's rule. It does not look at PyTorch's default dtype: NumPy's is float64.
+    """Returns NumPy 2's rule. It does not depend on PyTorch's default dtype, since NumPy's is float64.
 
     Args:
-        default_dtype: What the rule is filed under.
+        default_dtype: The default dtype.
 
     Example:
         >>> rule = numpy_rule(torch.float32)
@@ -77,7 +77,7 @@ def numpy_rule(default_dtype: torch.dtype) -> PromotionRule:
 
 
 def _with_number(number: type, dtype: torch.dtype) -> torch.dtype:
-    """A number of no higher kind is of the array's dtype; one of a higher kind has NumPy's default precision."""
+    """A number of a higher kind than the array has NumPy's default precision; others have the array's dtype."""
     if fits(number, dtype):
         return dtype
     if number is complex and is_floating(dtype):
@@ -86,10 +86,10 @@ def _with_number(number: type, dtype: torch.dtype) -> torch.dtype:
 
 
 def _of_many(dtypes: Sequence[torch.dtype]) -> torch.dtype | None:
-    """As PyArray_PromoteDTypeSequence: one dtype, which knows all others, meets each; what comes of that is folded.
+    """Like PyArray_PromoteDTypeSequence: promotes one dtype with each of the others, and folds the results.
 
-    So int16 with uint16 does not pass through int32 on the way to float32. NumPy asks ml_dtypes for two dtypes only;
-    with others, bfloat16 stands for float32 unless it holds all of them.
+    Thus int16, uint16 and float32 give float32, without int32 as an intermediate step. NumPy uses ml_dtypes only for
+    pairs; among more dtypes, bfloat16 stands for float32 unless it represents the values of all others.
     """
     found = set(dtypes)
     if torch.bfloat16 in found:
@@ -105,7 +105,7 @@ def _of_many(dtypes: Sequence[torch.dtype]) -> torch.dtype | None:
 
 def _met(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     found = _TABLE[a, b]
-    assert found is not None, "NumPy's table has an answer everywhere"
+    assert found is not None, "NumPy's table is complete"
     return found
 
 

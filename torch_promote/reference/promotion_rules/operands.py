@@ -1,4 +1,4 @@
-"""Operands as promotion rules see them: tensors by their dtype, Python numbers by their type."""
+"""Operands of promotion rules: tensors with their dtypes, Python numbers with their types."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = [
 ]
 
 OperandLike = torch.Tensor | Number | torch.dtype | Operand
-"""A tensor, a Python number, a dtype (counts as a tensor with dimensions), or a description of an operand."""
+"""A tensor, a Python number, a dtype (stands for a tensor with dimensions), or a description of an operand."""
 
-#: The types of Python numbers, each of a higher kind than the one before.
+#: The types of Python numbers, in ascending order of kind.
 NUMBER_TYPES: tuple[type, ...] = (bool, int, float, complex)
 
 _KIND_OF_NUMBER = {bool: Kind.BOOL, int: Kind.INTEGRAL, float: Kind.FLOATING, complex: Kind.COMPLEX}
 
 
 def fits(number: type, dtype: torch.dtype) -> bool:
-    """Whether a Python number of a type is of no higher kind than a dtype.
+    """Whether tensors keep their dtype beside a Python number: the number is not of a higher kind.
 
     Args:
         number: bool, int, float or complex.
@@ -45,13 +45,13 @@ def fits(number: type, dtype: torch.dtype) -> bool:
 
 
 def number_type(operand: OperandLike) -> type | None:
-    """Returns the type of Python number that an operand is, or None for a tensor.
+    """Returns the type of an operand that is a Python number, or None for a tensor.
 
     Args:
-        operand: The operand; a wrapped `Operand` is a number of its dtype's kind.
+        operand: The operand. A wrapped `Operand` is a number of its dtype's kind.
 
     Raises:
-        TypeError: It is no operand.
+        TypeError: The value is not an operand.
 
     Example:
         >>> number_type(True), number_type(2.5), number_type(torch.ones(()))
@@ -73,7 +73,7 @@ def number_type(operand: OperandLike) -> type | None:
 
 
 def describe(operand: OperandLike) -> str:
-    """Returns an operand in words.
+    """Returns a description of an operand.
 
     Example:
         >>> describe(torch.ones(2, 3)), describe(5.5), describe(torch.int8)
@@ -90,34 +90,34 @@ def describe(operand: OperandLike) -> str:
 
 
 def words_of_table(table: str, a: torch.dtype | type, b: torch.dtype, common: torch.dtype) -> str:
-    """Returns a sentence for an entry of a table.
+    """Returns a sentence that describes an entry of a table.
 
     Args:
-        table: The table in words.
+        table: The name of the table.
         a: A dtype, or the type of a Python number.
         b: Another dtype.
-        common: What they promote to.
+        common: Their common dtype.
 
     Example:
         >>> words_of_table("The table", torch.int8, torch.uint8, torch.int16)
         'The table has int16 for int8 with uint8.'
         >>> words_of_table("The table", float, torch.float16, torch.float16)
-        'A Python float is of no higher kind than float16, so float16 stays.'
+        'A Python float is not of a higher kind than float16, so float16 stays.'
     """
     if not isinstance(a, type):
         return f"{table} has {dtype_name(common)} for {dtype_name(a)} with {dtype_name(b)}."
     if common is b:
-        return f"A Python {a.__name__} is of no higher kind than {dtype_name(b)}, so {dtype_name(b)} stays."
+        return f"A Python {a.__name__} is not of a higher kind than {dtype_name(b)}, so {dtype_name(b)} stays."
     return f"A Python {a.__name__} is of a higher kind than {dtype_name(b)}, and the two give {dtype_name(common)}."
 
 
 class Parts(NamedTuple):
-    """Operands by their states: the different dtypes in the order in which they come, and the highest type of number.
+    """Operands by state: the distinct dtypes in order of appearance, and the highest type of number.
 
     Attributes:
-        dims: The dtypes of the tensors with dimensions; of all tensors, where 0-dim ones are not weak.
-        zeros: The dtypes of the 0-dim tensors, where they are weak.
-        number: The type of the Python numbers, None if there are none.
+        dims: The dtypes of the tensors with dimensions, or of all tensors if 0-dim tensors are not weak.
+        zeros: The dtypes of the 0-dim tensors, if they are weak.
+        number: The type of the Python numbers, or None.
 
     Example:
         >>> parts_of([torch.ones(3), torch.tensor(1), 2, 2.5], zero_dim_is_weak=True)
@@ -130,11 +130,11 @@ class Parts(NamedTuple):
 
 
 def parts_of(operands: Iterable[OperandLike], zero_dim_is_weak: bool) -> Parts:
-    """Sorts operands by their states.
+    """Groups operands by state.
 
     Args:
         operands: The operands.
-        zero_dim_is_weak: Whether 0-dim tensors have a state of their own.
+        zero_dim_is_weak: Whether 0-dim tensors are a state of their own.
 
     Example:
         >>> parts_of([torch.ones(3), torch.tensor(1)], zero_dim_is_weak=False)

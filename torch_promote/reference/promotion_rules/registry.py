@@ -1,4 +1,4 @@
-"""The promotion rules by their names."""
+"""`promotion_rule`: the promotion rules by name."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _RULES: dict[str, Callable[[torch.dtype], PromotionRule]] = {
     "strict": strict_rule,
 }
 
-#: The rules that have a name, in the order in which they are documented.
+#: The names of the rules, in the order of the documentation.
 RULE_NAMES: tuple[str, ...] = tuple(_RULES)
 
 
 def promotion_rule(rule: str | PromotionRule, default_dtype: torch.dtype | None = None) -> PromotionRule:
-    """Returns a rule by its name.
+    """Returns the rule with a name.
 
     Args:
         rule: One of `RULE_NAMES`, or a rule.
-        default_dtype: The default dtype that it is for; None means the current one.
+        default_dtype: The default dtype for the rule. None: the current one.
 
     Raises:
-        RuleDefinitionError: There is no rule of this name.
+        RuleDefinitionError: There is no rule with this name.
 
     Example:
         >>> promotion_rule("torch").name

@@ -1,4 +1,4 @@
-"""The cast to write where a promotion rule has no common dtype."""
+"""The cast that an error proposes for operands without a common dtype."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["remedy"]
 
 
 def remedy(dtype: torch.dtype, other: torch.dtype | type) -> str:
-    """Returns what to write so that two operands have one dtype, as a sentence.
+    """Returns a sentence with a cast that gives two operands the same dtype.
 
     Args:
         dtype: The dtype of a tensor.
@@ -46,7 +46,7 @@ def _for_number(number: type, dtype: torch.dtype) -> torch.dtype:
 
 
 def _meeting(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
-    """Where two dtypes can meet: where PyTorch has them meet, else in the wider of two of one kind."""
+    """The dtype to cast to: PyTorch's common dtype, else the wider of two floating dtypes. None: neither exists."""
     try:
         return promote_types(a, b)
     except PromotionError:

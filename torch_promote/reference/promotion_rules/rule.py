@@ -1,7 +1,7 @@
-"""What a promotion rule is: tables over dtypes, and the common dtype of any operands by them.
+"""`PromotionRule`: tables over dtypes, and the common dtype of any number of operands.
 
-A rule is data. Its tables answer for two dtypes, and for a Python number with the tensors' dtype.
-`PromotionRule.common` puts them together for any number of operands, and is the oracle for what is compiled from them.
+A rule is data. Its tables contain the common dtype of two dtypes, and of a Python number and a dtype.
+`PromotionRule.common` applies them to any number of operands. It is the oracle for the C++ code that uses the tables.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ __all__ = ["NUMBER_TYPES", "PromotionRule", "describe"]
 class PromotionRule:
     """A promotion rule under a default dtype.
 
-    A dtype that a table has no row for promotes with itself and with Python numbers of no higher kind, and with nothing
-    else. Look pairs up by the methods, which know that.
+    A dtype without a row in a table promotes only with itself and with Python numbers that are not of a higher kind.
+    The methods take that into account, so use them instead of the tables to look up pairs.
 
     Attributes:
-        name: What the rule is called.
-        tensors: Ordered pairs of tensors' dtypes to their common dtype; None: there is none.
-        numbers: A type of Python number and the tensors' dtype to the common dtype; None: there is none.
-        floats: What an op that computes in floating point, as true division does, makes of a common dtype. Floating and
-            complex dtypes stay. None: the rule has no such op on the dtype.
+        name: The rule's name.
+        tensors: Maps ordered pairs of tensors' dtypes to their common dtype. None: there is none.
+        numbers: Maps a type of Python number and the tensors' dtype to the common dtype. None: there is none.
+        floats: Maps a common dtype to the dtype of an op that computes in floating point, such as true division.
+            Floating and complex dtypes stay. None: the rule does not define such an op for the dtype.
         zero_dim_is_weak: Whether 0-dim tensors are weaker than tensors with dimensions.
-        associative: Whether more than two dtypes are folded pairwise, in the order in which they come. Otherwise only
-            `common` knows, and the order does not matter.
-        zero_dims: Where 0-dim tensors are weak: the dtype of the tensors with dimensions and that of the 0-dim ones
-            (with the numbers already in it) to the common dtype. Empty otherwise.
+        associative: Whether more than two dtypes can be folded pairwise. If not, use `common`. In both cases, the order
+            of the operands does not matter.
+        zero_dims: If 0-dim tensors are weak: maps the dtype of the tensors with dimensions, and that of the 0-dim ones
+            joined with the numbers, to the common dtype. Otherwise empty.
         default_dtype: The default dtype that the tables are for.
-        reason: Why two operands, tensors' dtypes or a type of number, have no common dtype, as a clause.
-        words: Where a common dtype comes from, as a sentence: two operands, of which the second is a dtype, and it.
-        many: The common dtype of more than two different dtypes of tensors, where folding is not it.
-        whole: Answers for all operands in place of the tables, which say the same as far as dtypes can say it.
-        build: Makes the rule for another default dtype.
+        reason: Returns why two operands (a dtype or a type of number, and a dtype) have no common dtype, as a clause.
+        words: Returns why two operands have a common dtype, as a sentence.
+        many: Returns the common dtype of more than two distinct dtypes of tensors, if folding does not.
+        whole: Returns the common dtype of all operands, instead of the tables. Both agree if only dtypes matter.
+        build: Returns the rule for another default dtype.
 
     Example:
         >>> from torch_promote.reference.promotion_rules import promotion_rule
@@ -82,7 +82,7 @@ class PromotionRule:
         """Returns the same rule for another default dtype.
 
         Args:
-            default_dtype: What Python floats count as where they decide.
+            default_dtype: The dtype of Python floats.
 
         Example:
             >>> from torch_promote.reference.promotion_rules import promotion_rule
@@ -94,7 +94,7 @@ class PromotionRule:
         return self.build(default_dtype)
 
     def of_pair(self, a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
-        """Returns what two tensors' dtypes promote to, None if they do not.
+        """Returns the common dtype of two tensors' dtypes, or None.
 
         Example:
             >>> from torch_promote.reference.promotion_rules import promotion_rule
@@ -104,7 +104,7 @@ class PromotionRule:
         return self.tensors.get((a, b), a if a is b else None)
 
     def of_number(self, number: type, dtype: torch.dtype) -> torch.dtype | None:
-        """Returns what a Python number and tensors of a dtype promote to, None if they do not.
+        """Returns the common dtype of a Python number and tensors of a dtype, or None.
 
         Example:
             >>> from torch_promote.reference.promotion_rules import promotion_rule
@@ -114,7 +114,7 @@ class PromotionRule:
         return self.numbers.get((number, dtype), dtype if fits(number, dtype) else None)
 
     def of_float(self, dtype: torch.dtype) -> torch.dtype | None:
-        """Returns what an op that computes in floating point makes of a common dtype, None if it refuses.
+        """Returns the dtype of an op that computes in floating point, for a common dtype, or None.
 
         Example:
             >>> from torch_promote.reference.promotion_rules import promotion_rule
@@ -124,15 +124,15 @@ class PromotionRule:
         return self.floats.get(dtype, dtype if is_floating(dtype) or is_complex(dtype) else None)
 
     def common(self, operands: Iterable[OperandLike], op: str | None = None, floats: bool = False) -> torch.dtype:
-        """Returns the common dtype of operands: the dtype that an op on them computes in.
+        """Returns the common dtype of operands, in which an op on them computes.
 
         Args:
-            operands: One operand or more, in any order.
-            op: The op's name, for the error.
-            floats: Whether the op computes in floating point, as true division does.
+            operands: One or more operands, in any order.
+            op: The op's name, for errors.
+            floats: Whether the op computes in floating point, like true division.
 
         Raises:
-            PromotionRuleError: They have none; the message names the operands, the rule and the cast to write.
+            PromotionRuleError: There is none. The message names the operands, the rule and a cast that helps.
             ValueError: There are no operands.
 
         Example:
@@ -142,13 +142,13 @@ class PromotionRule:
         """
         given = tuple(operands)
         if not given:
-            raise ValueError("no operands have no common dtype.")
+            raise ValueError("common takes at least one operand.")
         found = self._common(given, op)
         if not floats:
             return found
         result = self.of_float(found)
         if result is None:
-            words = f"{dtype_name(found)} is not floating, and the rule does not divide it"
+            words = f"{dtype_name(found)} is not floating, and the rule defines no division for it"
             raise PromotionRuleError(self.name, map(describe, given), words, remedy(found, float), op)
         return result
 
@@ -183,7 +183,7 @@ class PromotionRule:
     def _of_tensors(
         self, dtypes: Sequence[torch.dtype], refused: Callable[[torch.dtype, torch.dtype], PromotionRuleError]
     ) -> torch.dtype | None:
-        """The common dtype of tensors in one state, None for no tensors."""
+        """The common dtype of tensors in one state. None: there are no tensors."""
         if len(dtypes) > 2 and self.many is not None:
             found = self.many(dtypes)
             if found is None:
@@ -199,13 +199,13 @@ class PromotionRule:
         return functools.reduce(join, dtypes) if dtypes else None
 
     def _apart(self, dtypes: Sequence[torch.dtype]) -> tuple[torch.dtype, torch.dtype]:
-        """The first two that do not promote by themselves, for the error; else the first two."""
+        """The two dtypes that an error names: the first pair without a common dtype, else the first pair."""
         pairs = [(a, b) for i, a in enumerate(dtypes) for b in dtypes[i + 1 :]]
         return next((pair for pair in pairs if self.of_pair(*pair) is None), pairs[0])
 
 
 def _clauses(error: str) -> tuple[str, str]:
-    """A promotion error of the reference, as what forbids and what to write."""
+    """Splits the text of a PromotionError into the reason and the remedy."""
     _, _, why = error.rpartition("no common dtype: ")
     why, _, remedy_ = why.rstrip(".").partition(". ")
     return why, f"{remedy_ or 'Convert the operands first'}."

@@ -1,4 +1,4 @@
-"""The strict rule: tensors of different dtypes do not meet, and a Python number has to be of a kind that fits."""
+"""The strict rule: all tensors must have one dtype, and a Python number must not be of a higher kind."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["strict_rule"]
 
 @functools.cache
 def strict_rule(default_dtype: torch.dtype) -> PromotionRule:
-    """Returns the strict rule, for every dtype that the running PyTorch has.
+    """Returns the strict rule for every dtype of the running PyTorch.
 
-    A call whose tensors have one dtype never raises: integers still divide into the default dtype.
+    A call whose tensors have one dtype never raises. Integers still divide to the default dtype.
 
     Args:
-        default_dtype: What integers become in true division.
+        default_dtype: The dtype of integers in true division.
 
     Example:
         >>> rule = strict_rule(torch.float32)

@@ -1,4 +1,4 @@
-"""PyTorch's own rule: its table, with 0-dim tensors and Python numbers as weaker states."""
+"""PyTorch's own rule, in which 0-dim tensors and Python numbers are weaker than tensors with dimensions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["torch_rule"]
 
 @functools.cache
 def torch_rule(default_dtype: torch.dtype) -> PromotionRule:
-    """Returns PyTorch's rule, for every dtype that the running PyTorch has.
+    """Returns PyTorch's rule for every dtype of the running PyTorch.
 
     Args:
-        default_dtype: What Python floats count as, and what integers become in true division.
+        default_dtype: The dtype of Python floats, and of integers in true division.
 
     Example:
         >>> rule = torch_rule(torch.float32)

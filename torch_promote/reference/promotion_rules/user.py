@@ -1,4 +1,4 @@
-"""A user's own promotion rule: a table over pairs of dtypes, or a function of two, checked when it is made."""
+"""`make_rule`: a user's own promotion rule, made from a table or a function of two dtypes, and checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["PAIR_DTYPES", "make_rule"]
 Pairs = Mapping[tuple[torch.dtype, torch.dtype], torch.dtype | None]
 PairFunction = Callable[[torch.dtype, torch.dtype], torch.dtype | None]
 
-#: What a function is asked about, each with each: the dtypes that arithmetic is done in.
+#: The dtypes for which a function is called, in all pairs.
 PAIR_DTYPES: tuple[torch.dtype, ...] = tuple(CODES.values())
 
 
@@ -36,23 +36,23 @@ def make_rule(
     """Makes a promotion rule.
 
     Args:
-        name: What to call it, in errors; none of `RULE_NAMES`.
-        tensors: What two tensors' dtypes promote to. A table of pairs, in either order or in both; it may be partial.
-            Or a function of two dtypes, which is asked about every pair of `PAIR_DTYPES`. None stands for a pair that
-            has no common dtype.
-        over: The rule that answers where `tensors`, `numbers` and `floats` do not. Over "strict", a pair that the table
-            lacks has no common dtype.
-        numbers: Types of Python numbers (bool, int, float, complex) with the tensors' dtype to the common dtype.
-        floats: Common dtypes to what true division makes of them.
-        default_dtype: The default dtype that `over` is taken for; None means the current one.
+        name: The rule's name, for errors. It must not be in `RULE_NAMES`.
+        tensors: The common dtype of two tensors' dtypes: a table of pairs, in either order or both, which may be
+            partial; or a function of two dtypes, which is called for every pair of `PAIR_DTYPES`. None: the pair has no
+            common dtype.
+        over: The rule for whatever `tensors`, `numbers` and `floats` do not define. Over "strict", a pair that is
+            missing in the table has no common dtype.
+        numbers: Maps a type of Python number (bool, int, float, complex) and the tensors' dtype to the common dtype.
+        floats: Maps common dtypes to their dtypes in true division.
+        default_dtype: The default dtype for `over`. None: the current one.
 
     Returns:
-        The rule. Whether it is associative is found out here. If it is not, more than two dtypes have a common one
-        where every order of folding them gives the same.
+        The rule. `make_rule` determines whether it is associative. If it is not, more than two dtypes have a common
+        dtype only if folding them in every order gives the same one.
 
     Raises:
-        RuleDefinitionError: The table says two things of a pair, a dtype does not promote to itself with itself, or an
-            answer is no dtype. The message names the pair.
+        RuleDefinitionError: The table has two results for a pair, promotes a dtype with itself to another one, or has a
+            result that is not a dtype. The message names the pair.
 
     Example:
         >>> rule = make_rule("careful", {(torch.int32, torch.float32): torch.float64}, over="torch")
@@ -61,10 +61,10 @@ def make_rule(
         >>> make_rule("odd", {(torch.int8, torch.int8): torch.int16})
         Traceback (most recent call last):
         ...
-        torch_promote.errors.RuleDefinitionError: rule 'odd': int8 with itself is int16. It has to be int8.
+        torch_promote.errors.RuleDefinitionError: rule 'odd': int8 with itself is int16. It must be int8.
     """
     if name in RULE_NAMES:
-        raise RuleDefinitionError(f"{name!r} is the name of a rule that is there already. Choose another.")
+        raise RuleDefinitionError(f"{name!r} is the name of an existing rule. Choose another.")
     pairs = _of_function(name, tensors) if callable(tensors) else _both_ways(name, tensors)
     _check_numbers(name, numbers or {})
     for source, answer in (floats or {}).items():
@@ -98,7 +98,7 @@ def _built(
         if isinstance(a, type):
             return f"the rule has no entry for a Python {a.__name__} with {dtype_name(b)}"
         if table.get((a, b)) is not None:
-            return "the order of the operands would decide"
+            return "the result would depend on the order of the operands"
         return f"the rule has no common dtype for {dtype_name(a)} and {dtype_name(b)}"
 
     changed = {pair for pair, answer in pairs.items() if answer is not base.of_pair(*pair)}
@@ -122,7 +122,7 @@ def _built(
 
 
 def _both_ways(name: str, table: Pairs) -> Pairs:
-    """A table with every pair in both orders, and with each of its dtypes with itself."""
+    """The table with every pair in both orders, and with each dtype paired with itself."""
     found: dict[tuple[torch.dtype, torch.dtype], torch.dtype | None] = {}
     for pair, answer in table.items():
         if not (isinstance(pair, tuple) and len(pair) == 2):
@@ -131,12 +131,12 @@ def _both_ways(name: str, table: Pairs) -> Pairs:
         _check_answer(name, f"{_shown(a)} with {_shown(b)}", pair, answer)
         if a is b and answer is not a:
             raise RuleDefinitionError(
-                f"rule {name!r}: {_shown(a)} with itself is {_shown(answer)}. It has to be {_shown(a)}."
+                f"rule {name!r}: {_shown(a)} with itself is {_shown(answer)}. It must be {_shown(a)}."
             )
         if found.get((a, b), answer) is not answer or table.get((b, a), answer) is not answer:
             raise RuleDefinitionError(
-                f"rule {name!r}: {_shown(a)} with {_shown(b)} is {_shown(answer)}, and the other way round "
-                f"{_shown(table[b, a])}. A promotion does not depend on the order."
+                f"rule {name!r}: {_shown(a)} with {_shown(b)} is {_shown(answer)}, but {_shown(b)} with "
+                f"{_shown(a)} is {_shown(table[b, a])}. The order must not matter."
             )
         found |= {(a, b): answer, (b, a): answer, (a, a): a, (b, b): b}
     return found
@@ -150,7 +150,7 @@ def _of_function(name: str, function: PairFunction) -> Pairs:
         except Exception as error:
             raise RuleDefinitionError(
                 f"rule {name!r}: the function raises for {_shown(a)} with {_shown(b)}: {error!r}. "
-                "Return None for two dtypes that have no common one."
+                "Return None for two dtypes without a common dtype."
             ) from error
     return _both_ways(name, table)
 
@@ -167,9 +167,11 @@ def _check_numbers(name: str, numbers: Mapping[tuple[type, torch.dtype], torch.d
 def _check_answer(name: str, words: str, dtypes: Sequence[object], answer: object) -> None:
     for dtype in dtypes:
         if not isinstance(dtype, torch.dtype):
-            raise RuleDefinitionError(f"rule {name!r}: {dtype!r} is no dtype.")
+            raise RuleDefinitionError(f"rule {name!r}: {dtype!r} is not a dtype.")
     if answer is not None and not isinstance(answer, torch.dtype):
-        raise RuleDefinitionError(f"rule {name!r}: {words} is {answer!r}. Legal: a torch.dtype, or None for none.")
+        raise RuleDefinitionError(
+            f"rule {name!r}: {words} is {answer!r}. Legal: a torch.dtype, or None for no common dtype."
+        )
 
 
 def _shown(dtype: object) -> str:
@@ -177,17 +179,17 @@ def _shown(dtype: object) -> str:
 
 
 def _is_associative(table: Pairs, dtypes: Sequence[torch.dtype]) -> bool:
-    """Whether the order of folding never decides, neither on the dtype nor on whether there is one."""
+    """Whether folding gives the same result, or none, in every order."""
 
     def join(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
         return None if a is None or b is None else table.get((a, b), a if a is b else None)
 
-    # A table with few promotions, as over "strict", has mostly triples that fail at once either way.
+    # In a table with few promotions, such as one over "strict", most triples fail either way.
     return all(join(join(a, b), c) is join(a, join(b, c)) for a, b, c in itertools.product(dtypes, repeat=3))
 
 
 def _of_many(table: Pairs, base: PromotionRule, dtypes: Sequence[torch.dtype]) -> torch.dtype | None:
-    """Where the table changes nothing between the dtypes, and the base rule knows better than to fold, it is asked."""
+    """Uses the base rule's `many` if the table changes none of the pairs, and folds in every order otherwise."""
     pairs = itertools.permutations(dtypes, 2)
     if base.many is not None and all(table.get(pair) is base.of_pair(*pair) for pair in pairs):
         return base.many(dtypes)
@@ -195,7 +197,7 @@ def _of_many(table: Pairs, base: PromotionRule, dtypes: Sequence[torch.dtype]) -
 
 
 def _in_every_order(table: Pairs, dtypes: Sequence[torch.dtype]) -> torch.dtype | None:
-    """What every order of folding gives; None if two orders differ, or one fails."""
+    """The result of folding in every order. None: two orders differ, or one fails."""
     results: dict[frozenset[torch.dtype], frozenset[torch.dtype | None]] = {
         frozenset({d}): frozenset({d}) for d in dtypes
     }

@@ -1,0 +1,200 @@
+"""The structure that docs/architecture.md describes: its folders, and which way imports and includes run."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "torch_promote"
+CSRC = ROOT / "csrc"
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+#: What the package's root may hold besides folders. The last three are made by the build.
+ROOT_FILES = {"__init__.py", "__main__.py", "errors.py", "dispatch_keys.py", "_C.pyi", "py.typed", "_built_with.json"}
+EXTENSION = "torch_promote._C"
+#: Rooms whose modules may import the extension.
+MAY_USE_EXTENSION = {"native", "integrations", "regions", "modules", "promoting", "checking", "cli"}
+
+
+def order(heading: str) -> list[list[str]]:
+    """Returns the rooms of the line of arrows under a heading, lowest first, in groups that do not see each other."""
+    line = re.search(rf"### {heading}\n.*?```\n([^\n]*)\n```", PAGE, re.DOTALL)
+    assert line is not None
+    return [place.strip().split(", ") for place in line[1].split("<")]
+
+
+def tree(root: str) -> dict[str, bool]:
+    """Returns the entries of a tree on the page, and whether each is a folder."""
+    block = re.search(rf"```\n{root}/\n(.*?)```", PAGE, re.DOTALL)
+    assert block is not None
+    names = [line.split()[0] for line in block[1].splitlines()]
+    return {name.rstrip("/"): name.endswith("/") for name in names}
+
+
+IMPORTS_ORDER = order("Allowed imports")
+INCLUDES_ORDER = order("Allowed includes")
+
+
+def modules() -> dict[str, ast.Module]:
+    """Returns the package's modules by their dotted names, parsed."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def imported(tree: ast.Module, known: Iterable[str]) -> set[str]:
+    """Returns the package's modules that a module imports, wherever in it; the extension is `torch_promote._C`."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                names.add(inner if inner in known or inner == EXTENSION else str(node.module))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in known:
+            names.add(node.value)  # importlib.import_module("torch_promote....")
+    return {name for name in names if name.split(".")[0] == "torch_promote"}
+
+
+def import_graph(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    return {name: imported(tree, trees) - {name} for name, tree in trees.items()}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def against_the_arrows(
+    edges: Iterable[tuple[str, str]], places: list[list[str]], room: Callable[[str], str] = str
+) -> Iterator[str]:
+    """Yields the edges between modules of different rooms that do not run from a later place to an earlier one."""
+    level = {name: number for number, place in enumerate(places) for name in place}
+    for source, target in edges:
+        if room(source) != room(target) and level[room(source)] <= level[room(target)]:
+            yield f"{source} -> {target}"
+
+
+def cycle_in(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """Returns the nodes of a cycle; none if there is no cycle."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+MODULES = modules()
+IMPORTS = import_graph(MODULES)
+
+
+def test_imports_follow_the_arrows() -> None:
+    edges = [(module, target) for module, targets in IMPORTS.items() for target in targets - {EXTENSION}]
+    assert len(edges) > 300
+    assert list(against_the_arrows(edges, IMPORTS_ORDER, room_of)) == []
+
+
+def test_the_extension_is_imported_where_it_may_be() -> None:
+    users = {module for module, targets in IMPORTS.items() if EXTENSION in targets}
+    assert {module for module in users if room_of(module) not in MAY_USE_EXTENSION} == set()
+
+
+def test_there_is_no_import_cycle() -> None:
+    assert cycle_in({name: targets & MODULES.keys() for name, targets in IMPORTS.items()}) == []
+
+
+def test_the_root_holds_the_public_face_and_folders() -> None:
+    files = {path.name for path in PACKAGE.iterdir() if path.is_file() and path.suffix != ".so"}
+    assert files <= ROOT_FILES
+    hidden = [path.name for path in PACKAGE.rglob("_*.py") if not path.name.startswith("__")]
+    assert hidden == []
+
+
+@pytest.mark.parametrize("root", ["torch_promote", "csrc"])
+def test_the_page_has_a_line_for_each_folder(root: str) -> None:
+    folders = {path.name for path in (ROOT / root).iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert {name for name, is_folder in tree(root).items() if is_folder} == folders
+
+
+@pytest.mark.parametrize("root", ["torch_promote", "csrc"])
+def test_each_folder_has_a_place_in_the_order(root: str) -> None:
+    places = IMPORTS_ORDER if root == "torch_promote" else INCLUDES_ORDER
+    named = {name.removesuffix(".py") for name, is_folder in tree(root).items() if is_folder or name.endswith(".py")}
+    assert named == {room for place in places for room in place}
+
+
+def test_the_files_that_the_page_names_exist() -> None:
+    named = re.findall(r"`((?:csrc|torch_promote|tests|docs)/[\w/.]+)`", PAGE)
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    diagram = PAGE.partition("```mermaid")[2].partition("```")[0]
+    sources = {path.name for path in CSRC.rglob("*.*")}
+    assert set(re.findall(r"\w+\.(?:h|cpp)", diagram)) <= sources
+
+
+# --- C++
+
+
+def includes() -> dict[str, set[str]]:
+    """Returns what each C++ module includes of the others; `a.h` and `a.cpp` are one, `room/a`."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(CSRC.rglob("*.*")):
+        module = path.relative_to(CSRC).with_suffix("").as_posix()
+        text = path.read_text(encoding="utf-8")
+        headers = re.findall(r'^#include "([\w/]+)\.h"', text, re.MULTILINE)
+        found.setdefault(module, set()).update(header for header in headers if "/" in header and header != module)
+    return found
+
+
+INCLUDES = includes()
+
+
+def test_includes_follow_the_arrows() -> None:
+    edges = [(module, header) for module, headers in INCLUDES.items() for header in headers]
+    assert len(edges) > 40
+    assert list(against_the_arrows(edges, INCLUDES_ORDER, lambda module: module.split("/")[0])) == []
+
+
+def test_there_is_no_include_cycle() -> None:
+    assert len(INCLUDES) > 20
+    assert cycle_in(INCLUDES) == []
+
+
+# --- the checks themselves
+
+
+def test_the_walk_sees_every_kind_of_import() -> None:
+    source = """
+import torch_promote.policy.named
+from torch_promote import _C, errors
+from torch_promote.cli import main
+def f():
+    from torch_promote.bench.run import run
+    importlib.import_module("torch_promote.checking.report")
+"""
+    known = {"torch_promote.errors", "torch_promote.cli.main", "torch_promote.checking.report"}
+    assert imported(ast.parse(source), known) == {
+        "torch_promote.policy.named",
+        "torch_promote._C",
+        "torch_promote.errors",
+        "torch_promote.cli.main",
+        "torch_promote.bench.run",
+        "torch_promote.checking.report",
+    }
+
+
+def test_an_arrow_that_runs_back_is_named() -> None:
+    edges = [("policy", "errors"), ("policy", "regions"), ("reference", "native"), ("regions", "regions")]
+    assert list(against_the_arrows(edges, IMPORTS_ORDER)) == ["policy -> regions", "reference -> native"]
+    assert cycle_in({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert set(cycle_in({"a": {"b"}, "b": {"a"}})) == {"a", "b"}

@@ -1,0 +1,139 @@
+"""`torch-promote policies --policy`: shows a policy in the running PyTorch, or compares it with another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_promote.cli.op_filter import no_match
+from torch_promote.cli.terminal import paint, show, table
+from torch_promote.errors import OptionError
+from torch_promote.policy.cast_policy import CastPolicy, spell_policy
+from torch_promote.policy.named import Value, stock_policy
+from torch_promote.policy.op_names import in_order, matches
+from torch_promote.policy.op_table import op_table, rows_by_name, schema_of
+from torch_promote.policy.policy import Difference, Policy
+
+__all__ = ["run"]
+
+_FOUND = 1
+_NOTHING = "-"
+
+
+def run(asked: str, compared: Sequence[str] | None, devices: Sequence[str], pattern: str | None, as_json: bool) -> int:
+    """Shows a policy, or compares it with another.
+
+    Args:
+        asked: The policy's name, or the path of its file.
+        compared: One other policy to compare with. None: show the policy.
+        devices: The device types to show.
+        pattern: A shell pattern that selects ops, or None.
+        as_json: Whether to print JSON.
+
+    Returns:
+        The exit status: 1 if two policies differ, else 0.
+
+    Raises:
+        OptionError: `compared` does not have exactly one policy, or no op matches the pattern.
+        PolicyError: There is no such policy, or its file is invalid.
+    """
+    policy = Policy.of(asked)
+    if compared is None:
+        return show(_listing(asked, policy, devices, pattern), _draw, as_json)
+    if len(compared) != 1:
+        got = repr(" ".join(compared)) if compared else "none"
+        raise OptionError(f"with --policy, --diff takes one policy to compare with, a name or a file, got {got}.")
+    data = _differences((asked, compared[0]), (policy, Policy.of(compared[0])), devices, pattern)
+    return show(data, _draw_differences, as_json, _FOUND if data["differences"] else 0)
+
+
+def _ops(policies: Iterable[Policy], pattern: str | None) -> tuple[str, ...]:
+    """The rows that exist in the running PyTorch and the other ops of the policies, if they match the pattern."""
+    names = {row.name for row in op_table() if schema_of(row) is not None}
+    names.update(overload for policy in policies for overload, _, _ in policy.changes)
+    chosen = in_order(name for name in names if pattern is None or matches(name, pattern))
+    if not chosen:
+        raise no_match(str(pattern), names - rows_by_name().keys())
+    return chosen
+
+
+def _listing(asked: str, policy: Policy, devices: Sequence[str], pattern: str | None) -> dict[str, Any]:
+    ops = _ops((policy,), pattern)
+    changed = {(overload, device): value for overload, device, value in policy.changes if device in devices}
+    rows = []
+    for op in ops:
+        values = {device: changed.get((op, device), stock_policy(op, device)) for device in devices}
+        stock = {device: _spell(stock_policy(op, device)) for device in devices if (op, device) in changed}
+        if stock or any(value not in (None, CastPolicy.fallthrough) for value in values.values()):
+            rows.append({"op": op, **{name: _spell(value) for name, value in values.items()}, "stock": stock})
+    shown = {row["op"] for row in rows}
+    return {
+        "torch": torch.__version__,
+        "policy": asked,
+        "devices": list(devices),
+        "rows": rows,
+        "counts": {device: dict(Counter(row[device] for row in rows if row[device])) for device in devices},
+        "without_policy": [op for op in ops if op not in shown],
+    }
+
+
+def _spell(value: Value | None) -> str | None:
+    return None if value is None else spell_policy(value)
+
+
+def _draw(data: Mapping[str, Any]) -> list[Any]:
+    devices, rows = data["devices"], data["rows"]
+    if not rows:
+        names = ", ".join(name.removeprefix("aten::") for name in data["without_policy"])
+        return [f"The policy {data['policy']} does nothing on {', '.join(devices)} for: {names}"]
+    longest = max(len(row["op"].removeprefix("aten::")) for row in rows)
+    listing = table("aten op", *devices, "notes", unbroken=devices, first_width=min(longest, 28))
+    for row in rows:
+        notes = [f"{device}: stock {policy or 'has no entry'}" for device, policy in row["stock"].items()]
+        cells = (_cell(row[device]) for device in devices)
+        listing.add_row(row["op"].removeprefix("aten::"), *cells, ", ".join(notes))
+    differing = sum(bool(row["stock"]) for row in rows)
+    verdict = f"ops: {len(rows)}, different from stock: {differing}."
+    return [listing, "", f"policy {data['policy']} in torch {data['torch']}. {verdict}"]
+
+
+def _cell(policy: str | None) -> Any:
+    return _NOTHING if policy is None else paint(policy)
+
+
+def _differences(
+    names: tuple[str, str], policies: tuple[Policy, Policy], devices: Sequence[str], pattern: str | None
+) -> dict[str, Any]:
+    ops = _ops(policies, pattern)
+    found: dict[str, list[Difference]] = {op: [] for op in ops}
+    for difference in policies[0].diff(policies[1]):
+        if difference.overload in found and difference.device in devices:
+            found[difference.overload].append(difference)
+    return {
+        "torch": torch.__version__,
+        "policies": list(names),
+        "devices": list(devices),
+        "op": pattern,
+        "differences": [
+            {"op": op, "device": each.device, "policies": [_spell(each.mine), _spell(each.theirs)]}
+            for op in ops
+            for each in found[op]
+        ],
+    }
+
+
+def _draw_differences(data: Mapping[str, Any]) -> list[Any]:
+    first, second = data["policies"]
+    of = ", ".join([*data["devices"], *([f"--op {data['op']}"] if data["op"] else [])])
+    differences = data["differences"]
+    if not differences:
+        return [f"{first} and {second} are equal ({of})."]
+    longest = max(len(row["op"].removeprefix("aten::")) for row in differences)
+    listing = table("aten op", "device", first, second, unbroken=("device",), first_width=min(longest, 28))
+    for row in differences:
+        listing.add_row(row["op"].removeprefix("aten::"), row["device"], *map(_cell, row["policies"]))
+    ops = len({row["op"] for row in differences})
+    return [listing, "", f"{first} compared with {second} ({of}). differences: {len(differences)}, ops: {ops}."]
