@@ -9,7 +9,7 @@ import torch
 
 import torch_promote as tp
 from helpers.thread_state import thread_state
-from torch_promote.parity import devices
+from torch_promote.checking import pretend_cuda as cuda
 
 
 @pytest.fixture(autouse=True)
@@ -67,5 +67,5 @@ def fresh_dynamo() -> Iterator[None]:
 @pytest.fixture
 def pretend_cuda() -> Iterator[None]:
     """Lets regions of "cuda", stock's and ours, be enabled where there is no GPU, for use with fake tensors."""
-    with devices.pretend_cuda():
+    with cuda.pretend_cuda():
         yield

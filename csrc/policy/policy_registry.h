@@ -60,12 +60,25 @@ void set_defaults(uint32_t registered, uint32_t policy);
 const PolicyTable* default_policy_table();
 
 // NOTE [ Policy fingerprint ]
-// torch.compile guards on the enabled flag and dtype of every Autocast device, AOTAutograd's cache keys on the dtypes
-// of the enabled ones, and PyTorch carries the dispatch keys and these dtypes to its autograd threads. None of them
-// knows our policy table. So a region whose policy differs from stock's writes a hash of the table into the slots of
-// device types that this library does not serve and that have no tensors here: a function compiled under one policy is
-// then not reused under another, and an autograd thread finds the table again. Under the stock policy the slots keep
-// their values, and only kAutocastKey distinguishes our regions from stock's.
+// PyTorch does not know our policy tables, yet three parts of it have to tell policies apart:
+// - Dynamo must recompile a function that it compiled under another policy. It guards on the enabled flag and the dtype
+//   of each Autocast device.
+// - AOTAutograd's cache on disk must not serve what was compiled under another policy. Its key holds the dtypes of the
+//   enabled devices.
+// - The autograd engine's device threads, and tasks of at::launch, must find the policy of the thread that called them.
+//   at::ThreadLocalState carries the dispatch keys and the autocast dtypes to them.
+// So a region whose policy is not stock's writes a hash of the table, its fingerprint, into the autocast dtypes of
+// device types that this library does not serve. Under the stock policy these slots keep their values, and kAutocastKey
+// alone tells our regions from stock's.
+//
+// Why not a guard of our own: a guard on a global or a thread-local covers only frames that read it, and the frames
+// that are compiled are the user's. Installing it in every frame means replacing OutputGraph.init_ambient_guards, which
+// is private and differs between releases; it would do nothing for the other two, which the slots serve as well.
+//
+// What could collide: a backend that has tensors on one of these device types and autocasts them would read a wrong
+// dtype, inside regions with such a policy. A fingerprint has 25 bits. Within a process, find_or_add salts the second
+// of two tables with equal ones. Two processes that share a cache on disk cannot do so; therefore the cache's key also
+// gets a digest of the whole policy (torch_promote/integrations/compile.py, _complete_disk_cache_keys).
 constexpr std::array<c10::DeviceType, std::tuple_size_v<Fingerprint>> kSlots = {
     c10::DeviceType::PrivateUse1, // kAutocastKey's device type; its dtype shows whether there is a fingerprint
     c10::DeviceType::IPU,         c10::DeviceType::MAIA, c10::DeviceType::HPU, c10::DeviceType::MTIA,

@@ -1,4 +1,4 @@
-// file: entering and leaving regions, with PyTorch's own autocast state as the mirror
+// file: entering and leaving regions, which PyTorch's own autocast state mirrors
 #include "region/region.h"
 
 #include "cache/thread_cache.h"
@@ -15,13 +15,13 @@
 
 namespace torch_promote {
 
-// A region in force. It puts back the state of the devices that it named, and the cache mode if it gave one; the rest
-// is not its to touch.
+// An open region. Its end restores the state of the devices that it names, and the cache mode if it sets one, and
+// leaves other devices alone.
 struct Frame {
   const void* owner;
   RegionSpec spec;
   ThreadState before;
-  const PolicyTable* around; // what its policy is made from; never null
+  const PolicyTable* around; // the policy that its change is applied to; never null
   int graph_task = -1;       // see PromotionState; looked up only under a promotion rule
 
   bool names(size_t device) const {
@@ -34,8 +34,8 @@ namespace {
 using Slots = std::array<DeviceState, kSlots.size()>;
 
 struct Thread {
-  std::vector<Frame> frames;
-  Slots slots_outside; // what the fingerprint's slots held before the first open region that writes them
+  std::vector<Frame> frames; // outermost first
+  Slots slots_outside;       // the fingerprint's slots before the first open region that writes them
 };
 
 Thread& thread() {
@@ -43,12 +43,12 @@ Thread& thread() {
   return instance;
 }
 
-// Whether a region says something about the policy, or is the outermost under a default policy that is not stock's.
+// Whether a region changes the policy, or is the outermost under a default policy that is not stock's.
 bool writes_slots(const Frame& frame) {
   return frame.spec.change != 0 || (frame.before.policy == nullptr && frame.around != &stock_policy_table());
 }
 
-bool gives_cache_mode(const Frame& frame) {
+bool sets_cache_mode(const Frame& frame) {
   return frame.spec.cache_mode.has_value();
 }
 
@@ -63,7 +63,7 @@ void read_slots_outside() {
   }
 }
 
-// The first slot is that of our own key, whose enabled flag is the regions' affair; the rest of it is as the others.
+// The first slot is that of our own key: regions set its enabled flag, so that only its dtype is written here.
 void write_slots(const Slots& slots) {
   at::autocast::set_autocast_dtype(kSlots[0], slots[0].dtype);
   for (size_t slot = 1; slot < slots.size(); ++slot) {
@@ -71,12 +71,12 @@ void write_slots(const Slots& slots) {
   }
 }
 
-// Puts a policy in force in this thread. `in_slots`: an open region writes the slots, so they are ours.
+// Makes a policy the one in force in this thread. `in_slots`: an open region writes the slots, so they are ours.
 void put_policy(const PolicyTable* policy, bool in_slots) {
   tls_policy = policy;
   Slots slots = thread().slots_outside;
   if (in_slots) {
-    if (policy == &stock_policy_table()) { // overridden back to what it was
+    if (policy == &stock_policy_table()) { // overrides that restore stock's policy
       slots[0].dtype = kNoFingerprint;
     } else {
       for (size_t slot = 0; slot < slots.size(); ++slot) {
@@ -87,16 +87,16 @@ void put_policy(const PolicyTable* policy, bool in_slots) {
   write_slots(slots);
 }
 
-// Our key is on where a device's autocast is, and under overrides, which are for regions of torch.autocast inside a
-// disabled region of ours too. Otherwise it is off: PyTorch takes it for an autocast device of its own and asks whether
-// any is enabled.
+// Our key is on where a device's autocast is, and under overrides, which also apply to regions of torch.autocast inside
+// a disabled region of ours. Otherwise it is off: PyTorch counts it among the autocast devices when it asks whether any
+// is enabled.
 void put_key(ThreadKeys& keys, const PolicyTable* policy) {
   const bool on = keys.enabled(Device::cpu) || keys.enabled(Device::cuda) || policy != &stock_policy_table();
   keys.put_ours(on, !on);
 }
 
-// The policy that a region entered now is made from: that of the region around it, which PyTorch may have carried here
-// from another thread, or else the default.
+// The policy that a region entered now changes: that of the region around it, which PyTorch may have carried here from
+// another thread, or else the default.
 const PolicyTable* policy_around(const ThreadState& state) {
   if (state.policy != nullptr) {
     return state.policy;
@@ -122,7 +122,7 @@ void restore(const Frame& frame) {
   keys.put_ours(frame.before.key_included, frame.before.key_excluded);
   keys.write();
   at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
-  if (gives_cache_mode(frame)) {
+  if (sets_cache_mode(frame)) {
     tls_cache_mode = frame.before.cache_mode;
   }
   if (writes_slots(frame)) {
@@ -133,7 +133,7 @@ void restore(const Frame& frame) {
 }
 
 void leave_nesting() {
-  // As stock: the caches live as long as the outermost region. Ours is this thread's, stock's the process's.
+  // As in stock, caches live as long as the outermost region. Ours belongs to this thread, stock's to the process.
   if (at::autocast::decrement_nesting() == 0) {
     at::autocast::clear_cache();
   }
@@ -155,8 +155,8 @@ void end_innermost() {
   leave_nesting();
 }
 
-// Gives each frame from `first` on the policy around it as what it restores, and returns the innermost policy. `before`
-// is what this thread had around the first, null for none, and `around` what that one's policy is made from.
+// Composes the policies of the frames from `first` on anew, and returns the innermost one. `before` is the policy that
+// the first of them restores, null for none, and `around` the one that its change is applied to.
 const PolicyTable* recompose(
     std::vector<Frame>& frames, size_t first, const PolicyTable* before, const PolicyTable* around) {
   for (size_t i = first; i < frames.size(); ++i) {
@@ -173,8 +173,8 @@ void end_below(size_t position) {
   const Frame frame = frames[position];
   frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
   put_graph_task();
-  // What the ended region would have put back, the next one that changes the same will; where there is none, it is put
-  // back now. Every region sets the key, and nearly every one the cache flag.
+  // The next region that changes the same state takes over what the ended one would have restored; if there is none, it
+  // is restored now. Every region sets the key, and nearly every one the cache flag.
   for (size_t device = 0; device < kNumDevices; ++device) {
     if (!frame.names(device)) {
       continue;
@@ -187,9 +187,9 @@ void end_below(size_t position) {
       frame.before.devices[device].write(device_type_of(static_cast<Device>(device)));
     }
   }
-  if (gives_cache_mode(frame)) {
+  if (sets_cache_mode(frame)) {
     const auto above =
-        std::find_if(frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), gives_cache_mode);
+        std::find_if(frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), sets_cache_mode);
     (above != frames.end() ? above->before.cache_mode : tls_cache_mode) = frame.before.cache_mode;
   }
   ThreadState& above = frames[position].before;
@@ -230,7 +230,7 @@ void enter_region(const void* owner, const RegionSpec& spec) {
   ThreadKeys keys = ThreadKeys::read();
   Frame frame{owner, spec, ThreadState::read(keys), nullptr};
   frame.around = policy_around(frame.before);
-  const PolicyTable* policy = compose(frame.around, spec.change); // may throw; what follows does not
+  const PolicyTable* policy = compose(frame.around, spec.change); // may throw; nothing below does
   if (writes_slots(frame) && !any_writes_slots()) {
     read_slots_outside();
   }
@@ -268,7 +268,7 @@ void enter_region(const void* owner, const RegionSpec& spec) {
 
 bool exit_region(const void* owner) {
   auto& frames = thread().frames;
-  if (!frames.empty() && frames.back().owner == owner) { // nearly always
+  if (!frames.empty() && frames.back().owner == owner) { // the usual case
     end_innermost();
     return true;
   }
@@ -301,11 +301,11 @@ size_t depth() {
 
 struct Suspended {
   std::vector<Frame> frames; // outermost first
-  ThreadState inside;        // what the innermost of them saw when it was taken off
+  ThreadState inside;        // the state in the innermost of them when they were suspended
 };
 
-// Besides our regions, those of torch.autocast that the body opened inside them are taken off and put back: they show
-// in the devices' state and in the nesting depth.
+// Regions of torch.autocast that the body opened inside ours are suspended and resumed too: the devices' state and the
+// nesting depth show them.
 std::shared_ptr<Suspended> suspend(size_t base) {
   auto& frames = thread().frames;
   auto result = std::make_shared<Suspended>();
@@ -330,7 +330,7 @@ void resume(const Suspended& regions) {
   if (regions.frames.empty()) {
     return;
   }
-  // What a region puts back at its end is what it found; found anew, that is the state there is now.
+  // At its end a region restores the state that it found. Resumed, it finds the state of now.
   const ThreadState around = ThreadState::read();
   const ThreadState& found = regions.frames.front().before;
   const ThreadState& inside = regions.inside;
@@ -341,16 +341,16 @@ void resume(const Suspended& regions) {
     if (first != resumed.end()) {
       first->before.devices[device] = around.devices[device];
     }
-    // A device that the body left as it found it is as it is now.
+    // A device that the body did not change keeps its present state.
     if (first != resumed.end() || !(inside.devices[device] == found.devices[device])) {
       inside.devices[device].write(device_type_of(static_cast<Device>(device)));
     }
   }
-  // A frame's picture of the devices that it does not name serves the next `suspend`.
+  // The next `suspend` reads the state of devices that a frame does not name, too.
   for (size_t device = 0; device < kNumDevices; ++device) {
     resumed.front().before.devices[device] = around.devices[device];
   }
-  if (const auto first = std::find_if(resumed.begin(), resumed.end(), gives_cache_mode); first != resumed.end()) {
+  if (const auto first = std::find_if(resumed.begin(), resumed.end(), sets_cache_mode); first != resumed.end()) {
     first->before.cache_mode = around.cache_mode;
     tls_cache_mode = inside.cache_mode;
   }

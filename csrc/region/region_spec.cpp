@@ -1,4 +1,4 @@
-// file: what one `my_autocast` object asks for, and its packed form
+// file: what a region asks for, and its packed form
 #include "region/region_spec.h"
 
 namespace torch_promote {

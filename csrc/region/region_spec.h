@@ -1,4 +1,4 @@
-// file: what one `my_autocast` object asks for, and its packed form
+// file: what a region asks for, and its packed form
 #pragma once
 
 #include "cache/cache_mode.h"
@@ -12,8 +12,8 @@
 
 namespace torch_promote {
 
-// What one `my_autocast` object asks for, packed into 64 bits so that Python and torch.compile can hold it as a
-// constant:
+// What a region asks for, which Python and torch.compile hold packed into 64 bits, as a constant. In Python,
+// torch_promote/native/region_spec.py packs and unpacks the same bits:
 //   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled;
 //   33..34 cache mode: 0 not given, else 1 + CacheMode; 35 keeps_cache; 40..63 change.
 struct RegionSpec {

@@ -27,8 +27,8 @@ struct DeviceState {
   }
 };
 
-// The dispatch keys that are on in this thread and off in it, to be changed together and then written: PyTorch's own
-// functions look for the thread's state anew at every key. Whether autocast is on for a device is one of them.
+// The dispatch keys that are included and excluded in this thread, read and written once: PyTorch's own functions look
+// up the thread's state for every key. Whether autocast is on for a device is one of these keys.
 class ThreadKeys {
  public:
   static ThreadKeys read() {
@@ -73,7 +73,7 @@ struct ThreadState {
   int nesting; // how many regions are open in this thread, stock's and ours
   const PolicyTable* policy;
 
-  // All but the nesting, of which there is no getter.
+  // Everything but the nesting, which has no getter.
   static ThreadState read(const ThreadKeys& keys) {
     ThreadState state{};
     for (size_t i = 0; i < kNumDevices; ++i) {

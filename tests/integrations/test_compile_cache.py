@@ -1,4 +1,4 @@
-"""The argument `cache` of a region inside a compiled function: it is part of the constant that the graph holds."""
+"""Regions and caches under torch.compile: the argument `cache`, and AOTAutograd's cache on disk."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.utils import fresh_cache
 
 import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.compiling import Weights, called_in, compute, inputs
 from torch_promote import _C
+from torch_promote.integrations import compile as integrations_compile
+from torch_promote.integrations.compile import policy_digest
 
 
 class Watching:
@@ -59,3 +62,60 @@ def test_what_is_refused_is_refused_there_too(arguments: Any) -> None:
     with pytest.raises(tp.OptionError) as compiled:
         torch.compile(function, backend="eager")(torch.ones(2, 2))
     assert str(compiled.value) == str(eager.value)
+
+
+# --- AOTAutograd's cache on disk
+
+
+#: Where a region writes the fingerprint of its policy; csrc/policy/policy_registry.h, NOTE [ Policy fingerprint ].
+SLOTS = ("privateuseone", "ipu", "maia", "hpu", "mtia")
+
+
+def compiled_dtype(override: object) -> tuple[torch.dtype, int]:
+    """Compiles anew, under a policy with a planted fingerprint: the result's dtype, and hits in the cache on disk."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ x)
+
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters["aot_autograd"]
+    before = counters["autograd_cache_hit"]
+    with tp.my_autocast("cpu", overrides={"matmul": override}):
+        for slot in SLOTS:
+            torch.set_autocast_dtype(slot, torch.int8)
+        dtype = torch.compile(function, backend="inductor", fullgraph=True)(torch.ones(4, 4)).dtype
+    return dtype, counters["autograd_cache_hit"] - before
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("has_digest", [True, False])
+def test_policies_with_equal_fingerprints_have_entries_of_their_own(
+    has_digest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes may share the cache, and two policies in 33 million share a fingerprint."""
+    if not has_digest:
+        monkeypatch.setattr(integrations_compile, "policy_digest", lambda: "")
+    with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
+        assert compiled_dtype("fp32") == (torch.float32, 0)
+        assert compiled_dtype(torch.float16) == ((torch.float16, 0) if has_digest else (torch.float32, 1))
+        assert compiled_dtype("fp32") == (torch.float32, 1)
+
+
+def test_the_digest_is_of_the_whole_policy() -> None:
+    digests = [policy_digest()]
+    for region in (
+        tp.my_autocast("cpu", overrides={"mm": "fp32"}),
+        tp.my_autocast("cpu", overrides={"mm": "fp32", "linear": "fp32"}),
+        tp.my_autocast("cpu", policy="cuda"),
+        tp.promotion("jax"),
+        tp.promotion("numpy"),
+        tp.promotion("numpy", matmul=True),
+    ):
+        with region:
+            digests.append(policy_digest())
+            with tp.my_autocast("cpu", torch.float16):
+                assert policy_digest() == digests[-1]
+    assert len(set(digests)) == len(digests)
+    assert digests[0] == ""
+    with tp.my_autocast("cpu"):
+        assert policy_digest() == ""

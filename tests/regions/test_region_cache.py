@@ -24,7 +24,7 @@ from helpers.probes import Region, in_thread, leaves_no_trace
 from torch_promote import _C
 from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.native.region_spec import RegionSpec
-from torch_promote.regions import arguments as _request
+from torch_promote.regions import arguments as region_arguments
 
 MODES = ("weights", "persistent", "all")
 CACHES = (*MODES, "none")
@@ -310,10 +310,10 @@ def test_what_is_run_again_has_the_mode_of_its_forward(
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_checkpoints_are_taught_before_the_first_mode_that_stock_has_not(
+def test_checkpoint_hooks_are_installed_before_the_first_mode_that_stock_lacks(
     cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(_request._checkpoint, "install", lambda: calls.append("install"))
+    monkeypatch.setattr(region_arguments.checkpoint, "install", lambda: calls.append("install"))
     ours(cache=cache)
     assert calls == (["install"] if cache in ("persistent", "all") else [])

@@ -1,1 +1,1 @@
-"""What the package tells the rest of PyTorch, or asks of it."""
+"""Hooks into the rest of PyTorch (compile, checkpoint, export, optimizers, higher-order operators) and into asyncio."""

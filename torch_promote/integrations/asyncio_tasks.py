@@ -1,4 +1,4 @@
-"""A plain `with my_autocast()` that is held across an await, in asyncio's own event loops."""
+"""Regions that a task holds open across an await, in asyncio's own event loops."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class _Thread(threading.local):
     guarded = False
     """The callback that runs in this thread was started by `_run_step`."""
     unguarded: tuple[asyncio.Task[Any], int] | None = None
-    """A task that opened a region in a step that was not, and how many regions were open before."""
+    """A task that opened a region in a step that `_run_step` did not start, and how many were open before it."""
 
 
 _thread = _Thread()
 
 
 def guard_tasks() -> None:
-    """Has asyncio take a task's open regions off the thread whenever one of its steps ends.
+    """Makes asyncio suspend a task's open regions whenever one of its steps ends.
 
-    Called when a region is entered while an event loop runs; from then on every callback of asyncio's loops is looked
-    at. There is no public hook between a task's steps before Python 3.14, so this wraps `asyncio.Handle._run`, the one
-    place from which asyncio's loops run them. Loops that do not use it (uvloop, trio) are not covered: decorate the
-    coroutine instead.
+    Called when a region is entered while an event loop runs; from then on it wraps every callback of asyncio's loops.
+    Python before 3.14 has no public hook between a task's steps, so this replaces `asyncio.Handle._run`, the one place
+    from which asyncio's loops run them. Loops that do not use it (uvloop, trio) are not covered: decorate the coroutine
+    instead.
     """
     global _original_run
     if _thread.guarded:
@@ -43,7 +43,7 @@ def guard_tasks() -> None:
     if _original_run is None:
         _original_run = asyncio.Handle._run
         asyncio.Handle._run = _run_step  # type: ignore[assignment,method-assign]
-    # The step that runs now began without the guard; its end is seen when the next one begins.
+    # The running step began without the guard; `_run_step` notices its end when the next step begins.
     task = asyncio.current_task()
     if task is not None and _thread.unguarded is None:
         _thread.unguarded = task, _C.depth() - 1
@@ -52,7 +52,7 @@ def guard_tasks() -> None:
 def _run_step(handle: asyncio.Handle) -> None:
     assert _original_run is not None
     if _thread.unguarded is not None:
-        _take_off(*_thread.unguarded)
+        _suspend(*_thread.unguarded)
         _thread.unguarded = None
     task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
     if not isinstance(task, asyncio.Task):
@@ -66,10 +66,10 @@ def _run_step(handle: asyncio.Handle) -> None:
         _original_run(handle)
     finally:
         _thread.guarded = outer
-        _take_off(task, base)
+        _suspend(task, base)
 
 
-def _take_off(task: asyncio.Task[Any], base: int) -> None:
+def _suspend(task: asyncio.Task[Any], base: int) -> None:
     if _C.depth() > base:
         regions = _C.suspend_regions(base)
         if not task.done():

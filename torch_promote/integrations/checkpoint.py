@@ -1,9 +1,9 @@
-"""Activation checkpointing: what is run again in the backward is run under the policy of its forward.
+"""Activation checkpointing: the backward recomputes a function under the policy of its forward.
 
-`torch.utils.checkpoint` keeps the function to be run again, and runs it under regions of torch.autocast that mirror the
-enabled flags, dtypes and cache flag of the forward. It knows no policies and no cache modes. Both its kinds keep the
-function in an attribute of an object that lives until the backward: `ctx.run_function` (reentrant) and
-`frame.recompute_fn`. A descriptor in the place of these attributes keeps policy and cache mode with the function.
+`torch.utils.checkpoint` recomputes under regions of torch.autocast that mirror the enabled flags, dtypes and cache flag
+of the forward. It does not know policies and cache modes. Both its kinds keep the function in an attribute of an object
+that lives until the backward: `ctx.run_function` (reentrant) and `frame.recompute_fn`. A descriptor for these
+attributes stores policy and cache mode with the function.
 
 Source: torch/utils/checkpoint.py, CheckpointFunction, _CheckpointFrame, _checkpoint_hook (v2.13).
 """
@@ -34,10 +34,10 @@ class _Captured(NamedTuple):
     """A policy that was in force.
 
     Attributes:
-        active: Whether calls passed through our wrappers. If not, the policy is what a region would have started from.
-        number: That of the change that gives this policy wherever it is entered.
+        active: Whether calls passed through our wrappers. If not, the policy is the one that a region starts from.
+        number: The number of the change that results in this policy wherever it is entered.
         stock: Whether the policy is stock's.
-        cache_mode: Which casts were reused.
+        cache_mode: The mode of the cast cache.
     """
 
     active: bool
@@ -74,7 +74,7 @@ def _capture() -> _Captured:
         return _Captured(False, _C.capture_policy(), _C.policy_is_stock(), cache_mode)
 
 
-#: What was in force when something was kept before `install`: nothing but stock's policy and cache mode had been used.
+#: What holds for a function that was checkpointed before `install`: only stock's policy and cache mode were in use.
 _BEFORE_INSTALL = _Captured(False, 0, True, _C.CACHE_MODES[0])
 
 
@@ -83,8 +83,8 @@ def _reopened(captured: _Captured) -> Any:
     """Puts a captured policy and cache mode in force, unless there is nothing to do."""
     now = _capture()
     both_stocks = now.stock and captured.stock and now.cache_mode == captured.cache_mode
-    # What PyTorch mirrors itself is then all there is. A policy that is in force already is opened anew all the same:
-    # a promotion rule acts in backwards in which its region was entered, and in no other.
+    # Then PyTorch's own mirroring is enough. A policy that is in force already is entered again all the same: a
+    # promotion rule acts only in backwards in which its region was entered.
     if both_stocks or (now == captured and now.stock):
         yield
         return
@@ -96,7 +96,7 @@ def _reopened(captured: _Captured) -> Any:
 
 
 class _Reopened:
-    """The same for as many recomputations as there are: one for each backward through a graph that is kept."""
+    """`_reopened` for any number of recomputations: each backward through a retained graph is one."""
 
     def __init__(self, captured: _Captured) -> None:
         self._captured = captured
@@ -119,7 +119,7 @@ def _run_again(captured: _Captured, function: Callable[..., Any], *args: Any, **
 
 
 class _KeepsPolicy:
-    """Stands on a class for one attribute of its objects, a function, and keeps with it the policy of the time."""
+    """A descriptor for an attribute that holds a function; stores with it the policy in force at the assignment."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -139,10 +139,10 @@ class _KeepsPolicy:
 
 
 def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """Returns what keeps a region's policy for the recomputation, for `torch.utils.checkpoint.checkpoint`.
+    """Returns a `context_fn` for `torch.utils.checkpoint.checkpoint` that carries the policy to the recomputation.
 
-    It is not needed: a checkpointed function is run again under the policy of its forward as it is. It says so in the
-    code. It is for `use_reentrant=False`, and not for functions that torch.compile compiles.
+    Optional: policies carry over automatically. Use it to make that explicit. It works with `use_reentrant=False`, and
+    not in functions that torch.compile compiles.
 
     Returns:
         A context for the forward, which does nothing, and one for the recomputation.
@@ -162,12 +162,12 @@ def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], cont
 
 @functools.cache
 def install() -> None:
-    """Has `torch.utils.checkpoint` keep policies and cache modes.
+    """Makes `torch.utils.checkpoint` store policies and cache modes.
 
-    To be called before the first that is not stock's is used.
+    Call it before the first policy or cache mode that is not stock's is used.
 
     Raises:
-        RegionError: In this PyTorch neither can it be taught to, nor to refuse.
+        RegionError: This PyTorch's checkpointing has no known place for the hooks, nor for a check that refuses.
     """
     module = sys.modules["torch.utils.checkpoint"]
     try:
@@ -180,7 +180,7 @@ def install() -> None:
 
 
 def _find_places(module: types.ModuleType) -> list[tuple[type, str]]:
-    """Returns the classes whose objects keep what is run again, and the attribute; LookupError if not as expected."""
+    """Returns the classes whose objects keep the function, and the attribute. LookupError: they are not as expected."""
     places: list[tuple[type, str]] = []
     for kept_on, name, setter, reader in (
         (
@@ -215,9 +215,9 @@ def _mentions(code: types.CodeType, attribute: str) -> bool:
 
 
 def _refuse(module: types.ModuleType, reason: str) -> None:
-    """Makes checkpointing under a policy that is not stock's an error, at the call.
+    """Makes checkpointing under a policy other than stock's raise at the call.
 
-    Both kinds call one function to learn of the autocast state.
+    Both kinds of checkpointing call one function to read the autocast state.
     """
     message = (
         f"torch.utils.checkpoint of PyTorch {torch.__version__} is not known to torch_promote ({reason}), so what it "

@@ -1,9 +1,9 @@
 """Regions under torch.compile.
 
 Inside a compiled function a region is two calls in the graph, `graph_enter` and `graph_exit`. Dynamo runs them while it
-traces (so that it sees the dtypes that ops have inside), AOTAutograd runs them while it traces the aten graph (so that
-the casts are recorded), and the compiled code holds the casts alone. They have to be plain functions that Dynamo lets
-into the graph: an op defined with torch.library would have the dispatch state that it sets undone when it returns.
+traces, so that it sees the dtypes of ops inside; AOTAutograd runs them while it traces the aten graph, so that it
+records the casts; the compiled code contains the casts alone. They have to be plain functions that Dynamo allows in the
+graph: the dispatcher undoes the dispatch state that an op defined with torch.library sets when the op returns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch_promote.integrations.export import record_enter, record_exit
 
 __all__ = ["GraphRegion", "graph_enter", "graph_exit", "graphs_open_regions", "install", "policy_digest"]
 
-# Instead of an object that owns the region. A graph that raised has not ended its regions; the extension ends those of
+# The owner of regions that a graph opens. A graph that raises does not end its regions; the extension ends those of
 # this owner together with the region around them.
 _GRAPH = None
 
@@ -61,7 +61,7 @@ def graph_exit(packed: str) -> None:
 
 
 class GraphRegion:
-    """A region as a traced decorator enters it: Dynamo follows context managers that are made where it traces."""
+    """A region that a traced decorator enters: Dynamo traces context managers that are made where it traces."""
 
     def __init__(self, packed: str) -> None:
         self.packed = packed
@@ -74,7 +74,7 @@ class GraphRegion:
 
 
 def _unwind_after_tracing(base: int) -> None:
-    """If Dynamo is tracing, has it end the region should the trace be given up in the middle."""
+    """If Dynamo is tracing, makes it end the region when it gives up the trace in the middle."""
     translator = sys.modules.get("torch._dynamo.symbolic_convert")
     if translator is None:
         return
@@ -90,9 +90,9 @@ def _unwind_after_tracing(base: int) -> None:
     output.add_cleanup_hook(unwind)
 
 
-def _teach_dynamo(*region_types: Any) -> None:
-    # After a graph break Dynamo compiles the functions that the broken one calls, each alone, and what these call. A
-    # graph that enters a region and does not leave it must not come of that, and nothing comes of reading overrides.
+def _register_with_dynamo(*region_types: Any) -> None:
+    # After a graph break Dynamo compiles the functions that the broken one calls, each alone, and their callees. Here
+    # that would make a graph that enters a region and does not leave it, and there is nothing to gain in __init__.
     eval_frame: Any = torch._dynamo.eval_frame
     skip = eval_frame.FrameExecStrategy(eval_frame.FrameAction.SKIP, eval_frame.FrameAction.SKIP)
     for kind in (*region_types, GraphRegion):
@@ -102,7 +102,7 @@ def _teach_dynamo(*region_types: Any) -> None:
     torch._dynamo.allow_in_graph(graph_exit)
     for kind in region_types:
         _enterable_from_outside(kind)
-    # What the methods of the regions call in the extension, as Dynamo is to trace it.
+    # What Dynamo traces in place of the functions of the extension that the methods call.
     substitute = functools.partial(torch._dynamo.substitute_in_graph, skip_signature_check=True)
     substitute(_C.enter_region)(_traced_enter)
     substitute(_C.exit_region)(_traced_exit)
@@ -123,7 +123,7 @@ def _traced_exit(owner: Any) -> int:
 
 
 def _traced_pack(*arguments: object) -> None:
-    """Leaves the packing to Python, which Dynamo can follow."""
+    """Leaves the packing to Python code, which Dynamo can trace."""
 
 
 def _complete_disk_cache_keys() -> None:
@@ -162,7 +162,7 @@ def policy_digest() -> str:
 def _enterable_from_outside(region_type: type) -> None:
     """Lets a compiled function enter a region that was made outside of it.
 
-    Dynamo does so by itself from PyTorch 2.15 on; before, it knows only context managers that are made where it traces.
+    Dynamo supports this from PyTorch 2.15 on; before, it traces only context managers that are made where it traces.
     """
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.variables import builder, ctx_manager, user_defined
@@ -180,7 +180,7 @@ def _enterable_from_outside(region_type: type) -> None:
 
 
 class _RunAfterImport(importlib.abc.MetaPathFinder):
-    """Runs a function as soon as somebody has imported a module. Importing Dynamo ourselves would cost a second."""
+    """Runs a function as soon as somebody imports a module. Importing Dynamo here would take a second."""
 
     def __init__(self, name: str, function: Callable[[], None]) -> None:
         self.name = name
@@ -218,7 +218,7 @@ def install(*region_types: type) -> None:
         region_types: The classes `my_autocast` and `promotion`.
     """
     for name, function in (
-        (_DYNAMO, functools.partial(_teach_dynamo, *region_types)),
+        (_DYNAMO, functools.partial(_register_with_dynamo, *region_types)),
         (_DISK_CACHE, _complete_disk_cache_keys),
     ):
         if name in sys.modules:

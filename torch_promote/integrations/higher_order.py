@@ -1,7 +1,7 @@
-"""Higher-order operators (cond, flex_attention, ...) on dispatch keys that PyTorch does not count among theirs.
+"""Makes higher-order operators (cond, flex_attention, ...) fall through on our dispatch key.
 
-Such an operator has a table of its own, in Python, and PyTorch fills in that it passes over AutocastCPU, AutocastCUDA
-and others. A key that is not in the table is an error, where an ordinary op would pass over it.
+Such an operator has a dispatch table of its own, in Python, in which PyTorch lets it fall through on AutocastCPU,
+AutocastCUDA and others. On a key that is not in the table it raises, where an ordinary op would fall through.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["pass_over"]
 
 
 def pass_over(key: str) -> None:
-    """Has every higher-order operator, those still to be defined included, pass over a dispatch key.
+    """Makes every higher-order operator, those still to be defined included, fall through on a dispatch key.
 
     Args:
         key: The key's name, such as "AutocastPrivateUse1".
@@ -25,5 +25,5 @@ def pass_over(key: str) -> None:
         return
     by_default.append(number)
     for operator in torch._ops._higher_order_ops.values():
-        if number not in operator.py_kernels:  # a kernel that somebody has given it stays
+        if number not in operator.py_kernels:  # somebody else may have registered a kernel
             operator.fallthrough(number)

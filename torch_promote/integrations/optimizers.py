@@ -1,7 +1,7 @@
-"""Whom kept casts have to be told of, or kept from: optimizers that write unseen, and modes that replay what they saw.
+"""Hooks that invalidate cached casts: after optimizers that write without bumping a version, and in replaying modes.
 
-What the cast cache keeps beyond stock's is good as long as every change of its source can be seen (csrc/cache/weight.h,
-csrc/cache/persistent_cache.h; docs/casts.md). Two things in PyTorch need a word from here.
+A cast that the cache keeps longer than stock does is valid as long as the cache detects every change of its source
+(csrc/cache/weight.h, csrc/cache/persistent_cache.h; docs/casts.md). Two parts of PyTorch need a hook for that.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["forget_after_steps", "keep_from_replaying_modes"]
 
 
 def keep_from_replaying_modes() -> None:
-    """Has selective checkpointing see each cast that it would see under stock.
+    """Makes selective checkpointing see each cast that it would see under stock.
 
-    Its modes store the results of ops by their count, and count again when the block is recomputed: a cast that was
-    served from the cache the first time and made the second is an op too many.
+    Its modes store the results of ops by their count, and count again when the block is recomputed. A cast that came
+    from the cache in the forward and is made in the recomputation would be one op too many.
     """
     names = ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
     modes = (getattr(torch.utils.checkpoint, name, None) for name in names)
@@ -29,9 +29,9 @@ def keep_from_replaying_modes() -> None:
 
 
 def forget_after_steps() -> None:
-    """Has each `step` of an optimizer drop the persistent casts of its parameters.
+    """Makes each `step` of an optimizer drop the persistent casts of its parameters.
 
-    Fused optimizers, PyTorch's and others', write through kernels that leave the version of a tensor as it was.
+    Fused optimizers, PyTorch's and others', write through kernels that do not bump the version of a tensor.
     """
     _register()
 
@@ -47,5 +47,5 @@ forget_after_steps._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _forget(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_dynamo_compiling():
-        return  # what a compiled step writes has its version counted
+        return  # a compiled step bumps the versions of what it writes
     _C.forget_persistent([weight for group in optimizer.param_groups for weight in group["params"]])

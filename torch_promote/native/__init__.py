@@ -1,1 +1,1 @@
-"""The one door to the extension `torch_promote._C`."""
+"""The extension `torch_promote._C`: loading it, and packing what it is asked for."""

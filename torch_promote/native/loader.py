@@ -1,4 +1,4 @@
-"""Loads the compiled part, or says in one error why it cannot be."""
+"""Loads the extension, or raises one error that says why it cannot be loaded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_extension() -> None:
 
 def _key_is_taken() -> bool:
     if "torch_promote._C" in sys.modules:
-        return False  # by ourselves: the package was imported anew over the loaded extension
+        return False  # the kernels are ours: the package was imported again over the loaded extension
     key = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return torch._C._dispatch_has_backend_fallback(key) or bool(has_kernel("aten::mm", AUTOCAST_KEY))

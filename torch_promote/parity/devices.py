@@ -6,48 +6,21 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
-from unittest import mock
 
 import torch
 from torch._subclasses import FakeTensorMode
 
+from torch_promote.checking.pretend_cuda import pretend_cuda
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.parity.model import DEVICES, Options
 
-__all__ = ["asks_for_a_gpu", "check_device", "on_device", "pretend_cuda"]
+__all__ = ["asks_for_a_gpu", "check_device", "on_device"]
 
 _ONLY_WITH_A_GPU = (
     "Torch not compiled with CUDA enabled",
     "PyTorch is not linked with support for cuda devices",
     "Found no NVIDIA driver",
 )
-
-
-@contextlib.contextmanager
-def pretend_cuda() -> Iterator[None]:
-    """Lets "cuda" regions, stock's and ours, be enabled without a GPU, for fake tensors.
-
-    Example:
-        >>> with pretend_cuda(), torch.autocast("cuda"):
-        ...     torch.is_autocast_enabled("cuda")
-        True
-    """
-    if torch.cuda.is_available():
-        yield
-        return
-    with (
-        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", _no),
-        mock.patch.object(torch.cuda, "is_bf16_supported", _yes),
-    ):
-        yield
-
-
-def _no() -> bool:
-    return False
-
-
-def _yes(including_emulation: bool = True) -> bool:
-    return True
 
 
 def asks_for_a_gpu(error: Exception | None) -> bool:

@@ -1,7 +1,6 @@
-"""`promotion`: a promotion rule of one's choice, on the dispatch key of `my_autocast`.
+"""`promotion`: a promotion rule of your choice, on the dispatch key of `my_autocast`.
 
-The state is in the extension, as that of `my_autocast` is (csrc/region/region.cpp); the rules are data
-(torch_promote.reference.promotion_rules), loaded when the first region is made.
+The rules are data (torch_promote.reference.promotion_rules), loaded when the first region is made.
 """
 
 from __future__ import annotations
@@ -28,30 +27,29 @@ _MODES = {"warn": promotion_lint.WARN, "raise": promotion_lint.RAISE, _CALL: pro
 
 
 class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
-    """Has ops promote their operands by a rule of one's choice.
+    """Makes ops promote their operands by a rule of your choice.
 
-    In the region an op on operands of several dtypes computes in the common dtype that the rule gives them, and has
-    their values as if they had been cast by hand; gradients come back in the operands' own dtypes. Regions can be
-    nested, in each other and in `my_autocast`, in either order: the innermost rule counts. Autocast has its turn first,
-    and the rule sees what autocast leaves.
+    In the region, an op on operands of several dtypes computes in the common dtype that the rule gives them, as if you
+    had cast the operands by hand; gradients come back in the operands' own dtypes. You can nest regions in each other
+    and in `my_autocast`, in either order: the innermost rule applies. Autocast acts first, and the rule on the result.
 
     A rule acts on the ops that are called in the region: elementwise ops of two and three operands, comparisons,
-    `where`, `cat` and `stack`, their in-place, out= and foreach versions, and, in what they make of integers, ops that
-    compute in floating point. It does not act inside these ops, nor in a backward.
+    `where`, `cat` and `stack`, their in-place, out= and foreach versions, and the dtype that floating-point ops compute
+    in for integers. It does not act inside these ops, nor in a backward.
 
     Use it as a context manager or as a decorator, as `my_autocast`.
 
     Args:
-        rule: "torch" (what PyTorch does), "jax", "numpy", "array_api", "strict", or a rule of one's own.
-        on_promotion: What is done where an operand is promoted silently: "warn", "raise", or a callable that gets a
-            `PromotionEvent`. A line of Python is told of once for each `promotion` object, and raises each time.
-        matmul: Whether the rule is for matrix products too, which PyTorch does not promote.
-        kinds: Which kinds of promotion `on_promotion` is for: one or several of "0-dim precision loss",
+        rule: "torch" (what PyTorch does), "jax", "numpy", "array_api", "strict", or a rule of your own.
+        on_promotion: What to do where an operand is promoted silently: "warn", "raise", or a callable that gets a
+            `PromotionEvent`. Each line of Python is reported once for each `promotion` object, and raises each time.
+        matmul: Whether the rule applies to matrix products too, which PyTorch does not promote.
+        kinds: The kinds of promotion that `on_promotion` applies to: one or several of "0-dim precision loss",
             "int overflow by wrapping scalar", "int to low-precision float", "up to float64" and "any" (each a
             `PromotionKind`). None: all.
 
     Raises:
-        OptionError: There is no such rule or kind, or on_promotion is none of what it can be. It is a ValueError.
+        OptionError: The rule or the kind does not exist, or on_promotion is not one of the above. It is a ValueError.
 
     Example:
         >>> half, brain = torch.ones(3, dtype=torch.float16), torch.ones(3, dtype=torch.bfloat16)

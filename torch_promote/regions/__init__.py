@@ -1,1 +1,1 @@
-"""`my_autocast`, what it is given, and what holds for a whole program."""
+"""`my_autocast`, the base that it shares with `promotion`, and defaults for a whole program."""

@@ -25,43 +25,43 @@ __all__ = ["my_autocast"]
 class my_autocast(Region):  # noqa: N801 (the name that people type)
     """Runs ops in the dtype that a policy chooses for each: a drop-in for `torch.autocast`.
 
-    Under the default policy an op gives what it gives under `torch.autocast`, bit for bit, forward and backward. What
-    PyTorch's own state says (`torch.is_autocast_enabled()`, `torch.get_autocast_dtype()`) holds inside the region too,
-    and regions of `torch.autocast` may be nested in it or around it: the innermost decides.
+    Under the default policy, ops return the same bits as under `torch.autocast`, forward and backward. PyTorch's own
+    state (`torch.is_autocast_enabled()`, `torch.get_autocast_dtype()`) describes the region too. You can nest regions
+    of `torch.autocast` in it or around it: the innermost region decides.
 
-    Use it as a context manager or as a decorator, of functions, methods, coroutines, generators and asynchronous
-    generators; of those that run in steps the region holds in the steps only. One object can be entered any number of
-    times, nested and in several threads.
+    Use it as a context manager, or as a decorator of functions, methods, coroutines, generators and asynchronous
+    generators; a coroutine or generator is in the region only while one of its steps runs. You can enter one object any
+    number of times, nested and in several threads.
 
     Args:
         device_type: "cpu" or "cuda", or a sequence of both. None: "cuda" if it is available, else "cpu".
-        dtype: What lower-precision ops run in. None: the present default of each device type, which is
+        dtype: The dtype of lower-precision ops. None: the present default of each device type, which is
             `torch.bfloat16` for the CPU and `torch.float16` for CUDA.
         enabled: False makes a region in which autocast is off for these device types.
-        cache_enabled: Whether casts of weights are reused within the region. None: as it is now.
-        cache: Which casts are reused: "weights" within the region, "persistent" those of weights beyond its end too,
-            "all" those of activations too, "none" none, which is cache_enabled=False; the others are
-            cache_enabled=True. None: what cache_enabled says, and the mode of the region around when it is entered,
-            "weights" outside of regions.
-        policy: What is done with each op, in this region and those nested in it: a `Policy`, the name of one ("cuda",
-            "cpu", "fp32_safe", "off", "stock"; see `Policy.named`) or the path of a policy file, which is read here.
-            None: the policy of the region around, or outside of regions the default (`set_default_policy`).
-        overrides: Other cast policies for some ops, on top of the policy: maps an op ("softmax", "softmax.int",
-            "mylib::op", "linalg_*", `torch.ops.aten.mm`, `torch.ops.aten.mm.default`) to a cast policy ("fp16", "fp32",
-            "promote", "match_self", "keep", "fallthrough", "banned", a `CastPolicy`) or to a floating dtype to run it
-            in. Nested regions add to the overrides of the region around them.
+        cache_enabled: Whether casts of weights are reused within the region. None: as in the code around.
+        cache: Which casts are reused: "weights" within the region; "persistent" those of weights beyond its end too;
+            "all" those of activations too; "none" none, which means cache_enabled=False. The other modes mean
+            cache_enabled=True. None: as `cache_enabled` says, with the mode of the region around when this one is
+            entered, or "weights" outside of regions.
+        policy: The cast policy of each op, in this region and in regions nested in it: a `Policy`, the name of one
+            ("cuda", "cpu", "fp32_safe", "off", "stock"; see `Policy.named`) or the path of a policy file, which is read
+            here. None: the policy of the region around, or outside of regions the default (`set_default_policy`).
+        overrides: Cast policies of single ops, on top of the policy: maps an op ("softmax", "softmax.int", "mylib::op",
+            "linalg_*", `torch.ops.aten.mm`, `torch.ops.aten.mm.default`) to a cast policy ("fp16", "fp32", "promote",
+            "match_self", "keep", "fallthrough", "banned", a `CastPolicy`) or to a floating dtype to run the op in.
+            Nested regions add to the overrides of the region around them.
 
     Raises:
         DeviceTypeError: A device type is not a str, or a sequence is empty or names one twice. It is a ValueError.
         UnsupportedDeviceError: A device type has no autocast here. It is a RuntimeError.
         DtypeError: dtype is not a floating torch.dtype. It is a TypeError.
-        OptionError: There is no such cache, or cache_enabled says the contrary. It is a ValueError.
+        OptionError: The cache mode does not exist, or contradicts cache_enabled. It is a ValueError.
         PolicyError: A policy or op does not exist, a policy is not legal for an op, or a policy file is wrong. It is a
             ValueError.
 
     Warns:
-        UserWarning: CUDA is asked for and not available, or the CPU with a dtype other than bfloat16 and float16. The
-            region is then disabled, as in `torch.autocast`.
+        UserWarning: You ask for CUDA where it is not available, or for the CPU with a dtype other than bfloat16 and
+            float16. The region is then disabled, as in `torch.autocast`.
 
     Example:
         >>> x, weight = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True)
@@ -103,7 +103,7 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         change = 0
         if overrides is not None or policy is not None:
             overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
-            if not torch.compiler.is_dynamo_compiling():  # which keeps the number alone
+            if not torch.compiler.is_dynamo_compiling():  # Dynamo uses the number alone
                 policy = read_policy(policy)
             change = policy_number(policy, overrides)
         cache_flag = bool(torch.is_autocast_cache_enabled() if allowed is None else allowed)
@@ -111,7 +111,7 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy has the defaults that its original found. Numbers of policy changes are not valid in other processes.
+        # A copy keeps the defaults that its original read. Numbers of policy changes mean nothing in other processes.
         asked = _Arguments(*self._arguments)
         named = None if asked.overrides is None else [(name_op(op), value) for op, value in asked.overrides.items()]
         spec = RegionSpec.unpack(self._packed)._replace(policy_change=0)

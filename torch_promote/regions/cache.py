@@ -1,4 +1,4 @@
-"""What the cast cache holds, and how to empty it."""
+"""`cache_info` and `clear_cache`: what the cast cache holds, and how to empty it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def cache_info() -> dict[str, int]:
     The cache holds casts of weights (leaves that require a gradient, parameters, and views of these), one for each
     target dtype, while a region is open in the thread; with `cache="all"`, a few of activations too. An entry serves as
     long as its source is unchanged: same version (`tensor._version`), same storage, same data pointer. It does not keep
-    its source alive. When the outermost region of the thread ends, all go. What outlives regions, with
-    `cache="persistent"`, is held by the weights themselves, and belongs to the process.
+    its source alive. When the outermost region of the thread ends, all entries are dropped. With
+    `cache="persistent"`, the weights themselves hold the casts that outlive regions, for the whole process.
 
-    What the version does not see, the cache does not see: `weight.data.copy_(...)` and writes through a NumPy array or
-    another alias made with `.data` or `.detach()` in another process leave it as it was. Call `clear_cache()` after
-    these, if it is in the middle of a region or there are casts that outlive regions.
+    The cache does not detect writes that leave `tensor._version` unchanged: `weight.data.copy_(...)`, and writes
+    through a NumPy array or another alias made with `.data` or `.detach()` in another process. Call `clear_cache()`
+    after such a write in the middle of a region, or while there are casts that outlive regions.
 
     Returns:
         `entries` and `bytes` (of their data) held now; `hits`, `misses` (casts made and kept), `stale` (dropped because
@@ -40,8 +40,8 @@ def cache_info() -> dict[str, int]:
 def clear_cache() -> None:
     """Drops every cast that this thread's cache holds, and those of the whole process that outlive regions.
 
-    Needed after a change of a weight that does not bump its version: in the middle of a region, and at any time after
-    `cache="persistent"` was used; see `cache_info`.
+    Call it after a write to a weight that does not bump its version: in the middle of a region, and at any time after
+    you used `cache="persistent"`; see `cache_info`.
 
     Example:
         >>> clear_cache()

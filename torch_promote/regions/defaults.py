@@ -1,7 +1,7 @@
-"""Policies for a whole program: the one that regions start from, and those of ops that join it.
+"""Policies for a whole program: the one that regions start from, and policies of custom ops that join it.
 
-What is set here holds for regions that are entered afterwards, in every thread. Regions that are open keep theirs; a
-coroutine's or a generator's are entered anew at each of its steps.
+They apply to regions that are entered afterwards, in every thread. Open regions keep their policy; the regions of a
+coroutine or generator are entered anew at each of its steps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _registered: _Registered = {}
 
 
 def set_default_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy | None:
-    """Sets what regions without a `policy` start from, where no region is around them.
+    """Sets the policy of regions that have no `policy` argument and no region around them.
 
     The environment variable TORCH_PROMOTE_POLICY does the same when the package is imported.
 
@@ -49,10 +49,10 @@ def set_default_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy
         policy: A `Policy`, the name of one, or the path of a policy file. None: PyTorch's own.
 
     Returns:
-        What it was before; None for PyTorch's own.
+        The default before; None for PyTorch's own.
 
     Raises:
-        PolicyError: There is no such policy, or its file is wrong. Nothing has then changed.
+        PolicyError: The policy does not exist, or its file is wrong. The default is then unchanged.
 
     Example:
         >>> from torch_promote import my_autocast
@@ -72,7 +72,7 @@ def set_default_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy
 
 
 def default_policy() -> Policy | None:
-    """Returns what `set_default_policy` was given last; None for PyTorch's own policy.
+    """Returns the policy that `set_default_policy` was called with last; None for PyTorch's own.
 
     Example:
         >>> default_policy()
@@ -81,12 +81,12 @@ def default_policy() -> Policy | None:
 
 
 class RegisteredPolicy:
-    """What `register_policy` returns, by which the policy can be taken off again. Also a context manager that does so.
+    """The handle that `register_policy` returns, which removes the policy again. Also a context manager that does so.
 
     Attributes:
         overloads: Full names of the overloads that have the policy.
         devices: The device types on which they have it.
-        policy: The policy. Where stock's autocast has it anyway, nothing is registered.
+        policy: The policy. Where stock autocast has the same one, nothing is registered.
     """
 
     def __init__(self, overloads: Iterable[str], devices: Iterable[str], policy: CastPolicy | torch.dtype) -> None:
@@ -95,7 +95,7 @@ class RegisteredPolicy:
         self.policy = policy
 
     def remove(self) -> None:
-        """Takes the policy off each overload that has been given no other one since. Once is enough."""
+        """Removes the policy from each overload, unless another call has replaced it. Repeating it does nothing."""
         with _lock:
             kept = {place: given for place, given in _registered.items() if given[1] is not self}
             if len(kept) < len(_registered):
@@ -116,24 +116,24 @@ class RegisteredPolicy:
 def register_policy(
     op: object, policy: CastPolicy | str | torch.dtype, *, device_types: str | Sequence[str] | None = None
 ) -> RegisteredPolicy:
-    """Gives an op, a custom one above all, a policy in every region: it joins what regions start from.
+    """Gives an op, usually a custom one, a cast policy in every region, as part of what regions start from.
 
-    `torch.library.register_autocast` can cast to one dtype that is fixed when it is called, and once. This takes any
-    cast policy, follows the region's dtype, and can be changed and removed. What a region's own `overrides` say about
-    the op goes before it, and so does its `policy`, where that is not stock's for the op. What
-    `torch.library.register_autocast` has registered for the same op works on wherever this has no say.
+    `torch.library.register_autocast` casts to one dtype, which is fixed when you call it, and can be called once. This
+    function takes any cast policy, follows the region's dtype, and can be changed and removed. A region's own
+    `overrides` take precedence, and so does its `policy` where that differs from stock for the op. A kernel of
+    `torch.library.register_autocast` for the same op stays in use wherever this policy does not apply.
 
     Args:
         op: The op, named as in `my_autocast(overrides=...)`.
-        policy: The cast policy, or a floating dtype to run in. It takes the place of one that was registered before.
+        policy: The cast policy, or a floating dtype to run in. It replaces one that was registered before.
         device_types: "cpu", "cuda" or a sequence of these. None: both.
 
     Returns:
         A handle, whose `remove()` takes the policy off again.
 
     Raises:
-        PolicyError: The op or the policy does not exist, the policy is not legal for the op, or it is what stock
-            autocast does with the op anyway. Nothing has then changed.
+        PolicyError: The op or the policy does not exist, the policy is not legal for the op, or stock autocast has the
+            same policy for it. Nothing is then changed.
         DeviceTypeError, UnsupportedDeviceError: A device type that has no autocast here.
 
     Example:
@@ -165,7 +165,7 @@ def register_policy(
 
 
 def registered_policies() -> Mapping[tuple[str, str], CastPolicy | torch.dtype]:
-    """Returns what `register_policy` has given: policies by the overload's full name and the device type.
+    """Returns the policies that `register_policy` has given, by the overload's full name and the device type.
 
     Example:
         >>> with register_policy("relu", "fp32", device_types="cpu"):
@@ -177,10 +177,10 @@ def registered_policies() -> Mapping[tuple[str, str], CastPolicy | torch.dtype]:
 
 
 def use_environment() -> None:
-    """Sets the default policy that the environment asks for, if it does.
+    """Sets the default policy that the environment variable names, if it is set.
 
     Raises:
-        PolicyError: There is no such policy, or its file is wrong.
+        PolicyError: The policy does not exist, or its file is wrong.
     """
     asked = os.environ.get(VARIABLE)
     if not asked:
@@ -195,11 +195,11 @@ _Registered = dict[tuple[str, str], tuple[CastPolicy | torch.dtype, RegisteredPo
 
 
 def _put(registered: _Registered, default: Policy | None) -> None:
-    """Puts both in force. Where that fails, nothing has changed."""
+    """Makes both the defaults of the extension. If that fails, nothing is changed."""
     changes = [(*place, value) for place, (value, _) in sorted(registered.items(), key=lambda item: item[0])]
     number = register_policy_change(changes)
     _C.set_defaults(number, 0 if default is None else policy_number(default, None))
-    # A graph that opens a region outside of all regions was traced under the default, and has no guard on it.
+    # Dynamo has no guard on the default policy, under which it traced graphs that open a region outside of regions.
     if _compile.graphs_open_regions():
         sys.modules["torch._dynamo"].reset()
 

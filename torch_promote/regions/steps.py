@@ -1,7 +1,7 @@
 """Regions and code that runs in steps: coroutines, generators, asyncio tasks.
 
-Autocast state belongs to a thread. A body that is suspended in the middle of a region would leave that region to
-whatever the thread runs next. So between steps the regions are taken off the thread, and put back for the next step.
+Autocast state belongs to a thread. A body that is suspended in the middle of a region would leave the region open for
+whatever the thread runs next. So the regions are suspended between steps, and resumed for the next step.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _T = TypeVar("_T")
 
 
 class Steps:
-    """A region that is on the thread only while a step of one body runs: a context manager to put around each step.
+    """A context manager to put around each step of one body, which runs the step in a region.
 
-    What regions the body opens itself and holds across its steps goes off and on with it. After the last step there is
-    nothing to end.
+    Regions that the body opens itself and holds across steps are suspended and resumed together with it. After the last
+    step there is nothing left to end.
     """
 
     def __init__(self, region: AbstractContextManager[Any]) -> None:
@@ -41,7 +41,7 @@ class Steps:
 
 
 def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
-    """Runs a generator-like body, each of its steps in `steps`.
+    """Runs a generator-like body, and each of its steps in `steps`.
 
     Args:
         steps: The region, for this body alone.
@@ -59,7 +59,7 @@ def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
             return stop.value
         try:
             sent = yield item
-        except BaseException as error:  # GeneratorExit too: the body's clean-up is one more step
+        except BaseException as error:  # GeneratorExit too: the body's clean-up is another step
             step = _throw(body, error)
         else:
             step = _send(body, sent)
