@@ -120,7 +120,9 @@ def process(
     *arguments: str, code: str = "pass", unbuffered: str = "", **streams: Any
 ) -> subprocess.CompletedProcess[str]:
     """The command with the stand-in's entries."""
-    program = f"import sys; from helpers import stand_in_runner; {code}; sys.exit(stand_in_runner.main({list(arguments)}))"
+    program = (
+        f"import sys; from helpers import stand_in_runner; {code}; sys.exit(stand_in_runner.main({list(arguments)}))"
+    )
     command = [sys.executable, "-W", "ignore", "-c", program]
     kept: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     variables = environment(PYTHONUNBUFFERED=unbuffered)
