@@ -109,7 +109,7 @@ Mismatches: 1. Stale gaps: 1.
 def test_many_mismatches_are_counted(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_promote.cli.parity_report._SHOWN", 0)
     text = printed(capsys, "--ops", "mismatching", status=1)
-    assert text.startswith("1 more mismatches, which --json lists: mismatching 1\n")
+    assert text.startswith("1 more mismatches (use --json to see them): mismatching 1\n")
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -191,7 +191,7 @@ def test_progress_is_a_bar_on_a_terminal(capsys: Capture, monkeypatch: pytest.Mo
             "--merge a.json --quick",
             "--merge runs nothing, so the only other options that it accepts are --json and --junit.",
         ),
-        ("--merge a.json --jobs 2", "--merge runs nothing."),
+        ("--merge a.json --jobs 2", "--merge runs nothing, so the only"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_status_2(capsys: Capture, arguments: str, complaint: str) -> None:
@@ -212,7 +212,7 @@ def test_nothing_checked_is_not_a_pass(capsys: Capture, tmp_path: Path) -> None:
     captured = capsys.readouterr()
     assert captured.out.endswith("\n\nNothing was checked.\n")
     assert captured.err == (
-        "torch-promote: error: nothing was checked: PyTorch has no sample of what was asked for that it can run.\n"
+        "torch-promote: error: nothing was checked: PyTorch has no sample for this selection that it can run.\n"
     )
     assert json.loads(file.read_text())["status"] == 2
     assert main(["parity", "--merge", str(file)]) == 2

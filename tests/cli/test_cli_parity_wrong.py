@@ -44,8 +44,8 @@ needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there i
         ("--ops mm --autocast-dtype float64", "autocast on the CPU does not support 'float64'"),
         ("--ops mm --device cpu:0 --stock-only", "device 'cpu:0' has an index. Use the device type only: cpu."),
         ("--ops mm --device meta:0 --stock-only", "device 'meta:0' has an index. Use the device type only: meta."),
-        ("--ops mm --sample float32/0/plain --quick", "--sample names the one sample to run. Leave out --quick and"),
-        ("--ops mm --sample float32/0/plain --dtypes float32", "--sample names the one sample to run."),
+        ("--ops mm --sample float32/0/plain --quick", "--sample selects a single sample. Remove --quick and"),
+        ("--ops mm --sample float32/0/plain --dtypes float32", "--sample selects a single sample."),
         ("--ops mm --json a.txt --junit a.txt", "--json and --junit both name a.txt. Use a different file for each."),
         ("--ops add aten::mm --dtypes int8", "no sample of 'aten::mm' has one of the dtypes int8."),
         ("--quick --ops aten::mm --dtypes int8", "no sample of the selected entries has dtype 'int8'."),
@@ -123,7 +123,11 @@ def process(
     *arguments: str, code: str = "pass", unbuffered: str = "", **streams: Any
 ) -> subprocess.CompletedProcess[str]:
     """The command with the stand-in's entries."""
+<<<<<<< HEAD
     program = f"from helpers.stand_in_runner import main; {code}; raise SystemExit(main({list(arguments)}))"
+=======
+    program = f"import sys; from helpers import stand_in_runner; {code}; sys.exit(stand_in_runner.main({list(arguments)}))"
+>>>>>>> h-python
     command = [sys.executable, "-W", "ignore", "-c", program]
     kept: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     variables = environment(PYTHONUNBUFFERED=unbuffered)
@@ -192,7 +196,11 @@ def test_a_full_stdout_is_one_line_and_status_2(arguments: tuple[str, ...], unbu
 
 def test_a_closed_stdout_is_one_line_and_status_2() -> None:
     # Closed before Python starts, so that it has none.
+<<<<<<< HEAD
     program = f"from helpers.stand_in_runner import main; raise SystemExit(main({list(RUN)}))"
+=======
+    program = f"import sys; from helpers import stand_in_runner; sys.exit(stand_in_runner.main({list(RUN)}))"
+>>>>>>> h-python
     command = ["sh", "-c", 'exec "$0" -W ignore -c "$1" >&-', sys.executable, program]
     came = subprocess.run(command, env=environment(), stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert (came.returncode, came.stderr) == (2, "torch-promote: error: cannot write: stdout is closed.\n")

@@ -262,7 +262,7 @@ def test_removing_what_is_not_there(policies: dict[Any, Any], text: str) -> None
 def test_not_a_mapping_and_not_a_model() -> None:
     with pytest.raises(tp.PolicyError, match="policies must be a mapping of modules to policies, got list"):
         set_module_policy(Model(), ["lm_head"])  # type: ignore[arg-type]
-    with pytest.raises(tp.PolicyError, match=r"the model is an nn\.Module, got function"):
+    with pytest.raises(tp.PolicyError, match=r"model must be an nn\.Module, got function"):
         set_module_policy(print_module_policy, {"": "off"})  # type: ignore[arg-type]
 
 
