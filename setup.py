@@ -22,9 +22,9 @@ ROW = re.compile(r"^ROW\(\s*(\w+)\s*,", re.MULTILINE)
 
 # NOTE [ Units ]
 # Parsing PyTorch's headers takes most of the compile time of a small file. The files of a unit are therefore compiled
-# as one, which shares the parse; names in an unnamed namespace must be unique within a unit. Ninja starts the units in
-# this order: the wrappers of the op table take longest.
-WRAPPERS = CSRC / "dispatch" / "registration.cpp"
+# together, which shares the parse; names in unnamed namespaces must be unique within a unit. Ninja starts the units in
+# this order.
+WRAPPERS = CSRC / "dispatch" / "typed_wrapper.cpp"
 PYTHON = sorted((CSRC / "python").glob("*.cpp"))
 UNITS = {
     "wrappers": [WRAPPERS],
@@ -36,7 +36,7 @@ UNITS = {
 def write_sources(folder: Path) -> None:
     """Writes a source file for each unit, and `aten_headers.h`: the headers of the table's ops that this PyTorch has.
 
-    A macro cannot include files, and ATen/Operators.h takes minutes to compile. registration.cpp leaves an op out that
+    A macro cannot include files, and ATen/Operators.h takes minutes to compile. typed_wrapper.cpp skips an op that
     this PyTorch lacks.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,6 +81,9 @@ setup(
                 "-O2",
                 "-g0",
                 "-fvisibility=hidden",
+                # ATen's headers for all ops are most of what a unit would parse. The second macro makes them an error.
+                "-DAT_PER_OPERATOR_HEADERS",
+                "-DTORCH_ASSERT_ONLY_METHOD_OPERATORS",
                 "-Wall",
                 "-Wextra",
                 "-Werror",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.support import thread_state
+from helpers.thread_state import thread_state
 from torch_promote.parity import devices
 
 
@@ -31,11 +31,37 @@ def nothing_persists() -> Iterator[None]:
     assert (info["persistent_entries"], info["persistent_bytes"]) == (0, 0)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_seeds_for_absent_devices() -> Iterator[None]:
+    """`torch.manual_seed` does not queue seeds for devices that are absent.
+
+    PyTorch formats and keeps the stack for each: a sixth of the time of tests that seed each sample.
+    """
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for device, module in (
+            (torch.cuda, torch.cuda.random),
+            (torch.xpu, torch.xpu.random),
+            (torch.mtia, torch.mtia),
+        ):
+            if not device.is_available():
+                monkeypatch.setattr(module, "_lazy_call", lambda *_, **__: None, raising=False)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Bits of a sum depend on how it is split."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing compiled before or after, and room for as many versions of a function as a test has regions."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=64):
+        yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 
 #include "cache/activation_cache.h"
 #include "cache/entry.h"
-#include "cast/cast.h"
 #include "cache/key_index.h"
 #include "cache/persistent_cache.h"
-#include "region/region.h"
 #include "cache/weight.h"
+#include "cast/cast.h"
+#include "policy/torch_declarations.h"
+#include "region/region.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>

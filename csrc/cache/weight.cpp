@@ -5,8 +5,8 @@
 
 #include "cache/cast_data.h"
 #include "cast/cast.h"
+#include "policy/torch_declarations.h"
 
-#include <ATen/CachedTensorUtils.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>

@@ -35,7 +35,7 @@ constexpr DispatchKeySet kOrdinary = DispatchKeySet({
     DispatchKey::BackendSelect,
     DispatchKey::AutocastCPU,
     DispatchKey::AutocastCUDA,
-    kOurKey,
+    kAutocastKey,
 });
 
 // Above this, TensorIterator's grain size, PyTorch's kernel may use several threads; and what the layers cost is

@@ -1,6 +1,7 @@
-// file: the kernel that our key has for each op that is no row
+// file: the wrapper of each op outside the table, with the schema read at run time
 #include "dispatch/boxed_wrapper.h"
 
+#include "cache/thread_cache.h"
 #include "dispatch/cast_args.h"
 #include "dispatch/decision.h"
 #include "promotion/call.h"
@@ -21,8 +22,8 @@ namespace {
 using c10::IValue;
 using torch::jit::Stack;
 
-// A custom op's tensors may lie in lists of lists, tuples, dicts and optional lists too, where the dispatcher does not
-// look for keys.
+// Whether an argument has a type that the dispatcher does not read keys from. A custom op may have tensors in lists of
+// lists, tuples, dicts and optional lists.
 bool is_nested(const c10::Argument& argument, const IValue& value) {
   if (argument.real_type()->kind() == c10::TypeKind::OptionalType && value.isList()) {
     return true;
@@ -88,7 +89,7 @@ bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-// One call of an op: its schema's arguments, and what lies on the stack for them.
+// One call of an op: its schema's arguments, and their values on the stack.
 class BoxedCall {
  public:
   BoxedCall(const c10::FunctionSchema& schema, Stack& stack)
@@ -120,7 +121,7 @@ class BoxedCall {
     return tensors;
   }
 
-  // The widest dtype among eligible tensors and tensor lists. As for rows, optional ones do not count.
+  // The widest dtype among eligible tensors and tensor lists. As in the typed wrapper, optional ones do not count.
   at::ScalarType join(Device device) const {
     PromoteJoin join(device);
     for (size_t i = 0; i < arguments_.size(); ++i) {
@@ -139,8 +140,8 @@ class BoxedCall {
     return !arguments_.empty() && values_[0].isTensor() && is_eligible(values_[0].toTensor(), device);
   }
 
-  // Casts what `needs` says, in the order of the arguments, which is then the order of the autograd nodes. False if
-  // there is nothing to cast.
+  // Casts the tensors for which `needs` is true, in the order of the arguments, which becomes the order of the autograd
+  // nodes. False if it cast nothing.
   template <class Needs>
   bool cast(at::ScalarType dtype, const Needs& needs) {
     bool any = false;
@@ -168,7 +169,7 @@ class BoxedCall {
   IValue* values_;
 };
 
-// A Python number is a double too, and has to stay a number, or it would be rounded.
+// A Python number is a double too. It must stay a number, or it would be rounded.
 bool is_floating_on(const at::Tensor& tensor, Device device) {
   return is_eligible(tensor, device) ||
          (tensor.scalar_type() == at::kDouble && tensor.device().type() == device_type_of(device) &&
@@ -199,11 +200,11 @@ class BoxedKernel final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     BoxedCall call(op.schema(), *stack);
-    if (writes_ == Writes::unseen) {
+    if (writes_ == Writes::unversioned) {
       forget_casts_of(call.written());
     }
-    // Autocast has its turn first, and the promotion rule sees what it leaves.
-    const Promotion* promotion = current_policy().promotion;
+    // Autocast casts first; the promotion rule sees the results.
+    const Promotion* promotion = current_policy().promotion.rule;
     const PromotingOp* promoting = acted_on(promotion, op_);
     std::optional<InsidePromoted> inside;
     const auto promote = [&] {
@@ -231,7 +232,7 @@ class BoxedKernel final : public c10::OperatorKernel {
       raise_banned(op_, decision.device);
     }
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(decision.keys_off());
-    const ResultsMayAlias no_sharing; // it may be any op
+    const ResultsMayAlias no_sharing; // the op may return a view of an argument
     const bool cast = cast_as(decision, call);
     const Promoted outcome = promote();
     if (outcome == Promoted::done) {

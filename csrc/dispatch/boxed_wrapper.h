@@ -1,4 +1,4 @@
-// file: the kernel that our key has for each op that is no row
+// file: the wrapper of each op outside the table, with the schema read at run time
 #pragma once
 
 #include "policy/op_table.h"
@@ -8,10 +8,10 @@
 
 namespace torch_promote {
 
-// Whether what the op writes can be told by the tensors' versions. If not, the cache forgets casts of it at each call.
-enum class Writes : bool { as_the_version_says, unseen };
+// Whether the op bumps the version of the tensors that it writes. If not, each call drops the cached casts of these.
+enum class Writes : bool { versioned, unversioned };
 
-// The kernel for the op with this number. It does what a row's wrapper does, with the schema read at run time.
+// The kernel of the op with this number.
 c10::BoxedKernel boxed_kernel_of(OpNumber op, Writes writes);
 torch::CppFunction boxed_kernel(OpNumber op, Writes writes);
 

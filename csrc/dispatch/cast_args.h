@@ -1,4 +1,4 @@
-// file: which arguments of an op autocast touches, and how each C++ argument type is asked and cast
+// file: which arguments of an op autocast casts, and how, by their C++ type
 #pragma once
 
 #include "cache/thread_cache.h"
@@ -22,7 +22,7 @@ inline bool is_eligible(const at::Tensor& tensor, Device device) {
   return device == Device::cuda ? tensor.is_cuda() || tensor.is_xla() : tensor.is_cpu() || tensor.is_mkldnn();
 }
 
-// --- is there anything to cast? Overloads for the argument types that carry tensors; everything else has none.
+// --- Does an argument need a cast? Overloads for the types that hold tensors; other types never need one.
 
 inline bool needs_cast(const at::Tensor& tensor, at::ScalarType dtype, Device device) {
   return tensor.scalar_type() != dtype && is_eligible(tensor, device);
@@ -51,7 +51,7 @@ constexpr bool needs_cast(const Other& /*argument*/, at::ScalarType /*dtype*/, D
   return false;
 }
 
-// --- an argument as the op is to get it: CastArg<T>(argument, dtype, device).get()
+// --- CastArg<T>(argument, dtype, device).get() is the argument to call the op with.
 
 inline at::Tensor cast_tensor(const at::Tensor& tensor, at::ScalarType dtype, Device device) {
   return needs_cast(tensor, dtype, device) ? cached_cast(tensor, dtype) : tensor;
@@ -98,7 +98,7 @@ class CastArg<std::optional<at::Tensor>> {
   std::optional<at::Tensor> own_;
 };
 
-// Both kinds of tensor list. (A List[Optional[Tensor]], such as index_put's indices, is not cast, as in stock.)
+// Both kinds of tensor list. As in stock, a List[Optional[Tensor]], such as index_put's indices, is not cast.
 template <class List>
 class CastListArg {
  public:
@@ -124,11 +124,11 @@ class CastArg<at::ITensorListRef> : public CastListArg<at::ITensorListRef> {
   using CastListArg::CastListArg;
 };
 
-// --- promote: the join of the eligible arguments' dtypes
+// --- The common dtype of `promote`.
 
-// Alike stay as they are; any mixture of two floating dtypes below double is float32. So the join needs no order and no
-// starting point, where stock's `prioritize` depends on both and raises for what is neither float32 nor the autocast
-// dtype. Undefined: nothing eligible seen. Optional tensors do not count, as in stock.
+// One dtype stays as it is; any mixture of floating dtypes below double is float32. The result does not depend on the
+// order of the arguments, while stock's `prioritize` does and raises for a dtype that is neither float32 nor the
+// autocast dtype. Undefined: no eligible argument. As in stock, optional tensors do not count.
 class PromoteJoin {
  public:
   explicit PromoteJoin(Device device) : device_(device) {}
@@ -161,7 +161,7 @@ class PromoteJoin {
   at::ScalarType join_ = at::ScalarType::Undefined;
 };
 
-// --- the dtype arguments of fp32_set_opt_dtype, and the first argument that it and fp32_append_dtype ask
+// --- The dtype argument that fp32_set_opt_dtype fills in, and the argument that decides whether it does.
 
 template <class T>
 const T& with_default_dtype(const T& argument) {

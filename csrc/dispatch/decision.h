@@ -1,38 +1,38 @@
-// file: which policy a call obeys, what that casts to, and what is below our key where it obeys none
+// file: which policy applies to a call, which dtype it casts to, and which keys come next
 #pragma once
 
+#include "policy/torch_declarations.h"
 #include "region/region.h"
 
-#include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace torch_promote {
 
-// The device whose policy a call obeys now, and the dispatch keys that are off while the op runs.
+// The device whose policy applies to a call, and the dispatch keys that are off while the op runs.
 struct Decision {
   Device device = Device::cpu;
   PolicyByte policy = to_byte(CastPolicy::unlisted);
-  bool other_device_waits = false; // the call has tensors of the other device, and that one's turn comes next
+  bool other_device_waits = false; // the call has tensors of the other device too, whose policy applies next
   bool other_device_on = false;
 
   bool is_none() const {
     return policy <= to_byte(CastPolicy::fallthrough);
   }
-  // As stock: this device's autocast is off for the op and for what is inside it. Our own key goes off with it, unless
-  // the other device's autocast is on and may have work further down.
+  // As in stock, this device's autocast is off for the op and for the ops that it calls. kAutocastKey is off too,
+  // unless the other device's autocast is on and may have casts to make further down.
   c10::DispatchKeySet keys_off() const {
     const c10::DispatchKeySet off(stock_key_of(device));
-    return other_device_on ? off : off.add(kOurKey);
+    return other_device_on ? off : off.add(kAutocastKey);
   }
 };
 
 [[noreturn]] void raise_banned(OpNumber op, Device device);
 
-constexpr c10::DispatchKeySet kBelowOurs(c10::DispatchKeySet::FULL_AFTER, kOurKey);
+constexpr c10::DispatchKeySet kBelowAutocastKey(c10::DispatchKeySet::FULL_AFTER, kAutocastKey);
 
-// Which policy applies to a call with this key set. CUDA's turn is before the CPU's, as AutocastCUDA is above
-// AutocastCPU. Whether a device's autocast is on is stock's to say: its key is excluded where it is off. `Op` is a Row,
-// whose place in the table the compiler knows, or an OpNumber.
+// Which policy applies to a call with this key set. CUDA comes before the CPU, as AutocastCUDA is above AutocastCPU.
+// Stock's state says whether a device's autocast is on: its key is excluded where it is off. `Op` is an OpEntry or an
+// OpNumber.
 template <class Op>
 Decision decide(Op op, c10::DispatchKeySet keys) {
   const c10::DispatchKeySet off = c10::impl::tls_local_dispatch_key_set().excluded_;
@@ -63,12 +63,12 @@ Decision decide(Op op, c10::DispatchKeySet keys) {
   return decision;
 }
 
-// The keys below ours, without the Autocast keys of devices whose policy says `fallthrough` in so many words. Where the
-// table is silent, PyTorch's own kernel, if it has one, stays in place.
+// The keys below kAutocastKey, without the Autocast keys of devices whose policy is `fallthrough`. Where the op is
+// unlisted, PyTorch's own kernel, if it has one, stays in place.
 template <class Op>
 c10::DispatchKeySet keys_without_policy(Op op, c10::DispatchKeySet keys) {
   const PolicyTable& table = current_policy();
-  keys = keys & kBelowOurs;
+  keys = keys & kBelowAutocastKey;
   for (const Device device : {Device::cpu, Device::cuda}) {
     if (table.lookup(device, op) == to_byte(CastPolicy::fallthrough)) {
       keys = keys.remove(stock_key_of(device));
@@ -77,8 +77,8 @@ c10::DispatchKeySet keys_without_policy(Op op, c10::DispatchKeySet keys) {
   return keys;
 }
 
-// The dtype that a call's eligible arguments are cast to; Undefined where they are left alone. `join` gives that of
-// `promote`, which no other policy has to compute.
+// The dtype that a call's eligible arguments are cast to, Undefined for none. `join` computes that of `promote`; other
+// policies do not call it.
 template <class Join>
 at::ScalarType target_dtype(const Decision& decision, const Join& join) {
   if (is_run_in(decision.policy)) {

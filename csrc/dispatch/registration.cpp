@@ -1,75 +1,76 @@
-// file: registers a wrapper for every row, and a fallthrough for every other op, on our key
+// file: registers kernels on kAutocastKey for the ops outside the table
 #include "dispatch/registration.h"
 
-#include "dispatch/extra_ops.h"
-#include "dispatch/typed_wrapper.h"
+#include "dispatch/boxed_wrapper.h"
+#include "policy/dispatch_key.h"
+#include "policy/op_numbers.h"
 
-#include <torch/library.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
 
-// The per-op headers of the rows that this PyTorch has; written by setup.py.
-#include "aten_headers.h"
-
-namespace at::_ops {
-// An op that this PyTorch lacks has no header, and stays an incomplete type.
-#define ROW(op, overload, ...) struct TORCH_PROMOTE_OP_STRUCT(op, overload);
-#include "op_policies.def"
-#undef ROW
-} // namespace at::_ops
+#include <mutex>
+#include <string_view>
 
 namespace torch_promote {
 
-void raise_banned(OpNumber op, Device device) {
-  const std::string name = op_name(op);
-  const std::string device_name = c10::DeviceTypeName(device_type_of(device), /*lower_case=*/true);
-  const bool by_stock = stock_policy_table().lookup(device, op) == to_byte(CastPolicy::banned);
-  std::string remedy =
-      "Run it in a nested `my_autocast(enabled=False)` on inputs of the dtype that you want, or give "
-      "the op another policy in this region's overrides.";
-  if (op == number_of(Row::binary_cross_entropy)) {
-    remedy =
-        "A sigmoid in half precision saturates before its logarithm is taken, so use "
-        "binary_cross_entropy_with_logits (BCEWithLogitsLoss) on what goes into the sigmoid. Otherwise: " +
-        remedy;
-  }
-  const char* why = by_stock ? "its results are unsafe there. " : "the policy in force here says so. ";
-  TORCH_CHECK(false, name, " is banned under autocast on ", device_name, ": ", why, remedy);
-}
-
-torch::Library& library_on_our_key(const char* name_space) {
-  return *new torch::Library(torch::Library::IMPL, name_space, kOurKey, __FILE__, __LINE__);
-}
-
 namespace {
 
-template <class T, class = void>
-struct IsComplete : std::false_type {};
-template <class T>
-struct IsComplete<T, std::void_t<decltype(sizeof(T))>> : std::true_type {};
+// Held while an op gets its number and its kernel, so that no thread finds the number before the kernel is registered.
+std::mutex& registration_mutex() {
+  static auto* instance = new std::mutex; // never destroyed: threads may outlive static destructors
+  return *instance;
+}
 
-template <Row row, class Op, class WithDtype = void>
-void register_row(torch::Library& library) {
-  if constexpr (IsComplete<Op>::value) {
-    const RowInfo& info = rows()[static_cast<size_t>(row)];
-    std::string name = info.op;
-    if (*info.overload != '\0') {
-      name.append(".").append(info.overload);
-    }
-    library.impl(name.c_str(), TORCH_FN((Wrapper<row, Op, WithDtype, typename Op::schema>::call)));
-  }
+OpNumber add_boxed(const std::string& op, const std::string& overload, Writes writes) {
+  const size_t colons = op.find("::");
+  TORCH_CHECK_VALUE(colons != std::string::npos, "an op's name has a namespace, as in 'aten::mm'; got '", op, "'");
+  const OpNumber number = count_of_op_numbers();
+  library_on_autocast_key(op.substr(0, colons).c_str())
+      .impl(join_overload(op.substr(colons + 2), overload).c_str(), boxed_kernel(number, writes));
+  return add_op_number(join_overload(op, overload));
+}
+
+void check_free(const std::string& op, const std::string& overload) {
+  const auto handle = c10::Dispatcher::singleton().findSchema({op, overload});
+  TORCH_CHECK_VALUE(handle.has_value(), "the dispatcher knows no overload ", join_overload(op, overload));
+  TORCH_CHECK(
+      !handle->hasKernelForDispatchKey(kAutocastKey), join_overload(op, overload),
+      " has a kernel of another library's on the dispatch key ", c10::toString(kAutocastKey),
+      ", so it cannot be given a policy here.");
 }
 
 } // namespace
 
-void register_wrappers() {
-  library_on_our_key("_").fallback(torch::CppFunction::makeFallthrough());
-  torch::Library& aten = library_on_our_key("aten");
-#define ROW(op, overload, cpu, cuda, ...)                                                                              \
-  register_row<                                                                                                        \
-      Row::TORCH_PROMOTE_OP_STRUCT(op, overload), at::_ops::TORCH_PROMOTE_OP_STRUCT(op, overload) __VA_OPT__(, )       \
-                                                      __VA_OPT__(at::_ops::TORCH_PROMOTE_OP_STRUCT(op, __VA_ARGS__))>( \
-      aten);
-#include "op_policies.def"
-#undef ROW
+torch::Library& library_on_autocast_key(const char* name_space) {
+  return *new torch::Library(torch::Library::IMPL, name_space, kAutocastKey, __FILE__, __LINE__);
+}
+
+OpNumber register_op(const std::string& op, const std::string& overload) {
+  const std::lock_guard<std::mutex> lock(registration_mutex());
+  if (const auto known = find_op_number(join_overload(op, overload))) {
+    return *known;
+  }
+  check_free(op, overload);
+  return add_boxed(op, overload, Writes::versioned);
+}
+
+std::pair<OpNumber, bool> number_for_promotion(const std::string& op, const std::string& overload) {
+  const std::lock_guard<std::mutex> lock(registration_mutex());
+  if (const auto known = find_op_number(join_overload(op, overload))) {
+    return {*known, false};
+  }
+  check_free(op, overload);
+  return {add_op_number(join_overload(op, overload)), true};
+}
+
+void register_unversioned_writers() {
+  const std::lock_guard<std::mutex> lock(registration_mutex());
+  for (const std::string_view name : kUnversionedWriters) {
+    const size_t dot = name.find('.');
+    add_boxed(
+        std::string(name.substr(0, dot)), std::string(dot == name.npos ? "" : name.substr(dot + 1)),
+        Writes::unversioned);
+  }
 }
 
 } // namespace torch_promote

@@ -1,4 +1,4 @@
-// file: the rows' names and default policies, held against what the running PyTorch registers
+// file: the op entries' names and default policies, compared with what the running PyTorch registers
 #include "policy/op_table.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -9,7 +9,7 @@ namespace {
 
 constexpr c10::DispatchKey kStockKeys[kNumDevices] = {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA};
 
-// ROW's fifth argument is optional; this one is its value or "".
+// ROW's fifth argument is optional; this is its value or "".
 constexpr const char* first_or_empty(const char* value = "") {
   return value;
 }
@@ -19,20 +19,20 @@ constexpr const char* first_or_empty(const char* value = "") {
 
 } // namespace
 
-std::string RowInfo::name() const {
-  std::string result = std::string("aten::") + op;
-  if (*overload != '\0') {
-    result.append(".").append(overload);
-  }
-  return result;
+std::string OpEntryInfo::overload_name() const {
+  return *overload == '\0' ? op : std::string(op) + "." + overload;
+}
+
+std::string OpEntryInfo::name() const {
+  return "aten::" + overload_name();
 }
 
 void PolicyTable::put(Device device, OpNumber op, PolicyByte policy) {
-  if (op < kNumRows) {
+  if (op < kNumOpEntries) {
     bytes[static_cast<size_t>(device)][op] = policy;
     return;
   }
-  const size_t index = op - kNumRows;
+  const size_t index = op - kNumOpEntries;
   if (index >= extra.size()) {
     extra.resize(index + 1);
   }
@@ -42,10 +42,10 @@ void PolicyTable::put(Device device, OpNumber op, PolicyByte policy) {
   }
 }
 
-const std::array<RowInfo, kNumRows>& rows() {
-  static const std::array<RowInfo, kNumRows> info = {{
+const std::array<OpEntryInfo, kNumOpEntries>& op_entries() {
+  static const std::array<OpEntryInfo, kNumOpEntries> entries = {{
 #define ROW(op, overload, cpu, cuda, ...)  \
-  RowInfo{                                 \
+  OpEntryInfo{                             \
       #op,                                 \
       #overload,                           \
       {CastPolicy::cpu, CastPolicy::cuda}, \
@@ -53,7 +53,7 @@ const std::array<RowInfo, kNumRows>& rows() {
 #include "op_policies.def"
 #undef ROW
   }};
-  return info;
+  return entries;
 }
 
 #undef TORCH_PROMOTE_STRINGIZE
@@ -62,14 +62,14 @@ const std::array<RowInfo, kNumRows>& rows() {
 const PolicyTable& stock_policy_table() {
   static const PolicyTable table = [] {
     PolicyTable result;
-    for (size_t row = 0; row < kNumRows; ++row) {
-      const RowInfo& info = rows()[row];
+    for (size_t entry = 0; entry < kNumOpEntries; ++entry) {
+      const OpEntryInfo& info = op_entries()[entry];
       const std::string name = std::string("aten::") + info.op;
       const auto op = c10::Dispatcher::singleton().findOp({name, info.overload});
       for (size_t device = 0; device < kNumDevices; ++device) {
         const bool listed = info.policies[device] != CastPolicy::fallthrough && op.has_value() &&
                             op->hasKernelForDispatchKey(kStockKeys[device]);
-        result.bytes[device][row] = to_byte(listed ? info.policies[device] : CastPolicy::unlisted);
+        result.bytes[device][entry] = to_byte(listed ? info.policies[device] : CastPolicy::unlisted);
       }
     }
     return result;

@@ -1,14 +1,27 @@
-// file: op_policies.def as C++: a number and a type for each row, and the policy table that a region points to
+// file: the cast policies, op_policies.def as C++, and the policy table that a region points to
 #pragma once
-
-#include "policy/cast_policy.h"
 
 #include <c10/core/ScalarType.h>
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
+
+// The cast policies in the order of their bytes. torch_promote/policy/cast_policy.py documents each of them; only
+// `unlisted` is no policy: the table does not specify this op on this device, so PyTorch's own kernel decides.
+#define TORCH_PROMOTE_CAST_POLICIES(POLICY) \
+  POLICY(unlisted)                          \
+  POLICY(fallthrough)                       \
+  POLICY(keep)                              \
+  POLICY(banned)                            \
+  POLICY(lower_precision_fp)                \
+  POLICY(fp32)                              \
+  POLICY(fp32_set_opt_dtype)                \
+  POLICY(fp32_append_dtype)                 \
+  POLICY(promote)                           \
+  POLICY(match_self)
 
 // The name of an overload's struct in at::_ops: `op`, or `op_overload`. (__VA_OPT__ because an empty macro argument
 // must leave no underscore behind.)
@@ -16,49 +29,88 @@
 
 namespace torch_promote {
 
-enum class Row : uint16_t {
+enum class CastPolicy : uint8_t {
+#define TORCH_PROMOTE_POLICY(name) name,
+  TORCH_PROMOTE_CAST_POLICIES(TORCH_PROMOTE_POLICY)
+#undef TORCH_PROMOTE_POLICY
+  // From here on a byte is `run_in + ScalarType`: cast the eligible arguments to that dtype.
+  run_in = 64,
+};
+
+inline constexpr std::array kCastPolicyNames = {
+#define TORCH_PROMOTE_POLICY(name) #name,
+    TORCH_PROMOTE_CAST_POLICIES(TORCH_PROMOTE_POLICY)
+#undef TORCH_PROMOTE_POLICY
+};
+
+// A cast policy as a policy table stores it.
+using PolicyByte = uint8_t;
+
+constexpr PolicyByte to_byte(CastPolicy policy) {
+  return static_cast<PolicyByte>(policy);
+}
+
+constexpr bool is_run_in(PolicyByte byte) {
+  return byte >= to_byte(CastPolicy::run_in);
+}
+
+constexpr c10::ScalarType run_in_dtype(PolicyByte byte) {
+  return static_cast<c10::ScalarType>(byte - to_byte(CastPolicy::run_in));
+}
+
+// The op entries of the table.
+enum class OpEntry : uint16_t {
 #define ROW(op, overload, ...) TORCH_PROMOTE_OP_STRUCT(op, overload),
 #include "op_policies.def"
 #undef ROW
   count
 };
 
-constexpr size_t kNumRows = static_cast<size_t>(Row::count);
+constexpr size_t kNumOpEntries = static_cast<size_t>(OpEntry::count);
 
-// Index of a device type in a policy table. The order is that of the columns.
+// Index of a device type in a policy table, in the order of the columns of op_policies.def.
 enum class Device : uint8_t { cpu, cuda, count };
 
 constexpr size_t kNumDevices = static_cast<size_t>(Device::count);
 
-// Every op that may have a policy has a number: a row its place in the table, other ops (extra_ops.h) the numbers
-// after.
+// Every op that may have a policy has a number: an op entry its place in the table, other ops (op_numbers.h) the
+// numbers after these.
 using OpNumber = uint32_t;
 
-constexpr OpNumber number_of(Row row) {
-  return static_cast<OpNumber>(row);
+constexpr OpNumber number_of(OpEntry entry) {
+  return static_cast<OpNumber>(entry);
 }
 
-class Promotion; // promotion_rule.h
+class Promotion; // promotion/rule.h
 
-// PyTorch's autocast state has room for one dtype each in the slots of device types that have no tensors here. See NOTE
-// [ Policy fingerprint ].
+// A promotion rule as a policy refers to it.
+struct PromotionReference {
+  const Promotion* rule = nullptr; // null: PyTorch promotes
+  uint64_t content = 0;            // the rule's hash, which is the same in every process
+
+  auto operator<=>(const PromotionReference& other) const = default;
+};
+
+// A hash of a policy, which fits in PyTorch's autocast state: one dtype in the slot of each device type that has no
+// tensors here. See NOTE [ Policy fingerprint ].
 using Fingerprint = std::array<c10::ScalarType, 5>;
 
 struct PolicyTable {
-  std::array<std::array<PolicyByte, kNumRows>, kNumDevices> bytes{};
-  // Of ops that are no rows, by their number less kNumRows. What is beyond the end is unlisted, and so is not the last.
+  std::array<std::array<PolicyByte, kNumOpEntries>, kNumDevices> bytes{};
+  // The bytes of ops outside the table, by their number less kNumOpEntries. Ops beyond the end are unlisted; the last
+  // element is not.
   std::vector<std::array<PolicyByte, kNumDevices>> extra;
-  const Promotion* promotion = nullptr; // the promotion rule; null for PyTorch's own way
-  Fingerprint fingerprint{};            // of the rest, from the registry
+  PromotionReference promotion;
+  Fingerprint fingerprint{}; // of all of the above; the registry computes it
 
-  PolicyByte lookup(Device device, Row row) const {
-    return bytes[static_cast<size_t>(device)][static_cast<size_t>(row)];
+  PolicyByte lookup(Device device, OpEntry entry) const {
+    return bytes[static_cast<size_t>(device)][static_cast<size_t>(entry)];
   }
   PolicyByte lookup(Device device, OpNumber op) const {
-    if (op < kNumRows) {
-      return lookup(device, static_cast<Row>(op));
+    if (op < kNumOpEntries) {
+      return lookup(device, static_cast<OpEntry>(op));
     }
-    const size_t index = op - kNumRows;
+    const size_t index = op - kNumOpEntries;
     return index < extra.size() ? extra[index][static_cast<size_t>(device)] : to_byte(CastPolicy::unlisted);
   }
   void put(Device device, OpNumber op, PolicyByte policy);
@@ -67,19 +119,20 @@ struct PolicyTable {
   }
 };
 
-struct RowInfo {
+struct OpEntryInfo {
   const char* op;
   const char* overload;
   std::array<CastPolicy, kNumDevices> policies;
-  const char* redispatch_overload; // "" unless the row has an fp32_append_dtype form
+  const char* redispatch_overload; // "" unless the op has an fp32_append_dtype form
 
-  std::string name() const; // "aten::mm", "aten::softmax.int"
+  std::string overload_name() const; // "mm", "softmax.int"
+  std::string name() const;          // "aten::mm", "aten::softmax.int"
 };
 
-const std::array<RowInfo, kNumRows>& rows();
+const std::array<OpEntryInfo, kNumOpEntries>& op_entries();
 
-// The rows as they count in the running PyTorch: a row counts for a device only where PyTorch itself registers the op
-// on that device's Autocast key, otherwise it is `unlisted` there.
+// The table's policies as they apply to the running PyTorch: where PyTorch itself does not register an op on a device's
+// Autocast key, the op is `unlisted` for that device.
 const PolicyTable& stock_policy_table();
 
 } // namespace torch_promote

@@ -1,8 +1,7 @@
 // file: every change of policy and every policy table that regions of this process have used
 #include "policy/policy_registry.h"
 
-#include "dispatch/extra_ops.h"
-#include "promotion/rule.h"
+#include "policy/op_numbers.h"
 
 #include <c10/util/Exception.h>
 
@@ -20,7 +19,7 @@ namespace {
 using c10::ScalarType;
 
 constexpr unsigned kBitsPerSlot = 5;
-// Dtypes that Python can name on every supported version. kNoFingerprint is not among them.
+// Dtypes that Python has a name for on every supported version, without kNoFingerprint.
 // clang-format off
 constexpr ScalarType kDigits[1U << kBitsPerSlot] = {
     ScalarType::Byte,          ScalarType::Char,            ScalarType::Short,           ScalarType::Int,
@@ -36,11 +35,11 @@ constexpr ScalarType kDigits[1U << kBitsPerSlot] = {
 
 struct Registry {
   std::mutex mutex;
-  std::vector<PolicyChange> changes{{}}; // number 0: none
+  std::vector<PolicyChange> changes{{}}; // number 0 changes nothing
   std::map<PolicyChange, uint32_t> numbers{{{}, 0}};
   std::map<Fingerprint, std::unique_ptr<const PolicyTable>> tables;
-  // By the table that a change starts from, the promotion around, and the change.
-  std::map<std::tuple<const PolicyTable*, const Promotion*, uint32_t>, const PolicyTable*> composed;
+  // By the table that a change starts from, the promotion rule around it, and the change.
+  std::map<std::tuple<const PolicyTable*, PromotionReference, uint32_t>, const PolicyTable*> composed;
   std::atomic<const PolicyTable*> registered{&stock_policy_table()};
   std::atomic<const PolicyTable*> by_default{&stock_policy_table()};
 };
@@ -73,8 +72,8 @@ class Hash {
   uint64_t hash_ = 14695981039346656037ULL; // FNV-1a: the same in every process, which a cache on disk needs
 };
 
-// By names, so that neither rows added to the table later nor the order in which other ops got their numbers moves it.
-// `salt` is 0, and another number for a table whose fingerprint another one of this process has.
+// Hashes the ops' names: their numbers depend on the version of the table and on the order in which a program names
+// other ops. `salt` is 0, unless another table of this process has that fingerprint.
 Fingerprint fingerprint_of(const PolicyTable& table, PolicyByte salt) {
   std::map<std::string, std::array<PolicyByte, kNumDevices>> changed;
   for (const Override& change : overrides_of(table)) {
@@ -93,9 +92,7 @@ Fingerprint fingerprint_of(const PolicyTable& table, PolicyByte salt) {
       hash.mix(byte);
     }
   }
-  if (table.promotion != nullptr) {
-    hash.mix_number(table.promotion->content);
-  }
+  hash.mix_number(table.promotion.content);
   Fingerprint result{};
   for (size_t slot = 0; slot < result.size(); ++slot) {
     result[slot] = kDigits[(hash.value() >> (slot * kBitsPerSlot)) & ((1U << kBitsPerSlot) - 1)];
@@ -103,7 +100,7 @@ Fingerprint fingerprint_of(const PolicyTable& table, PolicyByte salt) {
   return result;
 }
 
-// The table that is equal to this one, which is kept if there is none.
+// Returns the known table that is equal to this one; if there is none, stores this one.
 const PolicyTable* find_or_add(Registry& all, PolicyTable& table) {
   for (PolicyByte salt = 0;; ++salt) {
     table.fingerprint = fingerprint_of(table, salt);
@@ -152,8 +149,7 @@ const PolicyTable* compose(const PolicyTable* around, uint32_t change) {
     return known->second;
   }
   PolicyTable table = *base;
-  table.promotion =
-      wanted.promotion == PolicyChange::kPromotionAround ? around->promotion : promotion_of(wanted.promotion);
+  table.promotion = wanted.promotion.value_or(around->promotion);
   for (const Override& one : wanted.overrides) {
     table.put(one.device, one.op, one.policy);
   }
@@ -163,19 +159,18 @@ const PolicyTable* compose(const PolicyTable* around, uint32_t change) {
 }
 
 uint32_t change_to(const PolicyTable& table) {
-  const uint32_t promotion = table.promotion == nullptr ? 0 : table.promotion->number;
-  return intern_change({PolicyChange::Base::stock, promotion, overrides_of(table)});
+  return intern_change({PolicyChange::Base::stock, table.promotion, overrides_of(table)});
 }
 
 bool sets_promotion(uint32_t change) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  return all.changes.at(change).promotion != PolicyChange::kPromotionAround;
+  return all.changes.at(change).promotion.has_value();
 }
 
 std::vector<Override> overrides_of(const PolicyTable& table) {
   std::vector<Override> result;
-  for (OpNumber op = 0; op < kNumRows + table.extra.size(); ++op) {
+  for (OpNumber op = 0; op < kNumOpEntries + table.extra.size(); ++op) {
     for (size_t index = 0; index < kNumDevices; ++index) {
       const Device device = static_cast<Device>(index);
       const PolicyByte policy = table.lookup(device, op);

@@ -8,6 +8,7 @@
 #include <array>
 #include <compare>
 #include <cstdint>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -26,37 +27,35 @@ struct Override {
 struct PolicyChange {
   enum class Base : uint8_t {
     around,     // adds to the policy around
-    registered, // replaces it: starts from stock's and what `register_policy` has added
-    stock,      // replaces it: starts from stock's alone
+    registered, // replaces it: starts from stock's policy and the policies of `register_policy`
+    stock,      // replaces it: starts from stock's policy
   };
-  static constexpr uint32_t kPromotionAround = UINT32_MAX;
 
   Base base = Base::around;
-  uint32_t promotion = kPromotionAround; // the number of the promotion rule to use, 0 for none
+  std::optional<PromotionReference> promotion; // nothing: that of the policy around
   std::vector<Override> overrides;
 
   auto operator<=>(const PolicyChange& other) const = default;
 };
 
-// The number of a change; the same change gets the same number, and none at all is number 0. Never forgotten: there are
-// as many as the program spells.
+// Returns the number of a change. Equal changes have one number, and the change that changes nothing is number 0. The
+// registry keeps every change: there are as many as the program's source spells out.
 uint32_t intern_change(PolicyChange change);
 
-// The table that a change makes of `around`. Tables live for good, and equal tables are one object: stock's if it is
-// equal to that.
+// Returns the table that a change makes of `around`. Tables are never destroyed, and equal tables are one object.
 const PolicyTable* compose(const PolicyTable* around, uint32_t change);
 
-// Whether a change is that of a region of `promotion`.
+// Whether a change sets the promotion rule, as regions of `promotion` do.
 bool sets_promotion(uint32_t change);
 
-// The number of the change that makes this table of any.
+// Returns the number of the change that turns any table into this one.
 uint32_t change_to(const PolicyTable& table);
 
-// What differs from stock, but for the promotion rule.
+// The policies that differ from stock's. (The promotion rule is not among them.)
 std::vector<Override> overrides_of(const PolicyTable& table);
 
-// The policy that outermost regions start from, and what the ops of `register_policy` have in every region that does
-// not say otherwise. Regions that are open keep theirs.
+// Sets the policy that outermost regions start from, and the policies of `register_policy`, which every region has that
+// does not override them. Open regions keep their policy.
 void set_defaults(uint32_t registered, uint32_t policy);
 const PolicyTable* default_policy_table();
 
@@ -66,14 +65,10 @@ const PolicyTable* default_policy_table();
 // knows our policy table. So a region whose policy differs from stock's writes a hash of the table into the slots of
 // device types that this library does not serve and that have no tensors here: a function compiled under one policy is
 // then not reused under another, and an autograd thread finds the table again. Under the stock policy the slots keep
-// their values, and our key alone tells our regions from stock's.
+// their values, and only kAutocastKey distinguishes our regions from stock's.
 constexpr std::array<c10::DeviceType, std::tuple_size_v<Fingerprint>> kSlots = {
-    c10::DeviceType::PrivateUse1, // our own key's device type comes first: its dtype tells whether there is a
-                                  // fingerprint
-    c10::DeviceType::IPU,
-    c10::DeviceType::MAIA,
-    c10::DeviceType::HPU,
-    c10::DeviceType::MTIA,
+    c10::DeviceType::PrivateUse1, // kAutocastKey's device type; its dtype shows whether there is a fingerprint
+    c10::DeviceType::IPU,         c10::DeviceType::MAIA, c10::DeviceType::HPU, c10::DeviceType::MTIA,
 };
 
 // The first slot's dtype where there is no fingerprint: PyTorch's default for PrivateUse1, and never part of one.

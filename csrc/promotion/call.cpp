@@ -1,10 +1,8 @@
-// file: what a promotion rule does with one call of an op
+// file: applies a promotion rule to one call of an op
 #include "promotion/call.h"
 
-#include "promotion/arguments.h"
-#include "promotion/join.h"
+#include "promotion/callbacks.h"
 #include "promotion/lint.h"
-#include "python/promotion_hooks.h"
 #include "region/region.h"
 
 #include <ATen/core/grad_mode.h>
@@ -26,8 +24,8 @@ bool is_tensor(const Operand& operand) {
   return !operand.number.has_value();
 }
 
-// Tensors that PyTorch reads in their own dtype, whatever the common one is: a kernel for half precision takes a tensor
-// of one element for a number, and does not round it.
+// Whether PyTorch may read a tensor in its own dtype instead of the common one: a kernel for half precision reads a
+// tensor of one element as a number, and does not round it.
 bool is_read_as_number(const at::Tensor& tensor) {
   return tensor.dim() == 0 || (!tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && tensor.numel() == 1);
 }
@@ -43,7 +41,7 @@ bool is_plain_strided(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_mkldnn();
 }
 
-// Whether a number would raise the dtype that the tensors have been cast to.
+// Whether a number would promote the dtype that the tensors have been cast to.
 bool raises(Number number, ScalarType dtype) {
   return number > number_of_dtype(dtype);
 }
@@ -88,7 +86,7 @@ class Call {
     for (const Operands& operands : calls) {
       computed.push_back(dtype_computed(operands));
     }
-    // All is checked before anything is cast or written.
+    // All checks come before the first cast or write.
     bool in_place = true;
     if (!promotion_.options.is_stock) {
       in_place = check_written(calls, computed);
@@ -123,7 +121,7 @@ class Call {
     return stack_[stack_.size() - count + static_cast<size_t>(op_.rounding_mode)].isNone();
   }
 
-  // nullopt where the rule has no say: no tensors, or, under PyTorch's own rule, an error that is for the op to raise.
+  // nullopt where the rule does not act: there are no tensors, or, under PyTorch's own rule, the op itself raises.
   std::optional<ScalarType> dtype_computed(const Operands& operands) const {
     if (std::none_of(operands.begin(), operands.end(), is_tensor)) {
       return std::nullopt;
@@ -137,7 +135,8 @@ class Call {
       if (promotion_.options.is_stock) {
         return std::nullopt;
       }
-      refuse_operands(promotion_, op_.name, operands, computes_floats());
+      promotion_callbacks.refuse_operands(promotion_, op_.name, operands, computes_floats());
+      TORCH_CHECK(false, op_.name, ": the operands have no common dtype under the rule '", promotion_.name, "'.");
     }
     return static_cast<ScalarType>(found);
   }
@@ -148,12 +147,14 @@ class Call {
 
   void check_write(const Operands& operands, ScalarType computed, ScalarType written) const {
     if (!promotion_.tables().can_write(computed, written)) {
-      refuse_to_write(promotion_, op_.name, operands, computed, written);
+      promotion_callbacks.refuse_to_write(promotion_, op_.name, operands, computed, written);
+      TORCH_CHECK(
+          false, op_.name, ": ", computed, " is not written to ", written, " under the rule '", promotion_.name, "'.");
     }
   }
 
-  // Raises for what must not be written. False if an operand that is written has another dtype than is computed in, so
-  // that the op itself might compute in one of its own choice.
+  // Raises if the rule forbids to write the result to its target. False if a written operand has another dtype than the
+  // rule computes in: the op itself might then compute in a dtype of its own choice.
   bool check_written(const std::vector<Operands>& calls, const std::vector<std::optional<ScalarType>>& computed) const {
     const std::vector<at::Tensor> outs = arguments_.outs();
     bool in_place = true;
@@ -181,7 +182,8 @@ class Call {
     if (promotion_.options.lint != 0) {
       const std::optional<LintKind> kind = kind_of_promotion(promotion_, operands, computed);
       if (kind.has_value()) {
-        report_promotion(promotion_, innermost_promotion_region(), op_.name, operands, computed, *kind);
+        promotion_callbacks.report(
+            promotion_, innermost_promotion_region(), op_.name, operands, computed, static_cast<int>(*kind));
       }
     }
   }
@@ -210,9 +212,9 @@ class Call {
   }
 
   // NOTE [ PyTorch's own rule ]
-  // The op arrives at the same dtype itself, so what is not cast here changes nothing; and three things must not be
-  // cast, or bits would change (and errors: see Refuses). Kernels for half precision read a tensor of one element
-  // unrounded. Backward formulas compute with the operands that were saved, in the dtypes that these have. And what is
+  // The op promotes to the same dtype itself, so leaving an operand uncast is always right. Casting is not: it would
+  // change bits (and errors: see Refuses) in three cases. Kernels for half precision read a tensor of one element
+  // unrounded. Backward formulas compute with the saved operands, in the dtypes of these. And an operand that is
   // written keeps its dtype.
   bool cast_as_stock(const Operands& operands, ScalarType dtype) {
     const bool known = std::none_of(operands.begin(), operands.end(), [](const Operand& operand) {
@@ -235,7 +237,7 @@ class Call {
     return any;
   }
 
-  // An operand of an op whose lists go in step may be shared by all elements.
+  // All elements of an op whose lists go in step may share an operand.
   void put(const Operand& operand, const at::Tensor& cast) {
     TORCH_CHECK(
         operand.tensor->scalar_type() == operand.dtype || operand.tensor->scalar_type() == cast.scalar_type(), op_.name,
@@ -244,7 +246,8 @@ class Call {
     arguments_.put(operand, cast);
   }
 
-  // An op that writes an operand of another dtype than it computes in: the same without writing, and a copy.
+  // For an op that writes an operand of another dtype than it computes in: calls the functional overload and copies its
+  // result.
   Promoted run_functional() {
     TORCH_CHECK(
         op_.functional.has_value(), op_.name, " cannot write to an operand of another dtype than the rule '",

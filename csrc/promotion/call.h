@@ -1,7 +1,7 @@
-// file: what a promotion rule does with one call of an op
+// file: applies a promotion rule to one call of an op
 #pragma once
 
-#include "promotion/arguments.h"
+#include "promotion/operands.h"
 #include "promotion/ops.h"
 
 #include <ATen/core/IListRef.h>
@@ -14,8 +14,8 @@
 
 namespace torch_promote {
 
-// Whether there is nothing to do: the one dtype of all tensors is what the op computes in under the rule. It need not
-// know: what is not plain is looked at closely.
+// A quick check whether the rule leaves a call as it is, because all tensors have the dtype that the op computes in
+// under the rule. Where it says no, promote_call decides.
 class PlainCall {
  public:
   PlainCall(const PromotingOp& op, const Promotion& promotion)
@@ -35,7 +35,7 @@ class PlainCall {
       return true;
     }
     if (numbers_ >> (static_cast<unsigned>(number_of_dtype(static_cast<c10::ScalarType>(dtype_))) + 1) != 0) {
-      return false; // the op itself would go by a number of a higher kind
+      return false; // the op itself would compute in the number's kind
     }
     for (size_t number = 0; number < kNumbers; ++number) {
       if ((numbers_ >> number & 1) != 0 && tables_.numbers[number][static_cast<size_t>(dtype_)] != dtype_) {
@@ -120,17 +120,16 @@ class PlainCall {
   unsigned numbers_ = 0; // a bit for each type
 };
 
-// What became of a call that a rule has looked at.
 enum class Promoted : uint8_t {
-  as_it_was, // the rule has nothing to do
-  cast,      // operands on the stack were cast; the op is to be called
+  as_it_was, // the rule leaves the call as it is
+  cast,      // operands on the stack were cast; the caller calls the op
   done,      // the op has run, and its results are on the stack
 };
 
-// Whether a rule that is in force acts on what is called here; see PromotionState.
+// Whether a rule acts on the calls that this thread makes now; see PromotionState.
 bool promotion_acts_here();
 
-// Casts the operands on the stack as the rule has it, or runs the call. Raises if the rule forbids it.
+// Casts the operands on the stack to the dtype that the rule gives, or runs the call. Raises if the rule forbids it.
 Promoted promote_call(const PromotingOp& op, const Promotion& promotion, torch::jit::Stack& stack);
 
 } // namespace torch_promote

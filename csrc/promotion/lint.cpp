@@ -10,7 +10,7 @@ namespace {
 
 using c10::ScalarType;
 
-// How many binary digits a dtype has for whole numbers, and how many for the exponent; 0 for what is not told apart.
+// The binary digits that a dtype has for whole numbers and for the exponent; 0 where the lint does not need them.
 struct Digits {
   int precision;
   int exponent;
@@ -58,7 +58,7 @@ bool is_signed(ScalarType dtype) {
          dtype == ScalarType::Long;
 }
 
-// Whether values of one dtype are lost in another.
+// Whether one dtype has values that another cannot represent.
 bool loses(ScalarType from, ScalarType to) {
   const Digits source = digits_of(from);
   const Digits target = digits_of(to);
@@ -78,7 +78,7 @@ bool is_double(ScalarType dtype) {
   return dtype == ScalarType::Double || dtype == ScalarType::ComplexDouble;
 }
 
-// Whether an int is beyond what an integral dtype holds.
+// Whether an integral dtype cannot represent an int.
 bool overflows(int64_t value, ScalarType dtype) {
   const int digits = digits_of(dtype).precision;
   if (digits == 0 || dtype == ScalarType::Bool) {

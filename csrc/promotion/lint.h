@@ -1,13 +1,14 @@
 // file: which kind of silent promotion a call is
 #pragma once
 
-#include "python/promotion_hooks.h"
+#include "promotion/operands.h"
 
 #include <optional>
 
 namespace torch_promote {
 
-// The first of the kinds that are looked for, nullopt if the call is of none. `computed` is what the op computes in.
+// Returns the first kind that the rule's lint looks for and that describes the call; nullopt if there is none. The op
+// computes in `computed`.
 std::optional<LintKind> kind_of_promotion(
     const Promotion& promotion, const Operands& operands, c10::ScalarType computed);
 

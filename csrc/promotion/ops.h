@@ -1,9 +1,9 @@
-// file: the ops that promote their operands, and which of their arguments take part
+// file: the ops that promote their operands, and the arguments that take part
 #pragma once
 
 #include "policy/op_table.h"
 #include "promotion/rule.h"
-#include "promotion/state.h"
+#include "region/promotion_state.h"
 
 #include <ATen/core/boxing/BoxedKernel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -16,30 +16,30 @@
 
 namespace torch_promote {
 
-// What an op makes of the common dtype of its operands.
+// The dtype that an op computes in, given the common dtype of its operands.
 enum class Computes : uint8_t {
-  common,  // itself
-  floats,  // a floating one of an integral one, as true division does
-  boolean, // a truth value
-  opaque,  // nothing: what is inside such an op is its own affair, and it promotes nothing of its own
+  common,  // that dtype
+  floats,  // that dtype, or for an integral one a floating one, as true division does
+  boolean, // that dtype; the result is a bool, as of a comparison
+  opaque,  // the rule acts neither on this op nor on the ops that it calls
 };
 
-// The operands that an op raises for before it promotes them; torch_promote/promoting/ops.py.
+// The operands for which an op raises before it promotes them; torch_promote/promoting/ops.py.
 enum class Refuses : uint8_t { nothing, boolean, integral, complex, mixed };
 
 struct PromotingOp {
   OpNumber number;
   c10::OperatorHandle handle;
   std::string name;
-  std::optional<c10::OperatorHandle> functional; // what computes the same without writing, of an op that writes
+  std::optional<c10::OperatorHandle> functional; // for an op that writes: the overload that returns its result instead
   uint64_t participants = 0;                     // a bit for each argument that takes part
   uint64_t written = 0;                          // a bit for each argument that is written
   Computes computes = Computes::common;
-  int rounding_mode = -1; // the argument that, if given, makes `floats` `common`
+  int rounding_mode = -1; // the argument that, if given, turns `floats` into `common`
   bool each = false;      // its lists go in step: each element is a call of its own
   bool matmul = false;    // a matrix product, which PyTorch does not promote
   Refuses refuses = Refuses::nothing;
-  c10::BoxedKernel boxed; // what the key does with a call of it that is not plain
+  c10::BoxedKernel boxed; // the kernel for calls that are not plain; see PlainCall
 
   bool takes_part(size_t argument) const {
     return (participants >> argument & 1) != 0;
@@ -49,7 +49,7 @@ struct PromotingOp {
   }
 };
 
-// By number; null for what does not promote.
+// By number; null for ops that do not promote.
 constexpr size_t kMostOps = 4096;
 inline std::array<std::atomic<const PromotingOp*>, kMostOps> promoting_ops{};
 
@@ -57,7 +57,7 @@ inline const PromotingOp* promoting_op(OpNumber number) {
   return number < kMostOps ? promoting_ops[number].load(std::memory_order_acquire) : nullptr;
 }
 
-// The op, if the rule acts on calls of it here.
+// The op, if the rule acts on calls of it in the current state of this thread; otherwise null.
 inline const PromotingOp* acted_on(const Promotion* promotion, OpNumber number) {
   if (promotion == nullptr || tls_promotion.inside) {
     return nullptr;
@@ -65,21 +65,5 @@ inline const PromotingOp* acted_on(const Promotion* promotion, OpNumber number) 
   const PromotingOp* op = promoting_op(number);
   return op != nullptr && (!op->matmul || promotion->options.matmul) ? op : nullptr;
 }
-
-struct PromotingOpRequest {
-  std::string op;
-  std::string overload;
-  std::string functional; // "aten::add.Tensor", or ""
-  uint64_t participants = 0;
-  Computes computes = Computes::common;
-  int rounding_mode = -1;
-  bool each = false;
-  bool matmul = false;
-  Refuses refuses = Refuses::nothing;
-};
-
-// Gives the op a kernel on our key, for good, unless it has one. Raises if the dispatcher knows no such overload or
-// another library has a kernel for it on our key.
-void register_promoting_op(const PromotingOpRequest& request);
 
 } // namespace torch_promote

@@ -1,7 +1,7 @@
 // file: a promotion rule as lookup tables, and what a region does besides with it
 #include "promotion/rule.h"
 
-#include "python/promotion_hooks.h"
+#include "promotion/callbacks.h"
 
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
@@ -63,7 +63,7 @@ const PromotionTables& Promotion::tables() const {
   const c10::ScalarType dtype = default_dtype_now();
   const auto& place = by_default_dtype_[static_cast<size_t>(dtype)];
   if (place.load(std::memory_order_acquire) == nullptr) {
-    ask_python_for_tables(number, dtype); // puts them
+    promotion_callbacks.put_tables(*this, dtype);
   }
   const PromotionTables* found = place.load(std::memory_order_acquire);
   TORCH_CHECK(found != nullptr, "torch_promote: the rule '", name, "' has no tables for ", dtype);
@@ -74,7 +74,7 @@ void Promotion::put_tables(c10::ScalarType default_dtype, PromotionTables tables
   const std::lock_guard<std::mutex> lock(mutex_);
   auto& place = by_default_dtype_[static_cast<size_t>(default_dtype)];
   if (place.load() == nullptr) {
-    place.store(new PromotionTables(tables), std::memory_order_release); // for good, as the rule
+    place.store(new PromotionTables(tables), std::memory_order_release); // never destroyed, as the rule
   }
 }
 
@@ -87,7 +87,7 @@ DtypeCode Promotion::of_many(uint64_t dtypes) const {
       return known->second;
     }
   }
-  const DtypeCode found = ask_python_for_common(number, dtypes);
+  const DtypeCode found = promotion_callbacks.common_dtype(*this, dtypes);
   const std::lock_guard<std::mutex> lock(mutex_);
   many_.emplace(key, found);
   return found;

@@ -1,6 +1,8 @@
 // file: a promotion rule as lookup tables, and what a region does besides with it
 #pragma once
 
+#include "policy/op_table.h"
+
 #include <c10/core/ScalarType.h>
 
 #include <array>
@@ -15,7 +17,7 @@
 
 namespace torch_promote {
 
-// Room for the number of every dtype; c10::ScalarType is well below.
+// An upper bound of c10::ScalarType's numbers.
 constexpr size_t kDtypes = 64;
 
 // The number of a dtype in c10::ScalarType, or kNoDtype.
@@ -33,15 +35,15 @@ constexpr size_t kNumbers = static_cast<size_t>(Number::count);
 using DtypeRow = std::array<DtypeCode, kDtypes>;
 using DtypePairs = std::array<DtypeRow, kDtypes>;
 
-// A rule under one default dtype; torch_promote/reference/promotion_rules/rule.py says what each table means. They are
-// total: what the rule has no row for is filled in as its methods say.
+// A rule under one default dtype. torch_promote/reference/promotion_rules/rule.py explains each table; its methods fill
+// in what the rule has no entry for, so that the tables are total.
 struct PromotionTables {
   DtypePairs tensors;
   std::array<DtypeRow, kNumbers> numbers;
   DtypeRow floats;
   DtypePairs zero_dims;
-  std::array<uint64_t, kDtypes> castable; // by the dtype computed: a bit for each dtype that it may be written to
-  uint64_t content = 0;                   // a hash of the rest
+  std::array<uint64_t, kDtypes> castable; // by the computed dtype: a bit for each dtype that it may be written to
+  uint64_t content = 0;                   // a hash of the tables
 
   DtypeCode pair(DtypeCode a, DtypeCode b) const {
     return tensors[static_cast<size_t>(a)][static_cast<size_t>(b)];
@@ -60,16 +62,16 @@ struct PromotionTables {
   }
 };
 
-// What the lint looks for; a bit each. Their names are in torch_promote/promoting/lint.py, in this order.
+// What the lint looks for; a bit each. torch_promote/promoting/lint.py names them in this order.
 enum class LintKind : uint8_t { zero_dim, overflow, low_precision, float64, any };
 
 struct PromotionOptions {
   bool zero_dim_is_weak = false;
   bool associative = true;
-  bool is_stock = false;     // PyTorch's own rule, which the ops themselves obey
-  bool matmul = false;       // whether it is for matrix products too
+  bool is_stock = false;     // PyTorch's own rule, which the ops apply themselves
+  bool matmul = false;       // whether the rule acts on matrix products
   uint8_t lint = 0;          // the kinds that are reported; 0: none
-  uint32_t lint_handler = 0; // who is told; its number in Python
+  uint32_t lint_handler = 0; // the number in Python of the handler that gets the reports
 
   bool operator==(const PromotionOptions& other) const = default;
   bool reports(LintKind kind) const {
@@ -77,7 +79,7 @@ struct PromotionOptions {
   }
 };
 
-// A rule in the service of regions. They live for good; equal ones are one object.
+// A rule that regions refer to. Rules are never destroyed.
 class Promotion {
  public:
   Promotion(
@@ -92,15 +94,16 @@ class Promotion {
   const PromotionOptions options;
   const uint64_t content; // a hash that is the same in every process
 
-  // Those for the default dtype of this moment.
+  // The tables for the current default dtype.
   const PromotionTables& tables() const;
-  // Those that any default dtype has alike: what dtypes make of themselves, and fitting numbers of them.
+  // Tables to be read only where all default dtypes agree: a dtype with itself, and a dtype with a number that leaves
+  // it as it is.
   const PromotionTables& any_tables() const {
     return *first_;
   }
   void put_tables(c10::ScalarType default_dtype, PromotionTables tables) const;
 
-  // The common dtype of a set of more than two dtypes, a bit each, where folding is not it.
+  // The common dtype of a set of more than two dtypes, a bit each, under a rule that is not associative.
   DtypeCode of_many(uint64_t dtypes) const;
 
  private:
@@ -110,12 +113,17 @@ class Promotion {
   mutable std::map<std::pair<uint64_t, c10::ScalarType>, DtypeCode> many_; // by the set and the default dtype
 };
 
-// Number 0 is none.
+// Returns the rule's number, from 1 on.
 uint32_t register_promotion(
     const std::string& name,
     const PromotionOptions& options,
     c10::ScalarType default_dtype,
     const PromotionTables& tables);
+// Null for number 0. Raises if there is no such rule.
 const Promotion* promotion_of(uint32_t number);
+
+inline PromotionReference reference_to(const Promotion* rule) {
+  return rule == nullptr ? PromotionReference{} : PromotionReference{rule, rule->content};
+}
 
 } // namespace torch_promote

@@ -1,4 +1,4 @@
-// file: the tap: a boxed fallback above the Autocast keys that calls an observer in Python around each op
+// file: the dispatch observer: a boxed fallback above the Autocast keys that calls an object in Python around each op
 #include "python/dispatch_observer.h"
 
 #include "python/python_call.h"
@@ -13,7 +13,6 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 #include <torch/library.h>
 
@@ -26,31 +25,38 @@
 
 namespace py = pybind11;
 
+// Declared here because the header that declares these, torch/csrc/jit/python/pybind_utils.h, takes longer to compile
+// than the rest of the Python unit. A signature that PyTorch changes is a link error when the extension is imported.
+namespace torch::jit {
+TORCH_PYTHON_API IValue toIValue(py::handle object, const c10::TypePtr& type, std::optional<int32_t> count);
+TORCH_PYTHON_API py::object toPyObject(IValue value);
+} // namespace torch::jit
+
 namespace torch_promote {
 
 namespace {
 
-// Where a thread's observer is found in ThreadLocalPythonObjects, which autograd hands on to the threads that run a
-// backward. (Python's own way there, torch._C._stash_obj_in_tls, takes a reference too few in PyTorch 2.11.)
-constexpr const char* kObserverName = "torch_promote.tap";
+// The name of a thread's observer in ThreadLocalPythonObjects, which autograd copies to the threads that run a
+// backward. (Python's function for this, torch._C._stash_obj_in_tls, takes a reference too few in PyTorch 2.11.)
+constexpr const char* kObserverName = "torch_promote.dispatch_observer";
 
-// NOTE [The tap's key]
-// A call has to be seen above the Autocast keys, where its arguments are still the caller's, in forward and backward
-// alike, and inside composite ops. Python's modes cannot do that: __torch_dispatch__ comes after autocast, and
-// __torch_function__ knows nothing of C++ callers. Of the keys above autocast this one alone has no kernels in PyTorch:
-// it is there to try out modes that are made in this way. It comes before functorch's keys, so under vmap the tap is
-// shown batched tensors first, and what they are made of after that.
-constexpr c10::DispatchKey kTapKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
-constexpr c10::DispatchKeySet kBelowTap(c10::DispatchKeySet::FULL_AFTER, kTapKey);
+// NOTE [ The observer's key ]
+// The observer must see a call above the Autocast keys, where its arguments are still the caller's, in forward and
+// backward, and inside composite ops. Python's modes cannot do that: __torch_dispatch__ comes after autocast, and
+// __torch_function__ does not see C++ callers. This is the only key above autocast that has no kernels in PyTorch,
+// which keeps it for experiments with modes of this kind. It comes before functorch's keys, so under vmap the observer
+// sees batched tensors first and then the tensors inside them.
+constexpr c10::DispatchKey kObserverKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+constexpr c10::DispatchKeySet kBelowObserver(c10::DispatchKeySet::FULL_AFTER, kObserverKey);
 
-// Set where no op is to be shown: in the observer itself, in a run under stock, and inside ops that nobody looks into.
-// The tap's key is excluded there too, which is cheaper, but functorch's layers run what is below them in the dispatch
-// state that they were entered in, and there it is not.
+// Set while the observer sees no op: in the observer itself, in a run under stock, and inside ops that it does not look
+// into. The observer's key is excluded there too, which is cheaper, but not enough: functorch's layers call ops in the
+// dispatch state that they were entered in, which includes the key.
 thread_local bool tls_unseen = false;
 
 class Unseen {
  public:
-  Unseen() : before_(tls_unseen), key_(kTapKey) {
+  Unseen() : before_(tls_unseen), key_(kObserverKey) {
     tls_unseen = true;
   }
   Unseen(const Unseen&) = delete;
@@ -66,7 +72,7 @@ class Unseen {
   c10::impl::ExcludeDispatchKeyGuard key_;
 };
 
-// While an observer looks at a tensor, neither a subclass nor a mode is asked what its dtype is.
+// While an observer inspects a tensor, neither a subclass nor a mode may answer for it.
 struct WithoutTorchFunction {
   const at::impl::TorchFunctionDisabledState before = at::impl::PythonTorchFunctionTLS::get_disabled_state();
 
@@ -82,9 +88,9 @@ struct WithoutTorchFunction {
   }
 };
 
-// The observer's own ops are none of its business.
+// Calls the observer; it does not see its own ops.
 template <class Function>
-auto ask_observer(const Function& function) {
+auto call_observer(const Function& function) {
   return in_python([&function] {
     const Unseen unseen;
     const WithoutTorchFunction plain;
@@ -96,7 +102,7 @@ py::object borrowed(PyObject* object) {
   return py::reinterpret_borrow<py::object>(object);
 }
 
-// On the stack, dtypes, layouts and memory formats are numbers; the schema knows what they mean.
+// Dtypes, layouts and memory formats are ints on the stack; only the schema tells them from other ints.
 py::object to_python(const c10::IValue& value, const c10::TypePtr& type) {
   if (value.isInt()) {
     const auto optional = type->cast<c10::OptionalType>();
@@ -115,12 +121,12 @@ py::object to_python(const c10::IValue& value, const c10::TypePtr& type) {
   return torch::jit::toPyObject(value);
 }
 
-// NOTE [Tensors that Python has not met]
-// A tensor keeps the first Python object that it gets, and its class with it. What becomes a Parameter or another
-// subclass leaves an op as a tensor without one (nn.Parameter, as_subclass and FakeTensor call detach or alias for it),
-// and could not become one after an observer has seen it; an object also changes the use count, by which autograd tells
-// whether a gradient may be taken over. So the observer gets a copy that shares the data. functorch's wrappers cannot
-// be copied, and do not become subclasses.
+// NOTE [ Tensors without a Python object ]
+// A tensor keeps the first Python object that it gets, and the class of that object. A tensor that becomes a Parameter
+// or another subclass leaves an op without a Python object (nn.Parameter, as_subclass and FakeTensor call detach or
+// alias for it), and could not become one if the observer gave it one. A Python object also changes the use count, from
+// which autograd tells whether it may reuse a gradient's memory. So the observer gets a copy that shares the data.
+// functorch's wrappers cannot be copied, and do not become subclasses.
 bool is_new_to_python(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kWrappers(
       {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});
@@ -132,7 +138,7 @@ at::Tensor to_show(const at::Tensor& tensor) {
   if (!is_new_to_python(tensor)) {
     return tensor;
   }
-  const c10::impl::ExcludeDispatchKeyGuard without_modes(c10::DispatchKey::Python); // they would be asked to detach it
+  const c10::impl::ExcludeDispatchKeyGuard without_modes(c10::DispatchKey::Python); // they would see a detach
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   at::Tensor copy(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
   if (tensor.requires_grad()) {
@@ -162,7 +168,7 @@ c10::IValue to_show(const c10::IValue& value) {
   return value;
 }
 
-// What lies on the stack for a schema's arguments, or for its returns.
+// The values on the stack of a schema's arguments, or of its returns.
 py::list to_list(const torch::jit::Stack& stack, const std::vector<c10::Argument>& arguments) {
   py::list values;
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -171,7 +177,7 @@ py::list to_list(const torch::jit::Stack& stack, const std::vector<c10::Argument
   return values;
 }
 
-// A reference that takes the interpreter lock to let go of what it holds. False for nothing, and for None.
+// A reference that takes the interpreter lock when it releases its object. False if it holds nothing, or None.
 struct Reference {
   py::object value;
 
@@ -200,11 +206,11 @@ py::object observer_of_this_thread() {
   return py::reinterpret_borrow<py::object>(holder->ptr(getPyInterpreter()));
 }
 
-// The same call with PyTorch's own autocast in the place of ours, unseen by the tap.
+// Makes the same call under PyTorch's own autocast instead of ours. The observer sees nothing of it.
 void run_under_stock(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const Unseen unseen;
-  const c10::impl::ExcludeDispatchKeyGuard without_ours(kOurKey);
-  op.redispatchBoxed((keys & kBelowTap).remove(kOurKey), &stack);
+  const c10::impl::ExcludeDispatchKeyGuard without_ours(kAutocastKey);
+  op.redispatchBoxed((keys & kBelowObserver).remove(kAutocastKey), &stack);
 }
 
 void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack, bool see_through) {
@@ -212,12 +218,12 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
   if (!see_through) {
     unseen.emplace();
   }
-  op.redispatchBoxed(keys & kBelowTap, stack);
+  op.redispatchBoxed(keys & kBelowObserver, stack);
 }
 
-void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (tls_unseen) {
-    op.redispatchBoxed(keys & kBelowTap, stack);
+    op.redispatchBoxed(keys & kBelowObserver, stack);
     return;
   }
   const c10::FunctionSchema& schema = op.schema();
@@ -225,7 +231,7 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
   Reference token;
   bool stock_too = false;
   bool see_through = false;
-  ask_observer([&] {
+  call_observer([&] {
     observer.value = observer_of_this_thread();
     if (observer) {
       token.value =
@@ -242,14 +248,15 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
   }
   try {
     if (stock_too) {
-      // What the op writes to must not be written twice: the observer gives copies.
-      torch::jit::Stack again = ask_observer([&] {
+      // The observer replaces the arguments that the op writes to by copies, so that these are written once.
+      torch::jit::Stack again = call_observer([&] {
         const py::list values = observer.value.attr("before_stock")(token.value);
         torch::jit::Stack made;
         for (size_t i = 0; i < values.size(); ++i) {
           const c10::IValue& original = (*stack)[stack->size() - values.size() + i];
           made.push_back(
-              values[i].is_none() ? original : torch::jit::toIValue(values[i], schema.arguments()[i].real_type()));
+              values[i].is_none() ? original
+                                  : torch::jit::toIValue(values[i], schema.arguments()[i].real_type(), std::nullopt));
         }
         return made;
       });
@@ -259,9 +266,9 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
       } catch (const std::exception& raised) {
         error = *raised.what() != '\0' ? raised.what() : "error";
         const py::gil_scoped_acquire gil;
-        PyErr_Clear(); // what a mode or a kernel in Python has raised
+        PyErr_Clear(); // the error of a mode or a kernel in Python
       }
-      ask_observer([&] {
+      call_observer([&] {
         if (error.empty()) {
           observer.value.attr("after_stock")(token.value, to_list(again, schema.returns()), py::none());
         } else {
@@ -270,11 +277,11 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
       });
     }
     run(op, keys, stack, see_through);
-    ask_observer([&] { observer.value.attr("end")(token.value, to_list(*stack, schema.returns())); });
+    call_observer([&] { observer.value.attr("end")(token.value, to_list(*stack, schema.returns())); });
   } catch (...) {
     const py::gil_scoped_acquire gil;
-    const py::error_scope in_flight; // Python code that runs while an error is set stops at its first look
-    ask_observer([&] { observer.value.attr("failed")(token.value); });
+    const py::error_scope in_flight; // Python code must not start while an error is set
+    call_observer([&] { observer.value.attr("failed")(token.value); });
     throw;
   }
 }
@@ -283,7 +290,7 @@ void tap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::St
 
 py::object swap_observer(py::object observer) {
   py::object before = observer_of_this_thread();
-  // Nothing in the place of None: what is left when a thread ends may be let go of after Python is gone.
+  // For None store nothing: when a thread ends, its objects may be released after Python has shut down.
   std::shared_ptr<c10::SafePyObject> holder;
   if (!observer.is_none()) {
     holder = std::make_shared<c10::SafePyObject>(observer.release().ptr(), getPyInterpreter());
@@ -292,16 +299,16 @@ py::object swap_observer(py::object observer) {
   return before;
 }
 
-void register_tap() {
+void register_dispatch_observer() {
   static std::once_flag once;
   std::call_once(once, [] {
-    auto* library = new torch::Library(torch::Library::IMPL, "_", kTapKey, __FILE__, __LINE__);
-    library->fallback(torch::CppFunction::makeFromBoxedFunction<&tap>());
+    auto* library = new torch::Library(torch::Library::IMPL, "_", kObserverKey, __FILE__, __LINE__);
+    library->fallback(torch::CppFunction::makeFromBoxedFunction<&observe>());
   });
 }
 
-std::string tap_key_name() {
-  return c10::toString(kTapKey);
+std::string dispatch_observer_key() {
+  return c10::toString(kObserverKey);
 }
 
 } // namespace torch_promote

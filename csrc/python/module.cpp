@@ -1,18 +1,17 @@
 // file: the Python face of the extension: torch_promote._C
-#include "cache/thread_cache.h"
-#include "dispatch/extra_ops.h"
-#include "policy/op_table.h"
 #include "cache/persistent_cache.h"
-#include "promotion/call.h"
-#include "promotion/ops.h"
-#include "python/promotion_hooks.h"
-#include "region/region.h"
-#include "python/region_bindings.h"
-#include "python/region_type.h"
-#include "dispatch/registration.h"
-#include "python/dispatch_observer.h"
-#include "dispatch/unversioned_writers.h"
+#include "cache/thread_cache.h"
 #include "cache/weight.h"
+#include "dispatch/promotion_kernels.h"
+#include "dispatch/registration.h"
+#include "dispatch/typed_wrapper.h"
+#include "policy/op_numbers.h"
+#include "policy/op_table.h"
+#include "promotion/call.h"
+#include "python/dispatch_observer.h"
+#include "python/promotion_hooks.h"
+#include "python/region_bindings.h"
+#include "region/region.h"
 
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
@@ -42,7 +41,7 @@ uint32_t register_change(const std::vector<std::tuple<OpNumber, size_t, unsigned
   PolicyChange change;
   change.base = replaces ? PolicyChange::Base::registered : PolicyChange::Base::around;
   for (const auto& [op, device, byte] : overrides) {
-    TORCH_CHECK_INDEX(op < number_of_ops(), "there are ", number_of_ops(), " ops with a number; got ", op);
+    TORCH_CHECK_INDEX(op < count_of_op_numbers(), "there are ", count_of_op_numbers(), " ops with a number; got ", op);
     TORCH_CHECK_INDEX(device < kNumDevices, "there are ", kNumDevices, " device types; got ", device);
     change.overrides.push_back({op, static_cast<Device>(device), checked_byte(byte)});
   }
@@ -60,7 +59,7 @@ DtypeCode checked_result(int code) {
   return code < 0 ? kNoDtype : static_cast<DtypeCode>(checked_code(code));
 }
 
-// Where nothing is put, there is no common dtype.
+// Operands without an entry have no common dtype.
 PromotionTables make_tables(
     const CodePairs& tensors,
     const CodePairs& numbers,
@@ -102,19 +101,18 @@ PromotionOptions make_options(
 }
 
 uint32_t register_promotion_change(uint32_t promotion) {
-  promotion_of(promotion); // raises if there is none
   PolicyChange change;
-  change.promotion = promotion;
+  change.promotion = reference_to(promotion_of(promotion));
   return intern_change(std::move(change));
 }
 
-// None where it does not act: inside the ops that it promotes, and in backwards.
+// The number of the rule that acts on the calls that this thread makes now, or None.
 py::object promotion_in_force() {
-  const Promotion* promotion = promotion_acts_here() ? current_policy().promotion : nullptr;
+  const Promotion* promotion = promotion_acts_here() ? current_policy().promotion.rule : nullptr;
   return promotion == nullptr ? py::object(py::none()) : py::object(py::int_(promotion->number));
 }
 
-// What differs from stock in the policy in force: the bytes for each device type, by the op's name.
+// The policies in force that differ from stock's: the bytes for each device type, by the op's name.
 std::map<std::string, std::vector<unsigned int>> current_policy_by_name() {
   std::map<std::string, std::vector<unsigned int>> result;
   for (const Override& change : overrides_of(current_policy())) {
@@ -149,7 +147,7 @@ std::vector<std::vector<unsigned int>> bytes_of(const PolicyTable& table) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The compiled part of torch_promote: the wrappers on AutocastPrivateUse1, the regions and the cast cache.";
-  if (!add_region_functions(m.ptr()) || !add_short_ways(m.ptr())) {
+  if (!add_region_functions(m.ptr())) {
     throw py::error_already_set();
   }
   py::object parameter = py::module_::import("torch.nn").attr("Parameter");
@@ -162,30 +160,23 @@ PYBIND11_MODULE(_C, m) {
     set_replaying_modes(std::move(types));
   });
   m.def("forget_persistent", &forget_persistent);
-  register_wrappers();
+  register_typed_wrappers();
   register_unversioned_writers();
   stock_policy_table(); // now, while this thread is the only one here
   m.attr("TORCH_VERSION") = TORCH_VERSION;
 
   py::dict policies;
-  policies["unlisted"] = to_byte(CastPolicy::unlisted);
-  policies["fallthrough"] = to_byte(CastPolicy::fallthrough);
-  policies["keep"] = to_byte(CastPolicy::keep);
-  policies["banned"] = to_byte(CastPolicy::banned);
-  policies["lower_precision_fp"] = to_byte(CastPolicy::lower_precision_fp);
-  policies["fp32"] = to_byte(CastPolicy::fp32);
-  policies["fp32_set_opt_dtype"] = to_byte(CastPolicy::fp32_set_opt_dtype);
-  policies["fp32_append_dtype"] = to_byte(CastPolicy::fp32_append_dtype);
-  policies["promote"] = to_byte(CastPolicy::promote);
-  policies["match_self"] = to_byte(CastPolicy::match_self);
+  for (size_t byte = 0; byte < kCastPolicyNames.size(); ++byte) {
+    policies[kCastPolicyNames[byte]] = byte;
+  }
   policies["run_in"] = to_byte(CastPolicy::run_in);
   m.attr("POLICY_BYTES") = policies;
 
   py::list names;
-  for (const RowInfo& row : rows()) {
-    names.append(row.name());
+  for (const OpEntryInfo& entry : op_entries()) {
+    names.append(entry.name());
   }
-  m.attr("ROW_NAMES") = py::tuple(names);
+  m.attr("OP_ENTRY_NAMES") = py::tuple(names);
 
   py::list writers;
   for (const char* name : kUnversionedWriters) {
@@ -200,9 +191,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("register_change", &register_change);
   m.def("capture_policy", [] { return change_to(current_policy()); });
   m.def("set_defaults", &set_defaults);
+  // A hash of the promotion rule in force, the same in every process; 0 where there is none.
+  m.def("promotion_content", [] { return current_policy().promotion.content; });
   m.def("scalar_type", &scalar_type_of);
   m.def("policy_is_stock", [] { return &current_policy() == &stock_policy_table(); });
-  // Tables are kept for good, so an address is a table's name.
+  // Tables are never destroyed, so an address identifies one.
   m.def("current_policy_id", [] { return reinterpret_cast<uintptr_t>(&current_policy()); });
   m.def("depth", &depth);
   m.attr("CACHE_MODES") = py::cast(kCacheModeNames).cast<py::tuple>();
@@ -233,8 +226,8 @@ PYBIND11_MODULE(_C, m) {
       });
 
   m.def("swap_observer", &swap_observer);
-  m.def("register_tap", &register_tap);
-  m.def("tap_key_name", &tap_key_name);
+  m.def("register_dispatch_observer", &register_dispatch_observer);
+  m.def("dispatch_observer_key", &dispatch_observer_key);
 
   py::class_<SuspendedHandle>(m, "SuspendedRegions");
   m.def("suspend_regions", [](size_t base) { return SuspendedHandle{suspend(base)}; });

@@ -1,4 +1,4 @@
-// file: calling Python from a kernel, which may run in any thread
+// file: calls Python from a kernel, in any thread
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,7 +8,7 @@
 
 namespace torch_promote {
 
-// An error of Python's on its way through C++. The engine may hand it to another thread, so it does not stay in the
+// Throws a Python error through C++. The autograd engine may pass it to another thread, so it must not stay in this
 // thread's error indicator.
 [[noreturn]] inline void throw_python_error(pybind11::error_already_set& error) {
   error.restore();

@@ -1,25 +1,43 @@
-// file: regions as Python calls them: plain C functions, without the cost of a generic argument caster
+// file: regions as Python calls them: plain C functions, without the cost of pybind11's argument conversion
 #include "python/region_bindings.h"
 
+#include "policy/torch_declarations.h"
+#include "region/region.h"
+
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/Dtype.h>
 
+#include <algorithm>
+#include <array>
+#include <optional>
 #include <utility>
 
 namespace torch_promote {
 namespace {
 
-PyObject* get_running_loop = nullptr; // asyncio._get_running_loop; kept for good
+// NOTE [ Regions in Python and in C ]
+// `my_autocast` and `promotion` are Python classes with short Python methods, and what a method does in the usual case
+// is one call of a function in this file. Methods in C would save their Python frames, about a third of the cost of a
+// region. But Dynamo (PyTorch 2.11 to 2.15) traces a context manager only if its `__enter__` and `__exit__` are Python
+// functions: it reads their `__func__`.
 
-// What enter_region and exit_region tell Python to look at besides; 0 nearly always.
+// Objects of Python that this file uses; never released.
+struct PythonObjects {
+  PyObject* get_running_loop = nullptr; // asyncio._get_running_loop
+  PyObject* cuda = nullptr;             // the dict of torch.cuda
+  PyObject* amp_common = nullptr;       // the dict of torch.cuda.amp.common
+};
+
+PythonObjects python{};
+
+// What enter_region and exit_region find around the region, which Python handles; 0 in the usual case.
 constexpr long kTorchFunctionMode = 1;
 constexpr long kRunningLoop = 2;
 
-// A packed spec in Python is its 16 hexadecimal digits. (An int would do, but torch.compile takes an int that changes
-// between calls for a symbol, where it has to be a constant of the graph.)
-constexpr int kSpecDigits = 16;
+// In Python a packed spec is a str of 16 hexadecimal digits. Dynamo treats a str as a constant; an int that changes
+// between calls it treats as a symbol, and the spec has to be a constant of the graph.
+constexpr Py_ssize_t kSpecDigits = 16;
 
 std::optional<uint64_t> parse_digits(PyObject* text) {
   if (!PyUnicode_Check(text) || PyUnicode_GET_LENGTH(text) != kSpecDigits || !PyUnicode_IS_ASCII(text)) {
@@ -27,7 +45,7 @@ std::optional<uint64_t> parse_digits(PyObject* text) {
   }
   const Py_UCS1* digits = PyUnicode_1BYTE_DATA(text);
   uint64_t packed = 0;
-  for (int i = 0; i < kSpecDigits; ++i) {
+  for (Py_ssize_t i = 0; i < kSpecDigits; ++i) {
     const Py_UCS1 c = digits[i];
     const int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
     if (value < 0) {
@@ -38,11 +56,98 @@ std::optional<uint64_t> parse_digits(PyObject* text) {
   return packed;
 }
 
+PyObject* spell_digits(uint64_t packed) {
+  PyObject* text = PyUnicode_New(kSpecDigits, 127);
+  if (text != nullptr) {
+    Py_UCS1* digits = PyUnicode_1BYTE_DATA(text);
+    for (Py_ssize_t i = kSpecDigits; i-- > 0; packed >>= 4) {
+      digits[i] = static_cast<Py_UCS1>("0123456789abcdef"[packed & 0xF]);
+    }
+  }
+  return text;
+}
+
+// The spec that was packed or unpacked last, with the str that spells it: a loop asks for one spec again and again. The
+// str is kept, so that no other str has its address. Written under the GIL only.
+struct LastSpec {
+  PyObject* text = nullptr;
+  uint64_t packed = 0;
+  RegionSpec spec;
+
+  void put(PyObject* new_text, uint64_t new_packed) {
+    packed = new_packed;
+    spec = RegionSpec::unpack(new_packed);
+    Py_INCREF(new_text);
+    Py_XDECREF(std::exchange(text, new_text));
+  }
+};
+
+LastSpec last_spec;
+
+const RegionSpec* unpack_text(PyObject* text) {
+  if (text != last_spec.text) {
+    const std::optional<uint64_t> packed = parse_digits(text);
+    if (!packed.has_value()) {
+      PyErr_SetString(PyExc_ValueError, "a packed spec is a str of 16 hexadecimal digits");
+      return nullptr;
+    }
+    last_spec.put(text, *packed);
+  }
+  return &last_spec.spec;
+}
+
+// What pack_plain_region returned last. Regions that are made alike, one after the other, share it.
+struct LastPlainRegion {
+  PyObject* result = nullptr; // (packed, given)
+  PyObject* given = nullptr;  // borrowed from it
+  uint64_t packed = 0;
+
+  bool is_for(PyObject* const* args, uint64_t wanted) const {
+    return result != nullptr && packed == wanted && std::equal(args, args + 4, &PyTuple_GET_ITEM(given, 0));
+  }
+};
+
+// Returns (packed, the four arguments as a tuple).
+PyObject* plain_region(PyObject* const* args, uint64_t packed) {
+  static LastPlainRegion last;
+  if (!last.is_for(args, packed)) {
+    PyObject* text = spell_digits(packed);
+    PyObject* given = text == nullptr ? nullptr : PyTuple_Pack(4, args[0], args[1], args[2], args[3]);
+    PyObject* result = given == nullptr ? nullptr : PyTuple_Pack(2, text, given);
+    if (result != nullptr) {
+      last_spec.put(text, packed);
+      Py_XDECREF(std::exchange(last, {result, given, packed}).result);
+    }
+    Py_XDECREF(text);
+    Py_XDECREF(given);
+    if (result == nullptr) {
+      return nullptr;
+    }
+  }
+  Py_INCREF(last.result);
+  return last.result;
+}
+
+// Whether an event loop runs in this thread; nothing, with Python's error set, if asyncio raised.
+std::optional<bool> loop_runs() {
+  // asyncio's own function is called directly; one that somebody put in its place is called as any Python object.
+  PyObject* function = python.get_running_loop;
+  const bool is_plain = PyCFunction_CheckExact(function) && PyCFunction_GET_FLAGS(function) == METH_NOARGS;
+  PyObject* loop = is_plain ? PyCFunction_GET_FUNCTION(function)(PyCFunction_GET_SELF(function), nullptr)
+                            : PyObject_CallNoArgs(function);
+  if (loop == nullptr) {
+    return std::nullopt;
+  }
+  const bool runs = loop != Py_None;
+  Py_DECREF(loop);
+  return runs;
+}
+
 const void* owner_of(PyObject* object) {
   return object == Py_None ? kGraphOwner : object;
 }
 
-// False, with Python's error set, if the function threw.
+// Returns false, with Python's error set, if the function threw.
 template <class Function>
 bool without_throwing(const Function& function) {
   try {
@@ -56,52 +161,116 @@ bool without_throwing(const Function& function) {
   return false;
 }
 
-// enter_region(owner, spec) -> int: what Python has to look at besides.
-PyObject* enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
+// enter_region(owner, packed) -> int: what is around the region that Python handles.
+PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   if (count != 2) {
-    PyErr_SetString(PyExc_TypeError, "enter_region(owner, spec) takes two arguments");
-    return nullptr;
-  }
-  const std::optional<RegionSpec> spec = parse_spec(args[1]);
-  if (!spec.has_value()) {
-    PyErr_SetString(PyExc_ValueError, "a packed spec is a str of 16 hexadecimal digits");
+    PyErr_SetString(PyExc_TypeError, "enter_region(owner, packed) takes two arguments");
     return nullptr;
   }
   const std::optional<bool> loop = loop_runs();
-  if (!loop.has_value() || !enter_or_raise(owner_of(args[0]), *spec)) {
+  const RegionSpec* spec = loop.has_value() ? unpack_text(args[1]) : nullptr;
+  if (spec == nullptr || !without_throwing([&] { enter_region(owner_of(args[0]), *spec); })) {
     return nullptr;
   }
-  long notes = *loop ? kRunningLoop : 0;
-  if (at::impl::torch_function_mode_enabled()) {
-    notes |= kTorchFunctionMode;
-  }
-  return PyLong_FromLong(notes);
+  return PyLong_FromLong(
+      (*loop ? kRunningLoop : 0) | (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0));
 }
 
 // exit_region(owner) -> int: as enter_region, or -1 if the owner has no open region in this thread.
-PyObject* exit_region(PyObject* /*module*/, PyObject* owner) {
-  const std::optional<bool> open = exit_or_raise(owner_of(owner));
-  if (!open.has_value()) {
+PyObject* py_exit_region(PyObject* /*module*/, PyObject* owner) {
+  bool open = false;
+  if (!without_throwing([&] { open = exit_region(owner_of(owner)); })) {
     return nullptr;
   }
-  if (!*open) {
-    return PyLong_FromLong(-1);
-  }
-  return PyLong_FromLong(at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0);
+  return PyLong_FromLong(!open ? -1 : at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0);
 }
 
-// pack_cpu_spec(device_type, dtype, enabled, cache_enabled) -> str | None: None for a region that is not the plainest:
-// Python looks closer.
-PyObject* pack_cpu_spec(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
+// What `torch.cuda` answered when it was last asked whether autocast can be enabled. Only "yes" is kept, and only as
+// long as the functions that gave it are in their places: a test that replaces one of them gets its own answer.
+struct CudaAnswers {
+  std::array<PyObject*, 3> functions{}; // amp_definitely_not_available, is_available, is_bf16_supported
+  bool available = false;
+  bool bfloat16 = false;
+};
+
+// Calls a function of `torch.cuda`; false if its answer is not the wanted one, or an error, which is Python's to
+// report.
+bool answers(PyObject* function, bool wanted) {
+  PyObject* answer = PyObject_CallNoArgs(function);
+  const int truth = answer == nullptr ? -1 : PyObject_IsTrue(answer);
+  Py_XDECREF(answer);
+  if (truth < 0) {
+    PyErr_Clear();
+  }
+  return truth == (wanted ? 1 : 0);
+}
+
+bool cuda_can_be_enabled(at::ScalarType dtype) {
+  static PyObject* const names[] = {
+      PyUnicode_InternFromString("amp_definitely_not_available"), PyUnicode_InternFromString("is_available"),
+      PyUnicode_InternFromString("is_bf16_supported")};
+  static CudaAnswers kept;
+  const std::array<PyObject*, 3> functions = {
+      PyDict_GetItemWithError(python.amp_common, names[0]), PyDict_GetItemWithError(python.cuda, names[1]),
+      PyDict_GetItemWithError(python.cuda, names[2])};
+  if (functions != kept.functions) {
+    // A mock may answer otherwise next time.
+    if (!std::all_of(
+            functions.begin(), functions.end(), [](PyObject* f) { return f != nullptr && PyFunction_Check(f); })) {
+      PyErr_Clear();
+      return false;
+    }
+    std::for_each(functions.begin(), functions.end(), [](PyObject* f) { Py_INCREF(f); });
+    const CudaAnswers before = std::exchange(kept, {functions});
+    std::for_each(before.functions.begin(), before.functions.end(), [](PyObject* f) { Py_XDECREF(f); });
+  }
+  kept.available = kept.available || answers(functions[0], false);
+  const bool asks_bfloat16 = kept.available && dtype == at::kBFloat16;
+  kept.bfloat16 = kept.bfloat16 || (asks_bfloat16 && answers(functions[2], true));
+  return kept.available && (!asks_bfloat16 || kept.bfloat16);
+}
+
+// The device that a plain region names; nothing for another argument, such as a sequence or a subclass of str.
+std::optional<Device> plain_device(PyObject* device_type) {
+  if (PyUnicode_CheckExact(device_type)) {
+    if (PyUnicode_CompareWithASCIIString(device_type, "cpu") == 0) {
+      return Device::cpu;
+    }
+    if (PyUnicode_CompareWithASCIIString(device_type, "cuda") == 0) {
+      return Device::cuda;
+    }
+  }
+  return std::nullopt;
+}
+
+// pack_plain_region(device_type, dtype, enabled, cache_enabled) -> (packed, given) | None: the packed spec of a region
+// of one device type with bfloat16 or float16, and these four arguments. None for everything else, errors and warnings
+// included: Python handles those.
+PyObject* py_pack_plain_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   if (count != 4) {
-    PyErr_SetString(PyExc_TypeError, "pack_cpu_spec(device_type, dtype, enabled, cache_enabled) takes four arguments");
+    PyErr_SetString(
+        PyExc_TypeError, "pack_plain_region(device_type, dtype, enabled, cache_enabled) takes four arguments");
     return nullptr;
   }
-  const std::optional<uint64_t> packed = pack_plain({args[0], args[1], args[2], args[3]});
-  if (!packed.has_value()) {
+  PyObject* dtype_given = args[1];
+  PyObject* enabled = args[2];
+  PyObject* cache_enabled = args[3];
+  const auto is_flag = [](PyObject* object) { return object == Py_True || object == Py_False; };
+  const std::optional<Device> device = plain_device(args[0]);
+  if (!device.has_value() || !(dtype_given == Py_None || THPDtype_Check(dtype_given)) || !is_flag(enabled) ||
+      !(cache_enabled == Py_None || is_flag(cache_enabled))) {
     Py_RETURN_NONE;
   }
-  return spell_spec(*packed);
+  const at::ScalarType dtype = dtype_given == Py_None ? at::autocast::get_autocast_dtype(device_type_of(*device))
+                                                      : reinterpret_cast<THPDtype*>(dtype_given)->scalar_type;
+  if ((dtype != at::kBFloat16 && dtype != at::kHalf) ||
+      (*device == Device::cuda && enabled == Py_True && !cuda_can_be_enabled(dtype))) {
+    Py_RETURN_NONE;
+  }
+  RegionSpec spec;
+  spec.devices[static_cast<size_t>(*device)] = {true, enabled == Py_True, dtype};
+  spec.cache_enabled = cache_enabled == Py_None ? at::autocast::is_autocast_cache_enabled() : cache_enabled == Py_True;
+  return plain_region(args, spec.pack());
 }
 
 template <class Function>
@@ -110,92 +279,32 @@ PyCFunction as_c_function(Function* function) {
 }
 
 PyMethodDef kRegionFunctions[] = {
-    {"enter_region", as_c_function(&enter_region), METH_FASTCALL, nullptr},
-    {"exit_region", &exit_region, METH_O, nullptr},
-    {"pack_cpu_spec", as_c_function(&pack_cpu_spec), METH_FASTCALL, nullptr},
+    {"enter_region", as_c_function(&py_enter_region), METH_FASTCALL, nullptr},
+    {"exit_region", &py_exit_region, METH_O, nullptr},
+    {"pack_plain_region", as_c_function(&py_pack_plain_region), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
+PyObject* import_dict(const char* module_name) {
+  PyObject* module = PyImport_ImportModule(module_name);
+  return module == nullptr ? nullptr : PyModule_GetDict(module); // the reference to the module is kept
+}
+
 } // namespace
 
-std::optional<bool> loop_runs() {
-  // asyncio's function is called as what it is in CPython; the detour is for one that somebody has put in its place.
-  const bool is_plain =
-      PyCFunction_CheckExact(get_running_loop) && PyCFunction_GET_FLAGS(get_running_loop) == METH_NOARGS;
-  PyObject* loop = is_plain
-                       ? PyCFunction_GET_FUNCTION(get_running_loop)(PyCFunction_GET_SELF(get_running_loop), nullptr)
-                       : PyObject_CallNoArgs(get_running_loop);
-  if (loop == nullptr) {
-    return std::nullopt;
-  }
-  const bool runs = loop != Py_None;
-  Py_DECREF(loop);
-  return runs;
-}
-
-std::optional<RegionSpec> parse_spec(PyObject* text) {
-  static PyObject* last_text = nullptr; // kept, so that no other str has its address
-  static RegionSpec last;
-  if (text != last_text) {
-    const std::optional<uint64_t> packed = parse_digits(text);
-    if (!packed.has_value()) {
-      return std::nullopt;
-    }
-    last = RegionSpec::unpack(*packed);
-    Py_INCREF(text);
-    Py_XDECREF(std::exchange(last_text, text));
-  }
-  return last;
-}
-
-PyObject* spell_spec(uint64_t packed) {
-  PyObject* text = PyUnicode_New(kSpecDigits, 127);
-  if (text != nullptr) {
-    Py_UCS1* digits = PyUnicode_1BYTE_DATA(text);
-    for (int i = kSpecDigits; i-- > 0; packed >>= 4) {
-      digits[i] = static_cast<Py_UCS1>("0123456789abcdef"[packed & 0xF]);
-    }
-  }
-  return text;
-}
-
-std::optional<uint64_t> pack_plain(const PlainArguments& arguments) {
-  const auto [device_type, dtype_argument, enabled, cache_enabled] = arguments;
-  const auto is_flag = [](PyObject* object) { return object == Py_True || object == Py_False; };
-  const bool plain = PyUnicode_CheckExact(device_type) && PyUnicode_CompareWithASCIIString(device_type, "cpu") == 0 &&
-                     (dtype_argument == Py_None || THPDtype_Check(dtype_argument)) && is_flag(enabled) &&
-                     (cache_enabled == Py_None || is_flag(cache_enabled));
-  if (!plain) {
-    return std::nullopt;
-  }
-  const at::ScalarType dtype = dtype_argument == Py_None ? at::autocast::get_autocast_dtype(at::kCPU)
-                                                         : reinterpret_cast<THPDtype*>(dtype_argument)->scalar_type;
-  if (dtype != at::kBFloat16 && dtype != at::kHalf) {
-    return std::nullopt;
-  }
-  RegionSpec spec;
-  spec.devices[static_cast<size_t>(Device::cpu)] = {true, enabled == Py_True, dtype};
-  spec.cache_enabled = cache_enabled == Py_None ? at::autocast::is_autocast_cache_enabled() : cache_enabled == Py_True;
-  return spec.pack();
-}
-
-bool enter_or_raise(const void* owner, const RegionSpec& spec) {
-  return without_throwing([&] { enter(owner, spec); });
-}
-
-std::optional<bool> exit_or_raise(const void* owner) {
-  bool open = false;
-  return without_throwing([&] { open = torch_promote::exit(owner); }) ? std::optional(open) : std::nullopt;
-}
-
 bool add_region_functions(PyObject* module) {
-  PyObject* asyncio = PyImport_ImportModule("asyncio");
-  if (asyncio == nullptr) {
+  PyObject* asyncio = import_dict("asyncio");
+  python.cuda = import_dict("torch.cuda");
+  python.amp_common = import_dict("torch.cuda.amp.common");
+  python.get_running_loop = asyncio == nullptr ? nullptr : PyDict_GetItemString(asyncio, "_get_running_loop");
+  if (python.get_running_loop == nullptr || python.cuda == nullptr || python.amp_common == nullptr) {
+    if (!PyErr_Occurred()) {
+      PyErr_SetString(PyExc_ImportError, "asyncio has no _get_running_loop");
+    }
     return false;
   }
-  get_running_loop = PyObject_GetAttrString(asyncio, "_get_running_loop");
-  Py_DECREF(asyncio);
-  return get_running_loop != nullptr && PyModule_AddFunctions(module, kRegionFunctions) == 0 &&
+  Py_INCREF(python.get_running_loop);
+  return PyModule_AddFunctions(module, kRegionFunctions) == 0 &&
          PyModule_AddIntConstant(module, "TORCH_FUNCTION_MODE", kTorchFunctionMode) == 0 &&
          PyModule_AddIntConstant(module, "RUNNING_LOOP", kRunningLoop) == 0;
 }

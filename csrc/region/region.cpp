@@ -2,10 +2,10 @@
 #include "region/region.h"
 
 #include "cache/thread_cache.h"
-#include "promotion/state.h"
+#include "policy/torch_declarations.h"
+#include "region/promotion_state.h"
 #include "region/thread_state.h"
 
-#include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -225,7 +225,7 @@ const PolicyTable& policy_of_carried_state() {
   return find_policy(digits);
 }
 
-void enter(const void* owner, const RegionSpec& spec) {
+void enter_region(const void* owner, const RegionSpec& spec) {
   ThreadKeys keys = ThreadKeys::read();
   Frame frame{owner, spec, ThreadState::read(keys), nullptr};
   frame.around = policy_around(frame.before);
@@ -234,7 +234,7 @@ void enter(const void* owner, const RegionSpec& spec) {
     read_slots_outside();
   }
   thread().frames.push_back(frame);
-  if (policy->promotion != nullptr) {
+  if (policy->promotion.rule != nullptr) {
     thread().frames.back().graph_task = torch::autograd::get_current_graph_task_id();
   }
   put_graph_task();
@@ -265,7 +265,7 @@ void enter(const void* owner, const RegionSpec& spec) {
   }
 }
 
-bool exit(const void* owner) {
+bool exit_region(const void* owner) {
   auto& frames = thread().frames;
   if (!frames.empty() && frames.back().owner == owner) { // nearly always
     end_innermost();

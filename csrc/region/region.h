@@ -1,6 +1,7 @@
 // file: the thread's open regions: which policy table is in force, and what to restore when a region ends
 #pragma once
 
+#include "policy/dispatch_key.h"
 #include "policy/policy_registry.h"
 #include "region/region_spec.h"
 
@@ -11,8 +12,6 @@
 #include <memory>
 
 namespace torch_promote {
-
-constexpr c10::DispatchKey kOurKey = c10::DispatchKey::AutocastPrivateUse1;
 
 constexpr c10::DeviceType device_type_of(Device device) {
   return device == Device::cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
@@ -40,11 +39,11 @@ inline constinit thread_local CacheMode tls_cache_mode = CacheMode::weights;
 constexpr const void* kGraphOwner = nullptr;
 
 // Opens a region in this thread. `owner` tells the frames of different objects apart; it is compared, never followed.
-void enter(const void* owner, const RegionSpec& spec);
+void enter_region(const void* owner, const RegionSpec& spec);
 
 // Ends the innermost open region of `owner` in this thread. False if there is none (nothing is changed). Regions that
 // were opened later stay open: what is in force afterwards is what they, and those around, ask for.
-bool exit(const void* owner);
+bool exit_region(const void* owner);
 
 // The owner of the innermost open region of `promotion` in this thread, null if there is none.
 const void* innermost_promotion_region();

@@ -1,9 +1,9 @@
 // file: the part of a thread's state that a region changes, PyTorch's and ours
 #pragma once
 
+#include "policy/torch_declarations.h"
 #include "region/region.h"
 
-#include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <array>
@@ -41,17 +41,17 @@ class ThreadKeys {
     return !keys_.excluded_.has(stock_key_of(device));
   }
   bool ours_included() const {
-    return keys_.included_.has(kOurKey);
+    return keys_.included_.has(kAutocastKey);
   }
   bool ours_excluded() const {
-    return keys_.excluded_.has(kOurKey);
+    return keys_.excluded_.has(kAutocastKey);
   }
   void enable(Device device, bool enabled) {
     set(keys_.excluded_, stock_key_of(device), !enabled);
   }
   void put_ours(bool included, bool excluded) {
-    set(keys_.included_, kOurKey, included);
-    set(keys_.excluded_, kOurKey, excluded);
+    set(keys_.included_, kAutocastKey, included);
+    set(keys_.excluded_, kAutocastKey, excluded);
   }
 
  private:

@@ -206,7 +206,7 @@ def test_what_prevents_a_picture_is_said_before_anything_runs(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cli_bench, "run", None)
-    assert "is no name of a PNG file" in error_of(capsys, "bench", "--plot", str(tmp_path / "bench.gif"))
+    assert "is not the name of a PNG file" in error_of(capsys, "bench", "--plot", str(tmp_path / "bench.gif"))
     assert "cannot write" in error_of(capsys, "bench", "--plot", str(tmp_path / "nowhere" / "bench.png"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     error = error_of(capsys, "bench", "--plot", str(tmp_path / "bench.png"))

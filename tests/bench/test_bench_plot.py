@@ -66,7 +66,7 @@ def test_the_title_says_where_it_was_measured() -> None:
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
-    with pytest.raises(PlotError, match=r"^there is nothing to plot: no case could be run\.$"):
+    with pytest.raises(PlotError, match=r"^there is nothing to plot: no case has a ratio\.$"):
         save_plot(tmp_path / "bench.png", [result("region", "without a ratio")], Settings())
     assert list(tmp_path.iterdir()) == []
 
@@ -80,8 +80,8 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("bench.jpg", "is no name of a PNG file. Expected one that ends in .png."),
-        ("bench", "is no name of a PNG file."),
+        ("bench.jpg", "is not the name of a PNG file. Expected a name that ends in .png."),
+        ("bench", "is not the name of a PNG file."),
         ("nowhere/bench.png", "No such file or directory."),
         ("folder.png", "Is a directory."),
     ],

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import torch_promote as tp
 from helpers.casts import CastCount, Region, half, stock
 from helpers.casts import ours as region
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 
 ours = functools.partial(region, cache="all")
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_cache_modes import MODELS, loss_of, made, region_of
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
@@ -21,14 +20,14 @@ from torch.utils.checkpoint import (
 
 import torch_promote as tp
 from helpers.casts import CASTS, Region, half, ours, stock
+from helpers.comparison import assert_same
+from helpers.models import EVERY_MODEL, loss_of, made, region_of
 from helpers.probes import in_thread
-from helpers.support import assert_same
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 
 KEEPING = ("weights", "persistent", "all")
 ALL_KEEPING = pytest.mark.parametrize("cache", KEEPING)
-EVERY_MODEL = pytest.mark.parametrize("name", MODELS)
 
 # --- checkpointing
 

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import torch_promote as tp
 from helpers.casts import CastCount, stock
 from helpers.casts import ours as region
-from helpers.persistent import BF16, FP16, GRAD, X, casts_in, held, ours, product, right, weight
+from helpers.persistent_casts import BF16, FP16, GRAD, X, casts_in, held, ours, product, right, weight
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torch_promote as tp
-from helpers.persistent import GRAD, X, casts_in, held, ours, product, right, weight
+from helpers.persistent_casts import GRAD, X, casts_in, held, ours, product, right, weight
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 

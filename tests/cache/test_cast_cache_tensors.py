@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 import torch_promote as tp
 from helpers.casts import CASTS, Region, half, ours, stock
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 
 X = torch.linspace(-1, 1, 8 * 16).view(8, 16)
 

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.straight import BF16, FP16, FP32, PAIRS, as_integers, assert_as_to, cast, records
+from helpers.fast_cast import BF16, FP16, FP32, PAIRS, as_integers, assert_as_to, cast, patterns, records
+from helpers.subprocesses import environment
 
 F8 = [getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
 #: Where vectors of 8 and 16 numbers begin and end; the most that is converted at once; one more.
 COUNTS = (0, 1, 7, 8, 9, 15, 16, 17, 31, 33, 4097, 32767, 32768, 32769)
-
-
-def half_patterns(dtype: torch.dtype) -> torch.Tensor:
-    """Every bit pattern of a 16-bit dtype."""
-    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-
-
-def float_patterns() -> torch.Tensor:
-    """Every upper half of a float32, with lower halves next to the ties of both dtypes; NaNs among them."""
-    upper = torch.arange(2**16, dtype=torch.int64) << 16
-    lower = (0, 1, 0x0FFF, 0x1000, 0x1001, 0x2000, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
-    bits = torch.cat([upper | low for low in lower])
-    return torch.where(bits < 2**31, bits, bits - 2**32).to(torch.int32).view(FP32)
-
-
-def patterns(dtype: torch.dtype) -> torch.Tensor:
-    return float_patterns() if dtype is FP32 else half_patterns(dtype)
 
 
 @pytest.fixture(params=[False, True], ids=["", "flush_denormal"])
@@ -172,16 +154,16 @@ def test_any_bits(bits: list[int], dtype: torch.dtype) -> None:
     assert_as_to(torch.tensor(bits, dtype=torch.int32).view(FP32), dtype)
 
 
-# --- which casts are straight
+# --- which casts take the fast path
 
 
-def test_small_dense_tensors_are_cast_straight_and_others_by_the_general_kernel(
+def test_small_dense_tensors_take_the_fast_path_and_others_the_general_kernel(
     pair: tuple[torch.dtype, torch.dtype],
 ) -> None:
     source = torch.randn(32, 1024).to(pair[0])
-    straight = {"torch_promote::cast"}
+    fast = {"torch_promote::cast"}
     for dense in (source, source.t(), source[3:], source.requires_grad_()):
-        assert records(dense, pair[1]) == straight
+        assert records(dense, pair[1]) == fast
     general = {"torch_promote::cast", "aten::_to_copy"}
     for other in (torch.randn(32769).to(pair[0]), source.detach()[:, 3:], torch.ones(4).to(pair[0]).expand(3, 4)):
         assert records(other, pair[1]) == general
@@ -195,8 +177,7 @@ def test_a_nan_is_left_to_the_general_kernel_where_pytorch_chooses_its_bits() ->
 
 PROGRAM = """
 import torch
-from test_fast_cast import PAIRS, patterns
-from helpers.straight import assert_as_to
+from helpers.fast_cast import PAIRS, assert_as_to, patterns
 for source, target in PAIRS:
     for part in patterns(source).split(32767):
         assert_as_to(part, target)
@@ -207,13 +188,13 @@ print(torch.backends.cpu.get_cpu_capability())
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_has_the_bits_of_pytorchs_kernels_for_other_processors(capability: str) -> None:
     """A process in which PyTorch takes a lesser processor's kernels; ours are those of this one."""
-    here = Path(__file__).parent
-    environment = {
-        **os.environ,
-        "ATEN_CPU_CAPABILITY": capability,
-        "PYTHONPATH": f"{here}:{here.parent}:{here.parents[1]}",
-    }
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment(ATEN_CPU_CAPABILITY=capability),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr[-2000:]) == (0, "")
     assert capability.upper() in done.stdout.upper()
 

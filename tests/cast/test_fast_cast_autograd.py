@@ -13,8 +13,8 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from helpers.casts import Region, ours, stock
-from helpers.straight import BF16, FP16, FP32, PAIRS, cast
-from helpers.support import assert_same
+from helpers.comparison import assert_same
+from helpers.fast_cast import BF16, FP16, FP32, PAIRS, cast
 from torch_promote.checking.comparison import compare
 
 #: Takes a cast, `tensor.to(dtype)` or ours.

@@ -16,8 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import torch_promote as tp
 from helpers.casts import Region, ours, stock
-from helpers.straight import BF16, assert_as_to, cast, run
-from helpers.support import assert_same
+from helpers.comparison import assert_same
+from helpers.fast_cast import BF16, assert_as_to, cast, run
 
 # --- tools
 

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from helpers.casts import Region, ours, stock
-from helpers.straight import BF16, FP16, FP32, cast, network, run
-from helpers.support import assert_same
+from helpers.comparison import assert_same
+from helpers.fast_cast import BF16, FP16, FP32, cast, network, run
 
 
 class Ops(TorchDispatchMode):

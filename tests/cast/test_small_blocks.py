@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from helpers.straight import BF16, FP16, FP32, cast
+from helpers.fast_cast import BF16, FP16, FP32, cast
 
 #: Around the bounds of the kinds of blocks, in bytes of a 16-bit cast, and beyond the last of them.
 BYTES = sorted({max(2, (64 << kind) + off) for kind in range(9) for off in (-2, 0, 2)} | {2, 40000})

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import torch_promote as tp
-from torch_promote.checking.call_check import Finding
 from torch_promote.checking.call_site import calling_line, describe_arguments
 from torch_promote.checking.comparison import compare
+from torch_promote.checking.expectation import Finding
 from torch_promote.checking.known_gaps import GapError, dispatch_gaps, explained, parse_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
 

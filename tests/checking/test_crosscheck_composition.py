@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 
 LEVELS = [None, "dtype", "bits"]
 levels = pytest.mark.parametrize("level", ["dtype", "bits"])

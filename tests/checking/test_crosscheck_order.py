@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_crosscheck_state import is_on, off_before_and_after
 
 import torch_promote as tp
-from torch_promote.checking.tap import TapError
+from helpers.crosscheck_state import is_on, off_before_and_after
+from torch_promote.checking.dispatch_observer import DispatchObserverError
 
 __all__ = ["off_before_and_after"]  # a fixture
 
@@ -122,7 +122,7 @@ def ended_too_far_away(*, inside_its_own: bool) -> tuple[tp.CrosscheckReport, tp
     report = here.__enter__()
 
     def end_it() -> None:
-        with pytest.raises(TapError, match="is not open in this thread, so it cannot be ended here"):
+        with pytest.raises(DispatchObserverError, match="was not entered in this thread, so it cannot end here"):
             here.__exit__(None, None, None)
 
     def elsewhere() -> tp.CrosscheckReport:
@@ -156,7 +156,9 @@ def test_it_is_no_decorator() -> None:
     def step() -> None:
         pytest.fail("it ran")
 
-    with pytest.raises(tp.DecoratorError, match=r"^crosscheck is no decorator: nobody could read its report\."):
+    with pytest.raises(
+        tp.DecoratorError, match=r"^crosscheck is not a decorator: the caller could not read its report\."
+    ):
         tp.crosscheck(level="bits")(step)
 
 

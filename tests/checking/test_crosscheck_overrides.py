@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
-from torch_promote.checking import call_check
-from torch_promote.checking.active import active_overrides, active_state
+from torch_promote.checking import expectation
+from torch_promote.checking.autocast_in_force import overrides_in_force, state_in_force
 from torch_promote.policy.cast_policy import CastPolicy
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -116,17 +116,17 @@ def test_a_wrong_plan_is_found(
     overrides: dict[Any, Any],
     wrong: Callable[..., Any],
 ) -> None:
-    right, planned = call_check.autocast_plan, 0
+    right, planned = expectation.autocast_plan, 0
 
     def plan(op: Any, args: Any, kwargs: Any, state: Any) -> Any:
         nonlocal planned
         found = right(op, args, kwargs, state)
-        if len(found.casts) < 2 or call_check.overload_name(op) not in state.overrides:
+        if len(found.casts) < 2 or expectation.overload_name(op) not in state.overrides:
             return found
         planned += 1
         return wrong(found)
 
-    monkeypatch.setattr(call_check, "autocast_plan", plan)
+    monkeypatch.setattr(expectation, "autocast_plan", plan)
     with tp.crosscheck() as report, tp.my_autocast("cpu", overrides=overrides):
         block(made())
     assert planned > 0
@@ -138,8 +138,8 @@ def test_the_state_has_the_overrides_in_force() -> None:
     overrides = {"relu": "fp32", aten.mm.default: F64, "index_put_": "match_self", "crosschecked::mixed": "banned"}
     with tp.my_autocast("cpu", overrides=overrides):
         with tp.my_autocast("cpu", overrides={"relu": "keep"}):
-            assert active_overrides()["aten::relu"] == {"cpu": CastPolicy.keep, "cuda": CastPolicy.keep}
-        state = active_state()
+            assert overrides_in_force()["aten::relu"] == {"cpu": CastPolicy.keep, "cuda": CastPolicy.keep}
+        state = state_in_force()
         assert state is not None
         assert {name: state.override(name, "cpu") for name in state.overrides} == {
             "aten::relu": CastPolicy.fp32,
@@ -147,7 +147,7 @@ def test_the_state_has_the_overrides_in_force() -> None:
             "aten::index_put_": CastPolicy.match_self,
             "crosschecked::mixed": CastPolicy.banned,
         }
-    assert active_overrides() == {}
+    assert overrides_in_force() == {}
 
 
 @pytest.mark.parametrize("level", ["dtype", "bits"])
@@ -174,8 +174,8 @@ def test_named_policies(policy: str, level: Any) -> None:
 
 def test_what_the_cpus_policy_changes_is_nothing_on_the_cpu() -> None:
     with tp.my_autocast("cpu", policy="cpu"):
-        assert active_overrides()
-        assert all(set(by_device) == {"cuda"} for by_device in active_overrides().values())
+        assert overrides_in_force()
+        assert all(set(by_device) == {"cuda"} for by_device in overrides_in_force().values())
 
 
 @pytest.mark.parametrize("device_types", [None, "cpu", "cuda"])

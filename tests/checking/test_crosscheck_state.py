@@ -14,25 +14,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
+from helpers.crosscheck_state import is_on, off_before_and_after
 from torch_promote import _C
-from torch_promote.checking.tap import TapError, tapped
+from torch_promote.checking.dispatch_observer import DispatchObserverError, observe_dispatch
 
-KEY = torch._C._dispatch_key_parse(_C.tap_key_name())
-
-
-def is_on() -> bool:
-    included = torch._C._dispatch_tls_is_dispatch_key_included(KEY)
-    observer = _C.swap_observer(None)
-    _C.swap_observer(observer)
-    assert included == (observer is not None)
-    return included
-
-
-@pytest.fixture(autouse=True)
-def off_before_and_after() -> Iterator[None]:
-    assert not is_on()
-    yield
-    assert not is_on()
+__all__ = ["off_before_and_after"]  # fixture
 
 
 def test_on_inside_and_off_outside() -> None:
@@ -45,7 +31,10 @@ def test_on_inside_and_off_outside() -> None:
 
 
 def test_a_bad_level() -> None:
-    with pytest.raises(tp.OptionError, match=r"no level 'bit'\. Legal: 'dtype', 'bits'\."), tp.crosscheck(level="bit"):  # type: ignore[arg-type]
+    with (
+        pytest.raises(tp.OptionError, match=r"^'bit' is not a level of crosscheck\. Legal: 'dtype', 'bits'\."),
+        tp.crosscheck(level="bit"),
+    ):  # type: ignore[arg-type]
         pass
 
 
@@ -103,7 +92,7 @@ def test_errors_that_come_through_a_dispatch_mode(level: Any) -> None:
         with PassesOn(), pytest.raises(NotImplementedError, match="ComplexFloat"):
             pool(torch.complex64)
         with pytest.raises(NotImplementedError, match="Long"):
-            pool(torch.int64)  # would be held against the first call, if that had been left open
+            pool(torch.int64)  # would be compared with the first call, if that were still open
     assert report.mismatches == []
 
 
@@ -142,7 +131,7 @@ class Seen:
 
 def test_the_observer_does_not_observe_itself() -> None:
     x = torch.ones(2)
-    with tapped(seen := Seen()):
+    with observe_dispatch(seen := Seen()):
         x.sin()
     assert seen.calls == ["begin", "end"]
 
@@ -151,7 +140,7 @@ def test_the_observer_does_not_observe_itself() -> None:
 def test_what_the_observer_raises_is_raised_by_the_op(raises: str, calls: list[str]) -> None:
     x = torch.ones(2)
     seen = Seen(raises)
-    with pytest.raises(MineError, match=raises), tapped(seen):
+    with pytest.raises(MineError, match=raises), observe_dispatch(seen):
         x.sin()
     assert seen.calls == calls
     assert not is_on()
@@ -249,7 +238,10 @@ def test_a_key_that_another_library_holds(monkeypatch: pytest.MonkeyPatch) -> No
     def taken() -> None:
         raise RuntimeError("tried to register multiple backend fallbacks")
 
-    monkeypatch.setattr(_C, "register_tap", taken)
-    with pytest.raises(TapError, match="crosscheck cannot work beside that library"), tp.crosscheck():
+    monkeypatch.setattr(_C, "register_dispatch_observer", taken)
+    with (
+        pytest.raises(DispatchObserverError, match="another library has registered a fallback on it"),
+        tp.crosscheck(),
+    ):
         pass
     assert not is_on()

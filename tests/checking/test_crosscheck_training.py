@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
 
 import torch_promote as tp
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 from gpt.model import GPT, Config

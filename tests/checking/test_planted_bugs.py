@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from torch_promote.checking import call_check, checker
+from torch_promote.checking import checker, expectation
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.reference.autocast.plan import AutocastState
 from torch_promote.reference.ops.rule_table import Entry
@@ -28,7 +28,7 @@ MonkeyPatch = pytest.MonkeyPatch
 def a_flipped_policy(patch: MonkeyPatch) -> None:
     """Ours runs mm in float32 (see `matrices`), and the plan does not know of the override."""
     patch.setattr(
-        checker, "active_state", lambda: AutocastState.region("cpu") if torch.is_autocast_enabled("cpu") else None
+        checker, "state_in_force", lambda: AutocastState.region("cpu") if torch.is_autocast_enabled("cpu") else None
     )
 
 
@@ -38,13 +38,13 @@ def a_wrong_cell(patch: MonkeyPatch) -> None:
 
 
 def a_wrong_stride(patch: MonkeyPatch) -> None:
-    right = call_check.infer
+    right = expectation.infer
 
     def wrong(op: Any, args: Any, kwargs: Any) -> Any:
         found = right(op, args, kwargs)
         return dataclasses.replace(found, strides=(1, 2)) if op is torch.ops.aten.mul.Tensor else found
 
-    patch.setattr(call_check, "infer", wrong)
+    patch.setattr(expectation, "infer", wrong)
 
 
 def a_wrong_bit(patch: MonkeyPatch) -> None:
@@ -59,20 +59,20 @@ def a_wrong_bit(patch: MonkeyPatch) -> None:
 
 
 def a_wrong_cast(patch: MonkeyPatch) -> None:
-    right = call_check.autocast_plan
+    right = expectation.autocast_plan
 
     def wrong(*args: Any) -> Any:
         plan = right(*args)
         first, *rest = plan.casts or [None]
         return plan if first is None else dataclasses.replace(plan, casts=(dataclasses.replace(first, to=F64), *rest))
 
-    patch.setattr(call_check, "autocast_plan", wrong)
+    patch.setattr(expectation, "autocast_plan", wrong)
 
 
 def a_missing_row(patch: MonkeyPatch) -> None:
     right = PLAN._policy_of_row
     # The table answers for the release that it describes, whichever runs.
-    patch.setattr("torch_promote.checking.call_check.TABLE_VERSION", ".".join(torch.__version__.split(".")[:2]))
+    patch.setattr("torch_promote.checking.expectation.TABLE_VERSION", ".".join(torch.__version__.split(".")[:2]))
     patch.setattr(
         PLAN,
         "_policy_of_row",
@@ -211,7 +211,7 @@ def test_a_reference_that_breaks_does_not_break_the_call(monkeypatch: MonkeyPatc
     def broken(*args: Any) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(call_check, "infer", broken)
+    monkeypatch.setattr(expectation, "infer", broken)
     with tp.crosscheck() as report:
         assert torch.ones(2).sin().sum() > 0
     assert {(m.kind, m.got) for m in report.mismatches} == {("reference", "KeyError: 'a bug'")}
@@ -222,7 +222,7 @@ def test_an_error_that_the_reference_expects_and_does_not_come(monkeypatch: Monk
     def refuses(*args: Any) -> None:
         raise promotion_table.PromotionError("no such sum")
 
-    monkeypatch.setattr(call_check, "infer", refuses)
+    monkeypatch.setattr(expectation, "infer", refuses)
     with tp.crosscheck() as report:
         torch.ones(2).sin()
     assert {(m.kind, m.expected, m.got) for m in report.mismatches} == {("error", "an error: no such sum", "a result")}

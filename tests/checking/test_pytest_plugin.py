@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-import torch
 
-from torch_promote.reference.promotion import table as promotion_table
+from helpers.plugin_runs import BAD, Run, counted, run, wrong_cell
+
+__all__ = ["run", "wrong_cell"]  # fixtures
 
 pytest_plugins = ["pytester"]
 
-ROOT = Path(__file__).parents[2]
 
 GOOD = """
     import torch
 
     def test_good():
         assert (torch.ones(3) + 1).sum() == 6
-"""
-BAD = """
-    import torch
-
-    def mixed():
-        return torch.ones(3, dtype=torch.int8) + torch.ones(3, dtype=torch.int16)
-
-    def test_bad():
-        mixed()
 """
 #: The same, as the inner run's conftest.py, for runs in processes of their own.
 PLANTED = """
@@ -37,35 +24,6 @@ PLANTED = """
 
     promotion_table._TABLE[torch.int8, torch.int16] = torch.int32
 """
-
-
-@pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("COLUMNS", "200")
-    pytester.makeini("[pytest]")
-
-    def run(*arguments: str) -> pytest.RunResult:
-        return pytester.runpytest("-p", "torch_promote_pytest", "-p", "no:cacheprovider", *arguments)
-
-    return run
-
-
-@pytest.fixture
-def wrong_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug in the reference: int8 and int16 promote to int32."""
-    monkeypatch.setitem(promotion_table._TABLE, (torch.int8, torch.int16), torch.int32)
-
-
-Run = Callable[..., pytest.RunResult]
-
-
-def counted(result: pytest.RunResult, title: str) -> int:
-    """A count of the summary."""
-    found = [re.match(rf"{re.escape(title)} +(\d+)", line) for line in result.outlines]
-    (match,) = filter(None, found)
-    return int(match.group(1))
 
 
 def test_off_by_default(run: Run, pytester: pytest.Pytester) -> None:
@@ -88,7 +46,7 @@ def test_off_imports_nothing_and_registers_no_kernel(run: Run, pytester: pytest.
             import torch, torch_promote
             from torch_promote import _C
 
-            name = _C.tap_key_name()
+            name = _C.dispatch_observer_key()
             assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C._dispatch_key_parse(name))
             assert f"{name}: registered" not in torch._C._dispatch_dump_table("aten::add.Tensor")
             with torch_promote.crosscheck():
@@ -313,8 +271,8 @@ def test_bad_markers(run: Run, pytester: pytest.Pytester) -> None:
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines_random(
         [
-            "*marker torch_promote_crosscheck: there is no level 'bit'. Legal: off, dtype, bits.",
-            "*marker torch_promote_crosscheck has level= and raise_on_mismatch= alone, got 'bits', depth.",
+            "*marker torch_promote_crosscheck: 'bit' is not a level. Legal: off, dtype, bits.",
+            "*marker torch_promote_crosscheck takes level= and raise_on_mismatch= only, got 'bits', depth.",
         ]
     )
 
@@ -344,7 +302,7 @@ def test_the_fixture_gives_the_report(run: Run, pytester: pytest.Pytester) -> No
     )
     result = run()
     result.assert_outcomes(passed=2, failed=1, errors=1)
-    result.stdout.fnmatch_lines_random(["*test_off is not checked: take away level='off', or name *"])
+    result.stdout.fnmatch_lines_random(["*test_off is not checked. Remove level='off', or name *"])
     assert counted(result, "tests checked") == 2
 
 
@@ -371,11 +329,11 @@ def test_bad_options_are_usage_errors(run: Run, pytester: pytest.Pytester) -> No
     for arguments in (["--torch-promote-crosscheck=bit"], ["--torch-promote-crosscheck", "bit"]):
         result = run(*arguments)
         assert result.ret is pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(["*--torch-promote-crosscheck: there is no level 'bit'. Legal: off, dtype, bits.*"])
+        result.stderr.fnmatch_lines(["*--torch-promote-crosscheck: 'bit' is not a level. Legal: off, dtype, bits.*"])
     pytester.makeini("[pytest]\ntorch_promote_crosscheck = yes")
     result = run()
     assert result.ret is pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: ini option torch_promote_crosscheck: there is no level 'yes'. Legal: *"])
+    result.stderr.fnmatch_lines(["ERROR: ini option torch_promote_crosscheck: 'yes' is not a level. Legal: *"])
     assert "Traceback" not in result.stderr.str()
 
 
@@ -404,7 +362,8 @@ def test_nothing_is_left_behind(run: Run, pytester: pytest.Pytester) -> None:
         from torch_promote import _C
 
         def included():
-            return torch._C._dispatch_tls_is_dispatch_key_included(torch._C._dispatch_key_parse(_C.tap_key_name()))
+            key = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
+            return torch._C._dispatch_tls_is_dispatch_key_included(key)
 
         @pytest.mark.torch_promote_crosscheck
         def test_checked():

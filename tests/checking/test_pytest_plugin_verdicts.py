@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_pytest_plugin import BAD, Run, counted, run, wrong_cell
+
+from helpers.plugin_runs import BAD, Run, counted, run, wrong_cell
 
 __all__ = ["run", "wrong_cell"]  # fixtures
 
@@ -117,4 +118,4 @@ def test_markers_of_class_and_function_merge(run: Run, pytester: pytest.Pytester
     )
     result = run()
     result.assert_outcomes(passed=3, errors=1)
-    result.stdout.fnmatch_lines(["*has level= and raise_on_mismatch= alone, got depth."])
+    result.stdout.fnmatch_lines(["*takes level= and raise_on_mismatch= only, got depth."])

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from test_registered import STRANGE_ROWS
 
 import torch_promote
 from helpers.command_line import Capture, cells_of, error_of, json_of, terminal_of_80_columns, text_of, wide
+from helpers.op_registrations import STRANGE_ROWS
 from torch_promote import _C
 from torch_promote.cli.main import main
 from torch_promote.policy import registered as registrations

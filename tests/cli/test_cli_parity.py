@@ -171,13 +171,13 @@ def test_progress_is_a_bar_on_a_terminal(capsys: Capture, monkeypatch: pytest.Mo
         ("--ops mm sofmax", "no entry is called 'sofmax'. Closest: softmax, fmax, log_softmax."),
         (
             "--device cdua",
-            "there is no device 'cdua'. Legal: cpu, cuda, fake-cuda, and with --stock-only every device type that this "
-            "PyTorch has. Closest: cuda.",
+            "'cdua' is not a device. Legal: cpu, cuda, fake-cuda, and with --stock-only every device type of this "
+            "PyTorch. Closest: cuda.",
         ),
-        ("--dtypes flaot32", "there is no dtype 'flaot32'. Closest: float32, float, cfloat."),
-        ("--autocast-dtype int8", "the autocast dtype 'int8' is no floating dtype."),
+        ("--dtypes flaot32", "'flaot32' is not a dtype of PyTorch. Closest: float32, float, cfloat."),
+        ("--autocast-dtype int8", "the autocast dtype 'int8' is not a floating dtype."),
         ("--ops mm --jobs 0 --sample float32/9/plain", "mm has no sample 'float32/9/plain'."),
-        ("--sample float32/0/plain", "sample 'float32/0/plain' stands for one entry;"),
+        ("--sample float32/0/plain", "--sample 'float32/0/plain' needs one entry,"),
         ("--shard 3/2", "--shard '3/2' is not a valid shard. Expected I/N with I from 1 to N, such as 1/4."),
         ("--shard 0/2", "--shard '0/2' is not a valid shard."),
         ("--shard half", "--shard 'half' is not a valid shard."),
@@ -201,7 +201,7 @@ def test_a_wrong_command_line_is_one_line_and_status_2(capsys: Capture, argument
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(capsys: Capture) -> None:
     assert error_of(capsys, "parity", "--device", "cuda") == (
-        "torch-promote: error: device 'cuda' needs a GPU, and PyTorch finds none. Without one: fake-cuda.\n"
+        "torch-promote: error: device 'cuda' needs a GPU, and PyTorch finds none. Without a GPU, use fake-cuda.\n"
     )
 
 

@@ -22,6 +22,7 @@ import torch_promote
 from helpers import stand_in_runner
 from helpers.command_line import Capture, cells_of, error_of, terminal_of_80_columns, text_of, wide
 from helpers.stand_in_runner import stand_in
+from helpers.subprocesses import environment
 from torch_promote import my_autocast
 from torch_promote.cli.main import main
 from torch_promote.parity import entry_run
@@ -110,7 +111,7 @@ def test_shards_in_files_are_merged(capsys: Capture, tmp_path: Path) -> None:
         seconds_of["totals"].pop("seconds")
     assert data == {**whole, "shards": ["1/2", "2/2"]}
     assert error_of(capsys, "parity", "--merge", files[0]) == (
-        "torch-promote: error: 2 of 4 entries are missing: the shards are 1/2.\n"
+        "torch-promote: error: 2 of 4 entries are missing in the shards 1/2.\n"
     )
 
 
@@ -122,11 +123,6 @@ def json_of_status(capsys: Capture, status: int, *arguments: str) -> dict[str, A
 
 
 # --- as a process
-
-
-def environment(**variables: str) -> dict[str, str]:
-    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])])
-    return {**os.environ, "PYTHONPATH": paths, **variables}
 
 
 def test_interrupted_it_stops_its_workers_and_tells_what_it_has(capsys: Capture, tmp_path: Path) -> None:

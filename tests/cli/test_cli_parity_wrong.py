@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_cli_parity_runs import environment
 
 from helpers.command_line import Capture, error_of, terminal_of_80_columns, wide
 from helpers.stand_in_runner import stand_in
-from torch_promote.checking import call_check
+from helpers.subprocesses import environment
+from torch_promote.checking import expectation
 from torch_promote.cli import progress as _progress
 from torch_promote.cli.main import main
 from torch_promote.reference.ops.infer import NO_RULE
@@ -37,15 +37,18 @@ needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there i
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ("--ops mm --autocast-dtype float32", "autocast on the CPU has no dtype 'float32': regions would be disabled."),
-        ("--ops mm --autocast-dtype float64", "autocast on the CPU has no dtype 'float64'"),
-        ("--ops mm --device cpu:0 --stock-only", "device 'cpu:0' has an index. Give the type alone: cpu."),
-        ("--ops mm --device meta:0 --stock-only", "device 'meta:0' has an index. Give the type alone: meta."),
+        (
+            "--ops mm --autocast-dtype float32",
+            "autocast on the CPU does not support 'float32': regions would be disabled.",
+        ),
+        ("--ops mm --autocast-dtype float64", "autocast on the CPU does not support 'float64'"),
+        ("--ops mm --device cpu:0 --stock-only", "device 'cpu:0' has an index. Use the device type only: cpu."),
+        ("--ops mm --device meta:0 --stock-only", "device 'meta:0' has an index. Use the device type only: meta."),
         ("--ops mm --sample float32/0/plain --quick", "--sample selects a single sample. Remove --quick and"),
         ("--ops mm --sample float32/0/plain --dtypes float32", "--sample selects a single sample."),
         ("--ops mm --json a.txt --junit a.txt", "--json and --junit both name a.txt. Use a different file for each."),
         ("--ops add aten::mm --dtypes int8", "no sample of 'aten::mm' has one of the dtypes int8."),
-        ("--quick --ops aten::mm --dtypes int8", "no sample of what is chosen has dtype 'int8'."),
+        ("--quick --ops aten::mm --dtypes int8", "no sample of the selected entries has dtype 'int8'."),
     ],
 )
 def test_a_wrong_request_is_one_line_and_status_2(
@@ -77,14 +80,14 @@ def test_what_no_parser_takes_is_one_line_and_status_2(capsys: Capture, argument
 
 
 def without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_check, "infer", lambda *args: NO_RULE)
+    monkeypatch.setattr(expectation, "infer", lambda *args: NO_RULE)
 
 
-def without_the_tap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crosscheck, "tapped", lambda checker: contextlib.nullcontext())
+def without_the_observer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crosscheck, "observe_dispatch", lambda checker: contextlib.nullcontext())
 
 
-@pytest.mark.parametrize("plant", [without_rules, without_the_tap])
+@pytest.mark.parametrize("plant", [without_rules, without_the_observer])
 @pytest.mark.parametrize("only", [[], ["--stock-only"]])
 def test_a_run_that_checks_no_call_is_no_pass(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, plant: Any, only: list[str]
@@ -120,9 +123,11 @@ def process(
     *arguments: str, code: str = "pass", unbuffered: str = "", **streams: Any
 ) -> subprocess.CompletedProcess[str]:
     """The command with the stand-in's entries."""
-    program = (
-        f"import sys; from helpers import stand_in_runner; {code}; sys.exit(stand_in_runner.main({list(arguments)}))"
-    )
+<<<<<<< HEAD
+    program = f"from helpers.stand_in_runner import main; {code}; raise SystemExit(main({list(arguments)}))"
+=======
+    program = f"import sys; from helpers import stand_in_runner; {code}; sys.exit(stand_in_runner.main({list(arguments)}))"
+>>>>>>> h-python
     command = [sys.executable, "-W", "ignore", "-c", program]
     kept: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     variables = environment(PYTHONUNBUFFERED=unbuffered)
@@ -191,7 +196,11 @@ def test_a_full_stdout_is_one_line_and_status_2(arguments: tuple[str, ...], unbu
 
 def test_a_closed_stdout_is_one_line_and_status_2() -> None:
     # Closed before Python starts, so that it has none.
+<<<<<<< HEAD
+    program = f"from helpers.stand_in_runner import main; raise SystemExit(main({list(RUN)}))"
+=======
     program = f"import sys; from helpers import stand_in_runner; sys.exit(stand_in_runner.main({list(RUN)}))"
+>>>>>>> h-python
     command = ["sh", "-c", 'exec "$0" -W ignore -c "$1" >&-', sys.executable, program]
     came = subprocess.run(command, env=environment(), stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert (came.returncode, came.stderr) == (2, "torch-promote: error: cannot write: stdout is closed.\n")

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from test_registered import STRANGE_ROWS
 
 from helpers.command_line import Capture, cells_of, json_of, terminal_of_80_columns, text_of, wide
+from helpers.op_registrations import STRANGE_ROWS
 from torch_promote.cli import policies as cli_policies
 from torch_promote.cli.terminal import paint
 from torch_promote.policy.cast_policy import CastPolicy

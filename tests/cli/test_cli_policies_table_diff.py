@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from test_registered import STRANGE_ROWS
 
 from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of, wide
+from helpers.op_registrations import STRANGE_ROWS
 from torch_promote.cli import op_filter, policies_table_diff
 from torch_promote.cli.main import main
 from torch_promote.policy import registered as registrations

@@ -1,4 +1,4 @@
-"""PyTorch's own lists of ops for autocast, every entry under stock and under ours.
+"""Compares stock and ours on every entry of PyTorch's own lists of autocast ops.
 
 The lists of the CPU run for real; those of CUDA on fake tensors, and where there is a GPU for real too.
 """

@@ -1,4 +1,4 @@
-"""Every row of the op table under every policy that is legal for it, held against the reference's plan."""
+"""Compares every row of the op table, under every legal policy, with the reference's plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from helpers.planned import Policy, check_effect
+from helpers.override_effects import Policy, check_effect
 from helpers.rows import ROWS, calls, has_kernel, tensors_of
 from torch_promote.parity.row_samples.known import FLOAT32, MIXED_LOWER_FIRST, PROCESSOR_BOUND
 from torch_promote.policy.cast_policy import CastPolicy

@@ -1,4 +1,4 @@
-"""A custom op with an autograd formula, a fake kernel and a vmap rule under overrides, also as compilers see it."""
+"""A custom op with an autograd formula, a fake kernel and a vmap rule under overrides, eager and compiled."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
-from helpers.noting_ops import got, seen, t
-from helpers.planned import Policy, check_effect
+from helpers.comparison import assert_same
+from helpers.override_effects import Policy, check_effect
+from helpers.recording_ops import got, seen, t
 from helpers.rows import tensors_of
-from helpers.support import assert_same
 from torch_promote.parity.outcome import Bound
 from torch_promote.policy.cast_policy import CastPolicy
 

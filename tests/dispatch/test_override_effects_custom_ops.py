@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
-from helpers.noting_ops import got, seen, t, write
-from helpers.planned import Policy, check_effect, on_fake_cuda
+from helpers.override_effects import Policy, check_effect, on_fake_cuda
+from helpers.recording_ops import got, seen, t, write
 from helpers.rows import tensors_of
 from torch_promote.policy.cast_policy import CastPolicy
 

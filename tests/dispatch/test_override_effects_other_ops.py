@@ -1,4 +1,4 @@
-"""300 random ops outside of the op table under overrides, held against the reference's plan."""
+"""Compares 300 random ops outside the op table, under overrides, with the reference's plan."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import random
 import pytest
 import torch
 
-from helpers.dispatched import functional_ops
-from helpers.planned import Policy, by_turns, check_effect, has_sparse, on_fake_cuda, tensors
+from helpers.dispatched_ops import functional_ops
+from helpers.override_effects import Policy, by_turns, check_effect, has_sparse, on_fake_cuda, tensors
 from helpers.rows import tensors_of
 from helpers.side_by_side import Outcome
 from torch_promote.parity.outcome import Bound
@@ -23,7 +23,10 @@ CASTING = (CastPolicy.fp32, CastPolicy.lower_precision_fp, CastPolicy.promote, F
 OTHERS = (CastPolicy.keep, CastPolicy.banned, CastPolicy.fallthrough, CastPolicy.fp32_set_opt_dtype)
 
 COUNT, PARTS = 300, 10
-each_part = pytest.mark.parametrize("part", range(PARTS))
+#: The everyday run has two parts of the ops.
+EVERYDAY = (0, 1)
+PARAMETERS = [pytest.param(part, marks=[] if part in EVERYDAY else pytest.mark.slow) for part in range(PARTS)]
+each_part = pytest.mark.parametrize("part", PARAMETERS)
 
 
 @functools.cache
@@ -75,7 +78,7 @@ def test_on_the_cpu_in_bits(part: int) -> None:
 
 
 @pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize("part", range(0, PARTS, 2))
+@pytest.mark.parametrize("part", PARAMETERS[::2])
 def test_half_of_them_on_fake_cuda_in_dtypes_shapes_and_strides(part: int) -> None:
     ran = set()
     mixed = {name: calls(name)[1][1] for name in chosen()[part::PARTS]}

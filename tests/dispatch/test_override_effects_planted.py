@@ -1,4 +1,4 @@
-"""What holds overrides against the plan finds what is wrong: bugs planted in the plan, and other policies."""
+"""The comparison with the plan finds bugs planted in the plan, and policies other than those asked for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers import planned
-from helpers.planned import Policy, check_effect
+from helpers import override_effects
+from helpers.override_effects import Policy, check_effect
 from torch_promote.parity.outcome import Bound
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.reference.autocast import arguments as cast_arguments
@@ -158,6 +158,6 @@ def test_another_policy_than_the_one_asked_for_is_found(
     def region(*args: Any, overrides: Any = None, **kwargs: Any) -> Any:
         return right(*args, overrides=overrides and dict.fromkeys(overrides, instead), **kwargs)
 
-    monkeypatch.setattr(planned.tp, "my_autocast", region)
+    monkeypatch.setattr(override_effects.tp, "my_autocast", region)
     with pytest.raises(AssertionError):
         check_effect(name, bound(name), policy)

@@ -1,4 +1,4 @@
-"""Ops that write to an argument, under the policies that they may have: `match_self` above all."""
+"""Ops that write to an argument under their legal policies, above all `match_self`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.dispatched import writing_ops
-from helpers.planned import by_turns, check_effect, has_sparse, on_fake_cuda
+from helpers.comparison import assert_same
+from helpers.dispatched_ops import writing_ops
+from helpers.override_effects import by_turns, check_effect, has_sparse, on_fake_cuda
 from helpers.rows import tensors_of
-from helpers.support import assert_same
 from torch_promote.parity.outcome import Bound, copied
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.legality import legal_policies

@@ -1,4 +1,4 @@
-"""The promote policy where stock's raises or depends on the order: ours is the join of the arguments' dtypes."""
+"""The promote policy where stock's raises or depends on the arguments' order; ours does neither."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 import torch_promote as tp
+from helpers.comparison import assert_same
 from helpers.rows import ROWS, listed, overload, tensors_of
 from helpers.side_by_side import Bound, Outcome, Watch, assert_alike, run
-from helpers.support import assert_same
 from torch_promote.parity.row_samples import SAMPLES, Make
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import Row

@@ -1,4 +1,4 @@
-"""Every row of the op table on real CPU tensors, against torch.autocast: dtypes, strides, bits, gradients, errors."""
+"""Compares every row of the op table with torch.autocast on CPU tensors: dtypes, strides, bits, gradients, errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.rows import (
     refused,
     stock_and_ours,
 )
-from torch_promote.checking.unwritten import UNWRITTEN
+from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.row_samples import SAMPLES
 from torch_promote.parity.row_samples.known import FLOAT32, KINDS, NO_GRADIENT, PROCESSOR_BOUND, REFUSED
 from torch_promote.policy.op_table import Row, op_table
@@ -34,7 +34,7 @@ def test_every_row_has_samples() -> None:
 
 
 def test_what_is_known_is_known_of_rows() -> None:
-    named = {*NO_GRADIENT, *UNWRITTEN, *PROCESSOR_BOUND, *(name for name, _ in REFUSED)}
+    named = {*NO_GRADIENT, *UNINITIALIZED_IN_TABLE, *PROCESSOR_BOUND, *(name for name, _ in REFUSED)}
     assert named <= set(SAMPLES)
 
 

@@ -1,4 +1,4 @@
-"""Every row of the op table on CUDA against torch.autocast: on fake tensors, and for real where there is a GPU."""
+"""Compares every row of the op table with torch.autocast on CUDA: fake tensors, and real ones where there is a GPU."""
 
 from __future__ import annotations
 

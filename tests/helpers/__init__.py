@@ -1,1 +1,52 @@
-"""What test files of several rooms share. A helper that one room needs stands in that room."""
+"""What several test files share. No test file imports from another.
+
+Any test
+    comparison: `assert_same`, which compares results bit for bit.
+    thread_state: the autocast state of a thread, to compare before and after.
+    subprocesses: the environment of Python processes that tests start.
+
+One op call
+    side_by_side: runs a call under stock and under ours, and compares the two runs.
+    rows: the rows of the op table: which exist here, sample calls of each, and the check of one row.
+    dispatched_ops: ops outside of the table that PyTorch's op database dispatches, with sample calls.
+    recording_ops: kernels of custom ops that record the dtypes they get.
+    autocast_plans: carries out the reference's plan by hand and compares it with a call in a region.
+    override_effects: the same for a call under an override.
+    operands: random operands in every layout.
+    promoting_calls: calls of every op that promotes, and their outcomes as values.
+
+Programs
+    program_comparison: runs code under stock's regions and ours, and compares all results.
+    casts: makers of both kinds of regions, and a count of casts.
+    fast_cast: one cast by itself, its bits, and which kernel made it.
+    models: small models that use weights in different ways.
+    persistent_casts: products with a weight whose casts outlive the region.
+    module_policies: a model with module policies, and a training step of it.
+    checkpointing: a block with several policies, and a training step of it.
+    compiling: inputs, gradients and regions for torch.compile.
+    two_processes: what each process of the distributed tests runs.
+
+Regions and policies
+    probes: what a program can see of the region it is in.
+    program_defaults: a fixture that checks and restores the default policy and registered policies.
+    policies: random policies for hypothesis, ways to copy one, and a policy with its file.
+    policy_errors: text that errors of overrides and of policy files have in common.
+    library_for_policies: a library of custom ops, one for each property of a schema that policies depend on.
+    op_registrations: how this PyTorch's registrations differ from the op table.
+
+Reference
+    op_db_coverage: measures `infer` over PyTorch's op database; also a script.
+    random_calls: random changes of calls that the op database makes.
+    fake_cuda_strides: strides of fake CUDA tensors, with and without PyTorch's Python meta kernels; also a script.
+    array_libraries: what NumPy, JAX and array-api-strict promote to.
+    golden_comparison: compares a promotion rule with a golden table.
+    make_golden: a script that writes the golden tables.
+
+Commands and checks
+    command_line: runs the command line inside the test's process.
+    stand_in_runner: a parity runner with made-up entries, importable by worker processes.
+    parity_reports: reports of those entries.
+    planted_bugs: bugs for the tests of parity to plant.
+    plugin_runs: runs pytest with the plugin on a test file with a mismatch.
+    crosscheck_state: whether the cross-check's observer is on in this thread.
+"""

@@ -1,4 +1,4 @@
-"""What the tests of the cast cache share: both kinds of regions, and a count of the casts that a program makes."""
+"""Makers of both kinds of regions, and a count of the casts that a program makes."""
 
 from __future__ import annotations
 

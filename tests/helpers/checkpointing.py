@@ -1,4 +1,4 @@
-"""What the tests of checkpointing with overrides share: a block of several policies, and a step of training it."""
+"""A block whose ops have several policies, and a training step that checkpoints it."""
 
 from __future__ import annotations
 

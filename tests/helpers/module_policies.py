@@ -1,4 +1,4 @@
-"""What the tests of modules' policies share: a model with a policy, and what comes of it."""
+"""A model with module policies, and a training step of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of regions look at: what PyTorch says about autocast, and the dtypes that ops really run in."""
+"""What a program can see of the region it is in: what PyTorch says about autocast, and the dtypes that ops run in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
-from helpers.support import thread_state
+from helpers.thread_state import thread_state
 
 Region = Any  # a tp.my_autocast or a torch.autocast: neither is a subclass of the other
 

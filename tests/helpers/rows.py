@@ -1,4 +1,4 @@
-"""The rows of the op table as the tests walk them: which exist here, how they are called, and the check of one row."""
+"""The rows of the op table: which exist here, sample calls of each, and the check of one row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
-from torch_promote.checking.unwritten import UNWRITTEN
+from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.outcome import Bound, without_bits
 from torch_promote.parity.row_samples import SAMPLES, Make
 from torch_promote.parity.row_samples.known import KINDS, PROCESSOR_BOUND, RARE, REFUSED, dtypes_of
@@ -85,13 +85,15 @@ def stock_and_ours(
 
 def without_unwritten(row: Row, result: Any) -> Any:
     """The results, with zeros for those that the op leaves unwritten."""
-    if row.name not in UNWRITTEN:
+    if row.name not in UNINITIALIZED_IN_TABLE:
         return result
-    return tuple(torch.zeros_like(out) if i in UNWRITTEN[row.name] else out for i, out in enumerate(result))
+    return tuple(
+        torch.zeros_like(out) if i in UNINITIALIZED_IN_TABLE[row.name] else out for i, out in enumerate(result)
+    )
 
 
 def check_row(row: Row, kind: str, lower: torch.dtype, device: str, *, fake: bool = False) -> None:
-    """Holds a row against stock, watched from below; real tensors also unwatched, forward and backward."""
+    """Compares a row with stock: watched from below, and for real tensors also unwatched, forward and backward."""
     for label, bound in calls(row, kind, lower, device, fake=fake):
         for watched in (True,) if fake else (False, True):
             stock, ours = stock_and_ours(row, bound, lower, device, watched=watched, fake=fake)

@@ -1,4 +1,4 @@
-"""Runs one call under a region of stock's and under one of ours, and compares all that can be seen of the two runs."""
+"""Runs one op call under stock and under ours, and compares everything observable of the two runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 from torch_promote.parity import outcome
 from torch_promote.parity.devices import asks_for_a_gpu
 from torch_promote.parity.outcome import Bound

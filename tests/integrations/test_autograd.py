@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from like_stock import Region, assert_like_stock, grads, ours
 from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
@@ -21,7 +20,8 @@ from torch.utils.checkpoint import (
     set_checkpoint_early_stop,
 )
 
-from helpers.support import assert_same
+from helpers.comparison import assert_same
+from helpers.program_comparison import Region, assert_like_stock, grads, ours
 
 BACKWARD_INSIDE = pytest.mark.parametrize("backward_inside", [True, False])
 

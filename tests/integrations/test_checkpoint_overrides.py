@@ -25,7 +25,7 @@ from torch.utils.checkpoint import (
 
 import torch_promote as tp
 from helpers.checkpointing import KINDS, OTHERS, OVERRIDES, Block, Region, Run, ours, plainly, train
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 from torch_promote import _C
 from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.integrations.checkpoint import checkpoint_contexts
@@ -244,7 +244,7 @@ def test_other_policy_in_the_function_is_found() -> None:
 @KINDS
 def test_default_policy_is_not_taken_for_an_override(use_reentrant: bool) -> None:
     """A default policy is for regions of ours; a checkpoint outside of them has none when it is run again."""
-    change = _C.register_change([(_C.ROW_NAMES.index("aten::linear"), 0, _C.POLICY_BYTES["fp32"])], True)
+    change = _C.register_change([(_C.OP_ENTRY_NAMES.index("aten::linear"), 0, _C.POLICY_BYTES["fp32"])], True)
     _C.set_defaults(0, change)
     try:
         for around in (functools.partial(torch.autocast, "cpu"), ours, functools.partial(ours, {"softmax": "fp16"})):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from helpers.checkpointing import KINDS, OVERRIDES, Block, ours, train
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.integrations.checkpoint import checkpoint_contexts
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.checkpointing import KINDS, OVERRIDES, Block, ours, plainly, train
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 from torch_promote.integrations import checkpoint as _checkpoint
 
 

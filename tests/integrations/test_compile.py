@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import BF16, HALF, Body, Place, Weights, called_in, compute, inputs, with_gradients
-from like_stock import Region, assert_like_stock, grads, ours, stock
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from helpers.support import assert_same
+from helpers.comparison import assert_same
+from helpers.compiling import BF16, HALF, Body, Place, Weights, called_in, compute, inputs, with_gradients
+from helpers.program_comparison import Region, assert_like_stock, grads, ours, stock
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import BF16, HALF, Body, Weights, called_in, inputs, with_gradients
-from like_stock import Region, assert_like_stock, ours, stock
 
-from helpers.support import assert_same, thread_state
+from helpers.comparison import assert_same
+from helpers.compiling import BF16, HALF, Body, Weights, called_in, inputs, with_gradients
+from helpers.program_comparison import Region, assert_like_stock, ours, stock
+from helpers.thread_state import thread_state
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import Weights, called_in, compute, inputs
 
 import torch_promote as tp
-from helpers.support import assert_same
+from helpers.comparison import assert_same
+from helpers.compiling import Weights, called_in, compute, inputs
 from torch_promote import _C
 
 
@@ -43,7 +43,7 @@ def test_the_spec_in_the_graph(cache: str, made: str) -> None:
     backend, args = Watching(), inputs()
     compiled = torch.compile(function, backend=backend, fullgraph=True)
     assert_same(called_in(None, compiled, *args), called_in(None, function, *args))
-    assert backend.specs == [region._spec]
+    assert backend.specs == [region._packed]
     assert _C.cache_mode() == "weights"
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import HALF
-from like_stock import Region, assert_like_stock, grads, ours, stock, values
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from helpers.support import assert_same
+from helpers.comparison import assert_same
+from helpers.compiling import HALF
+from helpers.program_comparison import Region, assert_like_stock, grads, ours, stock, values
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from like_stock import Region, assert_like_stock, ours, stock
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from helpers.support import assert_same, thread_state
+from helpers.comparison import assert_same
+from helpers.program_comparison import Region, assert_like_stock, ours, stock
+from helpers.thread_state import thread_state
 from torch_promote import RegionError
 
 HALF = torch.float16

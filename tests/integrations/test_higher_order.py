@@ -15,7 +15,7 @@ from torch._ops import HigherOrderOperator
 from torch.nn.attention.flex_attention import flex_attention
 
 import torch_promote as tp
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 from torch_promote import _C
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.integrations import higher_order as _higher_order
@@ -128,7 +128,7 @@ def test_a_kernel_that_somebody_gave_stays(monkeypatch: pytest.MonkeyPatch) -> N
 def before_ours() -> list[Any]:
     """The keys that PyTorch's operators pass over, as they were before the package was imported."""
     keys = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
-    added = {torch._C._dispatch_key_parse(name) for name in (AUTOCAST_KEY, _C.tap_key_name())}
+    added = {torch._C._dispatch_key_parse(name) for name in (AUTOCAST_KEY, _C.dispatch_observer_key())}
     return [key for key in keys if key not in added]
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from like_stock import Region, assert_like_stock, grads, ours, stock
 from torch import nn
 
-from helpers.support import thread_state
+from helpers.program_comparison import Region, assert_like_stock, grads, ours, stock
+from helpers.thread_state import thread_state
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit"),

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-import two_processes
-from like_stock import Region, assert_like_stock, grads, ours, values
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from helpers.support import assert_same, thread_state
+from helpers import two_processes
+from helpers.comparison import assert_same
+from helpers.program_comparison import Region, assert_like_stock, grads, ours, values
+from helpers.thread_state import thread_state
 
 SECONDS = 120
 

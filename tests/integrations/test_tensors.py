@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from like_stock import Region, assert_like_stock, grads
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from helpers.program_comparison import Region, assert_like_stock, grads
 
 # --- nested tensors
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from like_stock import Region, assert_like_stock, grads, ours, stock, values
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
 from torch.utils._pytree import tree_flatten
 
-from helpers.support import assert_same
+from helpers.comparison import assert_same
+from helpers.program_comparison import Region, assert_like_stock, grads, ours, stock, values
 
 
 class Attention(nn.Module):

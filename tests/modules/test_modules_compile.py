@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,17 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
+from helpers.comparison import assert_same
 from helpers.module_policies import OVERRIDES, POLICIES, dtype_of, expected_dtype, model_of, ours, train
-from helpers.support import assert_same
 from torch_promote.modules.module_policies import module_policies, remove_module_policy, set_module_policy
-
-
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
 
 compiled = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn.utils import fusion, parametrize
 
+from helpers.comparison import assert_same
 from helpers.module_policies import OVERRIDES, POLICIES, dtype_of, expected_dtype, model_of, ours, train
-from helpers.support import assert_same
 from torch_promote.modules.module_policies import module_policies, remove_module_policy, set_module_policy
 
 

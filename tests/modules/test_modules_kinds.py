@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import torch_promote as tp
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 from torch_promote.modules.module_policies import module_policies, set_module_policy
 
 ours = functools.partial(tp.my_autocast, "cpu")

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
-from helpers.support import assert_same
+from helpers.comparison import assert_same
 from torch_promote import _C
 from torch_promote.modules.module_policies import (
     format_module_policy,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from planting import change_outcomes
 
 import torch_promote as tp
-from torch_promote.checking import call_check
+from helpers.planted_bugs import change_outcomes
+from torch_promote.checking import expectation
 from torch_promote.errors import OptionError
 from torch_promote.parity import entry_run, samples
 from torch_promote.parity.model import Entry, EntryResult, Options
@@ -162,14 +162,14 @@ def test_a_reference_that_breaks_is_no_known_gap(monkeypatch: pytest.MonkeyPatch
 
 
 def without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_check, "infer", lambda *args: NO_RULE)
+    monkeypatch.setattr(expectation, "infer", lambda *args: NO_RULE)
 
 
-def without_the_tap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_promote.checking.crosscheck.tapped", lambda checker: contextlib.nullcontext())
+def without_the_observer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_promote.checking.crosscheck.observe_dispatch", lambda checker: contextlib.nullcontext())
 
 
-@pytest.mark.parametrize("plant", [without_rules, without_the_tap])
+@pytest.mark.parametrize("plant", [without_rules, without_the_observer])
 def test_nothing_is_counted_as_checked_where_nothing_was(monkeypatch: pytest.MonkeyPatch, plant: Any) -> None:
     """test_cli_parity_wrong.py has the run's exit status."""
     plant(monkeypatch)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from planting import change_results, other_values
 
+from helpers.planted_bugs import change_results, other_values
 from torch_promote.checking import known_gaps
 from torch_promote.checking.known_gaps import (
     GapError,
@@ -86,7 +86,7 @@ def test_a_known_gap_that_explains_nothing_is_stale(monkeypatch: pytest.MonkeyPa
 def test_what_does_not_repeat_is_compared_without_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_entry(Entry("empty_like", "op_db"), Options("cpu"))
     assert (result.mismatches, result.stale) == ((), ())
-    assert result.nondeterministic == {"the memory of the result is not written to": result.samples}
+    assert result.nondeterministic == {"the op leaves its result uninitialized": result.samples}
 
 
 def test_what_does_not_repeat_and_is_not_listed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_what_is_listed_and_repeats_is_stale(monkeypatch: pytest.MonkeyPatch) ->
     listed = Nondeterministic("aten::mm", "planted")
     with_gaps(monkeypatch, listed=(listed,))
     (stale,) = run_mm().stale
-    assert_expected_inline(stale, """aten::mm on cpu: listed as nondeterministic (planted), and repeats""")
+    assert_expected_inline(stale, """aten::mm on cpu: listed as nondeterministic (planted), but its results repeat""")
     with_gaps(monkeypatch, listed=(dataclasses.replace(listed, always=False),))
     assert run_mm().stale == ()
 

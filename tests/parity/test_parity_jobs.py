@@ -55,7 +55,7 @@ def test_a_dead_worker_costs_its_entry_and_no_other() -> None:
     assert re.search("^the process that ran it died: SIGSEGV\nFatal Python error: Segm.*", crashes["segfault"].text)
     assert "died: SIGABRT\nterminate called without an active exception\n" in crashes["abort"].text
     assert crashes["exit"].text == "the process that ran it died: exit status 3"
-    assert crashes["raising"].text.startswith("what ran it raised:\nTraceback (most recent call last):\n")
+    assert crashes["raising"].text.startswith("its run raised an error:\nTraceback (most recent call last):\n")
     assert crashes["raising"].text.endswith("\nZeroDivisionError: the harness is wrong")
 
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_asked_for_ends_the_run(jobs: int) -> None:
 def test_a_worker_that_cannot_start_ends_the_run() -> None:
     with pytest.raises(WorkerError) as caught:
         run(1, "good", prepare=stand_in_runner.cannot_start)
-    assert str(caught.value) == "a worker process died at its start: exit status 7\nno such library"
+    assert str(caught.value) == "a worker process died while starting: exit status 7\nno such library"
     assert multiprocessing.active_children() == []
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from planting import change_outcomes, change_results
 
 import torch_promote as tp
+from helpers.planted_bugs import change_outcomes, change_results
 from torch_promote.errors import TorchPromoteError
 from torch_promote.parity import entry_run
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
@@ -69,7 +69,7 @@ def test_a_flipped_policy(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
 def test_a_row_that_ours_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     override(monkeypatch, mm="keep")
     # The reference goes by the table, in which the row is.
-    monkeypatch.setattr("torch_promote.checking.active._overrides_of", lambda policy_id: {})
+    monkeypatch.setattr("torch_promote.checking.autocast_in_force._overrides_of", lambda policy_id: {})
     result = run_entry(MM, Options("cpu", sample="float32/0/plain"))
     found = {(mismatch.kind, mismatch.what): mismatch.text for mismatch in result.mismatches}
     assert {what for _, what in found} == {OURS, REFERENCE_OURS}
@@ -82,7 +82,7 @@ def test_a_row_that_the_table_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     autocast_plan._policy_of_row.cache_clear()
     monkeypatch.setattr(autocast_plan, "_rows", lambda: rows)
     # The table answers for the release that it describes, whichever runs.
-    monkeypatch.setattr("torch_promote.checking.call_check.TABLE_VERSION", torch.__version__.rpartition(".")[0])
+    monkeypatch.setattr("torch_promote.checking.expectation.TABLE_VERSION", torch.__version__.rpartition(".")[0])
     try:
         result = run_entry(MM, Options("cpu"))
     finally:
@@ -182,7 +182,7 @@ def test_a_check_that_raises_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*args: Any) -> Any:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("torch_promote.checking.checker.active_state", broken)
+    monkeypatch.setattr("torch_promote.checking.checker.state_in_force", broken)
     for stock_only in (False, True):
         options = Options("cpu", sample="float32/0/plain", stock_only=stock_only)
         assert run_entry(MM, options).mismatches != ()

@@ -12,8 +12,7 @@ import torch
 from expecttest import assert_expected_inline
 
 import torch_promote
-from helpers.stand_in_runner import entries
-from helpers.stand_in_runner import run_entry as stand_in_for
+from helpers.parity_reports import NAMES, report
 from torch_promote.checking.known_gaps import Gap
 from torch_promote.errors import OptionError
 from torch_promote.parity import report as report_module
@@ -23,17 +22,6 @@ from torch_promote.parity.report import Report, about, merged
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import op_table
 from torch_promote.policy.registered import registered
-
-NAMES = ("good", "good.again", "mismatching", "stale", "refused", "gap", "unruled")
-
-
-def report(*names: str, device: str = "cpu", shard: str = "1/1") -> Report:
-    """Of entries that the stand-in ran in this process."""
-    options = Options(device, ops=names)
-    index, count = map(int, shard.split("/"))
-    chosen = entries(options)
-    results = {place: stand_in_for(chosen[place], options) for place in range(index - 1, len(chosen), count)}
-    return Report(about(device), options, len(chosen), results, (shard,), seconds=2.5)
 
 
 def test_about_names_what_ran() -> None:
@@ -161,7 +149,7 @@ def test_other_json_is_refused(text: str) -> None:
 
 
 def test_json_of_another_version_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"^a\.json has format 99, and this version reads 1\.$"):
+    with pytest.raises(OptionError, match=r"^a\.json has format 99; this version reads format 1\.$"):
         Report.from_json('{"format": 99}', "a.json")
 
 
@@ -191,16 +179,16 @@ def test_what_is_no_set_of_shards_is_refused() -> None:
     first, second = report(*NAMES, shard="1/2"), report(*NAMES, shard="2/2")
     older = dataclasses.replace(second, about={**second.about, "torch": "2.0.0"})
     for reports, complaint in (
-        ([first], "3 of 7 entries are missing: the shards are 1/2."),
-        ([first, second, first], "4 entries are there twice: the shards are 1/2, 2/2, 1/2."),
+        ([first], "3 of 7 entries are missing in the shards 1/2."),
+        ([first, second, first], "4 entries occur twice in the shards 1/2, 2/2, 1/2."),
         ([first, dataclasses.replace(second, interrupted=True)], "shard 2/2 was interrupted. Run it again."),
         (
             [first, older],
-            f"these are not shards of one run: shard 2/2 has torch 2.0.0, the first has {torch.__version__}.",
+            f"these are not shards of one run: shard 2/2 has torch 2.0.0, the first report has {torch.__version__}.",
         ),
         (
             [first, dataclasses.replace(second, entries=8)],
-            "these are not shards of one run: shard 2/2 has number of entries 8, the first has 7.",
+            "these are not shards of one run: shard 2/2 has number of entries 8, the first report has 7.",
         ),
     ):
         with pytest.raises(OptionError) as caught:

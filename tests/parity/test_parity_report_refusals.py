@@ -10,8 +10,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from test_parity_report import NAMES, report
 
+from helpers.parity_reports import NAMES, report
 from torch_promote.checking.known_gaps import Nondeterministic, SampleGap
 from torch_promote.errors import OptionError
 from torch_promote.parity import report as report_module
@@ -64,7 +64,7 @@ def test_shards_of_other_machines_are_refused(what: str) -> None:
     with pytest.raises(OptionError) as caught:
         merged([first, other])
     assert str(caught.value) == (
-        f"these are not shards of one run: shard 2/2 has {what} another, the first has {first.about[what]}."
+        f"these are not shards of one run: shard 2/2 has {what} another, the first report has {first.about[what]}."
     )
 
 
@@ -92,7 +92,7 @@ def test_a_gap_of_an_entry_that_is_not_there_is_stale(monkeypatch: pytest.Monkey
     monkeypatch.setattr(report_module, "_rows_with_a_policy", lambda device_type: ["aten::mm"])
     assert (whole("good").stale, whole("good").status) == ([], 0)
     monkeypatch.setattr(report_module, listed, lambda: (gap,))
-    told = f"{gap.entry}: there is no such entry, and a known gap of it ({gap.reason})"
+    told = f"{gap.entry}: a known gap names this entry, which does not exist ({gap.reason})"
     assert (whole("good").stale, whole("good").status) == ([told], 1)
     assert told in junit(whole("good"))
     monkeypatch.setattr(report_module, listed, lambda: (dataclasses.replace(gap, entry="goo?"),))
@@ -114,7 +114,7 @@ PARTS: list[dict[str, Any]] = [{"quick": True}, {"dtypes": ("float32",)}, {"auto
 def test_a_row_that_a_whole_run_does_not_reach_fails_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_module, "_rows_with_a_policy", lambda device_type: ["aten::bmm", "aten::mm"])
     assert (whole("good").unreached, whole("good").status) == (["aten::bmm"], 1)
-    assert "aten::bmm: no call of it was seen" in junit(whole("good"))
+    assert "aten::bmm: its policy applied to no call" in junit(whole("good"))
     for options in PARTS:
         part = dataclasses.replace(whole("good"), options=Options("cpu", **options))
         assert (part.unreached, part.status) == ([], 0)
@@ -139,7 +139,7 @@ def test_an_interrupted_run_is_no_green_file() -> None:
         (suite,) = ElementTree.fromstring(junit(each))
         assert int(suite.attrib["failures"]) + int(suite.attrib["errors"]) == failures
     texts = [failure.text for failure in suite.iter("failure")]
-    assert texts == ["interrupted: the entries that are not here did not run"]
+    assert texts == ["interrupted: the missing entries did not run"]
 
 
 def test_an_entry_without_samples_says_so() -> None:

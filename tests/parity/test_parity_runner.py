@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from planting import change_results, other_values
 
+from helpers.planted_bugs import change_results, other_values
 from helpers.rows import ROWS, listed
 from torch_promote.checking.comparison import compare
 from torch_promote.errors import OptionError
@@ -72,7 +72,7 @@ def test_any_device_type_is_checked_without_ours() -> None:
 def test_what_nothing_answers_to_is_an_error() -> None:
     assert_expected_inline(
         error_of(Options("gpu")),
-        """there is no device 'gpu'. Legal: cpu, cuda, fake-cuda, and with --stock-only every device type that this PyTorch has. Closest: cpu.""",  # noqa: E501
+        """'gpu' is not a device. Legal: cpu, cuda, fake-cuda, and with --stock-only every device type of this PyTorch. Closest: cpu.""",  # noqa: E501
     )
     assert_expected_inline(
         error_of(Options("cpu", ops=("aten::mn",))),
@@ -80,18 +80,18 @@ def test_what_nothing_answers_to_is_an_error() -> None:
     )
     assert_expected_inline(
         error_of(Options("cpu", dtypes=("floot32",))),
-        """there is no dtype 'floot32'. Closest: float32, float, cfloat.""",
+        """'floot32' is not a dtype of PyTorch. Closest: float32, float, cfloat.""",
     )
     assert_expected_inline(
         error_of(Options("cpu", ops=("aten::mm",), dtypes=("int8",))),
-        """no sample of what is chosen has dtype 'int8'. Legal: bfloat16, complex64, float32, float64, int64.""",
+        """no sample of the selected entries has dtype 'int8'. Legal: bfloat16, complex64, float32, float64, int64.""",
     )
     assert_expected_inline(
         error_of(Options("cpu", ops=("mm", "aten::mm"), sample="float32/0/plain")),
-        """sample 'float32/0/plain' stands for one entry; 2 are chosen. Name one op.""",
+        """--sample 'float32/0/plain' needs one entry, and 2 are selected. Name one op.""",
     )
     assert_expected_inline(
-        error_of(Options("cpu", autocast_dtype="int8")), """the autocast dtype 'int8' is no floating dtype."""
+        error_of(Options("cpu", autocast_dtype="int8")), """the autocast dtype 'int8' is not a floating dtype."""
     )
     with pytest.raises(OptionError) as error:
         run_entry(Entry("mm", "op_db"), Options("cpu", sample="float32/0/miked"))
@@ -104,7 +104,8 @@ def test_what_nothing_answers_to_is_an_error() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu_is_an_error() -> None:
     assert_expected_inline(
-        error_of(Options("cuda")), """device 'cuda' needs a GPU, and PyTorch finds none. Without one: fake-cuda."""
+        error_of(Options("cuda")),
+        """device 'cuda' needs a GPU, and PyTorch finds none. Without a GPU, use fake-cuda.""",
     )
 
 

@@ -12,12 +12,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 
 import torch_promote
+from helpers.op_registrations import delta_of
 from torch_promote import _C
 from torch_promote.errors import PolicyError
 from torch_promote.policy.cast_policy import CastPolicy
@@ -25,52 +25,8 @@ from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_table import DEVICE_TYPES, Row, op_table, parse_table, schema_of
 
 STOCK_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-OUR_KEY = "AutocastPrivateUse1"
+AUTOCAST_KEY = "AutocastPrivateUse1"
 DEF_FILE = Path(torch_promote.__file__).parent / "policy" / "op_policies.def"
-
-
-class Delta(NamedTuple):
-    """How a version's registrations for one device type differ from those of 2.13."""
-
-    missing: frozenset[str] = frozenset()  # rows of the table that this version does not register
-    extra: frozenset[str] = frozenset()  # ops that it registers and the table leaves to stock
-
-
-#: The table is PyTorch 2.13's. Add a version here only if what it registers is to be left to stock.
-DELTAS: dict[tuple[int, int], dict[str, Delta]] = {
-    (2, 11): {
-        "cpu": Delta(extra=frozenset({"aten::index_copy.dimname", "aten::prod.dim_Dimname"})),
-        "cuda": Delta(
-            missing=frozenset({"aten::rms_norm"}),
-            extra=frozenset(
-                {
-                    "aten::cumprod.dimname",
-                    "aten::cumsum.dimname",
-                    "aten::log_softmax.Dimname",
-                    "aten::norm.names_ScalarOpt_dim",
-                    "aten::prod.dim_Dimname",
-                    "aten::softmax.Dimname",
-                    "aten::sum.dim_DimnameList",
-                }
-            ),
-        ),
-    },
-    (2, 15): {
-        "cpu": Delta(frozenset({"aten::cholesky", "aten::qr"}), frozenset({"aten::linalg_matrix_sqrth"})),
-        "cuda": Delta(extra=frozenset({"aten::linalg_matrix_sqrth"})),
-    },
-}
-#: Has a wrapper of its own, which flattens the weights again; registered where PyTorch is built for CUDA.
-CUDA_BUILD_ONLY = frozenset({"aten::_cudnn_rnn"})
-
-VERSION = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
-
-
-def delta_of(device_type: str) -> Delta:
-    delta = DELTAS.get(VERSION, {}).get(device_type, Delta())
-    if device_type == "cuda" and torch.version.cuda is not None:
-        return delta._replace(extra=delta.extra | CUDA_BUILD_ONLY)
-    return delta
 
 
 @functools.cache
@@ -152,7 +108,7 @@ def test_known_differences_of_this_version_are_real(device_type: str) -> None:
     assert delta_of(device_type).missing <= {row.name for row in op_table()}
 
 
-def test_our_key_has_a_kernel_for_every_row_and_for_what_writes_unseen() -> None:
+def test_the_autocast_key_has_kernels_for_the_table_and_the_unversioned_writers() -> None:
     rows = {row.name for row in op_table() if schema_of(row) is not None}
     writers = {name for name in _C.UNVERSIONED_WRITERS if name.startswith("aten::")}
     assert rows.isdisjoint(writers)
@@ -160,7 +116,7 @@ def test_our_key_has_a_kernel_for_every_row_and_for_what_writes_unseen() -> None
         "import torch, torch_promote\n"
         "aten = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith('aten::'))\n"
         "has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key\n"
-        f"print(*(name for name in aten if has_kernel(name, '{OUR_KEY}')))"
+        f"print(*(name for name in aten if has_kernel(name, '{AUTOCAST_KEY}')))"
     )
     # In a process of its own: overrides give other ops a kernel too.
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
@@ -244,7 +200,12 @@ def test_is_sorted_without_duplicates_and_numbered() -> None:
 
 
 def test_is_the_same_in_cpp() -> None:
-    assert tuple(row.name for row in op_table()) == _C.ROW_NAMES
+    assert tuple(row.name for row in op_table()) == _C.OP_ENTRY_NAMES
+
+
+def test_cast_policies_are_the_same_in_cpp() -> None:
+    assert set(_C.POLICY_BYTES) == {*(policy.value for policy in CastPolicy), "unlisted", "run_in"}
+    assert _C.POLICY_BYTES["run_in"] == max(_C.POLICY_BYTES.values())
 
 
 def test_file_is_laid_out_as_rows_are_spelled_here() -> None:

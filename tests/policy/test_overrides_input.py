@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from helpers.library_for_policies import NAMESPACE
+from helpers.policy_errors import LEGAL_WRITING, NAMED, NO_DTYPE, POLICIES, WRITES
 from torch_promote import CastPolicy, PolicyError
 from torch_promote.policy.legality import check_legal, legal_policies
 from torch_promote.policy.op_names import find_op, find_overloads, in_order, name_op
@@ -186,15 +187,7 @@ def test_overrides_are_in_order_and_may_say_a_thing_twice() -> None:
 
 # --- errors
 
-NAMED = "Ops are named as in torch.ops: 'softmax', 'aten::softmax.int', 'mylib::op'."
-POLICIES = (
-    "Legal: lower_precision_fp, fp32, fp32_set_opt_dtype, fp32_append_dtype, promote, match_self, fallthrough, keep, "
-    "banned, fp16 or a floating dtype."
-)
 LEGAL_PLAIN = "Legal: lower_precision_fp, fp32, promote, fallthrough, keep, banned or a floating dtype."
-LEGAL_WRITING = "Legal: match_self, fallthrough, keep, banned."
-WRITES = "it writes to an argument, and autocast never casts that argument"
-NO_DTYPE = "its schema has no optional dtype argument"
 NO_FORM = "the op table names no overload of it that takes an output dtype"
 NO_TENSOR = "it takes no tensor, so autocast does not apply to it"
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +15,7 @@ import torch._dynamo.testing
 
 import torch_promote
 from helpers.library_for_policies import NAMESPACE
+from helpers.policies import WAYS
 from torch_promote import CastPolicy, PolicyError
 from torch_promote.policy.named import stock_policy
 from torch_promote.policy.op_names import exact_key
@@ -105,14 +104,6 @@ def test_of_takes_a_policy_a_name_and_a_path(tmp_path: Path, monkeypatch: pytest
 
 
 # --- a frozen value
-
-WAYS: dict[str, Callable[[Policy], Policy]] = {
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda policy: pickle.loads(pickle.dumps(policy)),
-    "dict": lambda policy: Policy.from_dict(policy.to_dict()),
-    "json": lambda policy: Policy.from_dict(json.loads(json.dumps(policy.to_dict()))),
-}
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)

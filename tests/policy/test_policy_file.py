@@ -10,41 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings
-from test_policy_laws import POLICIES
 
 from helpers.library_for_policies import NAMESPACE
+from helpers.policies import MINE, POLICIES, TEXT, TORCH, path
 from torch_promote import CastPolicy, PolicyError
 from torch_promote.policy.op_table import TABLE_VERSION
 from torch_promote.policy.policy import Policy
 
-TORCH = torch.__version__.partition("+")[0]
+__all__ = ["path"]  # fixture
+
 FP64 = torch.float64
-MINE = (
-    Policy.stock()
-    .override({"mm.default": "fp32", "softmax.int": "fp16", f"{NAMESPACE}::many.out": "match_self"})
-    .override({"exp.default": FP64, "add_.Tensor": "match_self"}, "cpu")
-)
-TEXT = f"""\
-# A policy of torch_promote: where it differs from PyTorch's autocast. Policy.load() reads it.
-format = 1
-torch = "{TORCH}"
-table = "{TABLE_VERSION}"
-
-[all]
-"aten::mm.default" = "fp32"
-"aten::softmax.int" = "lower_precision_fp"
-"policy_tests::many.out" = "match_self"
-
-[cpu]
-"aten::add_.Tensor" = "match_self"
-"aten::exp.default" = "float64"
-"""
-
-
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return Path("p.toml")
 
 
 # --- what is written, and comes back

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_overrides_input import LEGAL_WRITING, NAMED, NO_DTYPE, WRITES
-from test_policy_file import MINE, TEXT, TORCH, path
 
+from helpers.policies import MINE, TEXT, TORCH, path
+from helpers.policy_errors import LEGAL_WRITING, NAMED, NO_DTYPE, WRITES
+from helpers.policy_errors import POLICIES as POLICIES_TEXT
 from torch_promote import CastPolicy, PolicyError
 from torch_promote.policy import files
 from torch_promote.policy.op_table import TABLE_VERSION
@@ -18,10 +19,6 @@ __all__ = ["path"]  # a fixture
 
 
 SECTIONS = "Legal: format, torch, table and the sections [all], [cpu], [cuda]."
-POLICIES_TEXT = (
-    "Legal: lower_precision_fp, fp32, fp32_set_opt_dtype, fp32_append_dtype, promote, match_self, fallthrough, keep, "
-    "banned, fp16 or a floating dtype."
-)
 QUOTED = 'An entry has the form "OP" = "POLICY", both in quotes.'
 HERE = f"torch {TORCH}, table {TABLE_VERSION}"
 

@@ -4,45 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_policy import WAYS
 
-from helpers.library_for_policies import NAMESPACE
-from torch_promote import CastPolicy, PolicyError
+from helpers.policies import KEYS, LEGAL, POLICIES, STEPS, VALUES, WAYS, made_of, selected
 from torch_promote.policy.named import stock_policy
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES
-from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Difference, Policy
-
-KEYS = [
-    "mm", "mm.default", "mm.out", "softmax", "softmax.int", "norm.Scalar", "pow", "add_.Tensor", "index_put_", "cat",
-    "linalg_*", "prod", f"{NAMESPACE}::join", f"{NAMESPACE}::many", f"{NAMESPACE}::*",
-]  # fmt: skip
-VALUES = [*CastPolicy, torch.float64, torch.bfloat16, torch.float8_e5m2]
-
-
-def selected(key: str, value: Any) -> tuple[str, ...]:
-    try:
-        return select(key, value)[1]
-    except PolicyError:
-        return ()
-
-
-LEGAL = [(key, value) for key in KEYS for value in VALUES if selected(key, value)]
-STEPS = st.lists(st.tuples(st.sampled_from(LEGAL), st.sampled_from([None, *DEVICE_TYPES])), max_size=6)
-
-
-def made_of(steps: list[tuple[tuple[str, Any], str | None]], base: str = "stock") -> Policy:
-    policy = Policy.named(base)
-    for (key, value), device in steps:
-        policy = policy.override({key: value}, device)
-    return policy
-
-
-POLICIES = st.builds(made_of, STEPS, st.sampled_from(Policy.names()))
 
 
 @given(STEPS)

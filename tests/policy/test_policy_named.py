@@ -8,8 +8,9 @@ import torch
 from helpers.library_for_policies import NAMESPACE
 from torch_promote import CastPolicy
 from torch_promote.policy import named as named_policies
+from torch_promote.policy import registered_policies
 from torch_promote.policy.legality import check_legal
-from torch_promote.policy.named import MEANINGS, stock_policy, use_registered_ops
+from torch_promote.policy.named import MEANINGS, stock_policy
 from torch_promote.policy.op_table import DEVICE_TYPES, Row, op_table, schema_of
 from torch_promote.policy.policy import Policy, _named
 
@@ -80,8 +81,7 @@ def test_off_casts_nothing() -> None:
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> str:
     op = f"{NAMESPACE}::join"
-    monkeypatch.setattr(named_policies, "_registered_ops", named_policies._registered_ops)
-    use_registered_ops(lambda: [(op, "cuda")])
+    monkeypatch.setattr(registered_policies, "_ops", ((op, "cuda"),))
     return op
 
 

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_op_table import delta_of
 
+from helpers.op_registrations import STRANGE_ROWS, delta_of
 from torch_promote import _C
 from torch_promote.errors import UnsupportedDeviceError
 from torch_promote.policy import registered as registrations
 from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import DEVICE_TYPES, Row, op_table
+from torch_promote.policy.op_table import DEVICE_TYPES, op_table
 from torch_promote.policy.registered import missing_rows, registered, unlisted_ops
-
-# Three rows that no PyTorch agrees with: an op that does not exist, one that stock does not cast, one that it does.
-STRANGE_ROWS = (
-    Row(0, "no_such_op", "", CastPolicy.fp32, CastPolicy.fallthrough),
-    Row(1, "relu", "", CastPolicy.fp32, CastPolicy.promote),
-    Row(2, "mm", "", CastPolicy.fallthrough, CastPolicy.lower_precision_fp),
-)
 
 
 @pytest.mark.parametrize("device_type", DEVICE_TYPES)

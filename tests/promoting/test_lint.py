@@ -1,4 +1,4 @@
-"""The lint: which promotions it tells of, what it says of them, and that a line is told of once."""
+"""The lint: which promotions it reports, what it reports, and that it reports each line once."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_line_is_the_callers_also_inside_of_pytorchs_python() -> None:
     assert {event.filename for event in events} == {__file__}
 
 
-def test_a_line_is_told_of_once_for_each_region_object() -> None:
+def test_a_line_is_reported_once_for_each_region_object() -> None:
     events: list[PromotionEvent] = []
     region = tp.promotion("torch", on_promotion=events.append)
     for _ in range(3):
@@ -157,7 +157,7 @@ def test_other_rules_have_the_lint_too() -> None:
     assert [(event.rule, event.result) for event in events] == [("numpy", torch.float64)]
 
 
-def test_nested_regions_tell_the_innermost() -> None:
+def test_the_innermost_of_nested_regions_reports() -> None:
     outer: list[PromotionEvent] = []
     inner: list[PromotionEvent] = []
     with tp.promotion("torch", on_promotion=outer.append):
@@ -170,7 +170,7 @@ def test_nested_regions_tell_the_innermost() -> None:
     assert (len(outer), len(inner)) == (1, 1)
 
 
-def test_a_decorated_function_is_told_of_by_its_own_lines() -> None:
+def test_a_decorated_function_is_reported_by_its_own_lines() -> None:
     events: list[PromotionEvent] = []
 
     @tp.promotion("torch", on_promotion=events.append)

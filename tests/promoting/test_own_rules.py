@@ -1,4 +1,4 @@
-"""Rules of one's own on ops: what the extension computes in is what the rule's `common` says."""
+"""Users' own rules: the extension computes in the dtype that the rule's `common` gives."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from promoting_calls import DTYPES, operand
 
 import torch_promote as tp
+from helpers.promoting_calls import DTYPES, operand
 from torch_promote.errors import PromotionRuleError, RuleDefinitionError
 from torch_promote.reference.promotion_rules import PromotionRule
 
@@ -84,5 +84,5 @@ def test_a_rule_is_checked_when_it_is_made() -> None:
 
 def test_equal_calls_do_not_register_anew() -> None:
     rule = RULES["a table over torch"]()
-    assert tp.promotion(rule)._spec == tp.promotion(rule)._spec
-    assert tp.promotion("jax")._spec == tp.promotion("jax")._spec != tp.promotion("jax", matmul=True)._spec
+    assert tp.promotion(rule)._packed == tp.promotion(rule)._packed
+    assert tp.promotion("jax")._packed == tp.promotion("jax")._packed != tp.promotion("jax", matmul=True)._packed

@@ -1,4 +1,4 @@
-"""Regions of `promotion`: input, nesting, threads, autocast, autograd, transforms, and that off means off."""
+"""Regions of `promotion`: input, nesting, threads, autocast, autograd, transforms, and no effect outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under any rule an op computes in the rule's common dtype, and has the values of the op on operands cast by hand."""
+"""Under any rule an op computes in the rule's common dtype, with the values of the op on operands cast by hand."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from promoting_calls import DTYPES, UNSIGNED, operand, outcome
 
 import torch_promote as tp
+from helpers.promoting_calls import DTYPES, UNSIGNED, operand, outcome
 from torch_promote.errors import PromotionRuleError, PromotionWriteError
 from torch_promote.reference.promotion.states import Operand
 from torch_promote.reference.promotion_rules import promotion_rule

@@ -10,11 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from compared_calls import Arguments, outcome_in, run
-from promoting_calls import DTYPES, NUMBERS, SHAPES, UNSIGNED, arguments_of, elementwise_ops, operand, outcome, writes
 from torch.testing._internal.common_methods_invocations import op_db
 
 import torch_promote as tp
+from helpers.promoting_calls import (
+    DTYPES,
+    NUMBERS,
+    SHAPES,
+    UNSIGNED,
+    Arguments,
+    arguments_of,
+    elementwise_ops,
+    operand,
+    outcome,
+    outcome_in,
+    run,
+    writes,
+)
 from torch_promote.promoting.ops import PromotingOp, promoting_ops
 
 ALL = (*DTYPES, *UNSIGNED)
@@ -121,7 +133,8 @@ def test_samples_of_the_op_database() -> None:
         ):
             if dtype not in entry.dtypes:
                 continue
-            for sample in itertools.islice(entry.sample_inputs("cpu", dtype), 6):
+            # Not through entry.sample_inputs, which walks the stack for each sample to name the test that it is for.
+            for sample in itertools.islice(entry.sample_inputs_func(entry, "cpu", dtype, False), 6):
                 # The first tensor among the other arguments gets another dtype.
                 args = [x.to(other) if isinstance(x, torch.Tensor) else x for x in sample.args]
 

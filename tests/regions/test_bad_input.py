@@ -11,7 +11,7 @@ import torch
 
 import torch_promote as tp
 from helpers.probes import autocast_dtype, leaves_no_trace
-from helpers.support import thread_state
+from helpers.thread_state import thread_state
 
 aten = torch.ops.aten
 
@@ -25,7 +25,7 @@ DEVICE_TYPES: list[tuple[Any, str]] = [
     (
         torch.device("cpu"),
         "expected a device type of type str (or a sequence of them), got device(type='cpu') of type device. "
-        "Legal: 'cpu', 'cuda'. Of a torch.device, pass its .type.",
+        "Legal: 'cpu', 'cuda'. For a torch.device, pass `.type`.",
     ),
     (0, "expected a device type of type str (or a sequence of them), got 0 of type int. Legal: 'cpu', 'cuda'."),
     (1.5, "expected a device type of type str (or a sequence of them), got 1.5 of type float. Legal: 'cpu', 'cuda'."),
@@ -82,7 +82,7 @@ DTYPES: list[tuple[Any, str]] = [
     (True, "dtype is a torch.dtype, such as torch.bfloat16, or None; got True of type bool."),
 ]
 
-# What else can be wrong with an op or a policy: tests/test_overrides_input.py.
+# What else can be wrong with an op or a policy: tests/policy/test_overrides_input.py.
 OVERRIDES: list[tuple[Any, str]] = [
     (
         {"sofmax": "fp16"},

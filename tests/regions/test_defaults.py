@@ -6,30 +6,17 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch.testing._internal.common_utils import freeze_rng_state
 
 import torch_promote as tp
-from torch_promote import _C
+from helpers.program_defaults import as_it_was
+
+__all__ = ["as_it_was"]  # fixture
 
 HALF, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
-
-
-@pytest.fixture(autouse=True)
-def as_it_was() -> Iterator[None]:
-    """Nothing is left set by a test."""
-    assert tp.default_policy() is None
-    assert not tp.registered_policies()
-    with freeze_rng_state():
-        yield
-    tp.set_default_policy(None)
-    assert not tp.registered_policies()
-    with tp.my_autocast("cpu"):
-        assert _C.policy_is_stock()
 
 
 def exp_dtype() -> torch.dtype:

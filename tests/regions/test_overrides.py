@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import torch_promote as tp
+from helpers.comparison import assert_same
 from helpers.probes import KINDS, Region, leaves_no_trace, message_of, mm_dtype
-from helpers.support import assert_same
 from torch_promote import _C, CastPolicy
 from torch_promote.checking.comparison import same_bits
 

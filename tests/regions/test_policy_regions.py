@@ -10,6 +10,8 @@ import torch
 
 import torch_promote as tp
 from torch_promote import _C
+from torch_promote.native.region_spec import RegionSpec
+from torch_promote.regions.base import Region
 
 HALF, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -166,16 +168,14 @@ def test_an_op_that_is_defined_anew_keeps_its_kernel() -> None:
 
 def test_more_policies_than_fingerprints_tell_apart() -> None:
     """Some of them have the same hash, of 25 bits; the second then gets another."""
-    rows = range(len(_C.ROW_NAMES))
+    rows = range(len(_C.OP_ENTRY_NAMES))
     changes = (
         [(row, 0, 5), (other, 0, 5), (third, 1, 8)] for row in rows for other in rows[::7] for third in rows[::20]
     )
     seen: dict[tuple[torch.dtype, ...], str] = {}
     slots = ("privateuseone", "ipu", "maia", "hpu", "mtia")
     for _, change in zip(range(30000), changes, strict=False):
-        region = tp.my_autocast("cpu")
-        region._spec = f"{_C.register_change(change, False):06x}" + region._spec[6:]
-        with region:
+        with Region(RegionSpec(policy_change=_C.register_change(change, False)).pack()):
             digits = tuple(torch.get_autocast_dtype(slot) for slot in slots)
             policy = str(_C.current_policy())
         assert seen.setdefault(digits, policy) == policy

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import torch_promote as tp
 from helpers.probes import KINDS, mm_dtype, mse_dtype
-from helpers.support import thread_state
+from helpers.thread_state import thread_state
 from torch_promote import _C
 
 DEVICES = ("cpu", "cuda")
@@ -199,18 +199,8 @@ def result_of(outcome: list[Any]) -> int:
     return outcome[0]
 
 
-@pytest.mark.usefixtures("pretend_cuda")
-@settings(
-    max_examples=1000,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(here=programs, elsewhere=st.lists(programs, max_size=2))
-def test_a_random_program_sees_what_the_model_says(
-    here: tuple[Region, ...], elsewhere: list[tuple[Region, ...]]
-) -> None:
+def check_programs(here: tuple[Region, ...], elsewhere: list[tuple[Region, ...]]) -> None:
+    """Runs programs in this thread and in others at once: each sees what the model says."""
     outcomes: list[list[Any]] = [[] for _ in range(1 + len(elsewhere))]
     threads = [
         threading.Thread(target=run_in_this_thread, args=arguments, daemon=True)
@@ -222,6 +212,35 @@ def test_a_random_program_sees_what_the_model_says(
     for thread in threads:
         thread.join(timeout=60)
     assert all(result_of(outcome) > 0 for outcome in outcomes)
+
+
+everyday = settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+several_programs = given(here=programs, elsewhere=st.lists(programs, max_size=2))
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+@everyday
+@several_programs
+def test_a_random_program_sees_what_the_model_says(
+    here: tuple[Region, ...], elsewhere: list[tuple[Region, ...]]
+) -> None:
+    check_programs(here, elsewhere)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pretend_cuda")
+@settings(everyday, max_examples=1000)
+@several_programs
+def test_many_random_programs_see_what_the_model_says(
+    here: tuple[Region, ...], elsewhere: list[tuple[Region, ...]]
+) -> None:
+    check_programs(here, elsewhere)
 
 
 # --- the harness itself

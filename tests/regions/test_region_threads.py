@@ -14,8 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
+from helpers.comparison import assert_same
 from helpers.probes import KINDS, Region, autocast_dtype, in_thread, leaves_no_trace, seen
-from helpers.support import assert_same, thread_state
+from helpers.thread_state import thread_state
 from torch_promote import _C
 
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from test_defaults import as_it_was
 
 import torch_promote as tp
+from helpers.program_defaults import as_it_was
 
 __all__ = ["as_it_was"]  # a fixture
 

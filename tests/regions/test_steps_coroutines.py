@@ -13,7 +13,7 @@ import torch
 
 import torch_promote as tp
 from helpers.probes import INNER, Region, autocast_dtype, in_thread, leaves_no_trace
-from helpers.support import thread_state
+from helpers.thread_state import thread_state
 
 BF16, FP16 = torch.bfloat16, torch.float16
 Seen = torch.dtype | None

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torch_promote as tp
+from helpers.comparison import assert_same
 from helpers.probes import INNER, KINDS, Region, autocast_dtype, in_thread, leaves_no_trace
-from helpers.support import assert_same, thread_state
+from helpers.thread_state import thread_state
 
 BF16, FP16 = torch.bfloat16, torch.float16
 Seen = torch.dtype | None
@@ -182,9 +183,11 @@ def test_decorated_generators_one_in_the_other() -> None:
         for found in half(generator)():
             yield found, autocast_dtype()
 
-    for found in outer():
-        assert found == (FP16, BF16)
+    found = []
+    for one in outer():
+        found.append(one)
         assert autocast_dtype() is None
+    assert found == [(FP16, BF16)] * 2
 
 
 def test_several_take_turns() -> None:

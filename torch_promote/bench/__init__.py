@@ -1,41 +1,41 @@
-"""The benchmark: autocast by stock and by ours, casts by hand, and no autocast, timed side by side.
+"""The benchmark: times stock autocast, ours, casts by hand and no autocast side by side.
 
-    cases     what a case is, and the settings of a run
-    timing    a stopwatch for a statement
-    run       the contenders of a case by turns, round by round
+    cases     Case, its contenders, and the settings of a run
+    timing    the stopwatch for a statement
+    run       runs the contenders of a case alternately, round by round
     figures   medians, quartiles, ratios, overheads
-    results   what comes out of a case, and the JSON
+    results   the result of a case, and the JSON
     suite_*   the cases, one file for each suite
-    steps     what the suites of models run; nets and by_hand are the models, casts and memory what they count
-    plot      the picture
+    steps     the steps of the suites of models, on the models in nets and by_hand; casts and memory measure them
+    plot      the plot
 
-The contenders of a case, all in one process but for the suite `import`:
+The contenders of a case. They share one process, except in the suite `import`:
 
     stock         under torch.autocast
     ours          under my_autocast
-    hand          no region; the casts are written in the code: the limit
-    already_cast  no region, and inputs that need no cast; of models, weights that need none
-    plain         no region and no cast: float32, unless nothing was to be cast
+    hand          no region; the casts are written in the code: the lower limit
+    already_cast  no region, and inputs that need no cast; for models, weights that need none
+    plain         no region and no cast: float32, unless there is nothing to cast
 
-The JSON of `torch-promote bench --json`. Times are nanoseconds a run; a spread is an object of `median`, `low` and
+The JSON of `torch-promote bench --json`. Times are nanoseconds per run; a spread is an object of `median`, `low` and
 `high`, the last two its quartiles over the rounds:
 
     torch, torch_promote   versions
-    device, device_name    "cpu" or "cuda", and the model of it
-    threads, rounds        as asked for
-    clock                  "cpu": times are CPU time of the process; "wall": time of the day
-    results                a list, an object for each case:
-      suite, case          its names
-      ratio                spread of ours / stock; null where stock has nothing of the kind
+    device, device_name    "cpu" or "cuda", and its model
+    threads, rounds        the settings
+    clock                  "cpu": CPU time of the process; "wall": wall-clock time
+    results                a list with an object for each case:
+      suite, case          the names
+      ratio                spread of ours / stock; null if stock has no such feature
       ratio_to_hand        spread of ours / hand, or null
-      overheads            by base, a contender: what ours costs over it, as a share of what stock costs over it
+      overheads            by base, a contender: ours' overhead over it as a share of stock's
         spread             spread of (ours - base) / (stock - base), or null if stock - base is within its noise
-        left_out           rounds without a share, as stock took no longer than the base
+        left_out           rounds without a share, because stock took no longer than the base
         reason             why there is no spread, or ""
-      overheads_ns         by base and contender (stock, ours): spread of its time minus the base's
-      times_ns             by contender: spread of its time
-      casts                by contender, of models: casts in a step, of weights, activations and gradients
-      peak_bytes           by contender, of models: most memory held in a step, beyond what was held before
+      overheads_ns         by base and contender (stock, ours): spread of the time minus the base's
+      times_ns             by contender: spread of the time
+      casts                by contender, models only: casts in a step, of weights, activations and gradients
+      peak_bytes           by contender, models only: peak memory of a step, above the memory held before it
 
 Example:
     >>> cases = [case for case in list_cases(Settings()) if case.name == "construct, enter, exit"]
@@ -67,10 +67,10 @@ SUITES: dict[str, Callable[[Settings], Iterator[Case]]] = {
 
 
 def list_cases(settings: Settings, suites: Sequence[str] = ()) -> list[Case]:
-    """Returns the cases of some suites, which depend on the device.
+    """Returns the cases of suites. They depend on the device.
 
     Args:
-        settings: What they would be run with.
-        suites: Keys of `SUITES`; none means all.
+        settings: The settings of the run.
+        suites: Keys of `SUITES`; empty for all.
     """
     return [case for suite in suites or SUITES for case in SUITES[suite](settings)]

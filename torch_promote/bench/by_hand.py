@@ -1,10 +1,10 @@
-"""The models of torch_promote/bench/nets.py with their casts written out: the limit of what autocast can reach.
+"""The models of torch_promote/bench/nets.py with the casts written in the code: the lower limit for autocast.
 
-The weights are float32 masters. Each is cast where it is used, which is once in a step, and an activation is cast where
-autocast would cast it: in front of its first consumer, and once for all of them. So the outputs have the bits that they
-have under autocast. What does not differ in the two (the layers, the calls of modules) costs the same in both.
+The weights are float32 masters. Each is cast where it is used, once in a step. An activation is cast where autocast
+would cast it: before its first consumer, once for all of them. So the outputs have the same bits as under autocast.
+Everything else (the layers, the calls of modules) costs the same as in the models without casts.
 
-`cast_before` makes a model of them whose weights are low already, so that a step casts activations alone.
+`cast_before` returns a model whose weights are cast in advance, so that a step casts activations only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _projection(self: Any, inputs: int, outputs: int) -> nn.Module:
 
 
 class MLP(nets.MLP):
-    """The input is cast, and what follows is low."""
+    """Casts the input; everything after it is in low precision."""
 
     def linear(self, inputs: int, outputs: int) -> nn.Module:
         """Makes a layer that casts its weights."""
@@ -73,7 +73,7 @@ class _Block(nets.Block):
 
 
 class Llama(nets.Llama):
-    """Casts the input of q, k and v once, that of gate and up once, and rotated queries and keys."""
+    """Casts the input of q, k and v once, the input of gate and up once, and rotated queries and keys."""
 
     block = _Block
     linear = _projection
@@ -83,7 +83,7 @@ class Llama(nets.Llama):
 
 
 class LSTM(nets.LSTM):
-    """Casts the input, the weights, and begins with a state that is low."""
+    """Casts the input and the weights; the initial state is in low precision."""
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         lstm = self.lstm
@@ -96,7 +96,7 @@ class LSTM(nets.LSTM):
 
 
 class ConvNet(nets.ConvNet):
-    """The picture is cast; batch norm takes low input with float32 weights, as under autocast."""
+    """Casts the images. Batch norm takes low-precision input with float32 weights, as under autocast."""
 
     def conv(self, inputs: int, outputs: int) -> nn.Module:
         """Makes a convolution that casts its weight."""
@@ -111,7 +111,7 @@ class ConvNet(nets.ConvNet):
 
 
 def cast_before(net: nn.Module) -> nn.Module:
-    """Returns a copy of a model by hand whose weights are cast for good: those that autocast casts, and no others.
+    """Returns a copy of a model with the weights that autocast casts already cast.
 
     Args:
         net: A model of this file.
@@ -120,7 +120,7 @@ def cast_before(net: nn.Module) -> nn.Module:
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d | nn.LSTM):
             module.to(LOW)
-        if isinstance(module, _Linear):  # without the calls of `to`, which take time though there is nothing to do
+        if isinstance(module, _Linear):  # without the calls of `to`, which take time although they do nothing
             module.forward = types.MethodType(nn.Linear.forward, module)  # type: ignore[method-assign]
         elif isinstance(module, _Conv2d):
             module.forward = types.MethodType(nn.Conv2d.forward, module)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What a suite is made of: cases, each with its contenders. And what a run is told: device, rounds, threads."""
+"""The cases of a suite, their contenders, and the settings of a run."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ HAND = "hand"
 PLAIN = "plain"
 ALREADY_CAST = "already_cast"
 
-#: What is cast to, everywhere: CPUs and GPUs have fast kernels for it.
+#: The low-precision dtype of all cases: CPUs and GPUs have fast kernels for it.
 LOW = torch.bfloat16
 
-#: Times a contender for a slice; returns nanoseconds a run.
+#: Times a contender for a slice; returns nanoseconds per run.
 Timer = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a benchmark is run.
+    """The settings of a benchmark run.
 
     Attributes:
         device: "cpu" or "cuda".
-        rounds: How often each contender of a case is timed, 2 or more.
-        threads: What PyTorch may compute in.
-        slice_seconds: How long a contender is timed in each round, about.
+        rounds: The number of times that each contender of a case is timed, 2 or more.
+        threads: The number of threads that PyTorch computes in.
+        slice_seconds: The approximate time that a contender runs in each round.
         tiny: Whether the models are small enough for a test.
     """
 
@@ -44,17 +44,17 @@ class Settings:
 
     @property
     def clock(self) -> str:
-        """What time is: "cpu", that of this process, or "wall", that of the day. See torch_promote/bench/timing.py."""
+        """The clock: "cpu" for CPU time, "wall" for wall-clock time. See torch_promote/bench/timing.py."""
         return "cpu" if self.device == "cpu" and self.threads == 1 else "wall"
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a step of a contender does that is not time, and needs no repetition.
+    """Figures of a contender's step other than its time. They need no repetition.
 
     Attributes:
-        casts: How many casts of weights, activations and gradients it makes.
-        peak_bytes: The most memory it holds at a time, beyond what was held before.
+        casts: The number of casts of weights, activations and gradients.
+        peak_bytes: The peak memory, in bytes above the memory held before.
     """
 
     casts: Mapping[str, int]
@@ -67,13 +67,13 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A case that is ready to be timed.
+    """A case that is ready to time.
 
     Attributes:
         timers: The contenders.
-        bases: The contenders over which the cost of ours and of stock is told.
-        measure: Measures the contenders' steps otherwise than by time.
-        close: Ends what the timers need.
+        bases: The contenders over which the overhead of ours and of stock is reported.
+        measure: Returns the other figures of the contenders' steps.
+        close: Releases what the timers use.
     """
 
     timers: Mapping[str, Timer]
@@ -88,7 +88,7 @@ class Case:
 
     Attributes:
         suite: The suite's name.
-        name: What is timed.
+        name: The case's name.
         prepare: Makes tensors, models and timers.
     """
 
@@ -97,5 +97,5 @@ class Case:
     prepare: Callable[[Settings], Prepared]
 
     def as_dict(self) -> dict[str, Any]:
-        """The case as plain data, without what makes it run."""
+        """Returns the names of the case as plain data."""
         return {"suite": self.suite, "case": self.name}

@@ -1,4 +1,4 @@
-"""Counts the casts that a step makes, below autograd, where every cast arrives as aten::_to_copy."""
+"""Counts the casts of a step, below autograd, where every cast is an aten::_to_copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["count_casts"]
 class _Count(TorchDispatchMode):
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # By storage: a cast of `weight.t()` is one of the weight.
+        # By storage: a cast of `weight.t()` is a cast of the weight.
         self._weights = {weight.untyped_storage().data_ptr() for weight in weights}
         self.casts: dict[str, int] = {"weights": 0, "activations": 0, "gradients": 0}
 
@@ -32,11 +32,11 @@ class _Count(TorchDispatchMode):
 
 
 def count_casts(step: Callable[[], Any], weights: Iterable[Tensor]) -> dict[str, int]:
-    """Runs a step and counts the copies to another dtype in it.
+    """Runs a step and counts its copies to another dtype.
 
     Args:
         step: A forward, with or without a backward.
-        weights: What counts as a weight, views of it included.
+        weights: The weights. Views of them count as weights.
 
     Returns:
         The number of casts of `weights`, of `activations` (all other tensors), and of `gradients` (in the backward).

@@ -1,4 +1,4 @@
-"""What is made of the times of the rounds: medians with their quartiles, of times, ratios and overheads."""
+"""Statistics of the times of all rounds: medians and quartiles of times, ratios and overheads."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What ours costs over a base, as a share of what stock costs over it: 1 is stock's cost, 0 is none.
+    """The overhead of ours over a base, as a share of stock's: 1 equals stock's, 0 is none.
 
     Attributes:
-        spread: The share; None where stock's cost cannot be told from noise.
-        left_out: Rounds in which stock took no longer than the base, which have no share.
-        reason: Why there is no share, or "".
+        spread: The share; None if stock's overhead cannot be told from noise.
+        left_out: The number of rounds in which stock took no longer than the base.
+        reason: Why there is no share; "" if there is one.
     """
 
     spread: Spread | None
@@ -40,7 +40,7 @@ class Overhead:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Returns the median of two or more values and their quartiles, which are never beyond the values.
+    """Returns the median and the quartiles of two or more values. Quartiles lie between values.
 
     Example:
         >>> spread([4, 1, 3, 2, 5])
@@ -53,7 +53,7 @@ def spread(values: Sequence[float]) -> Spread:
 def ratio(times: Sequence[float], to: Sequence[float]) -> Spread:
     """Returns the spread of the ratios of two contenders' times, round by round.
 
-    A burst of other work on the machine strikes both contenders of a round, and leaves its ratio nearly as it was.
+    A burst of other work on the machine slows both contenders of a round, and hardly changes their ratio.
 
     Example:
         >>> ratio([1, 20, 3], [2, 40, 6]).median
@@ -63,9 +63,9 @@ def ratio(times: Sequence[float], to: Sequence[float]) -> Spread:
 
 
 def overhead(ours: Sequence[float], stock: Sequence[float], base: Sequence[float]) -> Overhead:
-    """Returns (ours - base) / (stock - base) by rounds.
+    """Returns the spread of (ours - base) / (stock - base) over the rounds.
 
-    It is told only where stock's cost stands out: the median of stock - base exceeds the distance of its quartiles.
+    There is one only if the median of stock - base exceeds the distance between its quartiles.
 
     Args:
         ours: Our time in each round.

@@ -1,4 +1,4 @@
-"""How much memory a step takes at its peak, as the allocator tells it."""
+"""The peak memory of a step, from the allocator."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _BEGIN = "torch_promote: the step begins"
 
 
 def peak_bytes(step: Callable[[], Any], device: str) -> int:
-    """Runs a step twice and returns the most bytes that the second held at a time, beyond what was held before it.
+    """Runs a step twice and returns the peak memory of the second run, in bytes above the memory held before it.
 
-    No dispatch mode and no hook is used, which casts would take another path for. The first run leaves what a step
-    leaves, such as cached casts: the allocator of the CPU tells of no release of what it has not seen allocated.
+    Uses no dispatch mode and no hooks, with which casts would take another path. The first run creates what outlives a
+    step, such as cached casts: the CPU allocator does not report releases of memory that it has not seen allocated.
 
     Args:
         step: A forward, with or without a backward.
-        device: "cpu" or "cuda": whose memory.
+        device: The device of the memory, "cpu" or "cuda".
 
     Example:
         >>> def step():
@@ -48,9 +48,9 @@ def _on_cuda(step: Callable[[], Any]) -> int:
 
 
 def _on_cpu(step: Callable[[], Any]) -> int:
-    from torch.profiler import ProfilerActivity, profile, record_function  # here: it takes a while to import
+    from torch.profiler import ProfilerActivity, profile, record_function  # here, because the import is slow
 
-    # acc_events changes nothing here, where there is one cycle; without it, some releases warn.
+    # acc_events has no effect with one cycle; without it, some releases of PyTorch warn.
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
     with _quiet_profiler(), profiler:
         step()
@@ -68,7 +68,7 @@ def _on_cpu(step: Callable[[], Any]) -> int:
 
 @contextmanager
 def _quiet_profiler() -> Iterator[None]:
-    """The profiler writes about its start and stop to stderr, unless told otherwise when it begins."""
+    """Silences the profiler, which otherwise writes to stderr when it starts and stops."""
     name = "KINETO_LOG_LEVEL"
     before = os.environ.get(name)
     os.environ.setdefault(name, "99")

@@ -1,8 +1,8 @@
-"""The models of the suites `models` and `caches`, as people write them, and inputs for them.
+"""The models of the suites `models` and `caches`, written without casts.
 
-Each stands for a kind of cost: an MLP of many small layers for casts of weights; a Llama-like stack for activations
+Each represents a kind of cost: an MLP of many small layers for casts of weights; a Llama-like stack for activations
 with several consumers (q, k, v; gate, up); an LSTM for ops that take many weights; a conv net for casts of images.
-torch_promote/bench/by_hand.py has the same models with their casts written out.
+torch_promote/bench/by_hand.py has the same models with casts in the code.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class MLP(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """How large a Llama-like stack is, and its input.
+    """The sizes of a Llama-like stack and of its input.
 
     Attributes:
-        layers: Blocks.
-        width: Of the hidden states.
-        heads: Of the attention.
+        layers: The number of blocks.
+        width: The width of the hidden states.
+        heads: The number of attention heads.
         hidden: The width inside the feed-forward part.
-        batch: Sequences.
-        tokens: The length of each.
+        batch: The number of sequences.
+        tokens: The length of a sequence.
         rotary: Whether queries and keys are rotated by position.
     """
 
@@ -59,7 +59,7 @@ class LlamaShape:
 
 
 class RMSNorm(nn.Module):
-    """Llama's norm, in the dtype of its input: float32, which the residual stream stays in."""
+    """Llama's norm, in the dtype of its input. The residual stream stays float32."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         return self.join(functional.scaled_dot_product_attention(q, k, v, is_causal=True))
 
     def split(self, x: Tensor) -> Tensor:
-        """Gives each head its share: [batch, tokens, width] to [batch, heads, tokens, width / heads]."""
+        """Splits the width into heads: [batch, tokens, width] to [batch, heads, tokens, width / heads]."""
         heads: Tensor = x.unflatten(-1, (self.heads, -1))
         return heads.transpose(1, 2)
 
@@ -105,7 +105,7 @@ class Attention(nn.Module):
         return x * self.cos + torch.cat((-second, first), dim=-1) * self.sin
 
     def join(self, x: Tensor) -> Tensor:
-        """Projects the heads' outputs together."""
+        """Concatenates the outputs of the heads and projects them."""
         return self.o(x.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
@@ -116,7 +116,7 @@ def _rotations(tokens: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 class FeedForward(nn.Module):
-    """Llama's gated feed-forward part, with separate gate and up projections."""
+    """Llama's gated feed-forward layer, with separate gate and up projections."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and feed-forward, each after a norm and around a residual stream."""
+    """One layer: attention and feed-forward, each with a norm before it and a residual connection."""
 
     attention: type[Attention] = Attention
     feed_forward: type[FeedForward] = FeedForward
@@ -166,7 +166,7 @@ class Llama(nn.Module):
 
 
 class LSTM(nn.Module):
-    """Layers of an LSTM; the output is that of the last."""
+    """An LSTM with several layers. Returns the output of the last one."""
 
     def __init__(self, width: int = 32, layers: int = 2) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class LSTM(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Convolutions with batch norm and ReLU, then a linear layer on the mean of the picture."""
+    """Convolutions with batch norm and ReLU, then a linear layer on the mean over all pixels."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class ConvNet(nn.Module):
         self.head = self.linear(2 * width, 10)
 
     def conv(self, inputs: int, outputs: int) -> nn.Module:
-        """Makes a convolution, which halves the picture."""
+        """Makes a convolution that halves height and width."""
         return nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
 
     def linear(self, inputs: int, outputs: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Draws the ratios of a run: a panel for each suite, a dot with its quartiles for each case, and a line at 1."""
+"""Plots the ratios of a run: a panel for each suite, a dot with quartiles for each case, and a line at 1."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _ROW_INCHES, _PANEL_INCHES, _HEAD_INCHES, _WIDTH_INCHES = 0.27, 0.62, 1.25, 10.0
 
 
 class PlotError(TorchPromoteError):
-    """A picture cannot be drawn in this installation, or not into this file."""
+    """The plot cannot be drawn in this installation, or cannot be written to this file."""
 
 
 def check_plot(path: Path) -> None:
-    """Makes sure that a picture can be drawn, before the time is spent that it takes to measure.
+    """Checks that the plot can be drawn and written. Call it before the measurement, which takes long.
 
     Raises:
-        PlotError: matplotlib is not installed, or the file's name has another ending, or it cannot be written.
+        PlotError: matplotlib is not installed, or the file is not a .png file, or cannot be written.
     """
     try:
-        import matplotlib  # noqa: F401 (asked for its presence)
+        import matplotlib  # noqa: F401 (checks that it is installed)
     except ModuleNotFoundError as error:
         raise PlotError("--plot needs matplotlib: pip install torch-promote[bench].") from error
     if path.suffix.lower() != ".png":
-        raise PlotError(f"--plot {path} is no name of a PNG file. Expected one that ends in .png.")
+        raise PlotError(f"--plot {path} is not the name of a PNG file. Expected a name that ends in .png.")
     there = path.exists()
     try:
         with path.open("ab"):
@@ -52,12 +52,12 @@ def check_plot(path: Path) -> None:
 
 
 def save_plot(path: Path, results: Sequence[Result], settings: Settings) -> None:
-    """Draws the cases that have a ratio into a file.
+    """Plots the cases that have a ratio, into a file.
 
     Args:
         path: A PNG file.
-        results: What a run has found, suite by suite.
-        settings: What it was run with.
+        results: The results of a run, suite by suite.
+        settings: The settings of the run.
 
     Raises:
         PlotError: The file cannot be written, or no case has a ratio.
@@ -70,11 +70,11 @@ def save_plot(path: Path, results: Sequence[Result], settings: Settings) -> None
 
 
 def draw(results: Sequence[Result], settings: Settings) -> Figure:
-    """Draws the cases that have a ratio.
+    """Plots the cases that have a ratio.
 
     Args:
-        results: What a run has found, suite by suite.
-        settings: What it was run with.
+        results: The results of a run, suite by suite.
+        settings: The settings of the run.
 
     Raises:
         PlotError: No case has a ratio.
@@ -84,7 +84,7 @@ def draw(results: Sequence[Result], settings: Settings) -> Figure:
 
     shown = [result for result in results if result.main_ratio]
     if not shown:
-        raise PlotError("there is nothing to plot: no case could be run.")
+        raise PlotError("there is nothing to plot: no case has a ratio.")
     suites = [list(group) for _, group in itertools.groupby(shown, lambda result: result.case.suite)]
     heights = [_PANEL_INCHES + _ROW_INCHES * len(suite) for suite in suites]
     size = (_WIDTH_INCHES, _HEAD_INCHES + sum(heights))

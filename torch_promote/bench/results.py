@@ -19,12 +19,12 @@ __all__ = ["Result", "report"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One case's figures.
+    """The figures of one case.
 
     Attributes:
-        case: What was run.
-        ratio: ours / stock, where stock can do it.
-        ratio_to_hand: ours / hand, where there is a version by hand.
+        case: The case.
+        ratio: ours / stock; None if stock has no such feature.
+        ratio_to_hand: ours / hand; None if there is no version by hand.
         overheads: (ours - base) / (stock - base), by base.
         overheads_ns: ours - base and stock - base, by base and contender, in nanoseconds.
         times_ns: The time of each contender, in nanoseconds.
@@ -41,11 +41,11 @@ class Result:
 
     @property
     def main_ratio(self) -> Spread | None:
-        """The ratio to stock; to the version by hand where stock has nothing of the kind."""
+        """The ratio to stock; to the version by hand if stock has no such feature."""
         return self.ratio or self.ratio_to_hand
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as plain data; see torch_promote/bench for its schema."""
+        """Returns the result as plain data; torch_promote.bench documents the format."""
         return {
             **self.case.as_dict(),
             "ratio": _plain(self.ratio),
@@ -67,7 +67,7 @@ def _all_plain(values: Mapping[str, Spread]) -> dict[str, Any]:
 
 
 def report(results: Sequence[Result], settings: Settings) -> dict[str, Any]:
-    """Returns all that a run has found and where it ran, as plain data; see torch_promote/bench for its schema."""
+    """Returns the results of a run and its settings as plain data; torch_promote.bench documents the format."""
     from torch_promote import __version__
 
     return {

@@ -1,4 +1,4 @@
-"""Runs cases: their contenders by turns, round by round, in this process."""
+"""Runs cases: alternates between the contenders, round by round, in this process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _Times = Mapping[str, Sequence[float]]
 
 
 def run(cases: Iterable[Case], settings: Settings) -> Iterator[Result]:
-    """Runs cases and yields their results as they come.
+    """Runs cases and yields each result when it is done.
 
     Args:
-        cases: From the suites.
-        settings: How to run them.
+        cases: The cases.
+        settings: The settings of the run.
 
     Yields:
         A `Result` for each case.
@@ -39,11 +39,11 @@ def _run(case: Case, settings: Settings) -> Result:
 
 
 def interleaved(timers: Mapping[str, Timer], rounds: int) -> dict[str, list[float]]:
-    """Times contenders by turns. Another of them begins in each round: what comes first finds other caches.
+    """Times contenders alternately. Each round starts with another contender, since the first finds other CPU caches.
 
     Args:
         timers: The contenders.
-        rounds: How often each is timed. One round more goes before, and is not counted.
+        rounds: The number of rounds. One more round runs first and does not count.
 
     Returns:
         The times of each contender, by round.

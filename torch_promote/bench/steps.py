@@ -1,4 +1,4 @@
-"""What is done with a model in a step: a forward, a training step, an evaluation loop. And a model with its inputs."""
+"""The steps of the suites of models: forward, training step, evaluation loop; and the models with their inputs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from torch_promote.bench.memory import peak_bytes
 
 __all__ = ["MODELS", "Region", "Step", "Subject", "evaluate", "forward", "measured", "subject", "train"]
 
-#: Makes what the forward runs in.
+#: Makes the region of a forward.
 Region = Callable[[], AbstractContextManager[Any]]
 Step = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model, the same model with its casts by hand, and what they are given.
+    """A model, the same model with casts by hand, and their input and target.
 
     Attributes:
         net: The model.
-        by_hand: One with casts in its code, and equal weights.
+        by_hand: The same model with casts in its code, and with equal weights.
         x: The input, float32.
-        target: What the loss compares the output with.
+        target: The target of the loss.
     """
 
     net: nn.Module
@@ -82,11 +82,11 @@ MODELS: Mapping[str, Callable[[Settings], _Pair]] = {
 
 
 def subject(name: str, settings: Settings) -> Subject:
-    """Makes a model of `MODELS` and its inputs, the same at every call.
+    """Makes a model of `MODELS` and its inputs. Every call returns the same values.
 
     Args:
         name: A key of `MODELS`.
-        settings: The device, and whether the model is to be tiny.
+        settings: The device, and whether the model is tiny.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -94,7 +94,7 @@ def subject(name: str, settings: Settings) -> Subject:
         same.load_state_dict(net.state_dict())
         with torch.no_grad():
             target = torch.randn_like(net(x))
-        same.load_state_dict(net.state_dict())  # once more: the forward has moved the batch norm's means
+        same.load_state_dict(net.state_dict())  # again: the forward has updated the running means of batch norm
     device = settings.device
     return Subject(net.to(device), same.to(device), x.to(device), target.to(device))
 
@@ -110,20 +110,20 @@ def forward(net: Callable[[Tensor], Tensor], x: Tensor, region: Region = nullcon
 
 
 def train(subject: Subject, net: nn.Module, region: Region = nullcontext, batches: int = 1) -> Step:
-    """Returns a training step without the optimizer's: forward, loss, backward; the gradients are let go.
+    """Returns a training step without the optimizer: forward, loss, backward. It then frees the gradients.
 
     Args:
-        subject: What the input and the target are taken from.
+        subject: Provides the input and the target.
         net: One of its models.
         region: Makes the region of a forward.
-        batches: How many forwards and backwards there are in a step, whose gradients are summed.
+        batches: The number of forwards and backwards in a step. Their gradients add up.
     """
     x, target = subject.x, subject.target
 
     def step() -> None:
         for _ in range(batches):
             with region():
-                # Written out, as the loss would be computed in float32 under autocast too.
+                # The cast of the loss is written out; autocast computes mse_loss in float32 too.
                 loss = functional.mse_loss(net(x).float(), target)
             loss.backward()
         net.zero_grad(set_to_none=True)
@@ -132,7 +132,7 @@ def train(subject: Subject, net: nn.Module, region: Region = nullcontext, batche
 
 
 def evaluate(net: Callable[[Tensor], Tensor], x: Tensor, region: Region = nullcontext, batches: int = 8) -> Step:
-    """Returns an evaluation loop without gradients, which enters a region for each batch."""
+    """Returns an evaluation loop without gradients that enters a region for each batch."""
     one = forward(net, x, region)
 
     def step() -> None:
@@ -143,7 +143,7 @@ def evaluate(net: Callable[[Tensor], Tensor], x: Tensor, region: Region = nullco
 
 
 def measured(steps: Mapping[str, Step], subject: Subject, device: str) -> dict[str, Measured]:
-    """Measures casts and memory of contenders' steps, each after a step that is not measured."""
+    """Measures casts and memory of the contenders' steps, each after a warm-up step."""
     found = {}
     for name, step in steps.items():
         net = subject.by_hand if name == HAND else subject.net

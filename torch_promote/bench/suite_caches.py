@@ -1,4 +1,4 @@
-"""The suite `caches`: what the modes of the cast cache are for, each against stock, whose cache has one mode."""
+"""The suite `caches`: workloads for the modes of the cast cache, against stock, whose cache has one mode."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MODES = ("weights", "persistent", "all", "none")
 
 _Steps = Callable[[Subject, Region, Region], Mapping[str, Step]]
 
-# The model and its steps, by what is done.
-_WORK: dict[str, tuple[str, _Steps]] = {
+# The model and its steps, by the name of the workload.
+_WORKLOADS: dict[str, tuple[str, _Steps]] = {
     "MLP, evaluation loop": ("MLP", evaluation_steps),
     "MLP, four batches to a step": ("MLP", partial(training_steps, batches=4)),
     "Llama-like, evaluation loop": ("Llama-like", evaluation_steps),
@@ -30,7 +30,7 @@ _WORK: dict[str, tuple[str, _Steps]] = {
 
 def cases(settings: Settings) -> Iterator[Case]:
     """Yields the cases of the suite."""
-    for name, (model, steps) in _WORK.items():
+    for name, (model, steps) in _WORKLOADS.items():
         for mode in _MODES:
             yield Case("caches", f'{name}, cache="{mode}"', partial(_prepare, model, steps, mode))
 

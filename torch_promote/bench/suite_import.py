@@ -1,4 +1,4 @@
-"""The suite `import`: an op outside of regions, in a process that has imported the package and in one that has not."""
+"""The suite `import`: an op outside of regions, in a process that imported the package and in one that did not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_promote.bench.cases import OURS, STOCK, Case, Prepared, Settings
 
 __all__ = ["cases"]
 
-# Times an op at each line of its input. Imports nothing of ours by itself.
+# Times an op for each line of its input. Does not import the package by itself.
 _WORKER = """
 import sys, time, timeit, torch
 imported, device, threads, clock, runs = sys.argv[1:]
@@ -27,7 +27,7 @@ for line in sys.stdin:
     print(seconds / int(runs) * 1e9, flush=True)
 """
 
-_MM_SECONDS = 1e-6  # about
+_MM_SECONDS = 1e-6  # approximate
 
 
 def cases(settings: Settings) -> Iterator[Case]:
@@ -61,4 +61,4 @@ class _Worker:
         return float(self._process.stdout.readline())
 
     def close(self) -> None:
-        self._process.communicate()  # closes its input, which ends it
+        self._process.communicate()  # closes its stdin, so that it exits

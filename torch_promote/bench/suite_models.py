@@ -33,12 +33,12 @@ def _prepare(model: str, steps: _Steps, settings: Settings) -> Prepared:
 
 
 def prepare_steps(model: str, steps: Callable[[Subject], Mapping[str, Step]], settings: Settings) -> Prepared:
-    """Prepares a case about a model; its casts and memory are measured too.
+    """Prepares a case of a model. It also measures casts and memory.
 
     Args:
         model: A key of `MODELS`.
-        steps: Makes the contenders' steps of it.
-        settings: The device, and whether the model is to be tiny.
+        steps: Makes the contenders' steps from the model.
+        settings: The device, and whether the model is tiny.
     """
     made = subject(model, settings)
     contenders = steps(made)
@@ -63,7 +63,7 @@ def training_steps(made: Subject, stock: Region, ours: Region, batches: int = 1)
         made: The model.
         stock: Makes stock's regions.
         ours: Makes ours.
-        batches: How many forwards and backwards there are in a step.
+        batches: The number of forwards and backwards in a step.
     """
     return {
         STOCK: train(made, made.net, stock, batches),
@@ -75,7 +75,7 @@ def training_steps(made: Subject, stock: Region, ours: Region, batches: int = 1)
 
 
 def evaluation_steps(made: Subject, stock: Region, ours: Region) -> dict[str, Step]:
-    """Makes evaluation loops. By hand, the weights are cast once and for all: nothing changes them.
+    """Makes evaluation loops. The version by hand casts the weights once, since nothing changes them.
 
     Args:
         made: The model.

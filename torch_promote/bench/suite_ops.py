@@ -1,4 +1,4 @@
-"""The suite `ops`: single calls, in an open region. What they cast, and with which cast policy, differs."""
+"""The suite `ops`: single calls in an open region, with different casts and cast policies."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SIZES = (4, 16, 64, 256)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call and what stands for it without autocast, as source.
+    """A call, and its equivalents without autocast, as source.
 
     Attributes:
-        statement: What runs in the region.
-        hand: The same with the casts written out.
+        statement: The call in the region.
+        hand: The same with casts in the code.
         already_cast: The same on inputs that need no cast.
-        plain: The call in float32 where that is something else.
-        device: The device type that the case is about; "": any.
+        plain: The call in float32, if that differs.
+        device: The device type of the case; "" for any.
     """
 
     statement: str
@@ -40,7 +40,7 @@ class Call:
 
 
 def _same(statement: str, device: str = "") -> Call:
-    """A call with nothing to cast: without autocast it is the same call."""
+    """A call with nothing to cast, which is the same without autocast."""
     return Call(statement, plain=statement, device=device)
 
 
@@ -62,7 +62,7 @@ _WEIGHTS = {
     ),
 }
 
-# A call for each cast policy that has work to do.
+# A call for each cast policy that casts something.
 _POLICIES = {
     "lower_precision_fp (linear), three casts": Call(
         "linear(single, other, bias)",
@@ -108,7 +108,7 @@ _BACKWARD = Call(
 )
 _ACTIVATIONS = {"without grad": (_MM, False), "with grad": (_MM, True), "with grad, and backward": (_BACKWARD, True)}
 
-#: Makes what a call can name.
+#: Makes the names that a call can use.
 Names = Callable[[Settings], Mapping[str, Any]]
 
 
@@ -121,7 +121,7 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 
 def calls(settings: Settings) -> dict[str, tuple[Call, Names]]:
-    """Returns the calls that are made on a device, by the names of their cases, with what makes their operands.
+    """Returns the calls for a device, by the names of their cases, each with the function that makes its names.
 
     Args:
         settings: The device.
@@ -163,7 +163,7 @@ def _small(settings: Settings) -> dict[str, Any]:
 def _activations(size: int, grad: bool, settings: Settings) -> dict[str, Any]:
     a, b, g = (torch.randn(size, size, device=settings.device) for _ in range(3))
     operands = {"a": a, "b": b, "low_a": a.to(LOW), "low_b": b.to(LOW)}
-    # No leaves, whose casts would be cached.
+    # Not leaves: autocast would cache their casts.
     activations = {name: operand.requires_grad_(grad) * 1 for name, operand in operands.items()}
     return {"torch": torch, "dtype": LOW, "grad": torch.autograd.grad, "g": g, "low_g": g.to(LOW), **activations}
 

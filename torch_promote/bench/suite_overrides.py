@@ -1,4 +1,4 @@
-"""The suite `overrides`: calls with a cast policy of the user's. Stock has none; the other side is casts by hand."""
+"""The suite `overrides`: calls with a cast policy of the user, against casts by hand: stock has no overrides."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def prepare_overridden(statement: str, by_hand: str, settings: Settings) -> Prep
     """Prepares a call in a region with overrides of `mm`, `bmm`, `neg`, `sigmoid` and `add_`, and the call by hand.
 
     Args:
-        statement: The call. It can name `torch`, `low`, `single`, `batch` and `written`.
-        by_hand: The call with the casts written out.
-        settings: The device, and how long a slice is.
+        statement: The call. It can use the names `torch`, `low`, `single`, `batch` and `written`.
+        by_hand: The call with casts in the code.
+        settings: The device, and the length of a slice.
     """
     single = torch.randn(4, 4, device=settings.device)
     names = {

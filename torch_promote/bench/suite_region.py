@@ -1,4 +1,4 @@
-"""The suite `region`: what it takes to construct, enter and leave a region, in which nothing runs."""
+"""The suite `region`: constructs, enters and leaves a region in which nothing runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ import torch
 import torch_promote as tp
 from torch_promote.bench.cases import LOW, OURS, STOCK, Case, Prepared, Settings
 from torch_promote.bench.timing import stopwatch
+from torch_promote.parity.devices import pretend_cuda
 
 __all__ = ["cases"]
 
-# What is timed, by case. Of the last ones, in a region that is open already.
+Around = Callable[[], AbstractContextManager[Any]]
+
+# The statements, by case. Those of the second table run in an open region. A case of "cuda" pretends that there is a
+# GPU.
 _OUTSIDE = {
     "construct, enter, exit": "with autocast(device): pass",
     "construct, enter, exit, with a dtype": "with autocast(device, dtype): pass",
     "enter, exit of one object": "with region: pass",
     "call of a decorated function": "decorated()",
+}
+_CUDA = {
+    "construct, enter, exit, cuda": "with autocast('cuda'): pass",
+    "construct, enter, exit, cuda, with a dtype": "with autocast('cuda', dtype): pass",
 }
 _INSIDE = {
     "construct, enter, exit, nested": "with autocast(device, dtype): pass",
@@ -31,12 +39,15 @@ _INSIDE = {
 def cases(settings: Settings) -> Iterator[Case]:
     """Yields the cases of the suite."""
     for name, statement in _OUTSIDE.items():
-        yield Case("region", name, partial(_prepare, statement, False))
+        yield Case("region", name, partial(_prepare, statement, nullcontext))
+    for name, statement in _CUDA.items():
+        yield Case("region", name, partial(_prepare, statement, pretend_cuda))
     for name, statement in _INSIDE.items():
-        yield Case("region", name, partial(_prepare, statement, True))
+        yield Case("region", name, partial(_prepare, statement, None))
 
 
-def _prepare(statement: str, inside: bool, settings: Settings) -> Prepared:
+def _prepare(statement: str, around: Around | None, settings: Settings) -> Prepared:
+    """Prepares a case; `around` None times the statement in a region of the contender."""
     timers = {}
     makers: dict[str, Callable[..., Any]] = {STOCK: torch.autocast, OURS: tp.my_autocast}
     for contender, autocast in makers.items():
@@ -48,10 +59,7 @@ def _prepare(statement: str, inside: bool, settings: Settings) -> Prepared:
             "region": region,
             "decorated": region(_function),
         }
-        around: Callable[[], AbstractContextManager[Any]] = (
-            partial(autocast, settings.device, LOW) if inside else nullcontext
-        )
-        timers[contender] = stopwatch(statement, names, settings, around)
+        timers[contender] = stopwatch(statement, names, settings, around or partial(autocast, settings.device, LOW))
     return Prepared(timers)
 
 

@@ -1,8 +1,8 @@
-"""A stopwatch for a statement: some milliseconds of it at a time.
+"""A stopwatch for a statement, which runs for some milliseconds at a time.
 
-On a CPU with one thread the clock is the CPU time of this process: what other programs take from it does not count, and
-on a quiet machine it is the time of the day. With more threads it would be the sum over them, so that it is the time of
-the day there, and on a GPU, which is waited for.
+On the CPU with one thread, it measures the CPU time of this process, which excludes the time that other programs take;
+on a quiet machine this equals wall-clock time. With several threads, CPU time would be the sum over the threads, so it
+measures wall-clock time. On a GPU, it measures wall-clock time, and waits for the GPU before it reads the clock.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def stopwatch(
     settings: Settings,
     region: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Timer:
-    """Returns a function that times a statement for a slice, and returns the nanoseconds that one run takes.
+    """Returns a function that runs a statement for a slice, and returns the time of one run in nanoseconds.
 
-    A slice begins with a run that is not counted: it fills the cast cache of a region that has just been entered.
+    The first run of a slice does not count: it fills the cast cache of the new region.
 
     Args:
-        statement: What is timed, as source or as a function. Source has no cost of a call.
-        names: What the source can name.
-        settings: The device, and how long a slice is.
-        region: Makes what is open around a slice; entering it is not timed.
+        statement: The statement, as source or as a function. Source does not include the cost of a function call.
+        names: The names that the source can use.
+        settings: The device, and the length of a slice.
+        region: Makes the region around a slice. The time does not include entering it.
     """
     timer = timeit.Timer(statement, timer=_clock(settings), globals=dict(names))
     runs = 0
@@ -45,7 +45,7 @@ def stopwatch(
         nonlocal runs
         with region():
             timer.timeit(1)
-            if runs == 0:  # here, since the statement may need the region
+            if runs == 0:  # here, because the statement may need the region
                 runs = _runs_in(settings.slice_seconds, timer)
             return timer.timeit(runs) / runs * 1e9
 
@@ -72,7 +72,7 @@ def _clock(settings: Settings) -> Callable[[], float]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Has PyTorch compute in so many threads while the block runs."""
+    """Sets the number of threads that PyTorch computes in, for the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,9 +1,8 @@
-"""Checking what runs: each call of an op against the reference and against stock autocast.
+"""Crosscheck: compares each call of an op with the reference, and with stock autocast.
 
-- `crosscheck`, for people: torch_promote.checking.crosscheck, and its report beside it
-- what it does with each call: torch_promote.checking.checker
-- how calls are seen: torch_promote.checking.tap
-- what is expected of one call: torch_promote.checking.call_check, under the state of torch_promote.checking.active
-- two results compared: torch_promote.checking.comparison
-- what is known to differ: torch_promote.checking.known_gaps and its data file
+- crosscheck: the context manager; report: what it returns; pytest_plugin: one around each test
+- dispatch_observer: shows each dispatched call to an observer; checker: the observer that checks
+- expectation: what the reference expects of a call, under autocast_in_force and expected_promotion
+- stock_run: the second run of a call, under stock autocast; comparison: two results, bit for bit
+- known_gaps: the known differences, from known_gaps.toml; uninitialized_results: results that have no bits to compare
 """

@@ -1,4 +1,4 @@
-"""A call in words: its arguments, and the line of Python that made it."""
+"""The text for a call: its arguments, and the line of Python that made it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from torch_promote.reference.elementwise.memory_format import contiguous_strides
 
 __all__ = ["calling_line", "describe_arguments", "describe_value"]
 
-#: Code that calls ops on behalf of other code.
+#: Files that call ops on behalf of other code.
 _BETWEEN = (
-    f"{Path(torch.__file__).parent}{os.sep}",  # and not torchvision's
+    f"{Path(torch.__file__).parent}{os.sep}",  # with the separator: not torchvision/
     f"{Path(__file__).parents[1]}{os.sep}",
     contextlib.__file__,
 )
 
 
 def describe_arguments(args: Sequence[Any]) -> str:
-    """Returns the arguments of a call in words.
+    """Returns the arguments of a call as text.
 
     Example:
         >>> describe_arguments([torch.ones(2, 3), torch.ones(3, 2).t(), 0.5, None])
@@ -36,7 +36,7 @@ def describe_arguments(args: Sequence[Any]) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """Returns one argument in words: a tensor as `dtype[shape]`, with what is out of the ordinary after it.
+    """Returns one argument as text: a tensor as `dtype[shape]`, then layout, strides or device if not the usual ones.
 
     Example:
         >>> describe_value([torch.ones(2, dtype=torch.int8), torch.ones((), device="meta")])
@@ -48,7 +48,7 @@ def describe_value(value: Any) -> str:
         return f"{{{', '.join(f'{key}: {describe_value(item)}' for key, item in value.items())}}}"
     if not isinstance(value, torch.Tensor):
         return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else repr(value)
-    # A nested tensor has no shape.
+    # Nested tensors have no shape.
     text = str(value.dtype).removeprefix("torch.") + (" nested" if value.is_nested else str(list(value.shape)))
     if value.layout is not torch.strided:
         text += f" {str(value.layout).removeprefix('torch.')}"
@@ -58,7 +58,7 @@ def describe_value(value: Any) -> str:
 
 
 def calling_line() -> str:
-    """Returns the innermost line of Python that is neither PyTorch's nor this package's: `file:line in function: text`.
+    """Returns the innermost line of Python outside PyTorch and this package, as `file:line in function: text`.
 
     Example:
         >>> print(calling_line().partition(" in ")[2])

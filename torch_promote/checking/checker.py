@@ -1,4 +1,4 @@
-"""The checker: what the tap shows of each call, held against the reference, and against stock autocast if asked."""
+"""The checker: compares each observed call with the reference, and at level "bits" with stock autocast."""
 
 from __future__ import annotations
 
@@ -10,47 +10,40 @@ from typing import Any, Literal
 
 import torch
 
-from torch_promote.checking.active import active_state, ours_is_active
-from torch_promote.checking.call_check import (
-    Expectation,
-    Finding,
-    expect,
-    has_our_kernel,
-    is_composite,
-    overload_name,
-    tensors_in,
-)
+from torch_promote.checking.autocast_in_force import my_autocast_is_in_force, state_in_force
 from torch_promote.checking.call_site import calling_line, describe_arguments
 from torch_promote.checking.comparison import compare, is_fake
+from torch_promote.checking.expectation import Expectation, Finding, expect
+from torch_promote.checking.expected_promotion import foreign_rule
 from torch_promote.checking.known_gaps import Gap, dispatch_gaps, explained
-from torch_promote.checking.promotion_check import foreign_rule
+from torch_promote.checking.overloads import has_our_kernel, is_composite, overload_name, tensors_in
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.checking.stock_run import StockRun, written_results
-from torch_promote.checking.unwritten import UNREPEATABLE
+from torch_promote.checking.uninitialized_results import NOT_REPEATABLE
 from torch_promote.reference.autocast.plan import AutocastState
 from torch_promote.reference.ops.infer import Inference
 
 __all__ = ["Checker", "Level"]
 
 Level = Literal["dtype", "bits"]
-"""How much is compared: with the reference alone, or bit for bit with stock autocast too."""
+"""What calls are compared with: "dtype": the reference; "bits": also stock autocast, bit for bit."""
 
-#: Namespaces whose ops are no computation of their own.
+#: Namespaces whose ops compute nothing.
 _IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call that has begun: the tap's token.
+    """A call that has begun: the token that the dispatch observer gets.
 
     Attributes:
-        expectation: What the reference expects; None for a call of batched tensors, which is not checked itself.
+        expectation: What the reference expects; None for a call on functorch's wrapped tensors, which is not checked.
         args: The arguments, in the schema's order.
-        written: The arguments in words, for an op that changes them; "" for other ops.
-        see_through: Whether the ops inside are to be checked too.
-        stock_too: Whether the call is compared with stock.
-        handed_on: Whether autocast has called on to the op that runs.
-        casts_inside: Whether an op inside has a policy; then the op's own rule may not hold, as it is for autocast off.
+        see_through: Whether the ops that it calls are checked too.
+        written: The arguments as text, if the op changes them; "" otherwise.
+        stock_too: Whether the call also runs under stock autocast.
+        op_was_called: Whether autocast has called the op with the cast arguments.
+        casts_inside: Whether an op that it calls has a policy. The op's own rule assumes that none has.
         stock: The run under stock, once it has begun.
     """
 
@@ -59,14 +52,14 @@ class _Call:
     see_through: bool
     written: str = ""
     stock_too: bool = False
-    handed_on: bool = False
+    op_was_called: bool = False
     casts_inside: bool = False
     stock: StockRun | None = None
 
 
 @dataclass
 class Checker:
-    """What the tap calls. One serves all threads of a block: autograd's own threads run some backwards."""
+    """The observer of one crosscheck block. Its methods run in the block's thread and in autograd's threads."""
 
     report: CrosscheckReport
     level: Level
@@ -76,35 +69,35 @@ class Checker:
     stopped: bool = False
 
     def _open(self) -> list[_Call]:
-        """The calls of this thread that have not ended, the outermost first."""
+        """The open calls of this thread, the outermost first."""
         calls: list[_Call] | None = getattr(self.local, "calls", None)
         if calls is None:
             calls = self.local.calls = []
         return calls
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call | None:
-        """Asks the reference about a call, and says how much of it is to be seen."""
+        """Computes the expectation of a call, and decides how much of the call to observe."""
         if op.namespace in _IGNORED_NAMESPACES or _is_traced():
             return None
         calls = self._open()
         inside = calls[-1] if calls else None
         self.stopped = False
-        state = active_state()
-        if inside is not None and inside.expectation is not None and _is_called_anew(inside.expectation, op, state):
-            self._leave_to_next(inside)
-        if _has_wrapped(args):  # of functorch; what they are made of is called next
+        state = state_in_force()
+        if inside is not None and inside.expectation is not None and _is_repeated(inside.expectation, op, state):
+            self._leave_to_next_call(inside)
+        if _has_wrapped(args):  # functorch next calls the op on the tensors inside
             return self._push(_Call(None, args, see_through=True))
         if inside is not None and inside.expectation is not None:
-            self._check_handed_on(inside, op, args)
+            self._check_cast_arguments(inside, op, args)
         try:
             expectation = expect(op, args, state)
-        except Exception as error:  # the reference's own: not the affair of whoever calls the op
+        except Exception as error:  # a bug of the reference must not reach the caller of the op
             self._add(Finding("reference", "an answer", f"{type(error).__name__}: {error}"), op, args)
             return None
         plan = expectation.plan
-        hands_on = plan is not None and bool(plan.casts or plan.runs != overload_name(op))
-        # Kernels call ops too, and where autocast is on some of these have policies.
-        see_through = hands_on or _is_made_of_others(op, args) or not (plan is None or expectation.has_policy)
+        calls_op_again = plan is not None and bool(plan.casts or plan.runs != overload_name(op))
+        # Kernels call ops too, and some of these have policies if autocast is on.
+        see_through = calls_op_again or _is_composite_call(op, args) or not (plan is None or expectation.has_policy)
         call = _Call(expectation, args, see_through)
         if op._schema.is_mutable:
             call.written = describe_arguments(args)
@@ -112,7 +105,7 @@ class Checker:
             self.report.with_policy[str(op)] += 1
             for outer in calls:
                 outer.casts_inside = True
-        # Where the plan has no policy, a wrapper of ours might cast all the same, and the result's dtype not tell.
+        # A kernel of ours might cast where the plan has no policy, and the result's dtype might not show it.
         if self.level == "bits" and (expectation.has_policy or (plan is not None and has_our_kernel(op))):
             call.stock_too = self._comparable(expectation, args, state)
         return self._push(call)
@@ -127,39 +120,39 @@ class Checker:
             calls.pop()
 
     def _comparable(self, expectation: Expectation, args: Sequence[Any], state: AutocastState | None) -> bool:
-        if not ours_is_active():
+        if not my_autocast_is_in_force():
             return False
         reason, op = None, expectation.op
         if state is not None and _is_overridden(overload_name(op), args, state):
             reason = "the op's policy is overridden"
-        elif overload_name(op) in UNREPEATABLE:
-            reason = "PyTorch does not give the same bits twice"
+        elif overload_name(op) in NOT_REPEATABLE:
+            reason = "PyTorch does not repeat its bits"
         elif state is not None and state.overrides and not expectation.has_policy:
-            reason = "the policy of an op inside it may be overridden"
+            reason = "the policy of an op that it calls may be overridden"
         elif any(is_fake(leaf) for leaf in tensors_in(args)):
             reason = "fake tensors have no bits"
         elif (rule := foreign_rule()) is not None:
             reason = f"the promotion rule {rule!r} is not PyTorch's"
-        elif _is_watched(args):
+        elif _sees_each_call(args):
             reason = "a dispatch mode or a tensor subclass would see the call twice"
         if reason is not None:
             self.report.not_compared[reason] += 1
         return reason is None
 
-    def _leave_to_next(self, call: _Call) -> None:
-        """A call that is made once more before autocast has its turn, by functorch: the second is the one to check."""
+    def _leave_to_next_call(self, call: _Call) -> None:
+        """Leaves the check to the next call: functorch calls the op again before autocast sees it."""
         assert call.expectation is not None
         self.report.with_policy -= Counter({str(call.expectation.op): 1})
         call.expectation = call.stock = None
 
-    def _check_handed_on(self, outer: _Call, op: torch._ops.OpOverload, args: list[Any]) -> None:
-        """Compares the arguments of the op that autocast calls with the plan."""
+    def _check_cast_arguments(self, outer: _Call, op: torch._ops.OpOverload, args: list[Any]) -> None:
+        """If this is the call that autocast makes with the cast arguments, compares them with the plan."""
         expectation = outer.expectation
         assert expectation is not None
         plan = expectation.plan
-        if outer.handed_on or plan is None or plan.policy is None or plan.runs != overload_name(op):
+        if outer.op_was_called or plan is None or plan.policy is None or plan.runs != overload_name(op):
             return
-        outer.handed_on = True
+        outer.op_was_called = True
         finding = expectation.check_casts(args)
         if finding is not None:
             self._found(outer, finding)
@@ -171,13 +164,13 @@ class Checker:
         return call.stock.start(call.expectation.op, call.args)
 
     def after_stock(self, call: _Call, results: list[Any], error: str | None) -> None:
-        """Keeps what came of the run under stock."""
+        """Stores the outcome of the run under stock."""
         assert call.stock is not None
         call.stock.stop()
         call.stock.results, call.stock.error = results, error
 
     def end(self, call: _Call, results: list[Any]) -> None:
-        """Compares what the call returned."""
+        """Compares the results of the call."""
         self._pop(call)
         expectation = call.expectation
         if expectation is None:
@@ -189,13 +182,13 @@ class Checker:
             finding = None
         elif isinstance(expectation.inference, Inference) or expectation.error is not None:
             self.report.checked[op] += 1
-        elif _is_made_of_others(expectation.op, call.args):
+        elif _is_composite_call(expectation.op, call.args):
             self.report.composite[op] += 1
         else:
             no_rule = True
         if no_rule:
             self.report.no_rule[op] += 1
-        if finding is None and expectation.plan is not None and expectation.plan.casts and not call.handed_on:
+        if finding is None and expectation.plan is not None and expectation.plan.casts and not call.op_was_called:
             planned = ", ".join(map(str, expectation.plan.casts))
             finding = Finding("casts", planned, "the op did not run on cast arguments")
         if finding is not None:
@@ -215,16 +208,16 @@ class Checker:
             self._found(call, Finding("bits", f"{text} {difference.stock}, as stock has", difference.ours), results)
 
     def failed(self, call: _Call) -> None:
-        """Closes a call that has raised, and tells if stock had a result."""
+        """Closes a call that raised. A mismatch if stock has a result."""
         self._pop(call)
         if call.stock is None:
             return
         call.stock.stop()
-        # What both raise is the caller's affair, and what a check has raised is reported already.
+        # If both raise, the error is the caller's. If a check raised, the mismatch is already reported.
         if call.stock.results is None or call.stock.error is not None or self.stopped:
             return
-        if call.stock.has_hooks:  # torch.utils.checkpoint ends a recomputation early in this way
-            self.report.not_compared["it raised, where a hook on saved tensors may have"] += 1
+        if call.stock.has_hooks:  # torch.utils.checkpoint stops a recomputation early by raising
+            self.report.not_compared["the call raised, possibly in a saved-tensor hook"] += 1
             return
         self._found(call, Finding("error", "a result, as stock has", "an error"))
 
@@ -246,8 +239,8 @@ class Checker:
             raise CrosscheckError(str(mismatch))
 
 
-def _is_called_anew(outer: Expectation, op: torch._ops.OpOverload, state: AutocastState | None) -> bool:
-    """Whether the call inside is not autocast's, which has switched itself off for the device by then."""
+def _is_repeated(outer: Expectation, op: torch._ops.OpOverload, state: AutocastState | None) -> bool:
+    """Whether an inner call of the same op repeats the outer one. A call that autocast makes has autocast off."""
     plan = outer.plan
     if plan is None or plan.device is None or outer.op is not op or state is None:
         return False
@@ -258,12 +251,12 @@ def _is_overridden(name: str, args: Sequence[Any], state: AutocastState) -> bool
     return any(state.override(name, tensor.device.type) is not None for tensor in tensors_in(args))
 
 
-def _is_made_of_others(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+def _is_composite_call(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     return is_composite(op, _device_type(args))
 
 
 def _device_type(values: Sequence[Any]) -> str:
-    """The device type whose kernel runs: that of the first tensor that is not on the CPU."""
+    """The device type whose kernel runs: the first tensor's that is not on the CPU, otherwise the CPU."""
     types = [tensor.device.type for tensor in tensors_in(values)]
     return next((device for device in types if device != "cpu"), "cpu")
 
@@ -272,16 +265,16 @@ def _has_wrapped(values: Sequence[Any]) -> bool:
     return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors_in(values))
 
 
-def _is_watched(values: Sequence[Any]) -> bool:
-    """Whether somebody in Python is handed each call."""
+def _sees_each_call(values: Sequence[Any]) -> bool:
+    """Whether a dispatch mode or a tensor subclass sees each call."""
     if torch._C._len_torch_dispatch_stack():
         return True
     return any(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) for tensor in tensors_in(values))
 
 
 def _is_traced() -> bool:
-    """Whether a compiler is at work here: the ops are of its own making, and those of the code that it traces.
+    """Whether torch.compile or torch.jit.trace is tracing.
 
-    Of torch.jit.trace, which would record what is asked about a tensor, or of torch.compile.
+    torch.compile calls ops of its own then, and torch.jit.trace would record the ops that the checker calls.
     """
     return torch._C._get_tracing_state() is not None or torch._guards.TracingContext.try_get() is not None

@@ -1,6 +1,6 @@
-"""What differs between two results that should be equal: structure, dtype, shape, strides, bits.
+"""Compares two results that should be equal: structure, dtype, shape, strides, bits.
 
-Everything that compares with stock compares here: crosscheck, the parity command, and the tests.
+Crosscheck, the parity command and the tests compare ours with stock by `compare`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_flatten
 __all__ = ["Difference", "compare", "is_fake", "same_bits"]
 
 _ATTRIBUTES = ("dtype", "shape", "device", "layout", "requires_grad")
-#: Bits that say how to read the data, by the methods that give them.
+#: The methods for the flags that say how to read the data.
 _LAZY = ("is_conj", "is_neg")
-#: What a sparse tensor consists of, by the methods that give it.
+#: The methods for the parts of a sparse tensor, by layout.
 _PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -33,8 +33,8 @@ class Difference:
     Attributes:
         kind: "structure", "value", an attribute of a tensor such as "dtype" or "shape", "strides", or "bits".
         where: Which leaf of the result, such as "result[1]".
-        ours: What the first of the two has.
-        stock: What the second has.
+        ours: The value in the first result.
+        stock: The value in the second.
     """
 
     kind: str
@@ -47,16 +47,16 @@ class Difference:
 
 
 def compare(ours: Any, stock: Any, where: str = "result") -> list[Difference]:
-    """Returns what differs between two results; for a tensor, the first thing that does.
+    """Returns the differences between two results; for each tensor, the first one.
 
     Args:
         ours: A tensor or a nested container of tensors and other values.
-        stock: What it should be equal to.
-        where: What to call it.
+        stock: The result that `ours` should be equal to.
+        where: The name of the result in `Difference.where`.
 
     Returns:
         The differences; none for results that are equal in structure, dtype, shape, device, layout, requires_grad,
-        strides and bits. NaNs are equal if their bits are. Fake tensors have no bits; all else of them is compared.
+        strides and bits. NaNs are equal if their bits are. Fake tensors have no bits; everything else is compared.
 
     Example:
         >>> compare(torch.ones(2), torch.ones(2))
@@ -87,7 +87,7 @@ def compare(ours: Any, stock: Any, where: str = "result") -> list[Difference]:
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether a value is a list of leaves, as an op's results mostly are. tree_flatten leaves garbage cycles behind."""
+    """Whether a value is a flat list, as most ops' results are. Saves tree_flatten, which creates reference cycles."""
     return type(value) is list and not any(isinstance(leaf, tuple | list | dict) for leaf in value)
 
 
@@ -98,7 +98,7 @@ def _same_value(a: Any, b: Any) -> bool:
 
 def _compare_tensors(a: torch.Tensor, b: torch.Tensor, where: str) -> Difference | None:
     for attribute in _ATTRIBUTES:
-        if attribute == "shape" and a.is_nested:  # it has none; its elements have
+        if attribute == "shape" and a.is_nested:  # nested tensors have no shape; their elements have
             continue
         x, y = getattr(a, attribute), getattr(b, attribute)
         if x != y:
@@ -115,7 +115,7 @@ def _compare_tensors(a: torch.Tensor, b: torch.Tensor, where: str) -> Difference
 
 
 def _first_bits(a: torch.Tensor, b: torch.Tensor) -> tuple[str, str]:
-    """The first elements that differ, if there is an easy way to find them."""
+    """The first elements that differ; for layouts without elements to index, the whole tensors."""
     if a.layout is not torch.strided or a.is_nested or a.is_quantized or a.numel() == 0:
         return str(a), str(b)
     x, y = _as_bytes(a), _as_bytes(b)
@@ -128,7 +128,7 @@ def _first_bits(a: torch.Tensor, b: torch.Tensor) -> tuple[str, str]:
 def _value(element: torch.Tensor) -> str:
     try:
         return str(element.item())
-    except (RuntimeError, NotImplementedError):  # dtypes that no Python number stands for
+    except (RuntimeError, NotImplementedError):  # dtypes without a Python number
         return str(element)
 
 
@@ -170,5 +170,5 @@ def _same_parts(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     resolved = tensor.detach().resolve_conj().resolve_neg()
     flat = resolved.contiguous().reshape(-1)
-    # A single element is contiguous whatever its stride is, but has to have stride 1 to be seen as bytes.
+    # A single element is contiguous with any stride, but view(uint8) needs stride 1.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)

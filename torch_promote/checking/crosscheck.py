@@ -1,4 +1,4 @@
-"""`crosscheck`: every op that runs in a block is held against the reference, and against stock autocast if asked.
+"""`crosscheck`: compares every op that runs in a block with the reference, and with stock autocast if asked.
 
 with tp.crosscheck() as report:
 train_step()
@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import NoReturn, get_args
 
 from torch_promote.checking.checker import Checker, Level
+from torch_promote.checking.dispatch_observer import DispatchObserverError, observe_dispatch
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
-from torch_promote.checking.tap import TapError, tapped
 from torch_promote.errors import DecoratorError, OptionError
 
 __all__ = ["CrosscheckError", "CrosscheckReport", "Level", "Mismatch", "crosscheck"]
@@ -26,21 +26,23 @@ _reports = threading.local()
 class crosscheck:  # noqa: N801 (what people write after `with`)
     """Checks every op that is dispatched in the block, forward and backward.
 
-    The dtypes of each result, and for elementwise ops shape and strides, are compared with what the reference says;
-    the dtypes in which autocast hands arguments on, under `my_autocast` or `torch.autocast`, with the autocast plan.
-    Ops that no rule covers are counted and listed. Blocks may be nested: the innermost checks, and the outer ones get
-    what it found. Entering one gives the report, which fills while the block runs.
+    Crosscheck compares the dtypes of each result, and the shape and strides of elementwise results, with the reference.
+    Under `my_autocast` or `torch.autocast`, it compares the casts of the arguments with the autocast plan. It lists the
+    ops that no rule covers. Blocks can be nested: the innermost block checks, and passes its report on to the
+    outer ones. `with` gives the report, which fills while the block runs.
 
     Args:
-        level: "dtype" for that. "bits" also runs each call that a policy applies to a second time, under stock
-            autocast, on the same inputs and from the same random state, and compares the results bit for bit.
+        level: "dtype": the comparisons above. "bits": also runs each call to which a policy applies a second time,
+            under stock autocast, on the same inputs and from the same random state, and compares the results bit for
+            bit.
         raise_on_mismatch: Raise at the first mismatch, from the line that called the op.
 
     Raises:
-        OptionError: There is no such level.
+        OptionError: `level` is not a level.
         CrosscheckError: The first mismatch, under `raise_on_mismatch`.
-        TapError: Another library holds the dispatch key that this needs, or a block is ended in another thread.
-        DecoratorError: It is used as a decorator, which would leave nobody to read the report.
+        DispatchObserverError: Another library uses the dispatch key that crosscheck needs, or the block ends in another
+            thread than it began in.
+        DecoratorError: `crosscheck` is used as a decorator: the caller could not read the report.
 
     Example:
         >>> import torch, torch_promote as tp
@@ -54,10 +56,12 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
 
     def __init__(self, *, level: Level = "dtype", raise_on_mismatch: bool = False) -> None:
         if level not in get_args(Level):
-            raise OptionError(f"crosscheck has no level {level!r}. Legal: {', '.join(map(repr, get_args(Level)))}.")
+            raise OptionError(
+                f"{level!r} is not a level of crosscheck. Legal: {', '.join(map(repr, get_args(Level)))}."
+            )
         self.level: Level = level
         self.raise_on_mismatch = raise_on_mismatch
-        # With the thread that each was entered in.
+        # Each with the thread that entered it.
         self._blocks: list[tuple[int, contextlib.AbstractContextManager[CrosscheckReport]]] = []
 
     def __enter__(self) -> CrosscheckReport:
@@ -72,38 +76,38 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
         here = threading.get_ident()
         position = max((i for i, (thread, _) in enumerate(self._blocks) if thread == here), default=None)
         if position is None:
-            raise TapError(
-                "a crosscheck is not open in this thread, so it cannot be ended here. End it in the thread that "
-                "entered it, where it still is open; enter one in each thread."
+            raise DispatchObserverError(
+                "this crosscheck was not entered in this thread, so it cannot end here. It is still open in the thread "
+                "that entered it: end it there. Each thread needs a block of its own."
             )
         self._blocks.pop(position)[1].__exit__(kind, value, traceback)
 
     def __call__(self, function: object) -> NoReturn:
-        """Refuses to decorate; see the class."""
+        """Raises; see the class."""
         raise DecoratorError(
-            "crosscheck is no decorator: nobody could read its report. Write `with crosscheck() as report:` around the "
-            "call, or inside the function."
+            "crosscheck is not a decorator: the caller could not read its report. Write `with crosscheck() as report:` "
+            "around the call, or inside the function."
         )
 
 
 @contextlib.contextmanager
 def _checked(level: Level, raise_on_mismatch: bool) -> Iterator[CrosscheckReport]:
     report = CrosscheckReport()
-    around = _open_reports()
-    with tapped(Checker(report, level, raise_on_mismatch)):
-        around.append(report)
+    open_reports = _open_reports()
+    with observe_dispatch(Checker(report, level, raise_on_mismatch)):
+        open_reports.append(report)
         try:
             yield report
         finally:
-            # Tasks need not end in the order they began in: what was around this block may be gone.
-            position = next(i for i, one in enumerate(around) if one is report)
-            del around[position]
+            # asyncio tasks may end in any order: the block around this one may have ended already.
+            position = next(i for i, one in enumerate(open_reports) if one is report)
+            del open_reports[position]
             if position > 0:
-                around[position - 1].add(report)
+                open_reports[position - 1].add(report)
 
 
 def _open_reports() -> list[CrosscheckReport]:
-    """Those of this thread's open blocks."""
+    """The reports of the open blocks of this thread."""
     reports: list[CrosscheckReport] | None = getattr(_reports, "open", None)
     if reports is None:
         reports = _reports.open = []

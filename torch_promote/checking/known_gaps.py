@@ -1,7 +1,7 @@
-"""What is known to differ between PyTorch, the reference and ours: `known_gaps.toml`, read and matched.
+"""Reads and matches `known_gaps.toml`, the known differences between PyTorch, the reference and ours.
 
-The file explains its entries: `[[call]]` for single calls, as crosscheck sees them, `[[sample]]` for the samples of the
-parity command, `[[nondeterministic]]` for what does not repeat.
+The file documents its entries: `[[call]]` for single calls in a crosscheck, `[[sample]]` for samples of the parity
+command, `[[nondeterministic]]` for ops whose bits do not repeat.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_promote.checking.call_check import Finding, overload_name
 from torch_promote.checking.comparison import is_fake
+from torch_promote.checking.expectation import Finding
+from torch_promote.checking.overloads import overload_name
 from torch_promote.errors import TorchPromoteError
 
 __all__ = [
@@ -43,12 +44,12 @@ _DEVICES = ("cpu", "cuda", "fake-cuda", "*")
 
 
 class GapError(TorchPromoteError, ValueError):
-    """A file of known gaps that cannot be read as such."""
+    """A file of known gaps is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """One known gap; the attributes are the keys of a `[[call]]` entry in the file, which explains them."""
+    """A known gap of single calls. The attributes are the keys of a `[[call]]` entry, which the file documents."""
 
     op: str
     kind: str
@@ -62,7 +63,7 @@ class Gap:
         return self.op.split()
 
     def explains(self, op: str, finding: Finding, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether a finding at a call of an op with these tensors is what the gap describes."""
+        """Whether the gap explains a finding in a call of an op with these tensors."""
         if finding.kind != self.kind or not any(fnmatch.fnmatchcase(op, one) for one in self.ops):
             return False
         return not self.fake or any(map(is_fake, tensors))
@@ -70,7 +71,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class SampleGap:
-    """One known gap of the parity command; the attributes are the keys of a `[[sample]]` entry, which explains them."""
+    """A known gap of parity samples. The attributes are the keys of a `[[sample]]` entry, which the file documents."""
 
     entry: str
     kind: str
@@ -82,11 +83,11 @@ class SampleGap:
     text: str = "*"
 
     def covers(self, entry: str, device: str) -> bool:
-        """Whether the gap is to explain something in an entry on a device."""
+        """Whether the gap names an entry and a device."""
         return fnmatch.fnmatchcase(entry, self.entry) and self.device in (device, "*")
 
     def explains(self, kind: str, what: str, sample: str, text: str) -> bool:
-        """Whether it explains a mismatch in an entry that it covers; `sample` is a label such as "float32/3/mixed"."""
+        """Whether the gap explains a mismatch in an entry that it covers; `sample` is a label, `float32/3/mixed`."""
         return (
             (kind, what) == (self.kind, self.what)
             and fnmatch.fnmatchcase(sample.partition("/")[0], self.dtype)
@@ -96,7 +97,7 @@ class SampleGap:
 
 @dataclass(frozen=True, slots=True)
 class Nondeterministic:
-    """Samples whose bits do not repeat; the attributes are the keys of a `[[nondeterministic]]` entry."""
+    """An op whose bits do not repeat. The attributes are the keys of a `[[nondeterministic]]` entry."""
 
     entry: str
     reason: str
@@ -104,7 +105,7 @@ class Nondeterministic:
     always: bool = True
 
     def covers(self, entry: str, device: str) -> bool:
-        """Whether it is about an entry on a device."""
+        """Whether this names an entry and a device."""
         return fnmatch.fnmatchcase(entry, self.entry) and self.device in (device, "*")
 
 
@@ -127,7 +128,7 @@ def sample_gaps() -> tuple[SampleGap, ...]:
 
 @functools.cache
 def nondeterministic() -> tuple[Nondeterministic, ...]:
-    """Returns what is known not to repeat.
+    """Returns the ops whose bits do not repeat.
 
     Example:
         >>> any(listed.covers("empty", "cpu") for listed in nondeterministic())
@@ -152,7 +153,7 @@ def parse_gaps(text: str, where: str) -> tuple[Gap, ...]:
     r"""Reads the `[[call]]` entries of a file of gaps; `where` is named in errors.
 
     Raises:
-        GapError: The text is no TOML, or an entry lacks a key, has one too many, or a value that is not legal.
+        GapError: The text is not valid TOML, or an entry has a missing key, an unknown key or an illegal value.
 
     Example:
         >>> parse_gaps('[[call]]\nop = "aten::mm"', "gaps.toml")
@@ -164,13 +165,13 @@ def parse_gaps(text: str, where: str) -> tuple[Gap, ...]:
 
 
 def parse_sample_gaps(text: str, where: str) -> tuple[SampleGap, ...]:
-    """Reads the `[[sample]]` entries of a file of gaps, as `parse_gaps` reads its own."""
+    """Reads the `[[sample]]` entries of a file of gaps; see `parse_gaps`."""
     legal = {"wrong": _WRONG, "kind": _SAMPLE_KINDS, "what": _WHATS, "device": _DEVICES}
     return _parse(text, where, "sample", SampleGap, legal)
 
 
 def parse_nondeterministic(text: str, where: str) -> tuple[Nondeterministic, ...]:
-    """Reads the `[[nondeterministic]]` entries of a file of gaps, as `parse_gaps` reads its own."""
+    """Reads the `[[nondeterministic]]` entries of a file of gaps; see `parse_gaps`."""
     return _parse(text, where, "nondeterministic", Nondeterministic, {"device": _DEVICES})
 
 

@@ -1,4 +1,4 @@
-"""What `crosscheck` found: mismatches, and how much of what ran was checked."""
+"""The report of a crosscheck: mismatches, and how many calls were checked."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import Any
 
 from torch_promote.errors import TorchPromoteError
 
-__all__ = ["CrosscheckError", "CrosscheckReport", "Mismatch"]
+__all__ = ["CrosscheckError", "CrosscheckReport", "Mismatch", "count_line", "most_common"]
 
-#: How many mismatches, and how many ops, the text of a report shows in full.
+#: How many mismatches the text of a report shows in full, and how many names one of its lines lists.
 _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A call that went otherwise than the reference, or stock, says.
+    """A call whose result differs from what the reference, or stock, says.
 
     Attributes:
-        kind: "dtype", "shape", "strides": of a result, against the reference. "casts": what autocast inserted, against
-            the autocast plan. "bits": a result, against the same call under stock autocast, or its dtype or layout.
-            "error": a call raised that should not, or the other way round. "row": PyTorch's autocast has a kernel for
-            the op, and the op table no row. "reference": the reference itself broke.
-        op: The overload, as in `aten.mm.default`.
-        arguments: The arguments, tensors as `dtype[shape]`, with strides and device where they are not the plain ones.
-        expected: What should be.
-        got: What is.
-        where: The line of Python that called it: file, line, function and text. In a backward, the line that started
-            the backward.
+        kind: What differs. "dtype", "shape", "strides": the result, from the reference. "casts": the casts that
+            autocast inserted, from the autocast plan. "bits": the result, from the same call under stock autocast: its
+            bits, dtype or layout. "error": the call raised and should not have, or did not raise and should have.
+            "row": PyTorch's autocast has a kernel for the op, and the op table has no row for it. "reference": the
+            reference itself failed.
+        op: The overload, such as `aten.mm.default`.
+        arguments: The arguments, tensors as `dtype[shape]`, with strides if they are not contiguous and the device if
+            it is not the CPU.
+        expected: The expected value.
+        got: The actual value.
+        where: The line of Python that called the op: file, line number, function and text. In a backward, the line that
+            started the backward.
     """
 
     kind: str
@@ -49,23 +51,23 @@ class Mismatch:
 
 
 class CrosscheckError(TorchPromoteError, AssertionError):
-    """A mismatch, raised where it was found or by `CrosscheckReport.raise_for_mismatches`."""
+    """A mismatch, raised under `raise_on_mismatch` or by `CrosscheckReport.raise_for_mismatches`."""
 
 
 @dataclass
 class CrosscheckReport:
-    """What a crosscheck saw. It is filled while the block runs.
+    """The counts and mismatches of a crosscheck. It fills while the block runs.
 
     Attributes:
         mismatches: Every mismatch, in the order of the calls.
         checked: Calls whose results were compared with the reference, by op.
-        composite: Calls of composite ops without a rule of their own, by op: what they are made of is checked.
-        no_rule: Calls that no rule covers, by op. Nothing was compared.
-        with_policy: Calls that a cast policy applied to, by op; the casts were compared with the plan.
-        with_stock: Calls that were compared bit for bit with stock autocast, by op.
-        stock_raised: Calls at which stock autocast raises and ours does not, by op.
+        composite: Calls of composite ops that no rule covers, by op. The ops that they call are checked.
+        no_rule: Calls of other ops that no rule covers, by op. Their results were not compared.
+        with_policy: Calls to which a cast policy applied, by op. Their casts were compared with the plan.
+        with_stock: Calls that were compared with stock autocast bit for bit, by op.
+        stock_raised: Calls for which stock autocast raises and ours does not, by op.
         not_compared: Calls that could not be compared with stock, by reason.
-        known_gaps: Mismatches that a known gap explains, by the gap's reason; they are not in `mismatches`.
+        known_gaps: Mismatches that a known gap explains, by the gap's reason; `mismatches` does not have them.
     """
 
     mismatches: list[Mismatch] = field(default_factory=list)
@@ -85,22 +87,22 @@ class CrosscheckReport:
 
     @property
     def calls(self) -> int:
-        """How many calls were seen, composite ops among them."""
+        """The number of calls, those of composite ops included."""
         return self.checked.total() + self.composite.total() + self.no_rule.total()
 
     @property
     def coverage(self) -> float:
-        """The share of the calls, composite ops aside, that a rule covers; 1.0 where there was none."""
+        """The share of the calls that a rule covers, without composite ops; 1.0 if there was no call."""
         ruled, unruled = self.checked.total(), self.no_rule.total()
         return ruled / (ruled + unruled) if ruled + unruled else 1.0
 
     def raise_for_mismatches(self) -> None:
-        """Raises a CrosscheckError with the text of the report, unless there is no mismatch."""
+        """Raises a CrosscheckError with the text of the report if there is a mismatch."""
         if self.mismatches:
             raise CrosscheckError(str(self))
 
     def add(self, other: CrosscheckReport) -> None:
-        """Adds what another report has."""
+        """Adds the mismatches and counts of another report."""
         self.mismatches += other.mismatches
         for name in _COUNTERS:
             getattr(self, name).update(getattr(other, name))
@@ -123,22 +125,24 @@ class CrosscheckReport:
 
     def __str__(self) -> str:
         lines = [
-            _row("calls", self.calls),
-            _row("checked against the reference", self.checked.total(), f"{self.coverage:.1%} of those with kernels"),
-            _row("composite", self.composite.total(), "made of others, which are checked"),
-            _row("without a rule", self.no_rule.total(), _most(self.no_rule)),
-            _row("with a cast policy", self.with_policy.total(), _most(self.with_policy)),
+            count_line("calls", self.calls),
+            count_line(
+                "checked against the reference", self.checked.total(), f"{self.coverage:.1%} of those with kernels"
+            ),
+            count_line("composite", self.composite.total(), "the ops that they call are checked"),
+            count_line("without a rule", self.no_rule.total(), most_common(self.no_rule)),
+            count_line("with a cast policy", self.with_policy.total(), most_common(self.with_policy)),
         ]
         if self.with_stock or self.stock_raised or self.not_compared:
-            lines.append(_row("compared with stock", self.with_stock.total(), _most(self.with_stock)))
-            lines.append(_row("stock raised", self.stock_raised.total(), _most(self.stock_raised)))
-            lines += [_row("not compared", count, reason) for reason, count in self.not_compared.items()]
-        lines += [_row("known gap", count, reason) for reason, count in self.known_gaps.items()]
-        lines.append(_row("mismatches", len(self.mismatches)))
+            lines.append(count_line("compared with stock", self.with_stock.total(), most_common(self.with_stock)))
+            lines.append(count_line("stock raised", self.stock_raised.total(), most_common(self.stock_raised)))
+            lines += [count_line("not compared", count, reason) for reason, count in self.not_compared.items()]
+        lines += [count_line("known gap", count, reason) for reason, count in self.known_gaps.items()]
+        lines.append(count_line("mismatches", len(self.mismatches)))
         lines += [str(mismatch) for mismatch in self.mismatches[:_SHOWN]]
         if len(self.mismatches) > _SHOWN:
             rest = Counter(f"{m.op} {m.kind}" for m in self.mismatches[_SHOWN:])
-            lines.append(f"and {rest.total()} more: {_most(rest)}")
+            lines.append(f"and {rest.total()} more: {most_common(rest)}")
         return "\n".join(lines)
 
 
@@ -154,11 +158,23 @@ _COUNTERS = (
 )
 
 
-def _row(what: str, count: int, note: str = "") -> str:
-    return f"{what:<30}{count:>10}  {note}".rstrip()
+def count_line(title: str, count: int, note: str = "") -> str:
+    """Returns a line of a table of counts.
+
+    Example:
+        >>> count_line("calls", 3, "in all")
+        'calls                                  3  in all'
+    """
+    return f"{title:<30}{count:>10}  {note}".rstrip()
 
 
-def _most(counts: Mapping[str, int]) -> str:
+def most_common(counts: Mapping[str, int]) -> str:
+    """Returns the names with the highest counts, and how many names are left out.
+
+    Example:
+        >>> most_common({"aten.mm.default": 1, "aten.sum.default": 4})
+        'aten.sum.default 4, aten.mm.default 1'
+    """
     common = Counter(counts).most_common(_SHOWN)
     listed = ", ".join(f"{name} {count}" for name, count in common)
-    return f"{listed}, and {len(counts) - len(common)} ops more" if len(counts) > len(common) else listed
+    return f"{listed}, and {len(counts) - len(common)} more" if len(counts) > len(common) else listed

@@ -1,4 +1,4 @@
-"""A call's second run, under stock autocast: where it starts from, and nothing of it to be seen afterwards."""
+"""The second run of a call, under stock autocast, without side effects."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from torch_promote.checking.call_check import overload_name
-from torch_promote.checking.copies import restrided
-from torch_promote.checking.unwritten import LEFT_AS_FOUND
+from torch_promote.checking.overloads import overload_name
+from torch_promote.checking.strided_copy import copy_with_strides
+from torch_promote.checking.uninitialized_results import UNINITIALIZED
 
 __all__ = ["StockRun", "written_results"]
 
@@ -19,15 +19,15 @@ _hooks: Any = torch._C._autograd
 
 @dataclass
 class StockRun:
-    """One such run. Between `start` and `stop`, stock's cache of casts is off, and hooks on saved tensors see nothing.
+    """One run. Between `start` and `stop`, stock's cast cache is off, and the caller's saved-tensor hooks see nothing.
 
-    With its cache, stock could be wrong: in a region in which weights change, it goes on using their old casts. And
-    whoever counts what is saved for backward, as torch.utils.checkpoint does, must not count what the second run saves.
+    With its cache on, stock could return stale results: it keeps using the old casts of weights that change inside a
+    region. Hooks that count saved tensors, such as those of torch.utils.checkpoint, must not count those of this run.
 
     Attributes:
-        results: What it returned; None where it has not ended.
-        error: The text of what it raised.
-        has_hooks: Whether the caller has hooks on saved tensors, which may raise in the first run.
+        results: The results; None if the run has not ended.
+        error: The text of the error that the run raised; None if it raised none.
+        has_hooks: Whether the caller has saved-tensor hooks. They may raise in the other run of the call.
     """
 
     results: list[Any] | None = None
@@ -45,7 +45,7 @@ class StockRun:
             args: All its arguments, in the schema's order.
 
         Returns:
-            For each argument a copy, if the op writes to it, or None.
+            For each argument, a copy if the op writes to it, otherwise None.
         """
         written = [a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments]
         copies = [_copy(value) if writes else None for value, writes in zip(args, written, strict=True)]
@@ -58,7 +58,7 @@ class StockRun:
         return copies
 
     def stop(self) -> None:
-        """Puts everything back. A run that has been stopped, or was never started, is left alone."""
+        """Restores the state. Does nothing if the run has been stopped already, or was never started."""
         if self._random is None:
             return
         _set_random_state(self._random)
@@ -69,15 +69,15 @@ class StockRun:
 
 
 def written_results(op: torch._ops.OpOverload, results: Sequence[Any]) -> list[Any]:
-    """Returns what can be compared of an op's results: None in the place of memory that it leaves as it found it.
+    """Returns an op's results, with None in place of those whose memory it leaves uninitialized.
 
-    What an op has written to is detached: stock was given a detached copy.
+    Results of an op that writes to its arguments are detached, since stock wrote to detached copies.
 
     Example:
         >>> written_results(torch.ops.aten.mkldnn_rnn_layer.default, [1, 2, 3, 4])
         [1, 2, 3, None]
     """
-    left_out = LEFT_AS_FOUND.get(overload_name(op), ())
+    left_out = UNINITIALIZED.get(overload_name(op), ())
     if op._schema.is_mutable:
         results = _detached(list(results))
     return [None if position in left_out else result for position, result in enumerate(results)]
@@ -90,12 +90,12 @@ def _detached(value: Any) -> Any:
 
 
 def _save_nothing(saved: object) -> None:
-    """Nothing goes backward through the second run; a hook that gives a result back keeps it and its graph for good."""
+    """Saves None: no backward goes through this run, and a saved result would keep itself and its graph alive."""
 
 
 def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return restrided(value)
+        return copy_with_strides(value)
     return [_copy(element) for element in value] if isinstance(value, list) else value
 
 

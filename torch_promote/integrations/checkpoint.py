@@ -23,6 +23,7 @@ import torch.utils.checkpoint
 from torch_promote import _C
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import RegionError
+from torch_promote.native.region_spec import RegionSpec
 
 __all__ = ["checkpoint_contexts", "install"]
 
@@ -48,16 +49,16 @@ class _Captured(NamedTuple):
 class _PolicyRegion:
     """A region that changes policy and cache mode, and leaves devices, dtypes and the cache flag as they are."""
 
-    __slots__ = ("_cache_mode", "_number")
+    __slots__ = ("_cache_mode", "_policy_change")
 
-    def __init__(self, number: int, cache_mode: str) -> None:
-        self._number = number
-        self._cache_mode = 1 + _C.CACHE_MODES.index(cache_mode)
+    def __init__(self, policy_change: int, cache_mode: str) -> None:
+        self._policy_change = policy_change
+        self._cache_mode = cache_mode
 
     def __enter__(self) -> None:
-        # csrc/region/region_spec.h: no device is named.
-        cache = torch.is_autocast_cache_enabled() | self._cache_mode << 1
-        _C.enter_region(self, f"{self._number:06x}{cache:02x}{0:08x}")
+        cache_enabled = torch.is_autocast_cache_enabled()
+        spec = RegionSpec(cache_enabled=cache_enabled, cache_mode=self._cache_mode, policy_change=self._policy_change)
+        _C.enter_region(self, spec.pack())
 
     def __exit__(self, *error: object) -> None:
         _C.exit_region(self)

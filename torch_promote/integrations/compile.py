@@ -9,6 +9,7 @@ into the graph: an op defined with torch.library would have the dispatch state t
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -22,7 +23,7 @@ import torch
 from torch_promote import _C
 from torch_promote.integrations.export import record_enter, record_exit
 
-__all__ = ["GraphRegion", "graph_enter", "graph_exit", "graphs_open_regions", "install"]
+__all__ = ["GraphRegion", "graph_enter", "graph_exit", "graphs_open_regions", "install", "policy_digest"]
 
 # Instead of an object that owns the region. A graph that raised has not ended its regions; the extension ends those of
 # this owner together with the region around them.
@@ -38,38 +39,38 @@ def graphs_open_regions() -> bool:
     return bool(_opened)
 
 
-def graph_enter(spec: str) -> None:
-    """Opens a region from a graph. `spec` is the packed spec of `my_autocast`."""
+def graph_enter(packed: str) -> None:
+    """Opens a region from a graph. `packed` is the packed spec of the region."""
     if not _opened:
         _opened.append(True)
     base = _C.depth()
-    notes = _C.enter_region(_GRAPH, spec)
+    surroundings = _C.enter_region(_GRAPH, packed)
     _unwind_after_tracing(base)
-    if notes & _C.TORCH_FUNCTION_MODE:
+    if surroundings & _C.TORCH_FUNCTION_MODE:
         try:
-            record_enter(spec)
+            record_enter(packed)
         except BaseException:
             _C.exit_region(_GRAPH)
             raise
 
 
-def graph_exit(spec: str) -> None:
+def graph_exit(packed: str) -> None:
     """Ends the innermost region that `graph_enter` opened."""
     if _C.exit_region(_GRAPH) & _C.TORCH_FUNCTION_MODE:
-        record_exit(spec)
+        record_exit(packed)
 
 
 class GraphRegion:
     """A region as a traced decorator enters it: Dynamo follows context managers that are made where it traces."""
 
-    def __init__(self, spec: str) -> None:
-        self.spec = spec
+    def __init__(self, packed: str) -> None:
+        self.packed = packed
 
     def __enter__(self) -> None:
-        graph_enter(self.spec)
+        graph_enter(self.packed)
 
     def __exit__(self, *error: object) -> None:
-        graph_exit(self.spec)
+        graph_exit(self.packed)
 
 
 def _unwind_after_tracing(base: int) -> None:
@@ -105,19 +106,19 @@ def _teach_dynamo(*region_types: Any) -> None:
     substitute = functools.partial(torch._dynamo.substitute_in_graph, skip_signature_check=True)
     substitute(_C.enter_region)(_traced_enter)
     substitute(_C.exit_region)(_traced_exit)
-    substitute(_C.pack_cpu_spec)(_traced_pack)
+    substitute(_C.pack_plain_region)(_traced_pack)
     # A call whose result nobody uses is otherwise dead code.
     torch.fx.node.has_side_effect(graph_enter)
     torch.fx.node.has_side_effect(graph_exit)
 
 
-def _traced_enter(owner: object, spec: str) -> int:
-    graph_enter(spec)
+def _traced_enter(owner: object, packed: str) -> int:
+    graph_enter(packed)
     return 0
 
 
 def _traced_exit(owner: Any) -> int:
-    graph_exit(owner._spec)
+    graph_exit(owner._packed)
     return 0
 
 
@@ -125,27 +126,37 @@ def _traced_pack(*arguments: object) -> None:
     """Leaves the packing to Python, which Dynamo can follow."""
 
 
-def _tell_disk_caches_the_dtypes() -> None:
-    """Has AOTAutograd's cache on disk tell autocast dtypes, and with them our policies, apart.
+def _complete_disk_cache_keys() -> None:
+    """Adds the policy in force to the keys of AOTAutograd's cache on disk, and autocast dtypes where they are missing.
 
-    Newer releases of PyTorch do so by themselves (torch/_functorch/_aot_autograd/autograd_cache.py, autocast_state). In
-    the older ones a function compiled in a region of one dtype was found there, and used, by a process in a region of
-    another.
+    Newer releases of PyTorch put the autocast dtypes into the key (torch/_functorch/_aot_autograd/autograd_cache.py,
+    autocast_state), and with them our policy fingerprints. In older ones a process in a region of one dtype was served
+    what another had compiled in a region of another dtype. A fingerprint has 25 bits, so two processes with different
+    policies may have equal ones; the digest tells them apart. See NOTE [ Policy fingerprint ].
     """
     details = sys.modules[_DISK_CACHE].AOTAutogradCacheDetails
-    if "autocast_state" in inspect.getsource(details):
-        return
+    has_dtypes = "autocast_state" in inspect.getsource(details)
     original = details.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self.autocast_state = {
-            device_type: torch.get_autocast_dtype(device_type)
-            for device_type in torch._C._autocast_supported_devices()
-            if torch.is_autocast_enabled(device_type)
-        }
+        self.torch_promote_policy = policy_digest()
+        if not has_dtypes:
+            self.autocast_state = {
+                device_type: torch.get_autocast_dtype(device_type)
+                for device_type in torch._C._autocast_supported_devices()
+                if torch.is_autocast_enabled(device_type)
+            }
 
     details.__init__ = init
+
+
+def policy_digest() -> str:
+    """Returns a digest of the policy in force in this thread, the same in every process; "" for stock's."""
+    if _C.policy_is_stock():
+        return ""
+    policy = sorted(_C.current_policy().items()), _C.promotion_content()
+    return hashlib.sha256(repr(policy).encode()).hexdigest()
 
 
 def _enterable_from_outside(region_type: type) -> None:
@@ -208,7 +219,7 @@ def install(*region_types: type) -> None:
     """
     for name, function in (
         (_DYNAMO, functools.partial(_teach_dynamo, *region_types)),
-        (_DISK_CACHE, _tell_disk_caches_the_dtypes),
+        (_DISK_CACHE, _complete_disk_cache_keys),
     ):
         if name in sys.modules:
             function()

@@ -1,7 +1,7 @@
 """Regions under torch.export.
 
-Export records ops above every Autocast key, so a region would leave no trace in the exported graph. Under the stock
-policy it is recorded as the region of torch.autocast that it is equal to.
+Export records ops above every Autocast key, so an exported graph would contain no trace of a region. A region under the
+stock policy is recorded as the region of torch.autocast that has the same effect.
 
 Source: torch/amp/autocast_mode.py, autocast.__enter__ and __exit__ (v2.13).
 """
@@ -15,16 +15,19 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from torch_promote import _C
 from torch_promote.errors import RegionError
-from torch_promote.regions.arguments import has_cache, unpack_devices
+from torch_promote.native.region_spec import RegionSpec
 
 __all__ = ["record_enter", "record_exit"]
 
 
-def record_enter(spec: str) -> None:
-    """Records the start of a region, which has been entered, with the modes of torch.export that are active.
+def record_enter(packed: str) -> None:
+    """Records the start of a region, which has been entered, with the active modes of torch.export.
+
+    Args:
+        packed: The region's packed spec.
 
     Raises:
-        RegionError: The policy in force is not stock's, so the exported graph could not hold it.
+        RegionError: The policy in force is not stock's, so an exported graph cannot represent the region.
     """
     modes = _export_modes()
     if modes and not _C.policy_is_stock():
@@ -33,14 +36,15 @@ def record_enter(spec: str) -> None:
             "of torch.autocast only, and these know neither. Export without them, or write the casts into the module."
         )
     for mode in modes:
-        for name, dtype, enabled in unpack_devices(spec):
-            mode.__torch_function__(_enter_autocast, (), (name, dtype, enabled, has_cache(spec)))
+        spec = RegionSpec.unpack(packed)
+        for device in spec.devices:
+            mode.__torch_function__(_enter_autocast, (), (*device, spec.cache_enabled))
 
 
-def record_exit(spec: str) -> None:
-    """Records the end of a region."""
+def record_exit(packed: str) -> None:
+    """Records the end of a region with the active modes of torch.export."""
     for mode in _export_modes():
-        for _ in unpack_devices(spec):
+        for _ in RegionSpec.unpack(packed).devices:
             mode.__torch_function__(_exit_autocast, (), ())
 
 

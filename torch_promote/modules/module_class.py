@@ -21,12 +21,13 @@ from torch.utils._pytree import tree_map
 
 from torch_promote.errors import PolicyError, RegionError
 from torch_promote.integrations.compile import GraphRegion
+from torch_promote.native.region_spec import RegionSpec
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_names import spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.arguments import pack_spec, policy_number
-from torch_promote.regions.autocast import my_autocast
+from torch_promote.regions.arguments import check_devices, policy_number
+from torch_promote.regions.base import Region
 
 __all__ = ["ModulePolicy", "attach", "detach", "policy_class", "policy_of"]
 
@@ -42,7 +43,7 @@ class ModulePolicy:
 
     Attributes:
         value: The policy. The ops and cast policies of a mapping are names; a file is replaced by its policy.
-        change: The change to the surrounding policy, as in the spec of a region. "": the region disables autocast.
+        change: The number of the change to the surrounding policy; None: the region disables autocast.
 
     Raises:
         PolicyError: The policy does not exist, or is not legal.
@@ -52,7 +53,7 @@ class ModulePolicy:
 
     def __init__(self, value: object) -> None:
         self.value: dict[str, str] | Policy | str
-        self.change = ""
+        self.change: int | None = None
         if isinstance(value, str) and value in ("fp32", "off"):
             self.value = value
         else:
@@ -102,9 +103,8 @@ def _policy(value: Any) -> Policy | str:
     return value if value in Policy.names() else Policy.of(value)
 
 
-def _change_of(value: dict[str, str] | Policy | str) -> str:
-    number = policy_number(None, value) if isinstance(value, dict) else policy_number(value, None)
-    return f"{number:06x}"
+def _change_of(value: dict[str, str] | Policy | str) -> int:
+    return policy_number(None, value) if isinstance(value, dict) else policy_number(value, None)
 
 
 def _run(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -117,11 +117,11 @@ def _run(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any)
         return forward(*args, **kwargs)
     if policy.value == "fp32":
         args, kwargs = tree_map(functools.partial(_to_float32, devices), (args, kwargs))
-    spec = _spec_inside(policy.change)
+    packed = _packed_inside(policy.change)
     if torch.compiler.is_dynamo_compiling():
-        with GraphRegion(spec):
+        with GraphRegion(packed):
             return forward(*args, **kwargs)
-    with _region(spec, devices):
+    with Region(packed):
         return forward(*args, **kwargs)
 
 
@@ -150,23 +150,16 @@ def _to_float32(devices: list[str], value: Any) -> Any:
     return value if value.dtype is torch.float64 else value.to(torch.float32)
 
 
-def _spec_inside(change: str) -> str:
-    """The spec of a region that disables autocast, or changes only the policy."""
-    if not change:
-        return pack_spec(_enabled_devices(), None, False, None)
-    # csrc/region/region_spec.h: no device is named.
-    return f"{change}{torch.is_autocast_cache_enabled():02x}{0:08x}"
+def _packed_inside(policy_change: int | None) -> str:
+    """The packed spec of a region that changes only the policy, or, for None, disables autocast."""
+    cache_enabled = torch.is_autocast_cache_enabled()
+    if policy_change is None:
+        return RegionSpec(check_devices(_enabled_devices(), None, False), cache_enabled).pack()
+    return RegionSpec(cache_enabled=cache_enabled, policy_change=policy_change).pack()
 
 
 # Dynamo calls it while tracing. Dynamo guards on the state that it depends on.
-_spec_inside._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _region(spec: str, devices: list[str]) -> my_autocast:
-    region = my_autocast.__new__(my_autocast)
-    region._spec = spec
-    region._arguments = (devices, None, True, None, None, None, None)
-    return region
+_packed_inside._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def policy_of(module: nn.Module) -> ModulePolicy | None:

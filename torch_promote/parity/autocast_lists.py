@@ -1,4 +1,4 @@
-"""PyTorch's own lists of ops for autocast, and the calls that each of their entries stands for."""
+"""PyTorch's autocast test lists, and the calls that each entry describes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 __all__ = ["ListedCall", "autocast_lists", "calls_of"]
 
 _C: Any = torch._C
-#: The first word of a list's name -> where its functions are, besides the methods of Tensor.
+#: The first word of a list's name -> the modules of its functions. Methods of Tensor are looked up too.
 _MODULES: dict[str, tuple[Any, ...]] = {
     "torch": (torch,),
     "nn": (_C._nn,),
@@ -26,19 +26,19 @@ _MODULES: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class ListedCall:
-    """One way to call one entry in a region of one dtype.
+    """One call of one entry, in a region of one dtype.
 
     Attributes:
-        label: The call in words.
+        label: The call as text.
         op: The name of the op.
-        where: "torch", "_nn" and so on, or "Tensor" for a method.
-        number: Which set of arguments it is.
-        function: What to call.
+        where: The module, such as "torch" or "_nn"; "Tensor" for a method.
+        number: The index of its set of arguments.
+        function: The function.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        lower: The dtype of the region that the arguments are meant for.
-        expected: The dtype of what comes out.
-        banned: Whether autocast refuses the op.
+        lower: The autocast dtype of the region.
+        expected: The dtype of the result.
+        banned: Whether autocast bans the op.
     """
 
     label: str
@@ -54,13 +54,13 @@ class ListedCall:
 
 
 def autocast_lists(device_type: str) -> dict[str, list[tuple[Any, ...]]]:
-    """Returns the lists of a device type, by name, with their tensors made anew from a fixed seed.
+    """Returns the lists of a device type by name, with new tensors from a fixed seed.
 
     Example:
         >>> autocast_lists("cpu")["nn_16"][0][0]
         'linear'
     """
-    # PyTorch's test helpers freeze the flags of torch.backends for the whole process when they are imported.
+    # Importing PyTorch's test helpers freezes the flags of torch.backends for the whole process.
     with mock.patch("torch.backends.disable_global_flags"):
         from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists
     kind = AutocastTestLists if device_type == "cuda" else AutocastCPUTestLists
@@ -70,14 +70,14 @@ def autocast_lists(device_type: str) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def calls_of(list_name: str, entry: tuple[Any, ...]) -> Iterator[ListedCall]:
-    """Yields the calls that an entry stands for. Its parts are told by their types: each list has its own."""
+    """Yields the calls that an entry describes. The lists differ in format; the type of a part tells what it is."""
     op, *parts = entry
     family, _, rest = list_name.partition("_")
     equation = tuple(part for part in parts if isinstance(part, str))
     argument_sets = [equation + part for part in parts if isinstance(part, tuple)]
     kwargs = next((part for part in parts if isinstance(part, dict)), {})
     dtypes = [part for part in parts if isinstance(part, torch.dtype)]
-    # What is left says that ROCm is to skip the entry, or names the module of a banned op.
+    # The other parts skip the entry on ROCm, or name the module of a banned op.
     assert all(isinstance(part, str | tuple | dict | torch.dtype | bool) or part in _MODULES[family] for part in parts)
     assert argument_sets, entry
 
@@ -85,7 +85,7 @@ def calls_of(list_name: str, entry: tuple[Any, ...]) -> Iterator[ListedCall]:
     assert functions, f"{op} is neither a function of {_MODULES[family]} nor a method of Tensor"
     for where, function in functions:
         for number, args in enumerate(argument_sets):
-            # Two sets of arguments are one for each dtype. In stock, promote takes the region's own dtype only.
+            # Two sets of arguments are one for each dtype. Stock's promote accepts the region's dtype only.
             halves = (torch.bfloat16, torch.float16)
             lowers = (halves[number],) if len(argument_sets) == 2 else halves
             if "need_autocast_promote" in rest and len(argument_sets) == 1:

@@ -1,4 +1,4 @@
-"""Where samples run: real devices, and CUDA pretended at the level of dtypes, shapes and strides."""
+"""The devices that samples run on: real ones, and a simulated CUDA device with dtypes, shapes and strides only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ONLY_WITH_A_GPU = (
 
 @contextlib.contextmanager
 def pretend_cuda() -> Iterator[None]:
-    """Lets regions of "cuda", stock's and ours, be enabled where there is no GPU, for use with fake tensors.
+    """Lets "cuda" regions, stock's and ours, be enabled without a GPU, for fake tensors.
 
     Example:
         >>> with pretend_cuda(), torch.autocast("cuda"):
@@ -36,14 +36,22 @@ def pretend_cuda() -> Iterator[None]:
         yield
         return
     with (
-        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
-        mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True),
+        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", _no),
+        mock.patch.object(torch.cuda, "is_bf16_supported", _yes),
     ):
         yield
 
 
+def _no() -> bool:
+    return False
+
+
+def _yes(including_emulation: bool = True) -> bool:
+    return True
+
+
 def asks_for_a_gpu(error: Exception | None) -> bool:
-    """Whether an error says that there is no GPU, or no CUDA in this build: a kernel was asked, fake tensors or not.
+    """Whether an error says that there is no GPU, or no CUDA in this build: a real kernel was called.
 
     Example:
         >>> asks_for_a_gpu(AssertionError("Torch not compiled with CUDA enabled"))
@@ -56,26 +64,26 @@ def check_device(device: str, *, stock_only: bool = False) -> None:
     """Checks that samples can run on a device.
 
     Args:
-        device: One of `DEVICES`; any device type, if ours is left out.
-        stock_only: Whether ours is left out.
+        device: One of `DEVICES`; with `stock_only`, any device type.
+        stock_only: Whether the run leaves ours out.
 
     Raises:
-        OptionError: There is no such device, or none in this machine.
+        OptionError: The device does not exist, or this machine has none.
 
     Example:
         >>> check_device("cpu")
         >>> check_device("meta", stock_only=True)
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("device 'cuda' needs a GPU, and PyTorch finds none. Without one: fake-cuda.")
+        raise OptionError("device 'cuda' needs a GPU, and PyTorch finds none. Without a GPU, use fake-cuda.")
     if device in DEVICES:
         return
     if ":" in device:
-        raise OptionError(f"device {device!r} has an index. Give the type alone: {device.partition(':')[0]}.")
+        raise OptionError(f"device {device!r} has an index. Use the device type only: {device.partition(':')[0]}.")
     if not stock_only:
         raise OptionError(
-            f"there is no device {device!r}. Legal: {', '.join(DEVICES)}, and with --stock-only every device type that "
-            f"this PyTorch has.{did_you_mean(device, DEVICES)}"
+            f"{device!r} is not a device. Legal: {', '.join(DEVICES)}, and with --stock-only every device type of "
+            f"this PyTorch.{did_you_mean(device, DEVICES)}"
         )
     try:
         torch.empty(1, device=device)
@@ -86,7 +94,7 @@ def check_device(device: str, *, stock_only: bool = False) -> None:
 
 @contextlib.contextmanager
 def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Silences a logger: it writes a traceback for each meta kernel that raises, which samples are there to find."""
+    """Silences the logger that writes a traceback whenever a meta kernel raises, as samples make them do on purpose."""
     before = logger.disabled
     logger.disabled = True
     try:
@@ -97,9 +105,9 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_device(options: Options) -> Iterator[None]:
-    """What all samples of an entry run in: one thread, random numbers of their own, and fake tensors if asked for."""
+    """The context of an entry's samples: one thread, a forked random state, and fake tensors for a fake device."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the bits of a sum depend on how it is split
+    torch.set_num_threads(1)  # the bits of a sum depend on how threads split it
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, threads)
         stack.enter_context(warnings.catch_warnings())

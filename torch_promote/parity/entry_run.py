@@ -1,9 +1,8 @@
-"""The run of one entry: each sample under stock and under ours, and what differs."""
+"""Runs the samples of one entry under stock and under ours, and collects the differences."""
 
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,9 +15,9 @@ from torch_promote.checking.comparison import compare
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.checking.known_gaps import SampleGap, nondeterministic, sample_gaps
 from torch_promote.checking.report import CrosscheckReport
-from torch_promote.checking.unwritten import UNWRITTEN
+from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.devices import asks_for_a_gpu
-from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
+from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch, command_for
 from torch_promote.parity.op_database import NO_FAKE
 from torch_promote.parity.outcome import Outcome, error_type, run, without_bits
 from torch_promote.parity.samples import NotGenerated, Sample
@@ -29,15 +28,15 @@ __all__ = ["EntryRun"]
 _OURS, _REFERENCE_STOCK, _REFERENCE_OURS = (
     "ours against stock", "reference against stock", "reference against ours",
 )  # fmt: skip
-#: What stock says where ours works on purpose: docs/differences.md, row 7.
-_MENDED = ("Unexpected floating ScalarType in at::autocast::prioritize",)
-#: What stock says of a banned op. Ours says more.
-_OURS_TO_WORD = "are unsafe to autocast"
+#: Stock's error where ours gives a result on purpose: docs/differences.md, row 7.
+_FIXED_ERRORS = ("Unexpected floating ScalarType in at::autocast::prioritize",)
+#: Stock's error for a banned op. Ours has a longer text.
+_BANNED_ERROR = "are unsafe to autocast"
 
 
 @dataclass
 class EntryRun:
-    """Adds up what the samples of one entry give."""
+    """Accumulates the results of one entry's samples."""
 
     entry: Entry
     options: Options
@@ -65,7 +64,7 @@ class EntryRun:
             self.without_bits[self._nondeterministic[0].reason] += 1
             self.differed = self.differed or self._repeats(sample, stock) is not None
         if self.options.stock_only:
-            # What a check raises is no answer of PyTorch's.
+            # An error that the crosscheck raises is not PyTorch's: compare with a run without it.
             self._compare(sample, self._run(sample, ours=False), stock, _REFERENCE_STOCK)
             self.refused += stock.error is not None or stock.backward_error is not None
             return
@@ -73,19 +72,19 @@ class EntryRun:
         ours = self._checked(sample, _REFERENCE_OURS)
         if self._is_refused(stock, plain):
             self.refused += 1
-        elif _is_mended(stock, plain) and _is_mended(stock, ours):
+        elif _is_fixed(stock, plain) and _is_fixed(stock, ours):
             self.stock_raised += 1
             return
         for outcome in (plain, ours):
             self._compare(sample, outcome, stock, _OURS)
 
     def add_not_generated(self, sample: NotGenerated) -> None:
-        """Notes that PyTorch could not make its own samples: a mismatch, where that is not known of the device."""
+        """Records that PyTorch could not generate samples. A mismatch, unless that is expected on the device."""
         self.not_generated[sample.dtype] = sample.why
         expected = NO_FAKE in sample.why if self.options.fake else not self.options.has_policies
         if not expected:
             label = f"{sample.dtype}/0/plain"
-            command = self._reproduce(label)
+            command = command_for(self.entry, self.options, label)
             found = SampleMismatch(self.entry.name, label, "samples", "PyTorch", sample.why, command)
             self.mismatches[(label, "samples")] = found
 
@@ -99,12 +98,12 @@ class EntryRun:
         if self.options.has_policies:
             made = region(self.options.device_type, self.options.lower)
         outcome = run(made, sample.bound, finish=sample.finish, **checks)
-        if self.entry.source == "row" and self.entry.name in UNWRITTEN:
-            return without_bits(outcome, UNWRITTEN[self.entry.name])
+        if self.entry.source == "row" and self.entry.name in UNINITIALIZED_IN_TABLE:
+            return without_bits(outcome, UNINITIALIZED_IN_TABLE[self.entry.name])
         return outcome
 
     def _checked(self, sample: Sample, what: str) -> Outcome:
-        """Runs a sample with every call held against the reference."""
+        """Runs a sample in a crosscheck, which compares every call with the reference."""
         report = CrosscheckReport()
         checks = {"forward": _crosschecked(report), "backward": _crosschecked(report)}
         outcome = self._run(sample, ours=what == _REFERENCE_OURS, **checks)
@@ -128,8 +127,8 @@ class EntryRun:
     def _differences(self, ours: Outcome, stock: Outcome) -> Iterator[tuple[str, str]]:
         for name, where in (("error", ""), ("backward_error", " in the backward")):
             a, b = getattr(ours, name), getattr(stock, name)
-            if error_type(a) != error_type(b) or (str(a) != str(b) and _OURS_TO_WORD not in str(b)):
-                yield "error", f"expected {_spelt(b)}{where}, as stock has\n    got      {_spelt(a)}"
+            if error_type(a) != error_type(b) or (str(a) != str(b) and _BANNED_ERROR not in str(b)):
+                yield "error", f"expected {_in_words(b)}{where}, as stock has\n    got      {_in_words(a)}"
                 return
         if self._nondeterministic:
             ours, stock = without_bits(ours), without_bits(stock)
@@ -140,9 +139,9 @@ class EntryRun:
                 yield difference.kind, f"expected {expected}\n    got      {difference.ours}"
 
     def _repeats(self, sample: Sample, stock: Outcome) -> str | None:
-        """What differs between two runs of stock; None if nothing does."""
+        """Returns a difference between two runs of stock; None if stock repeats its results."""
         for byte in (0x5A, 0xA5):
-            _soil_memory(byte, self.options.device_type)
+            _fill_free_memory(byte, self.options.device_type)
             again = self._run(sample, ours=False)
             for a, b in ((again.result, stock.result), (again.gradients, stock.gradients)):
                 for difference in compare(a, b):
@@ -155,16 +154,10 @@ class EntryRun:
             self.gaps[gap.reason] += 1
             self.explained.add(gap)
             return
-        mismatch = SampleMismatch(self.entry.name, sample.label, kind, what, text, self._reproduce(sample.label))
+        mismatch = SampleMismatch(
+            self.entry.name, sample.label, kind, what, text, command_for(self.entry, self.options, sample.label)
+        )
         self.mismatches.setdefault((sample.label, kind, what, text), mismatch)
-
-    def _reproduce(self, label: str) -> str:
-        options = self.options
-        words = ["torch-promote", "parity", "--device", options.device, "--ops", self.entry.name]
-        words += ["--sample", label]
-        if options.autocast_dtype is not None:
-            words += ["--autocast-dtype", options.autocast_dtype]
-        return shlex.join(words + ["--stock-only"] * options.stock_only)
 
     def _stale(self) -> Iterator[str]:
         if not self.options.full:
@@ -176,10 +169,10 @@ class EntryRun:
         if not self.options.fake and self.samples and not self.differed:
             for listed in self._nondeterministic:
                 if listed.always:
-                    yield f"{place}: listed as nondeterministic ({listed.reason}), and repeats"
+                    yield f"{place}: listed as nondeterministic ({listed.reason}), but its results repeat"
 
     def result(self, seconds: float) -> EntryResult:
-        """Returns what has been added up."""
+        """Returns the result of the entry."""
         return EntryResult(
             self.entry,
             self.samples,
@@ -206,11 +199,11 @@ def _crosschecked(report: CrosscheckReport) -> Iterator[None]:
             report.add(part)
 
 
-def _is_mended(stock: Outcome, ours: Outcome) -> bool:
-    return ours.error is None and any(text in str(stock.error) for text in _MENDED)
+def _is_fixed(stock: Outcome, ours: Outcome) -> bool:
+    return ours.error is None and any(text in str(stock.error) for text in _FIXED_ERRORS)
 
 
-def _spelt(error: Exception | None) -> str:
+def _in_words(error: Exception | None) -> str:
     first_line = str(error).partition("\n")[0]
     return error_type(error) if error is None else f"{error_type(error)}: {first_line}"
 
@@ -220,8 +213,8 @@ def _row_name(op: str) -> str:
     return op.replace(".", "::", 1).removesuffix(".default")
 
 
-def _soil_memory(byte: int, device_type: str) -> None:
-    """Leaves freed memory full of a byte, so that results which nothing is written to do not repeat by chance."""
+def _fill_free_memory(byte: int, device_type: str) -> None:
+    """Fills memory with a byte and frees it, so that uninitialized results do not repeat by chance."""
     sizes = [64 << shift for shift in range(15)]
-    soiled = [torch.full((size,), byte, dtype=torch.uint8, device=device_type) for size in sizes for _ in range(4)]
-    del soiled
+    filled = [torch.full((size,), byte, dtype=torch.uint8, device=device_type) for size in sizes for _ in range(4)]
+    del filled

@@ -1,4 +1,15 @@
-"""Runs entries one after the other, or in worker processes, where an op that takes its process down costs one entry."""
+"""Runs entries in this process, or in worker processes, where an op that crashes its process costs one entry.
+
+NOTE [ Parity has its own workers ]
+A crash report needs the entry, the signal or exit status, and the last output of the process; closing the run has to
+end processes in the middle of an entry. The libraries that could replace jobs.py and worker.py do not give that:
+
+- ProcessPoolExecutor fails all pending futures when one process dies, and does not say which entry crashed. A pool for
+  each process would, but without the exit status, and it cannot end a process before Python 3.14.
+- pytest-xdist names the entry and replaces the worker, but reports neither signal nor output ("worker 'gw0' crashed").
+  Each result would travel as plain data on a test report, and `torch-promote parity` would need pytest and its
+  configuration.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +30,24 @@ __all__ = ["run_entries"]
 def run_entries(
     entries: Sequence[Entry], options: Options, jobs: int, run_entry: RunEntry, prepare: Prepare
 ) -> Generator[tuple[int, EntryResult], None, None]:
-    """Runs entries, and yields what came of each when it is done. Closing the iterator stops the workers.
+    """Runs entries, and yields the result of each when it is done. Closing the iterator stops the workers.
 
-    Entries are handed out one at a time. A worker that dies is replaced, and its entry has a mismatch of kind "crash";
-    so has one for which `run_entry` raises.
+    Workers get one entry at a time. If a worker dies, another one replaces it, and the entry gets a mismatch of kind
+    "crash". An entry for which `run_entry` raises gets one too.
 
     Args:
-        entries: What to run.
-        options: What was asked for.
-        jobs: How many worker processes there are; 0 runs all in this process, for a debugger.
-        run_entry: What runs an entry. It is defined at the top level of a module, as is the next.
-        prepare: What is called once in each worker before its first entry.
+        entries: The entries.
+        options: The options of the run.
+        jobs: The number of worker processes; 0 runs all entries in this process, for a debugger.
+        run_entry: Runs an entry. Both functions are defined at the top level of a module.
+        prepare: Called once in each worker before its first entry.
 
     Yields:
         The entry's position in `entries`, and its result.
 
     Raises:
-        OptionError: `run_entry` raised it: there is no such sample.
-        WorkerError: A worker died before it was given anything.
+        OptionError: `run_entry` raised it: the sample does not exist.
+        WorkerError: A worker died before its first entry.
     """
     if jobs == 0:
         for position, entry in enumerate(entries):
@@ -67,7 +78,7 @@ def _hand_out(entries: Sequence[Entry], workers: list[Worker]) -> Iterator[tuple
         if position is not None:
             yield position, message if isinstance(message, EntryResult) else worker.crash(entries[position])
         elif message is None:
-            raise WorkerError(f"a worker process died at its start: {worker.last_words()}")
+            raise WorkerError(f"a worker process died while starting: {worker.last_words()}")
         if todo and message is None:
             worker.stop()
             workers[workers.index(worker)] = worker.another()

@@ -1,4 +1,8 @@
-"""A parity run as JUnit XML, which continuous integration shows: one test case for each entry."""
+"""Writes a parity run as JUnit XML for continuous integration, with one test case for each entry.
+
+xml.etree serves: junitparser and junit-xml would replace only the lines that create elements, and would not remove the
+characters that XML cannot hold, which error texts contain.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,21 @@ from torch_promote.parity.report import Report
 
 __all__ = ["junit"]
 
-#: What XML 1.0 cannot hold.
+#: The characters that XML 1.0 cannot hold.
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(report: Report) -> str:
     """Returns a report as JUnit XML.
 
-    An entry fails if something in it mismatches or a gap of it is stale, is in error if its process died, and is
-    skipped if none of its samples could be run.
+    An entry fails if it has a mismatch or a stale gap, is an error if its process died, and is skipped if none of its
+    samples could run.
 
     Args:
-        report: What came of the run.
+        report: The report of the run.
 
     Returns:
-        A document with one suite, which names the versions and options as its properties.
+        A document with one suite, whose properties are the versions and options.
 
     Example:
         >>> from torch_promote.parity.model import Options
@@ -36,10 +40,10 @@ def junit(report: Report) -> str:
     for name, value in {**report.about, **_options(report), "shards": ", ".join(report.shards)}.items():
         ElementTree.SubElement(properties, "property", name=name, value=_clean(value))
     cases = [_case(report, result) for result in report.ordered]
-    ended = ("interrupted: the entries that are not here did not run",) if report.interrupted else ()
-    of_no_entry = (*ended, *report.stale_listed, *(f"{row}: no call of it was seen" for row in report.unreached))
-    if of_no_entry:
-        cases.append(_case(report, EntryResult(Entry("the run as a whole", "op_db"), stale=of_no_entry)))
+    ended = ("interrupted: the missing entries did not run",) if report.interrupted else ()
+    of_the_run = (*ended, *report.stale_listed, *(f"{row}: its policy applied to no call" for row in report.unreached))
+    if of_the_run:
+        cases.append(_case(report, EntryResult(Entry("the run as a whole", "op_db"), stale=of_the_run)))
     suite.extend(cases)
     counts = {
         "tests": len(cases),

@@ -1,7 +1,8 @@
-"""The values of a parity run: what is asked for, what there is to run, and what came of it. All can be pickled."""
+"""The values of a parity run: options, entries, results. All can be pickled."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,9 +12,9 @@ import torch
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.policy.op_table import DEVICE_TYPES
 
-__all__ = ["DEVICES", "Entry", "EntryResult", "Options", "SampleMismatch", "named_dtype"]
+__all__ = ["DEVICES", "Entry", "EntryResult", "Options", "SampleMismatch", "command_for", "named_dtype"]
 
-#: Where samples run under stock and ours: "fake-cuda" is CUDA at the level of dtypes, shapes and strides, with no GPU.
+#: The devices that samples run on. "fake-cuda" simulates dtypes, shapes and strides of CUDA without a GPU.
 DEVICES = ("cpu", "cuda", "fake-cuda")
 
 Source = Literal["op_db", "autocast_lists", "row", "promotion"]
@@ -21,16 +22,16 @@ Source = Literal["op_db", "autocast_lists", "row", "promotion"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is asked for.
+    """The options of a run.
 
     Attributes:
-        device: "cpu", "cuda" or "fake-cuda"; with `stock_only` any device type that the running PyTorch has.
-        ops: Globs over the names of entries; none means all.
-        dtypes: Names of the dtypes of samples, as in "float32"; none means all.
-        sample: The one sample to run, as in "float32/3/mixed"; `ops` then selects one entry.
-        quick: Run a choice of samples.
-        stock_only: Check PyTorch against the reference, and leave ours out.
-        autocast_dtype: The regions' dtype, as in "bfloat16"; None means the device's default.
+        device: "cpu", "cuda" or "fake-cuda"; with `stock_only`, any device type of the running PyTorch.
+        ops: Globs for the names of entries; empty for all.
+        dtypes: Names of the samples' dtypes, such as "float32"; empty for all.
+        sample: The label of the only sample to run, such as "float32/3/mixed"; `ops` must select one entry.
+        quick: Run a selection of the samples.
+        stock_only: Compare PyTorch with the reference, without ours.
+        autocast_dtype: The regions' dtype, such as "bfloat16"; None for the device's default.
     """
 
     device: str = "cpu"
@@ -43,22 +44,22 @@ class Options:
 
     @property
     def device_type(self) -> str:
-        """The device type of the tensors, and of the regions where there are any."""
+        """The device type of the tensors and of the regions."""
         return self.device.removeprefix("fake-")
 
     @property
     def has_policies(self) -> bool:
-        """Whether the op table has a column for the device type. Samples of others run with autocast off."""
+        """Whether the op table has a column for the device type. Without one, samples run with autocast off."""
         return self.device_type in DEVICE_TYPES
 
     @property
     def fake(self) -> bool:
-        """Whether tensors are fake."""
+        """Whether the tensors are fake."""
         return self.device.startswith("fake")
 
     @property
     def lower(self) -> torch.dtype:
-        """The regions' dtype. The default is PyTorch's: bfloat16 on the CPU, float16 on CUDA.
+        """The regions' dtype; by default PyTorch's: bfloat16 on the CPU, float16 on CUDA.
 
         Example:
             >>> Options("fake-cuda").lower, Options("cpu", autocast_dtype="float16").lower
@@ -70,16 +71,16 @@ class Options:
 
     @property
     def full(self) -> bool:
-        """Whether an entry runs with all its samples."""
+        """Whether entries run with all their samples."""
         return not self.quick and not self.dtypes and self.sample is None and self.autocast_dtype is None
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is sampled: an op of PyTorch's op database, an entry of its autocast lists, a row, an op by pairs of dtypes.
+    """A source of samples: an op of the op database, an entry of the autocast lists, a row, an op for pairs of dtypes.
 
     Attributes:
-        name: As in "nn.functional.linear", "torch_16.mm" or "aten::mm"; no two entries share one.
+        name: A unique name, such as "nn.functional.linear", "torch_16.mm" or "aten::mm".
         source: "op_db", "autocast_lists", "row" or "promotion".
     """
 
@@ -89,15 +90,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class SampleMismatch:
-    """One thing that differs in one sample.
+    """One difference in one sample.
 
     Attributes:
         entry: The entry's name.
-        sample: The sample, as in "float32/3/mixed".
-        kind: "dtype", "shape", "strides", "casts", "bits", "error", or another attribute that differs; "samples" where
-            PyTorch could not make its own.
-        what: "ours against stock", "reference against stock" or "reference against ours"; "PyTorch" of its samples.
-        text: The op, its arguments, what was expected and what came.
+        sample: The sample's label, such as "float32/3/mixed".
+        kind: "dtype", "shape", "strides", "casts", "bits", "error", or another attribute that differs; "samples" if
+            PyTorch could not generate samples; "crash" if the entry's process died.
+        what: The two sides: "ours against stock", "reference against stock" or "reference against ours". "PyTorch"
+            for kind "samples".
+        text: The op, its arguments, the expected and the actual value.
         reproduce: The command that runs this sample alone.
     """
 
@@ -111,22 +113,22 @@ class SampleMismatch:
 
 @dataclass(frozen=True, slots=True)
 class EntryResult:
-    """What came of one entry.
+    """The result of one entry.
 
     Attributes:
         entry: The entry.
-        samples: How many samples ran.
-        refused: How many of them stock and ours both raise for.
-        not_generated: What PyTorch could not make samples of on this device: dtype -> why.
-        mismatches: What differs and is not explained.
-        gaps: What differs and is known: reason -> how often.
-        nondeterministic: Samples that were compared without their bits: reason -> how many.
-        stale: Known gaps that name this entry and explained nothing in it, though all its samples ran.
+        samples: The number of samples that ran.
+        refused: The number of samples for which stock and ours both raise.
+        not_generated: Dtypes for which PyTorch could not generate samples on this device -> its error.
+        mismatches: The differences that no known gap explains.
+        gaps: The differences that known gaps explain: reason -> count.
+        nondeterministic: Samples that were compared without their bits: reason -> count.
+        stale: Known gaps that name this entry and explain nothing in it, although all its samples ran.
         rows: The rows of the op table whose policy applied to a call.
         checked: Calls that were compared with the reference, by op.
         no_rule: Calls that no rule of the reference covers, by op.
-        stock_raised: How many samples stock raises for and ours, on purpose, does not.
-        seconds: How long it took.
+        stock_raised: The number of samples for which stock raises and ours gives a result on purpose.
+        seconds: The duration.
     """
 
     entry: Entry
@@ -144,11 +146,36 @@ class EntryResult:
     seconds: float = 0.0
 
 
+def command_for(entry: Entry, options: Options, sample: str | None = None) -> str:
+    """Returns the command that runs an entry again, or one of its samples.
+
+    Args:
+        entry: The entry.
+        options: The options of the run that it was part of.
+        sample: The sample's label; None for all samples that the options select.
+
+    Example:
+        >>> command_for(Entry("mm", "op_db"), Options("cpu", dtypes=("int8",), quick=True), "int8/0/plain")
+        'torch-promote parity --device cpu --ops mm --sample int8/0/plain'
+        >>> command_for(Entry("mm", "op_db"), Options("cpu", dtypes=("int8",), quick=True))
+        'torch-promote parity --device cpu --ops mm --dtypes int8 --quick'
+    """
+    sample = sample or options.sample
+    words = ["torch-promote", "parity", "--device", options.device, "--ops", entry.name]
+    if sample is not None:  # --sample takes neither --dtypes nor --quick
+        words += ["--sample", sample]
+    elif options.dtypes:
+        words += ["--dtypes", *options.dtypes]
+    words += ["--autocast-dtype", options.autocast_dtype] if options.autocast_dtype is not None else []
+    words += ["--quick"] * (options.quick and sample is None) + ["--stock-only"] * options.stock_only
+    return shlex.join(words)
+
+
 def named_dtype(name: str) -> torch.dtype:
     """Returns the dtype of a name.
 
     Raises:
-        OptionError: There is no such dtype.
+        OptionError: The name is not a dtype.
 
     Example:
         >>> named_dtype("bfloat16")
@@ -158,4 +185,4 @@ def named_dtype(name: str) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
     known = [key for key, value in vars(torch).items() if isinstance(value, torch.dtype)]
-    raise OptionError(f"there is no dtype {name!r}.{did_you_mean(name, known)}")
+    raise OptionError(f"{name!r} is not a dtype of PyTorch.{did_you_mean(name, known)}")

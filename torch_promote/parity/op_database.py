@@ -1,7 +1,7 @@
-"""Samples from PyTorch's op database, which its own tests are made of.
+"""Samples from PyTorch's op database, which PyTorch's own tests use.
 
-What an op gives for a dtype depends on nothing but the op and the dtype: the seeds are its own, and all samples of a
-dtype are made before the first one runs.
+The samples of an op and dtype depend on nothing else: each pair has its own seed, and all samples are generated before
+the first one runs.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch_promote.parity.model import Options
 
 __all__ = ["NO_FAKE", "generated", "op_database", "supported_dtypes"]
 
-#: What is raised for a sample of which there is no fake form.
-NO_FAKE = "no fake tensor is made of one with the layout"
+#: The beginning of the error for a sample that has no fake form.
+NO_FAKE = "no fake tensor is made of a tensor with the layout"
 
 
 @functools.cache
 def op_database() -> dict[str, Any]:
-    """Returns the entries of the op database by their names, variants such as "std_mean.unbiased" among them.
+    """Returns the entries of the op database by name, variants such as "std_mean.unbiased" included.
 
     Example:
         >>> op_database()["mm"].supports_autograd
         True
     """
-    # PyTorch's test helpers freeze the flags of torch.backends for the whole process when they are imported.
+    # Importing PyTorch's test helpers freezes the flags of torch.backends for the whole process.
     with mock.patch("torch.backends.disable_global_flags"):
         from torch.testing._internal.common_methods_invocations import op_db
     return {op.full_name: op for op in op_db}
@@ -48,13 +48,13 @@ def supported_dtypes(name: str, device_type: str) -> list[torch.dtype]:
 
 
 def generated(name: str, dtype: torch.dtype, options: Options) -> list[Any]:
-    """Returns PyTorch's samples of one op and dtype, inputs that can have a gradient requiring one.
+    """Returns PyTorch's samples of one op and dtype; inputs that can require grad do.
 
-    Fake ones are made on the CPU, where their values can be looked at, and have no gradient: a build without CUDA
-    ends the process where a fake CUDA tensor requires one.
+    Fake samples are generated on the CPU, where PyTorch can read their values, and do not require grad: in a build
+    without CUDA, a fake CUDA tensor that requires grad ends the process.
 
     Raises:
-        Exception: What PyTorch raised as it made them.
+        Exception: Any error that PyTorch's sample functions raise.
     """
     op = op_database()[name]
     grad = not options.fake and op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
@@ -62,7 +62,7 @@ def generated(name: str, dtype: torch.dtype, options: Options) -> list[Any]:
     torch.manual_seed(seed)
     random.seed(seed)
     _seed_numpy(seed)
-    # Not through op.sample_inputs, which walks the stack for each sample to name the test that it is for.
+    # Not op.sample_inputs, which walks the stack for each sample to find the name of the test.
     if not options.fake:
         return list(op.sample_inputs_func(op, options.device, dtype, grad))
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
@@ -85,6 +85,6 @@ def _on_fake_cuda(sample: Any) -> Any:
 def _seed_numpy(seed: int) -> None:
     try:
         import numpy as np
-    except ImportError:  # PyTorch's samples then do without it too
+    except ImportError:  # without NumPy, PyTorch's samples do not use it
         return
     np.random.seed(seed)

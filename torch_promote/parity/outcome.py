@@ -1,4 +1,4 @@
-"""Runs one call in one region, on copies of its arguments: results and gradients, or what was raised instead."""
+"""Runs one call in one region, on copies of its arguments, and returns results and gradients, or the error."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torch_promote.checking.copies import restrided
+from torch_promote.checking.strided_copy import copy_with_strides
 
 __all__ = ["Bound", "Outcome", "copied", "error_type", "run", "without_bits"]
 
-#: What to call, and its positional and keyword arguments.
+#: A function with its positional and keyword arguments.
 Bound = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass
 class Outcome:
-    """What came of one run.
+    """The outcome of one run.
 
     Attributes:
-        result: What the call returned.
-        gradients: Those of the inputs that require one, in their order; None without a backward.
-        error: What the call raised.
-        backward_error: What the backward raised.
-        inputs: The arguments, as the run has left them.
+        result: The result of the call.
+        gradients: The gradients of the inputs that require grad, in order; None without a backward.
+        error: The error that the call raised.
+        backward_error: The error that the backward raised.
+        inputs: The arguments after the run.
     """
 
     result: Any = None
@@ -49,14 +49,14 @@ def run(
     backward: contextlib.AbstractContextManager[Any] | None = None,
     finish: Callable[[Any], Any] | None = None,
 ) -> Outcome:
-    """Runs a call in a region, from a fixed seed, and then its backward, outside of the region.
+    """Runs a call in a region from a fixed seed, then its backward outside of the region.
 
     Args:
         region: The region.
-        bound: The call. Its arguments are copied.
-        forward: Is entered inside the region.
-        backward: Is entered around the backward.
-        finish: Makes what is differentiated out of the results, outside of the region.
+        bound: The call. It runs on copies of its arguments.
+        forward: A context around the forward, inside the region.
+        backward: A context around the backward.
+        finish: Maps the results to what is differentiated. It is called outside of the region.
 
     Returns:
         The outcome.
@@ -70,7 +70,7 @@ def run(
     args, kwargs = outcome.inputs = copied((args, kwargs))
     torch.manual_seed(0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated ops are run too
+        warnings.simplefilter("ignore")  # deprecated ops run too
         try:
             with region, forward or contextlib.nullcontext():
                 outcome.result = func(*args, **kwargs)
@@ -89,7 +89,7 @@ def _run_backward(outcome: Outcome, inputs: Any, finish: Callable[[Any], Any] | 
     try:
         finished = outcome.result if finish is None else finish(outcome.result)
         outputs = [out for out in _tensors(finished) if out.requires_grad]
-        # An eigenvector is only defined up to its phase, so of a complex output the absolute value has a gradient.
+        # An eigenvector is defined up to its phase only, so differentiate the absolute value of a complex output.
         outputs = [out.abs() if out.is_complex() else out for out in outputs]
         torch.autograd.backward(outputs, [_ramp(out) for out in outputs])
     except Exception as error:
@@ -99,7 +99,7 @@ def _run_backward(outcome: Outcome, inputs: Any, finish: Callable[[Any], Any] | 
 
 
 def _ramp(output: torch.Tensor) -> torch.Tensor:
-    """A gradient that differs from element to element: softmax has none for equal ones."""
+    """Returns a gradient whose elements differ: for equal ones, the gradient of softmax is zero."""
     ramp = torch.linspace(0.5, 1.5, output.numel(), dtype=torch.float64, device=output.device)
     return ramp.reshape(output.shape).to(output.dtype)
 
@@ -109,7 +109,7 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def copied(tree: Any) -> Any:
-    """Copies the tensors of a tree as leaves with their strides; one that occurs twice stays one.
+    """Copies the tensors of a tree as leaves with the same strides. A tensor that occurs twice is copied once.
 
     Example:
         >>> copied([torch.ones(1).expand(3)])[0].stride()
@@ -119,18 +119,18 @@ def copied(tree: Any) -> Any:
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in copies:
-            copies[id(tensor)] = restrided(tensor).requires_grad_(tensor.requires_grad)
+            copies[id(tensor)] = copy_with_strides(tensor).requires_grad_(tensor.requires_grad)
         return copies[id(tensor)]
 
     return tree_map_only(torch.Tensor, copy, tree)
 
 
 def without_bits(outcome: _AnyOutcome, positions: tuple[int, ...] | None = None) -> _AnyOutcome:
-    """Returns the same outcome with zeros for values: dtypes, shapes and strides are left.
+    """Returns the outcome with all values zero. Dtypes, shapes and strides stay.
 
     Args:
         outcome: The outcome.
-        positions: Which of several results; None means all, and the gradients.
+        positions: The positions of the results to change; None for all results, gradients and inputs.
     """
     if positions is not None:
         if outcome.error is not None:
@@ -150,7 +150,7 @@ def _zeros(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def error_type(error: Exception | None) -> str:
-    """Returns the name of an error's type, or "a result" where there is none.
+    """Returns the name of an error's type, or "a result" if there is none.
 
     Example:
         >>> error_type(ValueError("no")), error_type(None)

@@ -1,6 +1,6 @@
-"""Samples of two dtypes: each ordered pair of them, in ops that promote in different ways.
+"""Samples for each ordered pair of dtypes, in ops that promote in different ways.
 
-The op database mixes no integers, so these are what reaches the cells of the promotion table.
+The op database mixes no integer dtypes: only these samples reach every cell of the promotion table.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch_promote.parity.model import Options
 
 __all__ = ["DTYPES", "ENTRIES", "promotion_calls"]
 
-#: The entries, and what each calls with two tensors.
+#: The entries, and the function of two tensors that each calls.
 ENTRIES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "promotion.add": torch.add,  # the common dtype
     "promotion.true_divide": torch.true_divide,  # integers give the default dtype
-    "promotion.lt": torch.lt,  # computes in the common dtype, and gives bool
-    "promotion.where": lambda a, b: torch.where(a.to(torch.bool), a, b),  # without TensorIterator's numbers
+    "promotion.lt": torch.lt,  # computes in the common dtype, returns bool
+    "promotion.where": lambda a, b: torch.where(a.to(torch.bool), a, b),  # without TensorIterator's wrapped numbers
     "promotion.cat": lambda a, b: torch.cat([a.reshape(-1), b.reshape(-1)]),  # autocast promotes it too
 }
 DTYPES = (
@@ -38,12 +38,12 @@ DTYPES = (
     torch.complex64,
     torch.complex128,
 )
-#: How a tensor takes part: with dimensions, or without, which gives way to one that has some.
+#: A tensor with dimensions, and a 0-dim tensor, which promotion gives less weight.
 _SHAPES = {"dim": (2, 3), "zero": ()}
 
 
 def promotion_calls(dtype: torch.dtype, options: Options) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
-    """Yields the pairs whose first tensor has a dtype, under names such as "int16-dim-zero".
+    """Yields the pairs whose first tensor has the dtype, with names such as "int16-dim-zero".
 
     Example:
         >>> next(promotion_calls(torch.int8, Options()))[0]

@@ -1,4 +1,4 @@
-"""What came of a parity run, or of the shards of one: totals, exit status, and the JSON that they are merged from."""
+"""The report of a parity run: totals, exit status, JSON, and the merge of shards."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from torch_promote.policy.registered import registered
 __all__ = ["Report", "about", "merged"]
 
 _OK, _FOUND, _NOTHING_CHECKED, _INTERRUPTED = 0, 1, 2, 130
-#: Changes when a program that reads the JSON would have to.
+#: The version of the JSON's format. It changes when readers of the JSON have to.
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a run.
+    """The report of a run.
 
     Attributes:
-        about: Versions, and the device by its name.
-        options: What was asked for.
-        entries: How many entries the options choose, in all shards.
-        results: What came of an entry, by its position among those.
-        shards: Which shards these are, as in "1/3".
-        seconds: How long it took; of several shards, the sum.
-        interrupted: Whether it was stopped before its end.
+        about: The versions, and the name of the device.
+        options: The options of the run.
+        entries: The number of entries that the options select, in all shards.
+        results: The results by the position of the entry among these.
+        shards: The shards in this report, such as "1/3".
+        seconds: The duration; for several shards, the sum.
+        interrupted: Whether the run was interrupted.
     """
 
     about: Mapping[str, str]
@@ -61,37 +61,37 @@ class Report:
 
     @property
     def whole(self) -> bool:
-        """Whether every entry that there is was run."""
+        """Whether all entries ran."""
         chosen = self.options.ops or self.options.dtypes
         return bool(self.results) and len(self.results) == self.entries and not chosen
 
     @property
     def stale(self) -> list[str]:
-        """The known gaps that explain nothing any more: those of entries, and then those of single calls."""
+        """The known gaps that explain nothing: those of entries, then those of single calls."""
         return [*(gap for result in self.ordered for gap in result.stale), *self.stale_listed]
 
     @property
     def stale_listed(self) -> list[str]:
-        """Those of them that are no entry's affair: of entries that are not there, and of single calls."""
+        """The stale gaps that belong to no entry: of entries that do not exist, and of single calls."""
         return [*self.stale_entries, *self.stale_calls]
 
     @property
     def stale_entries(self) -> list[str]:
-        """The known gaps of entries that are not there."""
+        """The known gaps of entries that do not exist."""
         if not (self.whole and self.options.full):
             return []
         names = [result.entry.name for result in self.ordered]
         listed = [(gap.entry, gap.reason) for gap in sample_gaps()]
         listed += [(gap.entry, gap.reason) for gap in nondeterministic()]
         return [
-            f"{entry}: there is no such entry, and a known gap of it ({reason})"
+            f"{entry}: a known gap names this entry, which does not exist ({reason})"
             for entry, reason in listed
             if not fnmatch.filter(names, entry)
         ]
 
     @property
     def stale_calls(self) -> list[str]:
-        """The known gaps of single calls of which a whole run, with all samples, sees nothing."""
+        """The known gaps of single calls that explain nothing in a whole run with all samples."""
         if not (self.whole and self.options.full):
             return []
         seen = [op.replace(".", "::", 1).removesuffix(".default") for op in self.counted("checked")]
@@ -112,7 +112,7 @@ class Report:
 
     @property
     def rows_not_reached(self) -> list[str]:
-        """The rows with a policy on the device that no call was seen of."""
+        """The rows with a policy on the device whose policy applied to no call."""
         seen = set(self.rows)
         return [row for row in _rows_with_a_policy(self.options.device_type) if row not in seen]
 
@@ -125,7 +125,7 @@ class Report:
 
     @property
     def totals(self) -> dict[str, float]:
-        """The figures of the last table.
+        """The figures of the summary table.
 
         Example:
             >>> Report({}, Options(), 0, {}).totals["mismatches"]
@@ -154,7 +154,7 @@ class Report:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 nothing found, 1 something, 2 nothing was checked, 130 interrupted.
+        """The exit status: 0 no mismatch, 1 a mismatch or a stale gap, 2 nothing was checked, 130 interrupted.
 
         Example:
             >>> Report({}, Options(), 0, {}).status
@@ -170,7 +170,7 @@ class Report:
 
     @property
     def unreached(self) -> list[str]:
-        """The rows that a whole run with all samples should have reached, and has not."""
+        """The rows that a whole run with all samples did not reach."""
         return self.rows_not_reached if self.whole and self.options.full else []
 
     def to_dict(self) -> dict[str, Any]:
@@ -190,19 +190,19 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Report:
-        """Reads what `to_dict` gave.
+        """Reads a report from the JSON of `to_dict`.
 
         Args:
-            text: JSON.
-            where: Where it comes from, for errors.
+            text: The JSON.
+            where: The name of its source, for errors.
 
         Raises:
-            OptionError: It is something else.
+            OptionError: The text is not such a report.
         """
         try:
             data = json.loads(text)
             if data["format"] != _FORMAT:
-                raise OptionError(f"{where} has format {data['format']}, and this version reads {_FORMAT}.")
+                raise OptionError(f"{where} has format {data['format']}; this version reads format {_FORMAT}.")
             return cls(
                 about={name: data[name] for name in about("")},
                 options=Options(**{name: _tuple(value) for name, value in data["options"].items()}),
@@ -219,7 +219,7 @@ class Report:
 
 
 def about(device: str) -> dict[str, str]:
-    """Returns the versions that a run is of, and its device by name.
+    """Returns the versions of a run, and the name of its device.
 
     Args:
         device: "cpu", "cuda" or "fake-cuda".
@@ -239,13 +239,13 @@ def about(device: str) -> dict[str, str]:
 
 
 def merged(reports: Sequence[Report]) -> Report:
-    """Returns the report of the run that some shards make up.
+    """Merges the reports of all shards of a run.
 
     Args:
-        reports: At least one.
+        reports: The reports, at least one.
 
     Raises:
-        OptionError: They are not all the shards of one run, or one was interrupted.
+        OptionError: The reports are not all the shards of one run, or one was interrupted.
     """
     first = reports[0]
     shards = tuple(shard for report in reports for shard in report.shards)
@@ -262,16 +262,16 @@ def merged(reports: Sequence[Report]) -> Report:
         ):
             if mine != theirs:
                 raise OptionError(
-                    f"these are not shards of one run: {named} has {what} {mine}, the first has {theirs}."
+                    f"these are not shards of one run: {named} has {what} {mine}, the first report has {theirs}."
                 )
         if report.interrupted:
             raise OptionError(f"{named} was interrupted. Run it again.")
         if twice := results.keys() & report.results.keys():
-            raise OptionError(f"{len(twice)} entries are there twice: the shards are {', '.join(shards)}.")
+            raise OptionError(f"{len(twice)} entries occur twice in the shards {', '.join(shards)}.")
         results.update(report.results)
     if len(results) != first.entries:
         lacking = first.entries - len(results)
-        raise OptionError(f"{lacking} of {first.entries} entries are missing: the shards are {', '.join(shards)}.")
+        raise OptionError(f"{lacking} of {first.entries} entries are missing in the shards {', '.join(shards)}.")
     seconds = sum(report.seconds for report in reports)
     return replace(first, results=dict(sorted(results.items())), shards=shards, seconds=seconds)
 
@@ -309,7 +309,7 @@ def _results(data: Mapping[str, Any]) -> dict[int, EntryResult]:
             raise ValueError(f"entry {entry['name']} has other fields")
         results[entry["position"]] = result
     if mismatches:
-        raise ValueError(f"mismatches of {', '.join(mismatches)}, which is no entry of the run")
+        raise ValueError(f"mismatches of {', '.join(mismatches)}, which the run does not have")
     return results
 
 

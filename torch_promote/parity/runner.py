@@ -1,8 +1,7 @@
 """The entries of a parity run, and the run of one entry.
 
-Each sample runs three times: under stock autocast with the tap on, under ours without the tap, as people run it, and
-under ours with the tap on. Both runs of ours are compared with stock; where the tap is on, every call is held against
-the reference.
+Each sample runs three times: under stock autocast in a crosscheck, under ours, and under ours in a crosscheck. Both
+runs of ours are compared with stock. The crosscheck compares every call with the reference.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ __all__ = ["Entry", "EntryResult", "Options", "SampleMismatch", "entries", "run_
 
 
 def entries(options: Options) -> list[Entry]:
-    """Returns the entries that the options ask for: rows, pairs of dtypes, autocast lists, the op database.
+    """Returns the entries that the options select: rows, pairs of dtypes, autocast lists, the op database.
 
     Args:
-        options: What is asked for.
+        options: The options of the run.
 
     Returns:
-        The entries, in an order that is always the same.
+        The entries, always in the same order.
 
     Raises:
-        OptionError: An op glob, a dtype or a device that nothing answers to, or a sample that stands for several.
+        OptionError: An op glob, dtype or device matches nothing, or `sample` is given for several entries.
 
     Example:
         >>> [entry.name for entry in entries(Options("cpu", ops=("aten::mm", "mm")))]
@@ -52,7 +51,7 @@ def entries(options: Options) -> list[Entry]:
     chosen = [e for e in everything if not options.ops or any(fnmatch.fnmatchcase(e.name, g) for g in options.ops)]
     _check_dtypes(chosen, options)
     if options.sample is not None and len(chosen) != 1:
-        raise OptionError(f"sample {options.sample!r} stands for one entry; {len(chosen)} are chosen. Name one op.")
+        raise OptionError(f"--sample {options.sample!r} needs one entry, and {len(chosen)} are selected. Name one op.")
     if options.dtypes:
         chosen = [entry for entry in chosen if not set(options.dtypes).isdisjoint(sample_dtypes(entry, options))]
         kept = [entry.name for entry in chosen]
@@ -64,11 +63,11 @@ def entries(options: Options) -> list[Entry]:
 
 def _check_dtypes(chosen: list[Entry], options: Options) -> None:
     if options.autocast_dtype is not None and not named_dtype(options.autocast_dtype).is_floating_point:
-        raise OptionError(f"the autocast dtype {options.autocast_dtype!r} is no floating dtype.")
+        raise OptionError(f"the autocast dtype {options.autocast_dtype!r} is not a floating dtype.")
     if options.device == "cpu" and options.lower not in _CPU_DTYPES:
         raise OptionError(
-            f"autocast on the CPU has no dtype {options.autocast_dtype!r}: regions would be disabled. Legal: bfloat16, "
-            f"float16."
+            f"autocast on the CPU does not support {options.autocast_dtype!r}: regions would be disabled. Legal: "
+            f"bfloat16, float16."
         )
     if not options.dtypes:
         return
@@ -77,10 +76,12 @@ def _check_dtypes(chosen: list[Entry], options: Options) -> None:
         if name != LISTED:
             named_dtype(name)
         if name not in known:
-            raise OptionError(f"no sample of what is chosen has dtype {name!r}. Legal: {', '.join(sorted(known))}.")
+            raise OptionError(
+                f"no sample of the selected entries has dtype {name!r}. Legal: {', '.join(sorted(known))}."
+            )
 
 
-#: Others disable a region on the CPU, stock's and ours.
+#: Other dtypes disable a region on the CPU, stock's and ours.
 _CPU_DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -102,13 +103,13 @@ def run_entry(entry: Entry, options: Options) -> EntryResult:
 
     Args:
         entry: One of `entries(options)`.
-        options: What is asked for.
+        options: The options of the run.
 
     Returns:
-        What came of it.
+        The result.
 
     Raises:
-        OptionError: The entry has no sample of the label that is asked for.
+        OptionError: The entry has no sample with the label in the options.
 
     Example:
         >>> result = run_entry(Entry("aten::mm", "row"), Options("cpu", dtypes=("float32",)))

@@ -1,13 +1,15 @@
-"""The samples of an entry: what to call with what, under labels such as `float32/3/mixed`.
+"""The samples of an entry: calls with labels such as `float32/3/mixed`.
 
-A label is the dtype of the inputs, the sample's number and its kind:
+A label consists of the dtype of the inputs, the sample's number and its kind:
 
-- `plain`: the inputs as they are
-- `mixed`: floating inputs are float32 and the region's dtype by turns; `mixed_lower_first`: the other way round
-- `lower`: float32 inputs cast to the region's dtype, for an op that has no samples in that dtype itself
-- two dtypes' shapes, as in `int16-dim-zero`, for an entry of the promotion table: the second dtype, and of both whether
-  they have dimensions
-- the name of a module, for an entry of the autocast lists, whose dtype is `listed`: each entry has its own
+| kind | inputs |
+| --- | --- |
+| `plain` | unchanged |
+| `mixed` | floating inputs alternate between float32 and the region's dtype |
+| `mixed_lower_first` | the same, starting with the region's dtype |
+| `lower` | float32 inputs cast to the region's dtype, for an op without samples in that dtype |
+| `int16-dim-zero` | entries of `promotion`: the second dtype, and whether each input has dimensions |
+| `torch` | entries of the autocast lists: the function's module; the dtype in the label is `listed` |
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torch_promote.checking.copies import restrided
+from torch_promote.checking.strided_copy import copy_with_strides
 from torch_promote.parity import promotion
 from torch_promote.parity.autocast_lists import autocast_lists, calls_of
 from torch_promote.parity.model import Entry, Options
@@ -34,7 +36,7 @@ __all__ = ["LISTED", "NotGenerated", "Sample", "listed_entries", "sample_dtypes"
 
 #: The dtype in the labels of samples from the autocast lists.
 LISTED = "listed"
-#: How many samples of an op and dtype a quick run takes.
+#: The number of samples of an op and dtype in a quick run.
 _QUICK = 3
 
 
@@ -43,9 +45,9 @@ class Sample:
     """One sample.
 
     Attributes:
-        label: As in "float32/3/mixed".
-        bound: What to call, with its arguments.
-        finish: What to make of the results before they are differentiated.
+        label: The label, such as "float32/3/mixed".
+        bound: The function and its arguments.
+        finish: Maps the results to what is differentiated.
     """
 
     label: str
@@ -55,11 +57,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class NotGenerated:
-    """PyTorch raised as it made the samples of one dtype.
+    """PyTorch raised an error while it generated the samples of one dtype.
 
     Attributes:
         dtype: The dtype's name.
-        why: What it raised.
+        why: The error.
     """
 
     dtype: str
@@ -67,7 +69,7 @@ class NotGenerated:
 
 
 def samples(entry: Entry, options: Options) -> Iterator[Sample | NotGenerated]:
-    """Yields the samples of an entry that the options ask for, in a fixed order.
+    """Yields the samples of an entry that the options select, in a fixed order.
 
     Example:
         >>> [sample.label for sample in samples(Entry("torch_16.mm", "autocast_lists"), Options())]
@@ -85,7 +87,7 @@ def samples(entry: Entry, options: Options) -> Iterator[Sample | NotGenerated]:
 
 
 def sample_dtypes(entry: Entry, options: Options) -> list[str]:
-    """Returns the dtypes that stand in the labels of an entry's samples.
+    """Returns the dtypes in the labels of an entry's samples.
 
     Example:
         >>> sample_dtypes(Entry("aten::mm", "row"), Options())
@@ -140,7 +142,7 @@ def _kinds(
 
 
 def _by_turns(call: Any, dtypes: tuple[torch.dtype, ...]) -> Any:
-    """The call with its float32 tensors in other dtypes, which take turns; a tensor that occurs twice stays one."""
+    """Casts the float32 tensors of a call to the dtypes in turn. A tensor that occurs twice is cast once."""
     turns = itertools.cycle(dtypes)
     cast: dict[int, torch.Tensor] = {}
 
@@ -148,14 +150,14 @@ def _by_turns(call: Any, dtypes: tuple[torch.dtype, ...]) -> Any:
         if tensor.dtype is not torch.float32:
             return tensor
         if id(tensor) not in cast:
-            cast[id(tensor)] = restrided(tensor, next(turns)).requires_grad_(tensor.requires_grad)
+            cast[id(tensor)] = copy_with_strides(tensor, next(turns)).requires_grad_(tensor.requires_grad)
         return cast[id(tensor)]
 
     return tree_map_only(torch.Tensor, to_next, call)
 
 
 def listed_entries(lists: dict[str, list[tuple[Any, ...]]]) -> dict[str, tuple[str, int]]:
-    """Returns the entries of the autocast lists: their names, the lists that they are in, and their places there."""
+    """Returns the entries of the autocast lists by name: the name of the list, and the position in it."""
     found: dict[str, tuple[str, int]] = {}
     for list_name, entries in lists.items():
         for index, listed in enumerate(entries):
@@ -172,7 +174,7 @@ def _from_autocast_lists(name: str, options: Options) -> Iterator[Sample]:
     seen = set()
     for call in calls_of(list_name, lists[list_name][index]):
         label = f"{LISTED}/{call.number}/{call.where}"
-        if label not in seen:  # the list's own regions of both dtypes are one here
+        if label not in seen:  # the calls for both dtypes of the lists are one sample here
             seen.add(label)
             yield Sample(label, (call.function, call.args, call.kwargs))
 
@@ -199,7 +201,7 @@ def _from_promotion(name: str, options: Options) -> Iterator[Sample]:
 
 
 def _row_label(kind: str, options: Options) -> tuple[str, str]:
-    """The dtype and the kind in the labels of the row samples of one kind."""
+    """Returns the dtype and the kind in the labels of row samples of one kind."""
     if kind in (MIXED, MIXED_LOWER_FIRST):
         return "float32", "mixed" if kind == MIXED else "mixed_lower_first"
     return _name(dtypes_of(kind, options.lower)[0]), "plain"

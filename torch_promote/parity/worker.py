@@ -1,4 +1,4 @@
-"""A worker process of a parity run: what its parent sees of it, and what it does."""
+"""A worker process of a parity run: the parent's handle for it, and its main loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
-import shlex
 import signal
 import tempfile
 import time
@@ -18,40 +17,40 @@ from pathlib import Path
 import torch
 
 from torch_promote.errors import OptionError, TorchPromoteError
-from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
+from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch, command_for
 
 __all__ = ["Prepare", "RunEntry", "Worker", "WorkerError", "attempt", "first_ready"]
 
-#: Runs one entry, and what goes before the first, so that the first does not pay for it. A worker imports both by name.
+#: Runs one entry; and runs before the first entry, so that its time does not count. A worker imports both by name.
 RunEntry = Callable[[Entry, Options], EntryResult]
 Prepare = Callable[[Options], object]
-#: What a worker says: that it has started, what came of an entry, or why that cannot be asked for.
+#: A worker's message: that it has started, the result of an entry, or an error in the options.
 Message = str | EntryResult | OptionError
 
 _STARTED = "started"
 _SECONDS_TO_STOP = 5
-#: How much is shown of what a dead process wrote, or of a traceback.
+#: How many of the last lines of a dead process's output, or of a traceback, a crash shows.
 _LAST_LINES = 16
 
 
 class WorkerError(TorchPromoteError):
-    """A worker process that died before it was given anything."""
+    """A worker process died before its first entry."""
 
 
-# --- the parent's side
+# --- in the parent
 
 
 class Worker:
-    """A worker process, as its parent sees it.
+    """The parent's handle for a worker process.
 
     Args:
-        run_entry: What runs an entry.
-        prepare: What is called once before.
-        options: What was asked for.
-        folder: Where the process may write what goes to its stdout and stderr.
+        run_entry: Runs an entry.
+        prepare: Called once before the first entry.
+        options: The options of the run.
+        folder: The folder for the log of the process's stdout and stderr.
 
     Attributes:
-        position: Which entry it has in hand; None before the first.
+        position: The position of its current entry; None before the first.
     """
 
     def __init__(self, run_entry: RunEntry, prepare: Prepare, options: Options, folder: Path) -> None:
@@ -68,18 +67,18 @@ class Worker:
         theirs.close()
 
     def another(self) -> Worker:
-        """Starts a worker like this one."""
+        """Starts a worker with the same arguments."""
         return Worker(*self._arguments)
 
     def take(self, position: int, entry: Entry) -> None:
-        """Gives it an entry."""
+        """Sends an entry to the worker."""
         self.position = position
         self._given_at = time.perf_counter()
-        with contextlib.suppress(OSError):  # it is dead, which is noticed where its messages are waited for
+        with contextlib.suppress(OSError):  # it died; `first_ready` reports it
             self._connection.send(entry)
 
     def receive(self) -> Message | None:
-        """Returns what it says; None if it is dead."""
+        """Returns the worker's message; None if it died."""
         try:
             message: Message | None = self._connection.recv() if self._connection.poll() else None
         except (EOFError, OSError):
@@ -87,12 +86,12 @@ class Worker:
         return message
 
     def crash(self, entry: Entry) -> EntryResult:
-        """Returns what is said of an entry in whose midst the process died."""
+        """Returns the result of an entry during which the process died."""
         died = f"the process that ran it died: {self.last_words()}"
         return _crash(entry, self._arguments[2], died, time.perf_counter() - self._given_at)
 
     def last_words(self) -> str:
-        """Says how the process ended, and what it wrote last."""
+        """Returns the signal or exit status of the process, and its last lines of output."""
         self._process.join(_SECONDS_TO_STOP)
         code = self._process.exitcode
         how = f"exit status {code}" if code is None or code >= 0 else signal.Signals(-code).name
@@ -100,7 +99,7 @@ class Worker:
         return "\n".join([how, *written.splitlines()[-_LAST_LINES:]])
 
     def stop(self) -> None:
-        """Ends the process. What it has in hand is lost."""
+        """Ends the process, even in the middle of an entry."""
         self._connection.close()
         self._process.terminate()
         self._process.join(_SECONDS_TO_STOP)
@@ -110,19 +109,19 @@ class Worker:
 
     @property
     def awaited(self) -> tuple[Connection, int]:
-        """What becomes ready when it has said something, or is dead."""
+        """The objects to wait for: one becomes ready when the worker sends a message or dies."""
         return self._connection, self._process.sentinel
 
 
 def first_ready(workers: Sequence[Worker]) -> Worker:
-    """Waits until a worker has said something or is dead, and returns it."""
+    """Waits until a worker sends a message or dies, and returns that worker."""
     by_object = {awaited: worker for worker in workers for awaited in worker.awaited}
     return by_object[wait(by_object)[0]]  # type: ignore[index]
 
 
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C reaches a whole process group. A process started in here never sees it: its parent is who stops it."""
+    """Blocks SIGINT for processes started in the block: Ctrl-C reaches the whole group, and the parent stops them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -130,11 +129,11 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# --- the process's side
+# --- in the worker process
 
 
 def _work(connection: Connection, run_entry: RunEntry, prepare: Prepare, options: Options, log: str) -> None:
-    """Runs what it is given, until the other end of the connection is closed."""
+    """Runs the entries that it receives, until the parent closes the connection."""
     _write_into(log)
     faulthandler.enable()
     torch.set_num_threads(1)
@@ -148,7 +147,7 @@ def _work(connection: Connection, run_entry: RunEntry, prepare: Prepare, options
 
 
 def _write_into(log: str) -> None:
-    """Sends stdout and stderr into a file: ops print, and stdout may be where the JSON goes."""
+    """Redirects stdout and stderr to a file: ops print, and the parent may write JSON to stdout."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
@@ -156,7 +155,7 @@ def _write_into(log: str) -> None:
 
 
 def attempt(run_entry: RunEntry, entry: Entry, options: Options) -> EntryResult | OptionError:
-    """Runs an entry. An OptionError is returned; any other error is a crash of the entry."""
+    """Runs an entry. Returns an OptionError; any other error becomes a mismatch of kind "crash"."""
     started = time.perf_counter()
     try:
         return run_entry(entry, options)
@@ -164,7 +163,7 @@ def attempt(run_entry: RunEntry, entry: Entry, options: Options) -> EntryResult 
         return error
     except Exception:
         lines = traceback.format_exc().splitlines()
-        text = "\n".join(["what ran it raised:", *lines[-_LAST_LINES:]])
+        text = "\n".join(["its run raised an error:", *lines[-_LAST_LINES:]])
         return _crash(entry, options, text, time.perf_counter() - started)
 
 
@@ -175,15 +174,6 @@ def _crash(entry: Entry, options: Options, text: str, seconds: float) -> EntryRe
         kind="crash",
         what="the entry's process",
         text=text,
-        reproduce=_command(entry, options),
+        reproduce=command_for(entry, options),
     )
     return EntryResult(entry, mismatches=(mismatch,), seconds=seconds)
-
-
-def _command(entry: Entry, options: Options) -> str:
-    """The command that runs an entry alone, as it was run."""
-    words = ["torch-promote", "parity", "--device", options.device, "--ops", entry.name]
-    words += ["--dtypes", *options.dtypes] if options.dtypes else []
-    words += ["--sample", options.sample] if options.sample else []
-    words += ["--autocast-dtype", options.autocast_dtype] if options.autocast_dtype else []
-    return shlex.join(words + ["--quick"] * options.quick + ["--stock-only"] * options.stock_only)

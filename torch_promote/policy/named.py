@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table, schema_of
 
-__all__ = ["MEANINGS", "Change", "Value", "named_changes", "registered_ops", "stock_policy", "use_registered_ops"]
+__all__ = ["MEANINGS", "Change", "Value", "named_changes", "stock_policy"]
 
 #: The policy of an op: a cast policy, or a floating dtype to run in.
 Value = CastPolicy | torch.dtype
@@ -31,23 +31,6 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
 
 #: The policies with float32 results.
 _SAFE = (CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype)
-
-_registered_ops: Callable[[], Iterable[tuple[str, str]]] = tuple
-
-
-def use_registered_ops(source: Callable[[], Iterable[tuple[str, str]]]) -> None:
-    """Says who knows the ops that were given a policy by `register_policy`.
-
-    Args:
-        source: Returns pairs of an overload's full name and a device type. It is asked whenever `off` is made.
-    """
-    global _registered_ops
-    _registered_ops = source
-
-
-def registered_ops() -> tuple[tuple[str, str], ...]:
-    """Returns what the callable of `use_registered_ops` says now, sorted."""
-    return tuple(sorted(_registered_ops()))
 
 
 def stock_policy(overload: str, device_type: str) -> CastPolicy | None:
@@ -90,7 +73,7 @@ def named_changes(name: str, registered: Iterable[tuple[str, str]] = ()) -> Iter
 
     Args:
         name: One of `MEANINGS`.
-        registered: What `registered_ops` returns, for `off`.
+        registered: The ops that `register_policy` was called for, with their device types, for `off`.
 
     Example:
         >>> ("aten::exp", "cpu", CastPolicy.fp32) in named_changes("cuda")

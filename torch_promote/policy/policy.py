@@ -13,10 +13,11 @@ from torch.utils import _pytree
 from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDeviceError, did_you_mean
 from torch_promote.policy import files
 from torch_promote.policy.cast_policy import spell_policy
-from torch_promote.policy.named import MEANINGS, Change, Value, named_changes, registered_ops, stock_policy
+from torch_promote.policy.named import MEANINGS, Change, Value, named_changes, stock_policy
 from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, rows_by_name
 from torch_promote.policy.overrides import parse_overrides
+from torch_promote.policy.registered_policies import registered_ops
 
 __all__ = ["Difference", "Policy"]
 

@@ -1,4 +1,4 @@
-"""Promotion rules in the extension: their tables are handed over, and what tables cannot say is answered here."""
+"""Registers promotion rules with the extension, as tables, and answers what the tables cannot."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ __all__ = ["matmul_of", "promotion_change", "rule_of"]
 
 _CODES = {dtype: _C.scalar_type(dtype) for dtype in ALL_DTYPES}
 
-#: What an op that writes may do under a rule. "same_kind": write a dtype to any of no lower kind (bool, integer,
-#: floating, complex); "numpy_same_kind": unsigned integers are a lower kind than signed ones; "safe": write to what the
-#: two promote to; "no": write nothing to another dtype. Rules that are not named have "same_kind".
+#: The dtypes that an op may write its result to under a rule; "same_kind" for rules that are not listed.
+#:   same_kind        any dtype of no lower kind (bool < integer < floating < complex)
+#:   numpy_same_kind  the same, with unsigned integers as a lower kind than signed ones
+#:   safe             a dtype that the result's dtype promotes to
+#:   no               only the result's dtype
 _CASTING = {"numpy": "numpy_same_kind", "array_api": "safe", "strict": "no"}
 
 
 class _Known(NamedTuple):
-    """A rule in the extension.
+    """A rule that is registered with the extension.
 
     Attributes:
         rule: The rule.
-        mode: What is done with promotions that the lint finds, 0 for nothing.
-        matmul: Whether it is for matrix products too.
+        mode: What the lint does with the promotions that it finds; 0 without a lint.
+        matmul: Whether the rule acts on matrix products.
     """
 
     rule: PromotionRule
@@ -45,21 +47,21 @@ class _Known(NamedTuple):
     matmul: bool
 
 
-#: By the number in the extension.
+#: The rules by their number in the extension.
 _known: dict[int, _Known] = {}
 
-#: The number by the rule's address and the options; the rules are kept, so addresses are not used again.
+#: The number and the rule, by the rule's address and the options. Holding the rule keeps its address from being reused.
 _numbers: dict[tuple[int, bool, int, int], tuple[int, PromotionRule]] = {}
 
 
 def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -> int:
-    """Returns the number of the change of policy that puts a rule in force, and registers what it needs.
+    """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops if needed.
 
     Args:
         rule: The rule.
-        matmul: Whether it is for matrix products too.
+        matmul: Whether the rule acts on matrix products.
         kinds: The kinds of promotion that the lint looks for, as bits; 0 for none.
-        mode: What is done with them.
+        mode: What the lint does with them.
     """
     key = (id(rule), matmul, kinds, mode)
     if key not in _numbers:
@@ -70,12 +72,12 @@ def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -
 
 
 def rule_of(number: int) -> PromotionRule:
-    """Returns the rule with a number in the extension, for the default dtype of this moment."""
+    """Returns the rule with a number in the extension, for the current default dtype."""
     return _known[number].rule.under(torch.get_default_dtype())
 
 
 def matmul_of(number: int) -> bool:
-    """Returns whether the rule with a number in the extension is for matrix products too."""
+    """Returns whether the rule with a number in the extension acts on matrix products."""
     return _known[number].matmul
 
 
@@ -147,7 +149,7 @@ def _kind(dtype: torch.dtype, casting: str) -> tuple[int, bool]:
 
 
 class _Hooks:
-    """What the extension asks; csrc/python/promotion_hooks.h."""
+    """What the extension calls; csrc/promotion/callbacks.h."""
 
     def put_tables(self, number: int, default_dtype: torch.dtype) -> None:
         rule = _known[number].rule.under(default_dtype)

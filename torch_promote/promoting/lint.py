@@ -1,4 +1,4 @@
-"""The lint for silent promotion: what it looks for, and what it says, with the line of Python that promotes."""
+"""The lint for silent promotion: the kinds that it looks for, and its reports with the line of Python that promotes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["PromotionEvent", "PromotionKind", "kinds_of"]
 class PromotionKind(enum.StrEnum):
     """A kind of silent promotion.
 
-    A call is of the first kind that is looked for and fits: int overflow, int to low-precision float, 0-dim precision
-    loss, up to float64, and `ANY` for all else. Who looks for `ANY` looks for all.
+    The lint reports a call under the first kind that you ask for and that describes it, in this order: int overflow,
+    int to low-precision float, 0-dim precision loss, up to float64, any. `ANY` includes all kinds.
 
     Example:
         >>> PromotionKind("up to float64") is PromotionKind.UP_TO_FLOAT64
@@ -46,7 +46,7 @@ _BY_NAME = {kind.name.lower(): kind for kind in _KINDS} | {kind.value: kind for 
 
 _LINE_OF_TRACE = re.compile(r'File "([^"]+)", line (\d+)')
 
-#: Frames of these folders are not the caller's.
+#: Frames of files in these folders do not belong to the caller.
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 WARN, RAISE, CALL = 1, 2, 3
@@ -54,7 +54,7 @@ WARN, RAISE, CALL = 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class PromotionEvent:
-    """A silent promotion that the lint has found.
+    """A silent promotion that the lint found.
 
     Attributes:
         op: The op, such as `aten::add.Tensor`.
@@ -115,7 +115,7 @@ def kinds_of(kinds: object) -> int:
 
 
 class Lint:
-    """What one `promotion` object with a lint does with what is found, once for each line of Python."""
+    """The lint of one `promotion` object, which reports each line of Python once."""
 
     __slots__ = ("__weakref__", "_seen", "handler")
 
@@ -124,27 +124,27 @@ class Lint:
         self._seen: set[tuple[str, int]] = set()
 
     def is_new(self, filename: str, lineno: int) -> bool:
-        """Whether a line has not been told of; from now on it has."""
+        """Marks a line as reported, and returns whether it was not before."""
         before = len(self._seen)
         self._seen.add((filename, lineno))
         return len(self._seen) > before
 
 
-#: The lint of each `promotion` object that has one, by the object's address, which the extension knows.
+#: The lint of each `promotion` object that has one, by the object's address; the extension passes the address back.
 lints: weakref.WeakValueDictionary[int, Lint] = weakref.WeakValueDictionary()
 
-#: For regions that have no object: those that a compiled function opens.
+#: The lint of regions without an object, which compiled functions open.
 _without_object = Lint(None)
 
 
 def report(mode: int, region: int, kind: int, event: dict[str, Any]) -> None:
-    """Says what was found, as `on_promotion` has it.
+    """Reports a promotion as the region's `on_promotion` says.
 
     Args:
         mode: WARN, RAISE or CALL.
         region: The address of the `promotion` object.
         kind: The kind's number in the extension.
-        event: What else `PromotionEvent` is made of, without the line.
+        event: The other attributes of `PromotionEvent`, without the line.
     """
     lint = lints.get(region, _without_object)
     frame = _caller()
@@ -161,10 +161,10 @@ def report(mode: int, region: int, kind: int, event: dict[str, Any]) -> None:
 
 
 def check_handler(handler: Callable[[PromotionEvent], object]) -> None:
-    """Raises if a callable does not take one argument.
+    """Raises if a callable cannot be called with one argument.
 
     Raises:
-        OptionError: It does not.
+        OptionError: It cannot.
 
     Example:
         >>> check_handler(print)
@@ -183,7 +183,7 @@ def check_handler(handler: Callable[[PromotionEvent], object]) -> None:
 def _call(handler: Callable[[PromotionEvent], object], event: PromotionEvent) -> None:
     try:
         handler(event)
-    except TypeError as error:  # PyTorch drops one that comes out of `x + y`
+    except TypeError as error:  # PyTorch swallows a TypeError raised inside `x + y`
         raise PromotionLintError(f"on_promotion={handler!r} raised TypeError: {error}") from error
 
 
@@ -195,7 +195,7 @@ def _warn(event: PromotionEvent, frame: FrameType | None) -> None:
 
 
 def _caller() -> FrameType | None:
-    """The innermost frame that is neither PyTorch's nor ours."""
+    """Returns the innermost frame that is neither PyTorch's nor ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
@@ -203,9 +203,9 @@ def _caller() -> FrameType | None:
 
 
 def _traced_line() -> tuple[str, int] | None:
-    """The line of the function that torch.compile is compiling, None outside of a compilation.
+    """Returns the line of the function that torch.compile is compiling; None outside a compilation.
 
-    While Dynamo traces, it knows the line; afterwards, when the graph is traced anew, the nodes of the graph do.
+    While Dynamo traces, its tracing context has the line; when the graph is traced again, the graph's nodes have it.
     """
     if torch._guards.TracingContext.try_get() is None:
         return None

@@ -1,7 +1,7 @@
-"""The ops that promote their operands, found in the reference's op rules, and which of their arguments take part.
+"""The ops that promote their operands, and the arguments that take part, derived from the reference's op rules.
 
-The rules name the functional overloads; what writes (in place, out=) has the arguments of one of these, and is found in
-the schemas. Nothing is listed here but what no rule says.
+The rules name functional overloads. An overload that writes (in place, out=) has the arguments of a functional one and
+is found by its schema. The lists below contain only what the rules do not say.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["BOOLEAN", "COMMON", "FLOATS", "OPAQUE", "PromotingOp", "promoting_op
 # What an op computes in; csrc/promotion/ops.h, Computes.
 COMMON, FLOATS, BOOLEAN, OPAQUE = range(4)
 
-#: What the op rules of promoting ops compute in.
+#: The rules of promoting ops, and what an op with such a rule computes in.
 _COMPUTES = {
     "binary": COMMON,
     "ternary": COMMON,
@@ -32,27 +32,28 @@ _COMPUTES = {
     "binary_float": FLOATS,
     "unary_float": FLOATS,
     "like_float": FLOATS,
+    "angle": FLOATS,
     "quotient": FLOATS,
     "comparison": BOOLEAN,
 }
 
-#: Arguments that are tensors and no operands.
+#: Tensor arguments that are not operands.
 _NO_OPERANDS = {"where": ("condition",)}
 
-#: Operands of rules that name none.
+#: The operands of rules that do not name them.
 _NAMED = {"power_of_number": ("self", "exponent")}
 
-#: Composite matrix products; those with a kernel have the op rule `one_dtype` among the matrices.
+#: Composite matrix products. Those with a kernel have the op rule `one_dtype` in the family "matrices".
 _PRODUCTS = (
     *("bilinear", "chain_matmul", "einsum", "inner", "linalg_matmul", "linalg_multi_dot", "linalg_vecdot", "linear"),
     *("matmul", "tensordot"),
 )
 
-#: Ops beside the matrix products with the op rule `one_dtype` that are none.
+#: Ops with the op rule `one_dtype` in the family "matrices" that are not matrix products.
 _NO_PRODUCTS = ("aten::linalg_cross",)
 
-#: Ops whose operands are not of one dtype by their nature, or that are made of others and mix, inside, what they have
-#: made themselves with what they were given: a rule has no say in them, nor inside.
+#: Ops that no rule acts on, nor on the ops that they call: their operands need not have one dtype, or they are
+#: composites that mix tensors of their own with their arguments.
 _OPAQUE = (
     *("float_power", "ldexp"),  # a conversion to float64; a mantissa and an exponent
     *("corrcoef", "cov", "gradient", "mvlgamma", "nanmean", "nanquantile", "quantile", "special_multigammaln"),
@@ -67,8 +68,8 @@ _OPAQUE = (
     "pairwise_distance",
 )
 
-#: Ops that raise for some dtypes of operands before they promote them. Under PyTorch's own rule these get such operands
-#: as they are.
+#: Ops that raise for some dtypes of operands before they promote them. Under PyTorch's own rule they get such operands
+#: uncast, so that they raise as ever.
 REFUSES_NOTHING, REFUSES_BOOL, REFUSES_INTEGRAL, REFUSES_COMPLEX, REFUSES_MIXED = range(5)
 _REFUSES = {
     "_cdist_forward": REFUSES_MIXED,
@@ -84,7 +85,7 @@ _REFUSES = {
     "subtract": REFUSES_BOOL,
 }
 
-#: In-place operators of Python whose name does not tell which op they write for.
+#: In-place operators, and the op that computes the same; for others the name without its last underscore is that op.
 _OPERATORS = {"__ilshift__": "__lshift__", "__irshift__": "__rshift__"}
 
 
@@ -97,9 +98,9 @@ class PromotingOp(NamedTuple):
         participants: The places of the arguments that take part.
         computes: COMMON, FLOATS, BOOLEAN or OPAQUE.
         rounding_mode: The place of the argument that makes a quotient whole; -1 if there is none.
-        each: Whether its lists go in step.
+        each: Whether its lists go in step: each element is a call of its own.
         matmul: Whether it is a matrix product.
-        refuses: What operands it raises for before it promotes: a REFUSES_ constant.
+        refuses: The operands for which it raises before it promotes them: a REFUSES_ constant.
     """
 
     name: str
@@ -125,7 +126,7 @@ def promoting_ops() -> tuple[PromotingOp, ...]:
 
 
 def _schemas() -> dict[str, dict[str, Any]]:
-    """The overloads of aten by op, then by full name."""
+    """Returns the overloads of aten by op, then by full name."""
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for schema in torch._C._jit_get_all_schemas():
         if schema.name.startswith("aten::") and torch._C._dispatch_has_kernel(_full_name(schema)):
@@ -178,14 +179,14 @@ def _of_entry(entry: Entry, schema: Any) -> PromotingOp | None:
     excluded = _NO_OPERANDS.get(term.rule, ())
     places = tuple(place for place in places if names[place] not in excluded)
     if len(places) < 2 and _COMPUTES[term.rule] is not FLOATS and not _is_list(schema.arguments[places[0]]):
-        return None  # one operand, which stays as it is
+        return None  # a single operand keeps its dtype
     mode = names.index("rounding_mode") if "rounding_mode" in names else -1
     refuses = _REFUSES.get(inner.partition(".")[0], REFUSES_NOTHING)
     return PromotingOp(entry.op, "", places, _COMPUTES[term.rule], mode, each, refuses=refuses)
 
 
 def _places_of_each(inner: str, named: tuple[str, ...], schema: Any) -> tuple[int, ...]:
-    """The arguments of an op on lists that take part, as those of the op on elements do: by name, else by place."""
+    """Returns the places of the list arguments that take part: those of the op on elements, by name, else by place."""
     packet, _, overload = inner.partition(".")
     other = getattr(getattr(torch.ops.aten, packet), overload or "default")._schema
     chosen = named or tuple(argument.name for argument in other.arguments if _is_tensor(argument))
@@ -199,7 +200,7 @@ def _places_of_each(inner: str, named: tuple[str, ...], schema: Any) -> tuple[in
 
 
 def _writers(made: PromotingOp, schema: Any, schemas: dict[str, dict[str, Any]]) -> Iterator[PromotingOp]:
-    """The overloads that write what another one returns: the same inputs, and outputs besides, if any."""
+    """Yields the overloads that write what another one returns: they have its arguments, and may have outputs."""
     operators = [f"aten::{name}" for name, op in _OPERATORS.items() if f"aten::{op}" == schema.name]
     wanted = [(argument.name, str(argument.type)) for argument in schema.arguments]
     for op in (schema.name, f"{schema.name}_", *operators):

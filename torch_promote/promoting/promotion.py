@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_promote import _C
-from torch_promote.errors import DecoratorError, OptionError, RegionError
-from torch_promote.integrations.asyncio_tasks import guard_tasks
-from torch_promote.integrations.export import record_enter, record_exit
+from torch_promote.errors import OptionError
+from torch_promote.native.region_spec import RegionSpec
 from torch_promote.promoting import lint as promotion_lint
 from torch_promote.promoting.lint import Lint, PromotionEvent, check_handler, kinds_of
-from torch_promote.regions.decorate import decorate
+from torch_promote.regions.base import Region
 
 if TYPE_CHECKING:
     from torch_promote.reference.promotion_rules import PromotionRule
 
 __all__ = ["promotion"]
 
-# The layout of a packed spec; csrc/region/region_spec.h, RegionSpec, reads it. No device is named.
-_KEEPS_CACHE = 1 << 35
 _CALL = "a callable"
 _MODES = {"warn": promotion_lint.WARN, "raise": promotion_lint.RAISE, _CALL: promotion_lint.CALL}
 
 
-class promotion:  # noqa: N801 (a context manager, as my_autocast)
+class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
     """Has ops promote their operands by a rule of one's choice.
 
     In the region an op on operands of several dtypes computes in the common dtype that the rule gives them, and has
@@ -71,7 +66,7 @@ class promotion:  # noqa: N801 (a context manager, as my_autocast)
         ('aten::add.Tensor', torch.float16)
     """
 
-    __slots__ = ("__weakref__", "_arguments", "_lint", "_spec")
+    __slots__ = ("_arguments", "_lint")
 
     def __init__(
         self,
@@ -92,41 +87,12 @@ class promotion:  # noqa: N801 (a context manager, as my_autocast)
         if handler is not None:
             check_handler(handler)
         mode = on_promotion if handler is None else _CALL
-        self._spec = f"{_change_of(rule, mode, matmul, kinds):06x}{_KEEPS_CACHE:010x}"
+        self._packed = RegionSpec(policy_change=_change_of(rule, mode, matmul, kinds)).pack()
         self._arguments = (rule, on_promotion, matmul, kinds)
         self._lint = None
         if on_promotion is not None and not torch.compiler.is_dynamo_compiling():
             self._lint = Lint(handler)
             promotion_lint.lints[id(self)] = self._lint
-
-    def __enter__(self) -> promotion:
-        notes = _C.enter_region(self, self._spec)
-        if notes:
-            self._look_around(notes)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        notes = _C.exit_region(self)
-        if notes:
-            if notes < 0:
-                if kind is GeneratorExit:
-                    return  # a body that is closed between two of its steps, when its regions were off the thread
-                raise RegionError(
-                    f"{self!r} is not open in this thread, so it cannot be ended here. A region belongs to the thread "
-                    f"that entered it; enter one in each thread."
-                )
-            record_exit(self._spec)
-
-    def __call__(self, func: Any) -> Any:
-        """Decorates a callable; see the class."""
-        if not callable(func):
-            raise DecoratorError(
-                f"promotion(...) decorates a callable, got {type(func).__name__}. Decorate a function, or use it as a "
-                f"context manager: `with promotion(...):`."
-            )
-        return decorate(self, self._spec, func)
 
     def __reduce__(self) -> tuple[Any, ...]:
         rule, on_promotion, matmul, kinds = self._arguments
@@ -139,16 +105,6 @@ class promotion:  # noqa: N801 (a context manager, as my_autocast)
         parts += ["matmul=True"] if matmul else []
         parts += [f"kinds={kinds!r}"] if kinds is not None else []
         return f"promotion({', '.join(parts)})"
-
-    def _look_around(self, notes: int) -> None:
-        if notes & _C.RUNNING_LOOP:
-            guard_tasks()
-        if notes & _C.TORCH_FUNCTION_MODE:
-            try:
-                record_enter(self._spec)
-            except BaseException:
-                _C.exit_region(self)
-                raise
 
 
 def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> int:

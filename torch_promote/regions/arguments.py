@@ -1,15 +1,11 @@
-"""What a region is asked for: checked as torch.autocast checks it, and packed into one str.
-
-The str is the 16 hexadecimal digits of 64 bits that the extension unpacks (csrc/region/region_spec.h). It is what
-`my_autocast` holds, what torch.compile sees as a constant, and what a copy of a region is made from.
-"""
+"""Checks of what a region is asked for, as torch.autocast checks it."""
 
 from __future__ import annotations
 
 import functools
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,79 +15,45 @@ from torch_promote.errors import (
     DeviceTypeError,
     DtypeError,
     OptionError,
-    PolicyError,
     UnsupportedDeviceError,
     did_you_mean,
 )
-from torch_promote.integrations import checkpoint as _checkpoint
+from torch_promote.integrations import checkpoint
 from torch_promote.integrations.optimizers import forget_after_steps
+from torch_promote.native.policy_changes import register_change
+from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.overrides import parse_overrides
 from torch_promote.policy.policy import Policy
 
-__all__ = [
-    "allows_cache",
-    "has_cache",
-    "pack_spec",
-    "policy_number",
-    "read_policy",
-    "register_change",
-    "unpack_devices",
-    "with_cache_mode",
-    "with_policy",
-]
+__all__ = ["allows_cache", "cache_mode", "check_devices", "policy_number", "read_policy", "register_policy_change"]
 
 _CPU_DTYPES = (torch.bfloat16, torch.float16)
 
-# The layout of a packed spec; csrc/region/region.h, RegionSpec, reads it.
-_BITS_PER_DEVICE = 16
-_NAMED = 1 << 8
-_ENABLED = 1 << 9
-_CACHE_ENABLED = 1 << 32
-_CACHE_MODE_SHIFT = 33
-_CHANGE_DIGITS = 6  # of the policy; the first of the 16
 _NO_CACHE = "none"
 _CACHES = (*_C.CACHE_MODES, _NO_CACHE)
-_NUMBERS = {
-    dtype: _C.scalar_type(dtype)
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and dtype.is_floating_point
-}
 
 
-def pack_spec(device_type: object, dtype: object, enabled: object, cache_enabled: object) -> str:
-    """Checks what is asked as torch.autocast does, and returns the packed spec."""
+def check_devices(device_type: object, dtype: object, enabled: object) -> tuple[DeviceSpec, ...]:
+    """Checks the first arguments of `my_autocast` as torch.autocast does, and returns what they ask for."""
     device_types = (device_type,) if isinstance(device_type, str) else _device_types(device_type)
-    if cache_enabled is None:
-        cache_enabled = torch.is_autocast_cache_enabled()
-    spec = _CACHE_ENABLED if cache_enabled else 0
+    checked = []
     for name in device_types:
-        dtype_here, enabled_here = _check_device(name, dtype, enabled)
-        field = _NUMBERS[dtype_here] | _NAMED | (_ENABLED if enabled_here else 0)
-        spec |= field << (_BITS_PER_DEVICE * DEVICE_TYPES.index(name))
-    return f"{spec:016x}"
+        checked.append(_check_device(name, dtype, enabled))
+    return tuple(checked)
 
 
 def read_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy | str | None:
-    """Returns a policy that means the same from now on: what is in a file now; a name as it is."""
+    """Returns a policy that later changes of a file do not affect. A name stays a name."""
     return policy if policy is None or policy in Policy.names() else Policy.of(policy)
 
 
-def with_policy(spec: str, policy: object, overrides: Mapping[Any, Any] | None) -> str:
-    """Returns a spec with this policy and these overrides, or without any.
-
-    Their number means something in this process only.
-    """
-    number = 0 if policy is None and overrides is None else policy_number(policy, overrides)
-    return f"{number:0{_CHANGE_DIGITS}x}" + spec[_CHANGE_DIGITS:]
-
-
 def allows_cache(cache: object, cache_enabled: object) -> bool:
-    """Whether casts are to be reused, by `cache`, which says so in its own words.
+    """Whether `cache` allows casts to be reused. Installs the hooks that the mode needs.
 
     Raises:
-        OptionError: There is no such mode, or cache_enabled says otherwise.
+        OptionError: The mode does not exist, or contradicts cache_enabled.
     """
     if not isinstance(cache, str) or cache not in _CACHES:
         legal = ", ".join(map(repr, _CACHES))
@@ -105,39 +67,23 @@ def allows_cache(cache: object, cache_enabled: object) -> bool:
             f"alone, or with cache_enabled={allowed}. Leave cache_enabled out."
         )
     if cache in _C.CACHE_MODES[1:]:
-        _teach_checkpoints()
+        _install_checkpoint_hooks()
     if cache == "persistent":
         forget_after_steps()
     return allowed
 
 
-def _teach_checkpoints() -> None:
-    _checkpoint.install()
+def cache_mode(cache: str | None) -> str | None:
+    """Returns the cache mode that `cache` asks for, which `allows_cache` has checked; None for the one in force."""
+    return None if cache == _NO_CACHE else cache
 
 
-def with_cache_mode(spec: str, cache: str) -> str:
-    """Returns a spec with this cache mode, which `allows_cache` has seen."""
-    number = 0 if cache == _NO_CACHE else 1 + _C.CACHE_MODES.index(cache)
-    return f"{int(spec, 16) | number << _CACHE_MODE_SHIFT:016x}"
+def _install_checkpoint_hooks() -> None:
+    checkpoint.install()
 
 
-# Dynamo calls them while it traces, and keeps what they say.
-_teach_checkpoints._dynamo_marked_constant = True  # type: ignore[attr-defined]
-with_cache_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def has_cache(spec: str) -> bool:
-    """Whether a spec asks for the cast cache."""
-    return bool(int(spec, 16) & _CACHE_ENABLED)
-
-
-def unpack_devices(spec: str) -> Iterator[tuple[str, torch.dtype, bool]]:
-    """Yields the device type, dtype and enabled flag of each device type that a spec names."""
-    for index, name in enumerate(DEVICE_TYPES):
-        field = int(spec, 16) >> (_BITS_PER_DEVICE * index)
-        if field & _NAMED:
-            dtype = next(dtype for dtype, number in _NUMBERS.items() if number == field & 0xFF)
-            yield name, dtype, bool(field & _ENABLED)
+# Dynamo calls it while it traces.
+_install_checkpoint_hooks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _device_types(asked: object) -> Sequence[str]:
@@ -151,15 +97,15 @@ def _device_types(asked: object) -> Sequence[str]:
                 raise DeviceTypeError(f"device type {name!r} is named twice in {list(asked)!r}. Name each once.")
         return asked
     remedy = "As a decorator, write it with parentheses: @my_autocast()." if callable(asked) else ""
-    remedy = "Of a torch.device, pass its .type." if isinstance(asked, torch.device) else remedy
+    remedy = "For a torch.device, pass `.type`." if isinstance(asked, torch.device) else remedy
     raise DeviceTypeError(
         f"expected a device type of type str (or a sequence of them), got {asked!r} of type {type(asked).__name__}. "
         f"Legal: 'cpu', 'cuda'. {remedy}".rstrip()
     )
 
 
-def _check_device(name: object, dtype: object, enabled: object) -> tuple[torch.dtype, bool]:
-    """Returns the dtype and enabled flag that a region gets for a device type, as torch.autocast would."""
+def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
+    """Returns what a region asks for on a device type, as torch.autocast would."""
     if not isinstance(name, str):
         raise DeviceTypeError(
             f"expected a device type of type str, got {name!r} of type {type(name).__name__}. Legal: 'cpu', 'cuda'."
@@ -172,16 +118,16 @@ def _check_device(name: object, dtype: object, enabled: object) -> tuple[torch.d
         raise DtypeError(
             f"dtype is a torch.dtype, such as torch.bfloat16, or None; got {dtype!r} of type {type(dtype).__name__}."
         )
-    if dtype not in _NUMBERS:
+    if dtype not in DTYPE_NUMBERS:
         raise DtypeError(
             f"{dtype} is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or torch.float16."
         )
     if not enabled:
-        return dtype, False
+        return DeviceSpec(name, dtype, False)
     if name == "cuda":
         if torch.cuda.amp.common.amp_definitely_not_available():
             _warn("CUDA is not available or torch_xla is imported. Disabling my_autocast.")
-            return dtype, False
+            return DeviceSpec(name, dtype, False)
         if dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
             raise UnsupportedDeviceError("this CUDA device does not support bfloat16. Use dtype=torch.float16.")
     elif dtype not in _CPU_DTYPES:
@@ -189,8 +135,8 @@ def _check_device(name: object, dtype: object, enabled: object) -> tuple[torch.d
             f"my_autocast on the CPU supports torch.bfloat16 and torch.float16, got {dtype}. Disabling my_autocast. To "
             f"run single ops in {dtype}, use overrides={{op: {dtype}}}."
         )
-        return dtype, False
-    return dtype, True
+        return DeviceSpec(name, dtype, False)
+    return DeviceSpec(name, dtype, True)
 
 
 def _unsupported(name: str) -> UnsupportedDeviceError:
@@ -206,16 +152,16 @@ def _unsupported(name: str) -> UnsupportedDeviceError:
 
 
 def _warn(message: str) -> None:
-    # _warn, _check_device, pack_spec, __init__, the caller
+    # _warn, _check_device, check_devices, __init__, the caller
     warnings.warn(message, stacklevel=5)
 
 
 def policy_number(policy: object, overrides: Mapping[Any, Any] | None) -> int:
-    """Returns the number in the extension of what a region does to the policy; the same gets the same number."""
+    """Returns the number in the extension of what a region does to the policy; equal arguments get one number."""
     chosen = None if policy is None else Policy.of(policy)  # type: ignore[arg-type]
     try:
         return _register(chosen, None if overrides is None else tuple(overrides.items()))
-    except (AttributeError, TypeError):  # no mapping, or a value without a hash: nothing legal, and worth its own error
+    except (AttributeError, TypeError):  # not a mapping, or a value without a hash, which has an error of its own
         parse_overrides(overrides)  # type: ignore[arg-type]
         raise
 
@@ -228,34 +174,13 @@ policy_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _register(policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | None) -> int:
     changes = [] if policy is None else list(policy.changes)
     for name, value in parse_overrides(dict(overrides or ())):
-        changes += [(name, device, value) for device in DEVICE_TYPES]
-    return register_change(changes, replaces=policy is not None)
+        changes += [(name, device_type, value) for device_type in DEVICE_TYPES]
+    return register_policy_change(changes, replaces=policy is not None)
 
 
-def register_change(changes: Iterable[tuple[str, str, CastPolicy | torch.dtype]], replaces: bool = False) -> int:
-    """Returns the number of a change of policy in the extension; an op that has no row gets a kernel on our key.
-
-    Args:
-        changes: Overloads by their full names, device types, and policies that are legal.
-        replaces: Whether the policy is made anew, from stock's and what `register_policy` has given, and not from the
-            one around.
-    """
-    coded = [(_number(name), DEVICE_TYPES.index(device), policy_byte(policy)) for name, device, policy in changes]
-    if coded:
-        _checkpoint.install()
-    return _C.register_change(coded, replaces)
-
-
-def _number(name: str) -> int:
-    namespace, colons, rest = name.partition("::")
-    op, _, overload = rest.partition(".")
-    try:
-        return _C.register_op(namespace + colons + op, overload)
-    except (RuntimeError, ValueError) as error:
-        raise PolicyError(str(error).partition("\n")[0]) from error
-
-
-def policy_byte(policy: CastPolicy | torch.dtype) -> int:
-    if isinstance(policy, CastPolicy):
-        return _C.POLICY_BYTES[policy.value]
-    return _C.POLICY_BYTES["run_in"] + _NUMBERS[policy]
+def register_policy_change(changes: Sequence[tuple[str, str, CastPolicy | torch.dtype]], replaces: bool = False) -> int:
+    """As `register_change`; has checkpointing keep policies from now on, if there is anything to keep."""
+    number = register_change(changes, replaces)
+    if changes:
+        checkpoint.install()
+    return number

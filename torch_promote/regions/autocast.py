@@ -1,39 +1,28 @@
 """`my_autocast`: torch.autocast's contract, on a dispatch key of our own.
 
-The state is in the extension (csrc/region/region.cpp). What is asked for is checked and packed in
-arguments.py; decorating is in decorate.py.
+base.py has what regions share; arguments.py checks the arguments.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from torch_promote import _C
-from torch_promote.errors import DecoratorError, RegionError
-from torch_promote.integrations.asyncio_tasks import guard_tasks
-from torch_promote.integrations.export import record_enter, record_exit
+from torch_promote._C import pack_plain_region
+from torch_promote.native.region_spec import RegionSpec
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_names import find_op, name_op
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.arguments import (
-    allows_cache,
-    pack_spec,
-    read_policy,
-    unpack_devices,
-    with_cache_mode,
-    with_policy,
-)
-from torch_promote.regions.decorate import decorate
+from torch_promote.regions.arguments import allows_cache, cache_mode, check_devices, policy_number, read_policy
+from torch_promote.regions.base import Region
 
 __all__ = ["my_autocast"]
 
 
-class my_autocast:  # noqa: N801 (the name that people type)
+class my_autocast(Region):  # noqa: N801 (the name that people type)
     """Runs ops in the dtype that a policy chooses for each: a drop-in for `torch.autocast`.
 
     Under the default policy an op gives what it gives under `torch.autocast`, bit for bit, forward and backward. What
@@ -89,7 +78,9 @@ class my_autocast:  # noqa: N801 (the name that people type)
     Source: torch/amp/autocast_mode.py, class autocast (v2.13), for the positional arguments, their checks and warnings.
     """
 
-    __slots__ = ("__weakref__", "_arguments", "_spec")
+    __slots__ = ("_arguments",)
+
+    _arguments: tuple[Any, ...]  # those of _Arguments, without the last ones where they are None
 
     def __init__(
         self,
@@ -102,86 +93,63 @@ class my_autocast:  # noqa: N801 (the name that people type)
         policy: Policy | str | os.PathLike[str] | None = None,
         overrides: Mapping[Any, Any] | None = None,
     ) -> None:
-        cached = cache_enabled if cache is None else allows_cache(cache, cache_enabled)
-        spec = _C.pack_cpu_spec(device_type, dtype, enabled, cached)
-        if spec is None:
-            spec = pack_spec(device_type, dtype, enabled, cached)
-        if cache is not None:
-            spec = with_cache_mode(spec, cache)
+        if cache is None and policy is None and overrides is None:
+            plain = pack_plain_region(device_type, dtype, enabled, cache_enabled)
+            if plain is not None:
+                self._packed, self._arguments = plain
+                return
+        allowed = cache_enabled if cache is None else allows_cache(cache, cache_enabled)
+        devices = check_devices(device_type, dtype, enabled)
+        change = 0
         if overrides is not None or policy is not None:
             overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
             if not torch.compiler.is_dynamo_compiling():  # which keeps the number alone
                 policy = read_policy(policy)
-            spec = with_policy(spec, policy, overrides)
-        self._spec = spec
+            change = policy_number(policy, overrides)
+        cache_flag = bool(torch.is_autocast_cache_enabled() if allowed is None else allowed)
+        self._packed = RegionSpec(devices, cache_flag, cache_mode(cache), change).pack()
         self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides)
 
-    def __enter__(self) -> my_autocast:
-        notes = _C.enter_region(self, self._spec)
-        if notes:
-            self._look_around(notes)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        notes = _C.exit_region(self)
-        if notes:
-            if notes < 0:
-                if kind is GeneratorExit:
-                    return  # a body that is closed between two of its steps, when its regions were off the thread
-                raise RegionError(
-                    f"{self!r} is not open in this thread, so it cannot be ended here. A region belongs to the thread "
-                    f"that entered it; enter one in each thread."
-                )
-            record_exit(self._spec)
-
-    def __call__(self, func: Any) -> Any:
-        """Decorates a callable; see the class."""
-        if not callable(func):
-            raise DecoratorError(
-                f"my_autocast(...) decorates a callable, got {type(func).__name__}. Decorate a function, or use it as "
-                f"a context manager: `with my_autocast(...):`."
-            )
-        return decorate(self, self._spec, func)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy has the defaults that its original found.
-        *arguments, overrides = self._arguments
-        named = None if overrides is None else [(name_op(op), policy) for op, policy in overrides.items()]
-        return _rebuild, (with_policy(self._spec, None, None), arguments, named)
+        # A copy has the defaults that its original found. Numbers of policy changes are not valid in other processes.
+        asked = _Arguments(*self._arguments)
+        named = None if asked.overrides is None else [(name_op(op), value) for op, value in asked.overrides.items()]
+        spec = RegionSpec.unpack(self._packed)._replace(policy_change=0)
+        return _rebuild, (spec.pack(), asked._replace(overrides=None), named)
 
     def __repr__(self) -> str:
-        device_type, dtype, enabled, cache_enabled, cache, policy, overrides = self._arguments
-        parts = [repr(device_type) if device_type is not None else repr(next(unpack_devices(self._spec))[0])]
-        parts += [f"dtype={dtype}"] if dtype is not None else []
-        parts += [] if enabled else ["enabled=False"]
-        parts += [f"cache_enabled={cache_enabled}"] if cache_enabled is not None else []
-        parts += [f"cache={cache!r}"] if cache is not None else []
-        parts += [f"policy={policy!r}"] if policy is not None else []
-        parts += [f"overrides={_short(overrides)}"] if overrides else []
+        asked = _Arguments(*self._arguments)
+        first = RegionSpec.unpack(self._packed).devices[0].device_type
+        parts = [repr(first if asked.device_type is None else asked.device_type)]
+        parts += [f"dtype={asked.dtype}"] if asked.dtype is not None else []
+        parts += [] if asked.enabled else ["enabled=False"]
+        parts += [f"cache_enabled={asked.cache_enabled}"] if asked.cache_enabled is not None else []
+        parts += [f"cache={asked.cache!r}"] if asked.cache is not None else []
+        parts += [f"policy={asked.policy!r}"] if asked.policy is not None else []
+        parts += [f"overrides={_short(asked.overrides)}"] if asked.overrides else []
         return f"my_autocast({', '.join(parts)})"
 
-    def _look_around(self, notes: int) -> None:
-        if notes & _C.RUNNING_LOOP:
-            guard_tasks()
-        if notes & _C.TORCH_FUNCTION_MODE:
-            try:
-                record_enter(self._spec)
-            except BaseException:
-                _C.exit_region(self)
-                raise
+
+class _Arguments(NamedTuple):
+    """The arguments of `my_autocast`, in the order in which a region holds them."""
+
+    device_type: Any
+    dtype: torch.dtype | None
+    enabled: bool
+    cache_enabled: bool | None
+    cache: str | None = None
+    policy: Any = None
+    overrides: Mapping[Any, Any] | None = None
 
 
-# What __init__, __enter__ and __exit__ do in the plainest cases is done in C too: csrc/python/region_type.cpp.
-_C.take_short_ways(my_autocast)
-
-
-def _rebuild(spec: str, arguments: Sequence[Any], named: Sequence[tuple[Any, Any]] | None) -> my_autocast:
+def _rebuild(packed: str, asked: _Arguments, named: Sequence[tuple[Any, Any]] | None) -> my_autocast:
+    overrides = None if named is None else {find_op(name): value for name, value in named}
     region = my_autocast.__new__(my_autocast)
-    overrides = None if named is None else {find_op(name): policy for name, policy in named}
-    region._spec = with_policy(spec, arguments[-1], overrides)
-    region._arguments = (*arguments, overrides)
+    region._packed = packed
+    if asked.policy is not None or overrides is not None:
+        change = policy_number(asked.policy, overrides)
+        region._packed = RegionSpec.unpack(packed)._replace(policy_change=change).pack()
+    region._arguments = asked._replace(overrides=overrides)
     return region
 
 

@@ -1,4 +1,4 @@
-"""`my_autocast` as a decorator, of functions and of whatever runs in steps."""
+"""Regions as decorators of functions, coroutines and generators."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torch_promote.regions.steps import Awaited, Steps, drive
 __all__ = ["decorate"]
 
 
-def decorate(region: AbstractContextManager[Any], spec: str, func: Any) -> Any:
-    """Returns `func` so that it runs in `region`; of coroutines and generators, each step.
+def decorate(region: AbstractContextManager[Any], packed: str, func: Any) -> Any:
+    """Returns a function that runs `func` in `region`: of coroutines and generators, each step.
 
     Args:
-        region: The `my_autocast` object.
-        spec: Its packed spec, for torch.compile.
+        region: The region.
+        packed: Its packed spec, for torch.compile.
         func: A callable.
     """
     body = func if inspect.isroutine(func) or isinstance(func, functools.partial) else type(func).__call__
@@ -69,11 +69,11 @@ def decorate(region: AbstractContextManager[Any], spec: str, func: Any) -> Any:
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
-                with GraphRegion(spec):
+                with GraphRegion(packed):
                     return func(*args, **kwargs)
             with region:
                 return func(*args, **kwargs)
 
-    # torch.jit looks for this name on functions that it is asked to compile.
+    # torch.jit looks for this attribute on functions that it compiles, and raises its text.
     wrapper.__script_unsupported = "@my_autocast() decorator is not supported in script mode"
     return wrapper

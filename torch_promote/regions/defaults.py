@@ -17,11 +17,11 @@ from torch_promote import _C
 from torch_promote.errors import PolicyError
 from torch_promote.integrations import compile as _compile
 from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.named import use_registered_ops
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.overrides import parse_overrides
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.arguments import policy_number, register_change
+from torch_promote.policy.registered_policies import replace_registered_ops
+from torch_promote.regions.arguments import policy_number, register_policy_change
 
 __all__ = [
     "RegisteredPolicy",
@@ -197,7 +197,7 @@ _Registered = dict[tuple[str, str], tuple[CastPolicy | torch.dtype, RegisteredPo
 def _put(registered: _Registered, default: Policy | None) -> None:
     """Puts both in force. Where that fails, nothing has changed."""
     changes = [(*place, value) for place, (value, _) in sorted(registered.items(), key=lambda item: item[0])]
-    number = register_change(changes)
+    number = register_policy_change(changes)
     _C.set_defaults(number, 0 if default is None else policy_number(default, None))
     # A graph that opens a region outside of all regions was traced under the default, and has no guard on it.
     if _compile.graphs_open_regions():
@@ -207,6 +207,4 @@ def _put(registered: _Registered, default: Policy | None) -> None:
 def _replace_registered(registered: _Registered) -> None:
     global _registered
     _registered = registered
-
-
-use_registered_ops(lambda: registered_policies().keys())
+    replace_registered_ops(registered)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
-from carried_out import Autocast, check_row
 from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
+from helpers.autocast_plans import Autocast, check_row
 from helpers.rows import LOWER_DTYPES, ROWS, calls, listed, tensors_of
 from torch_promote.policy.op_table import Row
 from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, Cast, autocast_plan
@@ -17,18 +18,27 @@ from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, C
 ON_CPU = [row for row in ROWS if listed(row, "cpu")]
 ON_CUDA = [row for row in ROWS if listed(row, "cuda")]
 
+KINDS = {"ours": tp.my_autocast, "stock": torch.autocast}
+#: What makes the region, and its autocast dtype. The everyday run has each dtype and each kind of region once.
+EVERYDAY = (("ours", torch.float16), ("stock", torch.bfloat16))
+each_region = pytest.mark.parametrize(
+    ("autocast", "lower"),
+    [
+        pytest.param(make, lower, id=f"{kind}-{lower}", marks=[] if (kind, lower) in EVERYDAY else pytest.mark.slow)
+        for (kind, make), lower in itertools.product(KINDS.items(), LOWER_DTYPES)
+    ],
+)
+
 
 @pytest.mark.parametrize("row", ON_CPU, ids=lambda row: row.name)
-@pytest.mark.parametrize("lower", LOWER_DTYPES, ids=str)
-@pytest.mark.parametrize("autocast", [tp.my_autocast, torch.autocast], ids=["ours", "stock"])
+@each_region
 def test_cpu_row(row: Row, lower: torch.dtype, autocast: Autocast) -> None:
     check_row(row, "cpu", lower, autocast, fake=False)
 
 
 @pytest.mark.usefixtures("pretend_cuda")
 @pytest.mark.parametrize("row", ON_CUDA, ids=lambda row: row.name)
-@pytest.mark.parametrize("lower", LOWER_DTYPES, ids=str)
-@pytest.mark.parametrize("autocast", [tp.my_autocast, torch.autocast], ids=["ours", "stock"])
+@each_region
 def test_cuda_row(row: Row, lower: torch.dtype, autocast: Autocast) -> None:
     with tensors_of(fake=True):
         check_row(row, "cuda", lower, autocast, fake=True)

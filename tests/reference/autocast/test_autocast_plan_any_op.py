@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
-from helpers.planned import Policy, carry_out, full_name
-from helpers.support import assert_same
+from helpers.comparison import assert_same
+from helpers.override_effects import Policy, carry_out, full_name
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.reference.autocast.plan import AutocastState, DeviceAutocast, autocast_plan
 

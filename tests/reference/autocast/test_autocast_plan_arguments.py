@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from carried_out import Autocast, check_call, watched
 from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
+from helpers.autocast_plans import Autocast, check_call, watched
 from helpers.casts import casts_made
-from helpers.planned import carry_out
+from helpers.override_effects import carry_out
 from helpers.rows import ROWS, calls, listed
 from helpers.side_by_side import Bound
 from torch_promote.parity.row_samples.known import MIXED

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from carried_out import check_call, overriding, watched
 
 import torch_promote as tp
-from helpers.planned import full_name
+from helpers.autocast_plans import check_call, overriding, watched
+from helpers.override_effects import full_name
 from helpers.rows import ROWS, calls, listed, tensors_of
 from helpers.side_by_side import Bound
 from torch_promote.parity.row_samples.known import FLOAT32, MIXED_LOWER_FIRST
@@ -60,6 +60,8 @@ def test_cpu_row(row: Row) -> None:
     check(row, "cpu", fake=False)
 
 
+# tests/dispatch/test_override_effects.py makes these calls every day, but once each: no cast is served.
+@pytest.mark.slow
 @pytest.mark.usefixtures("pretend_cuda")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_cuda_row(row: Row) -> None:

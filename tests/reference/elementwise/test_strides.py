@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_cuda import OPS, compare
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from helpers.fake_cuda_strides import OPS, compare
 from helpers.operands import LAYOUTS, random_operands, random_tensor
+from helpers.subprocesses import environment
 from torch_promote.reference.elementwise.memory_format import (
     channels_last_3d_strides,
     channels_last_strides,
@@ -37,9 +36,9 @@ from torch_promote.reference.elementwise.strides import (
 from torch_promote.reference.elementwise.tensor_iterator import ElementwiseResult, infer_elementwise, infer_where
 from torch_promote.reference.promotion.table import TABLE_DTYPES
 
-#: Fake tensors take 50 s for the full numbers, so that is asked for by TORCH_PROMOTE_FULL=1.
-FULL = os.environ.get("TORCH_PROMOTE_FULL") == "1"
 PAIRS, TRIPLES = 20_000, 5_000
+#: How many operands are made for fake tensors, which are slow.
+fake_counts = pytest.mark.parametrize("count", [500, pytest.param(PAIRS, marks=pytest.mark.slow)])
 
 
 def same(ours: ElementwiseResult, tensor: torch.Tensor) -> bool:
@@ -72,13 +71,11 @@ def test_results_of_cpu_tensors(name: str, count: int) -> None:
 # ours is held against those, in a process that drops the Python ones. where has no C++ one; it converts its values
 # itself on every device, so its CPU result is what CUDA gets.
 @pytest.mark.parametrize("name", ["add", "addcmul"])
-def test_results_of_fake_cuda_tensors_by_tensor_iterator(name: str) -> None:
-    count = (PAIRS if name == "add" else TRIPLES) if FULL else 500
-    here = Path(__file__).parent
-    paths = [str(here), str(here.parents[1]), str(here.parents[2]), os.environ.get("PYTHONPATH", "")]
+@fake_counts
+def test_results_of_fake_cuda_tensors_by_tensor_iterator(name: str, count: int) -> None:
     done = subprocess.run(
-        [sys.executable, str(here / "fake_cuda.py"), name, str(count)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        [sys.executable, "-m", "helpers.fake_cuda_strides", name, str(count)],
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=280,
@@ -89,10 +86,10 @@ def test_results_of_fake_cuda_tensors_by_tensor_iterator(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "where", "addcmul"])
-def test_results_of_fake_cuda_tensors_as_shipped(name: str) -> None:
+@fake_counts
+def test_results_of_fake_cuda_tensors_as_shipped(name: str, count: int) -> None:
     """Where FakeTensor and ours differ, and no temporaries are in play, eager PyTorch says what ours says."""
     stock, ours, dtypes = OPS[name]
-    count = (PAIRS if name == "add" else TRIPLES) if FULL else 500
     checked = 0
     for operands, fake, result in compare(
         stock, random_operands(count, seed=count + 1, dtypes=dtypes), FakeTensorMode()

@@ -252,7 +252,7 @@ def elementwise_ops() -> Iterator[Any]:
                         yield form
 
 
-@pytest.mark.parametrize("op", elementwise_ops(), ids=str)
+@pytest.mark.parametrize("op", list(elementwise_ops()), ids=str)
 def test_elementwise_ops_on_odd_layouts(op: Any) -> None:
     rng = random.Random(str(op))
     with warnings.catch_warnings():
@@ -298,7 +298,7 @@ def mixed_calls(a: torch.dtype, b: torch.dtype) -> Iterator[tuple[Any, tuple[Any
     yield aten.native_dropout.default, (x, 0.5, True)
 
 
-@pytest.mark.parametrize(("a", "b"), itertools.product(FLOATING, FLOATING), ids=str)
+@pytest.mark.parametrize(("a", "b"), list(itertools.product(FLOATING, FLOATING)), ids=str)
 def test_mixed_dtypes(a: torch.dtype, b: torch.dtype) -> None:
     found = [differs(op, args, {}) for op, args in mixed_calls(a, b)]
     assert found.count("") >= (len(found) - 1 if a is b else 10), found

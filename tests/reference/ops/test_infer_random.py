@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import warnings
 from collections import Counter
@@ -13,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from op_db_coverage import described, differs
-from random_calls import RandomCall, changed, forms, recorded
 from torch.utils._pytree import tree_map_only
 
+from helpers.op_db_coverage import described, differs
+from helpers.random_calls import RandomCall, changed, forms, recorded
 from torch_promote.reference.ops.call import described as described_tensor
 from torch_promote.reference.ops.infer import Inference, infer
 from torch_promote.reference.ops.rule_table import Entry, Term, rule_table
@@ -24,9 +23,6 @@ from torch_promote.reference.promotion.states import Operand
 from torch_promote.reference.promotion.table import PromotionError
 
 aten = torch.ops.aten
-#: How many changed calls of each overload and its in-place and out= forms; with TORCH_PROMOTE_FULL=1, of more samples.
-FULL = os.environ.get("TORCH_PROMOTE_FULL") == "1"
-CHANGED = 300 if FULL else 20
 
 
 @dataclass
@@ -90,13 +86,17 @@ def compare(calls: dict[Any, list[RandomCall]], count: int, seed: str = "") -> C
     return comparison
 
 
-def test_changed_calls_of_the_op_database() -> None:
-    calls = recorded(most=10, limit=3) if FULL else recorded(most=6, limit=1)
-    result = compare(calls, CHANGED)
+@pytest.mark.parametrize(
+    ("most", "limit", "count"),
+    [(6, 1, 20), pytest.param(10, 3, 300, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+)
+def test_changed_calls_of_the_op_database(most: int, limit: int, count: int) -> None:
+    """`count` changed calls of each overload and its in-place and out= forms."""
+    result = compare(recorded(most, limit), count)
     assert result.wrong == {}, "\n".join(f"{name}: {text}" for name, text in result.wrong.items())
     assert result.unruled == {}
     assert len(result.compared) > 1000
-    assert result.compared.total() > CHANGED * 400
+    assert result.compared.total() > count * 400
     # Each kind of form takes part.
     assert sum(name.startswith("aten._foreach") for name in result.compared) > 80
     assert sum("_." in name for name in result.compared) > 150

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 import torch
-from comparison import compare, golden, rule_for
-from libraries import LIBRARIES
 
 from exceptions import EXCEPTIONS
+from helpers.array_libraries import LIBRARIES
+from helpers.golden_comparison import compare, golden, rule_for
 
 #: How many answers at least are compared on the oldest PyTorch: all but those with dtypes that it may lack.
 AT_LEAST = {"numpy": 1_500, "jax": 1_800, "jax_without_x64": 900, "array_api": 1_000}

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from comparison import compare, rule_for
-from libraries import (
+
+from helpers.array_libraries import (
     STANDARD,
     array_api_answers,
     jax_answers,
@@ -17,7 +17,7 @@ from libraries import (
     numpy_answers,
     numpy_answers_without_ml_dtypes,
 )
-
+from helpers.golden_comparison import compare, rule_for
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES
 

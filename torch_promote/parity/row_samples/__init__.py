@@ -1,6 +1,6 @@
-"""Sample calls: at least one of every overload in the op table, one file for each family of ops.
+"""Sample calls for each row of the op table, one file for each family of ops.
 
-A sample is called through `torch.ops.aten.<op>.<overload>`, so that it reaches this row and no other.
+Samples are called as `torch.ops.aten.<op>.<overload>`, so that each reaches its own row.
 """
 
 from __future__ import annotations

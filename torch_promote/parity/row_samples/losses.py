@@ -1,4 +1,4 @@
-"""Sample calls of losses. A target that has no derivative is made with grad=False."""
+"""Sample calls of losses. Targets without a derivative are made with grad=False."""
 
 from __future__ import annotations
 

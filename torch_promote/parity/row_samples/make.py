@@ -1,4 +1,4 @@
-"""Builds the arguments of sample calls: the same call serves every input dtype, and real and fake tensors."""
+"""Builds the arguments of sample calls, for every input dtype and for real and fake tensors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 class Make:
     """Makes the tensors of one sample call.
 
-    A call of a `Make` gives a tensor of the dtype under test. With several dtypes they take turns, so that the
-    arguments of one call differ. What is an index, a count or a mask has its own dtype whatever is under test.
+    Calling a `Make` returns a tensor of the dtype under test. Several dtypes alternate, so that the arguments of one
+    call differ. Indices, counts and masks have their own dtypes.
 
     Args:
         dtypes: The dtypes under test, one of which may be an integer dtype.
-        device: Where the tensors live.
-        fake: Leave the values alone, because the tensors are fake.
-        grad: Let floating tensors require grad.
-        seed: The same seed gives the same values.
+        device: The device of the tensors.
+        fake: Whether the tensors are fake, and have no values.
+        grad: Whether floating tensors require grad.
+        seed: The seed of the values.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Make:
         return torch.randint(high, shape, generator=self._generator).to(self._device)
 
     def constant(self, values: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """Returns given values in a given dtype, neither of which is under test."""
+        """Returns the given values in the given dtype, whatever the dtype under test."""
         return torch.tensor(values, dtype=dtype, device=self._device)
 
     def _next_dtype(self) -> torch.dtype:
@@ -82,15 +82,15 @@ class Make:
     def _filled(self, tensor: torch.Tensor, values: Callable[[], torch.Tensor], grad: bool) -> torch.Tensor:
         floating = tensor.is_floating_point()
         if not self._fake:
-            # Of integers, nearly all of [-1, 1) would be zero.
+            # As integers, nearly all values in [-1, 1) would be zero.
             tensor.copy_(values() if floating else values() * 4)
         return tensor.requires_grad_(self._grad and grad and floating)
 
 
-#: Builds one call of the row that it stands under.
+#: Builds one call of a row.
 Sample = Callable[[Make], Call]
 
 
 def call(*args: Any, **kwargs: Any) -> Call:
-    """Spells the arguments of a call as one would write them."""
+    """Returns the arguments of a call as positional and keyword arguments."""
     return args, kwargs

@@ -27,7 +27,7 @@ SQUARE = (
 )  # fmt: skip
 #: Ops of one matrix that need not be square.
 RECTANGULAR = ("geqrf", "linalg_qr", "linalg_svdvals", "nuclear_norm", "pinverse", "qr", "svd")
-#: Ops of the reflectors and factors that geqrf returns.
+#: Ops on the reflectors and factors that geqrf returns.
 REFLECTORS = ("linalg_householder_product", "orgqr")
 
 SAMPLES: dict[str, list[Sample]] = {
@@ -41,7 +41,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "aten::linalg_matrix_rank.atol_rtol_tensor": [
         lambda m: call(m.positive_definite(4), atol=m(low=0.1, high=0.2), rtol=m(low=0.1, high=0.2))
     ],
-    # On the CPU the default driver, gelsy, does not repeat its own bits.
+    # On the CPU the default driver, gelsy, does not repeat its bits.
     "aten::linalg_lstsq": [lambda m: call(m(5, 3), m(5, 2), driver="gels")],
     "aten::linalg_solve": [lambda m: call(m.positive_definite(4), m(4, 2))],
     "aten::linalg_tensorinv": [lambda m: call(m(2, 3, 6), 2)],

@@ -1,4 +1,4 @@
-"""Sample calls of pointwise ops, reductions, norms and what else works along a dimension."""
+"""Sample calls of pointwise ops, reductions, norms and other ops along a dimension."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ CL3D = torch.channels_last_3d
 
 
 def _cell(gates: int) -> Sample:
-    """A recurrent cell: 3 inputs, 4 hidden units, and so many blocks of weights."""
+    """A recurrent cell: 3 inputs, 4 hidden units, and the given number of weight blocks."""
     rows = 4 * gates
     return lambda m: call(m(2, 3), m(2, 4), m(rows, 3), m(rows, 4), m(rows), m(rows))
 

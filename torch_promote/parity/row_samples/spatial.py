@@ -1,4 +1,4 @@
-"""Sample calls of what works on images, volumes and signals: pooling, resizing, padding, grids and transforms."""
+"""Sample calls of ops on images, volumes and signals: pooling, resizing, padding, grids and transforms."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,9 @@ from torch_promote.reference.ops.dtypes_of_results import DTYPE_RULES
 from torch_promote.reference.ops.elementwise import ELEMENTWISE_RULES
 from torch_promote.reference.ops.registered import is_registered
 from torch_promote.reference.ops.rule_table import Entry, Term, rule_table
+from torch_promote.reference.promotion.states import Operand
 
-__all__ = ["EACH", "NO_RULE", "Inference", "NoRule", "infer", "rule_name"]
+__all__ = ["EACH", "NO_RULE", "Inference", "NoRule", "functional_of", "infer", "rule_name"]
 
 
 class NoRule(enum.Enum):
@@ -44,6 +46,9 @@ NO_RULE = NoRule.NO_RULE
 
 #: The rule of ops on lists: `each(add.Tensor)` means that another op runs on the elements, one of each list at a time.
 EACH = "each"
+
+#: Python's in-place operators, such as `__ilshift__`.
+_IN_PLACE_OPERATOR = re.compile("__i([lr]shift|and|or|xor)__")
 
 #: In-place ops that change the shape or strides of their argument.
 _RESHAPING = (
@@ -163,7 +168,7 @@ def _of_each(call: Call, name: str) -> Iterator[torch.dtype | None]:
     namespace = getattr(torch.ops, call.signature.name.partition("::")[0])
     op = getattr(getattr(namespace, packet), overload or "default")
     places = [argument.name for argument in signature_of(op).arguments]
-    lists = [isinstance(value, list | tuple) for value in call.values()]
+    lists = [isinstance(value, list | tuple) and not isinstance(value, Operand) for value in call.values()]
     for index in range(len(next(value for value, is_list in zip(call.values(), lists, strict=True) if is_list))):
         kwargs = {
             argument if argument in places else places[place]: value[index] if is_list else value
@@ -186,7 +191,7 @@ def _written(op: torch._ops.OpOverload, call: Call) -> Inference:
     """The results of an op that returns only arguments that it writes to."""
     names = [written for _, written in call.signature.returns if written is not None]
     dtypes = tuple(x.dtype for name in names for x in call.operands(name) if isinstance(x, TensorLike))
-    functional = _functional(op)
+    functional = functional_of(op)
     entry = rule_table().get(functional) if functional is not None else None
     if entry is None or entry.terms[0].rule not in ELEMENTWISE_RULES or call.without_layout() is not None:
         return Inference("written", dtypes)
@@ -207,14 +212,20 @@ def _written(op: torch._ops.OpOverload, call: Call) -> Inference:
 
 
 @functools.cache
-def _functional(op: torch._ops.OpOverload) -> str | None:
-    """The overload that computes the same without writing, or None: `aten::add.Tensor` for add_ and add.out."""
+def functional_of(op: torch._ops.OpOverload) -> str | None:
+    """Returns the overload that computes the same without writing, or None: `aten::add.Tensor` for add_ and add.out.
+
+    Example:
+        >>> functional_of(torch.ops.aten.add_.Tensor), functional_of(torch.ops.aten.__ilshift__.Tensor)
+        ('aten::add.Tensor', 'aten::__lshift__.Tensor')
+    """
     signature = signature_of(op)
     namespace, name = signature.name.split(".")[0].split("::")
+    name = _IN_PLACE_OPERATOR.sub(r"__\1__", name)
     if name in _RESHAPING:
         return None
     inputs = [(a.name, a.type) for a in signature.arguments if not a.written or a.name == "self"]
-    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    packet = getattr(getattr(torch.ops, namespace), name if name.endswith("__") else name.removesuffix("_"), None)
     for overload in packet.overloads() if packet is not None else ():
         other = signature_of(getattr(packet, overload))
         if not any(a.written for a in other.arguments) and [(a.name, a.type) for a in other.arguments] == inputs:

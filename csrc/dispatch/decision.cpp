@@ -1,0 +1,29 @@
+// file: the error for an op that a policy bans
+#include "dispatch/decision.h"
+
+#include "policy/op_numbers.h"
+
+#include <c10/util/Exception.h>
+
+#include <string>
+
+namespace torch_promote {
+
+void raise_banned(OpNumber op, Device device) {
+  const std::string name = op_name(op);
+  const std::string device_name = c10::DeviceTypeName(device_type_of(device), /*lower_case=*/true);
+  const bool by_stock = stock_policy_table().lookup(device, op) == to_byte(CastPolicy::banned);
+  std::string remedy =
+      "Run it in a nested `my_autocast(enabled=False)` on inputs of the dtype that you want, or give "
+      "the op another policy in this region's overrides.";
+  if (op == number_of(OpEntry::binary_cross_entropy)) {
+    remedy =
+        "A sigmoid in half precision saturates before its logarithm is taken, so use "
+        "binary_cross_entropy_with_logits (BCEWithLogitsLoss) on what goes into the sigmoid. Otherwise: " +
+        remedy;
+  }
+  const char* why = by_stock ? "its results are unsafe there. " : "the policy in force here says so. ";
+  TORCH_CHECK(false, name, " is banned under autocast on ", device_name, ": ", why, remedy);
+}
+
+} // namespace torch_promote

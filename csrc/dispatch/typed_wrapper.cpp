@@ -1,0 +1,172 @@
+// file: the wrapper of each op entry: find the device and its policy, cast, call the op
+#include "dispatch/typed_wrapper.h"
+
+#include "dispatch/cast_args.h"
+#include "dispatch/decision.h"
+#include "dispatch/registration.h"
+#include "promotion/call.h"
+
+#include <ATen/core/boxing/impl/boxing.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <type_traits>
+#include <utility>
+
+// The per-op headers of the op entries that this PyTorch has; setup.py writes this file.
+#include "aten_headers.h"
+
+namespace at::_ops {
+// An op that this PyTorch lacks has no header and remains an incomplete type.
+#define ROW(op, overload, ...) struct TORCH_PROMOTE_OP_STRUCT(op, overload);
+#include "op_policies.def"
+#undef ROW
+} // namespace at::_ops
+
+namespace torch_promote {
+
+namespace {
+
+template <class... Args>
+constexpr bool has_optional_dtype() {
+  return (std::is_same_v<std::decay_t<Args>, std::optional<at::ScalarType>> || ...);
+}
+template <class First, class... Rest>
+constexpr bool starts_with_tensor() {
+  return std::is_same_v<std::decay_t<First>, at::Tensor>;
+}
+
+// Op entries whose op may return its argument, or a view of it. A schema declares this only for ops with a kernel, not
+// for composites.
+constexpr bool may_return_argument(OpEntry entry) {
+  return entry == OpEntry::einsum || entry == OpEntry::chain_matmul || entry == OpEntry::view_as_complex;
+}
+
+// A kernel for all op entries of one signature: compiling one for each op entry takes twice the time. `call` and
+// `redispatch` are those of the overload's struct in at::_ops; `with_dtype` is the overload that fp32_append_dtype
+// calls, of type WithDtype, which is void for op entries without that form.
+template <bool kMayReturnArgument, class WithDtype, class Signature>
+class TypedWrapper;
+
+template <bool kMayReturnArgument, class WithDtype, class Result, class... Args>
+class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
+ public:
+  using Call = Result(Args...);
+  using Redispatch = Result(c10::DispatchKeySet, Args...);
+
+  TypedWrapper(OpEntry entry, Call* call, Redispatch* redispatch, WithDtype* with_dtype)
+      : entry_(entry), call_(call), redispatch_(redispatch), with_dtype_(with_dtype) {}
+
+  Result operator()(c10::DispatchKeySet keys, Args... args) const {
+    const Decision decision = decide(entry_, keys);
+    const Promotion* promotion = current_policy().promotion.rule;
+    if (const PromotingOp* promoting = acted_on(promotion, number_of(entry_))) {
+      if (!decision.is_none() || !PlainCall(*promoting, *promotion).is_plain(args...)) {
+        return c10::impl::BoxedKernelWrapper<Call>::call(
+            promoting->boxed, promoting->handle, keys, std::forward<Args>(args)...);
+      }
+      const InsidePromoted inside;
+      return redispatch_(keys_without_policy(entry_, keys), std::forward<Args>(args)...);
+    }
+    if (decision.is_none()) {
+      return redispatch_(keys_without_policy(entry_, keys), std::forward<Args>(args)...);
+    }
+    const Device device = decision.device;
+    if (decision.policy == to_byte(CastPolicy::banned)) {
+      raise_banned(number_of(entry_), device);
+    }
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(decision.keys_off());
+
+    const at::ScalarType dtype = target_dtype(decision, [&] {
+      PromoteJoin join(device);
+      (join.add(args), ...);
+      return join.dtype();
+    });
+    if (dtype != at::ScalarType::Undefined && (needs_cast(args, dtype, device) || ...)) {
+      if constexpr (kMayReturnArgument) {
+        const ResultsMayAlias no_sharing;
+        return call_(CastArg<std::decay_t<Args>>(args, dtype, device).get()...);
+      }
+      // The casts are arguments of one call expression, as in stock. The compiler's order of evaluation becomes the
+      // order of the autograd nodes, and so that of the sums in the backward.
+      return call_(CastArg<std::decay_t<Args>>(args, dtype, device).get()...);
+    }
+    if constexpr (starts_with_tensor<Args...>()) {
+      if constexpr (!std::is_void_v<WithDtype>) {
+        if (decision.policy == to_byte(CastPolicy::fp32_append_dtype)) {
+          const at::Tensor& first = first_tensor(args...);
+          const at::ScalarType output = is_eligible(first, device) ? at::kFloat : first.scalar_type();
+          return with_dtype_(std::forward<Args>(args)..., output);
+        }
+      }
+      if constexpr (has_optional_dtype<Args...>()) {
+        if (decision.policy == to_byte(CastPolicy::fp32_set_opt_dtype) && is_eligible(first_tensor(args...), device)) {
+          return call_next(decision, keys, with_default_dtype(args)...);
+        }
+      }
+    }
+    return call_next(decision, keys, std::forward<Args>(args)...);
+  }
+
+ private:
+  // `keys` was computed from the same tensors, so it still holds; computing it anew would cost as much as a dispatch.
+  // Where the other device's policy comes next, the dispatcher has to compute it.
+  Result call_next(const Decision& decision, c10::DispatchKeySet keys, Args... args) const {
+    if (decision.other_device_waits) {
+      return call_(std::forward<Args>(args)...);
+    }
+    return redispatch_(
+        keys_without_policy(entry_, keys).remove(stock_key_of(decision.device)), std::forward<Args>(args)...);
+  }
+
+  OpEntry entry_;
+  Call* call_;
+  Redispatch* redispatch_;
+  WithDtype* with_dtype_;
+};
+
+template <class T, class = void>
+struct IsComplete : std::false_type {};
+template <class T>
+struct IsComplete<T, std::void_t<decltype(sizeof(T))>> : std::true_type {};
+
+void register_wrapper(torch::Library& library, OpEntry entry, torch::CppFunction&& kernel) {
+  library.impl(op_entries()[static_cast<size_t>(entry)].overload_name().c_str(), std::move(kernel));
+}
+
+template <bool kMayReturnArgument, class WithDtype, class Result, class... Args>
+torch::CppFunction make_wrapper(
+    OpEntry entry, Result (*call)(Args...), Result (*redispatch)(c10::DispatchKeySet, Args...), WithDtype* with_dtype) {
+  return torch::CppFunction(
+      TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)>(entry, call, redispatch, with_dtype));
+}
+
+template <OpEntry entry, class Op, class WithDtype = void>
+void register_entry(torch::Library& library) {
+  if constexpr (IsComplete<Op>::value) {
+    constexpr bool kMayReturnArgument = may_return_argument(entry);
+    if constexpr (std::is_void_v<WithDtype>) {
+      void* const none = nullptr;
+      register_wrapper(library, entry, make_wrapper<kMayReturnArgument>(entry, &Op::call, &Op::redispatch, none));
+    } else {
+      register_wrapper(
+          library, entry, make_wrapper<kMayReturnArgument>(entry, &Op::call, &Op::redispatch, &WithDtype::call));
+    }
+  }
+}
+
+} // namespace
+
+void register_typed_wrappers() {
+  library_on_autocast_key("_").fallback(torch::CppFunction::makeFallthrough());
+  torch::Library& aten = library_on_autocast_key("aten");
+#define ROW(op, overload, cpu, cuda, ...)                            \
+  register_entry<                                                    \
+      OpEntry::TORCH_PROMOTE_OP_STRUCT(op, overload),                \
+      at::_ops::TORCH_PROMOTE_OP_STRUCT(op, overload) __VA_OPT__(, ) \
+          __VA_OPT__(at::_ops::TORCH_PROMOTE_OP_STRUCT(op, __VA_ARGS__))>(aten);
+#include "op_policies.def"
+#undef ROW
+}
+
+} // namespace torch_promote

@@ -1,0 +1,58 @@
+// file: the number of each op that may have a policy, and its name
+#include "policy/op_numbers.h"
+
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace torch_promote {
+
+namespace {
+
+struct OpNumbers {
+  std::mutex mutex;
+  std::unordered_map<std::string, OpNumber> by_name;
+  std::vector<std::string> names; // by number
+
+  OpNumbers() {
+    for (const OpEntryInfo& entry : op_entries()) {
+      add(entry.name());
+    }
+  }
+  OpNumber add(const std::string& name) {
+    const auto number = static_cast<OpNumber>(names.size());
+    names.push_back(name);
+    by_name.emplace(name, number);
+    return number;
+  }
+};
+
+OpNumbers& op_numbers() {
+  static auto* instance = new OpNumbers; // never destroyed: threads may outlive static destructors
+  return *instance;
+}
+
+} // namespace
+
+std::optional<OpNumber> find_op_number(const std::string& name) {
+  const std::lock_guard<std::mutex> lock(op_numbers().mutex);
+  const auto known = op_numbers().by_name.find(name);
+  return known == op_numbers().by_name.end() ? std::nullopt : std::optional(known->second);
+}
+
+OpNumber add_op_number(const std::string& name) {
+  const std::lock_guard<std::mutex> lock(op_numbers().mutex);
+  return op_numbers().add(name);
+}
+
+OpNumber count_of_op_numbers() {
+  const std::lock_guard<std::mutex> lock(op_numbers().mutex);
+  return static_cast<OpNumber>(op_numbers().names.size());
+}
+
+std::string op_name(OpNumber op) {
+  const std::lock_guard<std::mutex> lock(op_numbers().mutex);
+  return op_numbers().names.at(op);
+}
+
+} // namespace torch_promote

@@ -1,0 +1,28 @@
+// file: the number of each op that may have a policy, and its name
+#pragma once
+
+#include "policy/op_table.h"
+
+#include <optional>
+#include <string>
+
+namespace torch_promote {
+
+// Names are qualified and have the overload: "aten::mm", "aten::softmax.int", "mylib::op". Op entries have a number
+// from the start; other ops get one when they are first given a policy, and keep it.
+std::optional<OpNumber> find_op_number(const std::string& name);
+
+// Gives an op without a number the next one.
+OpNumber add_op_number(const std::string& name);
+
+// How many ops have a number.
+OpNumber count_of_op_numbers();
+
+std::string op_name(OpNumber op);
+
+// "aten::softmax" and "int" as "aten::softmax.int".
+inline std::string join_overload(const std::string& op, const std::string& overload) {
+  return overload.empty() ? op : op + "." + overload;
+}
+
+} // namespace torch_promote

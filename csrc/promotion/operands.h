@@ -1,0 +1,90 @@
+// file: the operands of a call on the stack, and their common dtype under a promotion rule
+#pragma once
+
+#include "promotion/ops.h"
+#include "promotion/rule.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+#include <c10/core/Scalar.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace torch_promote {
+
+// One of the arguments, or elements of list arguments, that take part in a promotion.
+struct Operand {
+  const at::Tensor* tensor = nullptr; // null for a Scalar
+  const c10::Scalar* scalar = nullptr;
+  c10::ScalarType dtype = c10::ScalarType::Undefined; // of a number: the dtype of the tensor that PyTorch wraps it in
+  std::optional<Number> number;                       // set for a Python number, wrapped in a tensor or not
+  bool written = false;
+  size_t argument = 0;
+  size_t element = 0; // the place in a list argument
+
+  bool is_zero_dim() const {
+    return tensor != nullptr && !number.has_value() && tensor->dim() == 0;
+  }
+  // The value of a Python int; nullopt for other operands, and for a symbolic int.
+  std::optional<int64_t> int_value() const;
+};
+
+using Operands = std::vector<Operand>;
+
+// The common dtype of operands of which at least one is a tensor; kNoDtype if they have none.
+// Source: torch_promote/reference/promotion_rules/rule.py, PromotionRule.common.
+DtypeCode common_dtype(const Promotion& promotion, const Operands& operands);
+
+// The type of the Python number in a Scalar or a tensor of a dtype.
+inline Number number_of_dtype(c10::ScalarType dtype) {
+  if (c10::isComplexType(dtype)) {
+    return Number::complex;
+  }
+  if (c10::isFloatingType(dtype)) {
+    return Number::floating;
+  }
+  return dtype == c10::ScalarType::Bool ? Number::boolean : Number::integer;
+}
+
+// The arguments of a call on the stack, unpacked so that operands can point to them, and written back.
+class PromotedArguments {
+ public:
+  PromotedArguments(const PromotingOp& op, torch::jit::Stack& stack);
+
+  // The operands of each step of an op whose lists go in step (see PromotingOp::each); of other ops one element, with
+  // all operands.
+  std::vector<Operands> calls() const;
+
+  // The tensors that the op writes to: those that are not operands, such as `out`, and those that are.
+  std::vector<at::Tensor> outs() const;
+  std::vector<at::Tensor> written_operands() const;
+
+  void put(const Operand& operand, const at::Tensor& tensor);
+  void put(const Operand& operand, const c10::Scalar& scalar);
+  void write_back();
+
+ private:
+  struct Part {
+    bool is_list = false;
+    bool changed = false;
+    std::vector<at::Tensor> tensors;
+    std::vector<c10::Scalar> scalars;
+
+    size_t size() const {
+      return tensors.size() + scalars.size(); // one of them is empty
+    }
+  };
+
+  void read(size_t argument);
+  size_t steps() const;
+  void add(size_t argument, size_t element, Operands& to) const;
+
+  const PromotingOp& op_;
+  size_t count_;
+  c10::IValue* values_;
+  std::vector<Part> parts_;
+};
+
+} // namespace torch_promote

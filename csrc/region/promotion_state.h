@@ -1,0 +1,34 @@
+// file: whether a promotion rule acts on the calls of this thread
+#pragma once
+
+namespace torch_promote {
+
+// A rule acts neither on the ops that a promoting op calls nor on backward formulas.
+struct PromotionState {
+  bool inside = false; // the thread runs a promoting op, or one of our Python hooks
+  // The backward in which the innermost region was entered, -1 for none. The rule acts in that one, because
+  // checkpointing enters regions in a backward to run a forward again; it does not act in backwards that begin inside
+  // the region.
+  int graph_task = -1;
+};
+
+inline thread_local PromotionState tls_promotion;
+
+class InsidePromoted {
+ public:
+  InsidePromoted() : before_(tls_promotion.inside) {
+    tls_promotion.inside = true;
+  }
+  InsidePromoted(const InsidePromoted&) = delete;
+  InsidePromoted& operator=(const InsidePromoted&) = delete;
+  InsidePromoted(InsidePromoted&&) = delete;
+  InsidePromoted& operator=(InsidePromoted&&) = delete;
+  ~InsidePromoted() {
+    tls_promotion.inside = before_;
+  }
+
+ private:
+  bool before_;
+};
+
+} // namespace torch_promote

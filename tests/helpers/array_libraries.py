@@ -1,0 +1,146 @@
+"""What NumPy, JAX and array-api-strict promote to: the source of the golden tables and of the live tests.
+
+An answer table has sections. Each maps operands in words ("int32, float") to the name of a dtype, or to "raises":
+
+- pairs: two arrays
+- numbers: an array and a Python number
+- division: true division of two arrays
+- division_by_numbers: true division of an array by a Python number
+- functions: atan2 of two arrays of a dtype; it is not defined for complex ones
+- triples: three arrays of different dtypes, in any order
+- pairs_with_numbers: two arrays of different dtypes and a Python number
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+#: The folder of the golden tables.
+GOLDEN = Path(__file__).parents[1] / "reference" / "promotion_rules" / "golden"
+RAISES = "raises"
+NUMBERS = {"bool": True, "int": 1, "float": 1.0, "complex": 1j}
+Answers = dict[str, dict[str, str]]
+
+STANDARD = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float32", "float64", "complex64", "complex128"),
+)
+FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+SMALL_INTEGERS = ("int2", "int4", "uint2", "uint4")
+
+
+def _answer(function: Callable[..., Any], *args: Any) -> str:
+    try:
+        result = function(*args)
+    except (TypeError, ValueError):  # NumPy's DTypePromotionError is the first, JAX's TypePromotionError the second
+        return RAISES
+    return str(getattr(result, "dtype", result)).rpartition(".")[2]
+
+
+def _answers(
+    arrays: dict[str, Any],
+    add: Callable[..., Any],
+    divide: Callable[..., Any],
+    atan2: Callable[..., Any],
+    many: Callable[..., Any],
+    of_many: Sequence[str],
+) -> Answers:
+    """The whole table: two operands are added, more than two are asked of `many`, for the dtypes `of_many`."""
+    return {
+        "pairs": {f"{a}, {b}": _answer(add, arrays[a], arrays[b]) for a in arrays for b in arrays},
+        "numbers": {f"{a}, {n}": _answer(add, arrays[a], number) for a in arrays for n, number in NUMBERS.items()},
+        "division": {f"{a}, {b}": _answer(divide, arrays[a], arrays[b]) for a in arrays for b in arrays},
+        "division_by_numbers": {
+            f"{a}, {n}": _answer(divide, arrays[a], number) for a in arrays for n, number in NUMBERS.items()
+        },
+        "functions": {a: _answer(atan2, arrays[a], arrays[a]) for a in arrays if "complex" not in a},
+        "triples": {
+            ", ".join(names): _in_any_order(many, [arrays[name] for name in names])
+            for names in itertools.combinations(of_many, 3)
+        },
+        "pairs_with_numbers": {
+            f"{a}, {b}, {n}": _in_any_order(many, [arrays[a], arrays[b], number])
+            for a, b in itertools.combinations(of_many, 2)
+            for n, number in NUMBERS.items()
+        },
+    }
+
+
+def _in_any_order(function: Callable[..., Any], operands: Sequence[Any]) -> str:
+    found = {_answer(function, *order) for order in itertools.permutations(operands)}
+    return " or ".join(sorted(found))
+
+
+def numpy_answers() -> tuple[dict[str, str], Answers]:
+    """NumPy's, with ml_dtypes for what NumPy lacks. Sums, since numpy.result_type does not ask ml_dtypes' ufuncs."""
+    import ml_dtypes
+    import numpy as np
+
+    names = (*STANDARD, "float16", "bfloat16", *FLOAT8, *SMALL_INTEGERS)
+    arrays = {name: np.ones(2, getattr(ml_dtypes, name, None) or name) for name in names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = _answers(arrays, np.add, np.true_divide, np.arctan2, np.result_type, (*STANDARD, "float16"))
+    return {"numpy": version("numpy"), "ml_dtypes": version("ml_dtypes")}, found
+
+
+def numpy_answers_without_ml_dtypes() -> Answers:
+    """What NumPy alone can be asked, for where ml_dtypes is not installed."""
+    import numpy as np
+
+    arrays = {name: np.ones(2, name) for name in (*STANDARD, "float16")}
+    return _answers(arrays, np.add, np.true_divide, np.arctan2, np.result_type, tuple(arrays))
+
+
+def array_api_answers() -> tuple[dict[str, str], Answers]:
+    """array-api-strict's."""
+    import array_api_strict as xp
+
+    arrays = {name: xp.ones(2, dtype=getattr(xp, name)) for name in STANDARD}
+    versions = {"array-api-strict": version("array-api-strict"), "standard": xp.__array_api_version__}
+    return versions, _answers(arrays, xp.result_type, xp.divide, xp.atan2, xp.result_type, STANDARD)
+
+
+def jax_answers(x64: bool = True) -> tuple[dict[str, str], Answers]:
+    """JAX's, with its 64-bit dtypes or without them, on its CPU build."""
+    import jax
+    import jax.numpy as jnp
+
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", x64)
+    try:
+        own = [name for name in STANDARD if x64 or not name.endswith("64") or name == "complex64"]
+        names = [name for name in (*own, "float16", "bfloat16") if x64 or name != "complex128"]
+        arrays = {name: jnp.ones(2, name) for name in (*names, *FLOAT8, *SMALL_INTEGERS)}
+        found = _answers(
+            arrays, jnp.result_type, jnp.true_divide, jnp.arctan2, jnp.result_type, (*names, "float8_e5m2")
+        )
+    finally:
+        jax.config.update("jax_enable_x64", before)
+    return {"jax": version("jax"), "jaxlib": version("jaxlib")}, found
+
+
+def jax_answers_without_x64() -> tuple[dict[str, str], Answers]:
+    """JAX's by default, where Python floats count as float32 and there are no 64-bit dtypes."""
+    return jax_answers(x64=False)
+
+
+#: Each golden table: how it is made, the rule that is compared with it, and the default dtype that the rule is for.
+LIBRARIES: dict[str, tuple[Callable[[], tuple[dict[str, str], Answers]], str, str]] = {
+    "numpy": (numpy_answers, "numpy", "float32"),
+    "jax": (jax_answers, "jax", "float64"),
+    "jax_without_x64": (jax_answers_without_x64, "jax", "float32"),
+    "array_api": (array_api_answers, "array_api", "float32"),
+}
+
+
+def entries(answers: Answers) -> Iterator[tuple[str, str, str]]:
+    """Every section, operands and answer of a table."""
+    for section, table in answers.items():
+        for operands, answer in table.items():
+            yield section, operands, answer

@@ -1,0 +1,65 @@
+"""How this PyTorch's autocast registrations differ from the op table, and a table that no PyTorch agrees with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import Row
+
+
+class Delta(NamedTuple):
+    """How a version's registrations for one device type differ from those of 2.13."""
+
+    missing: frozenset[str] = frozenset()  # rows of the table that this version does not register
+    extra: frozenset[str] = frozenset()  # ops that it registers and the table leaves to stock
+
+
+#: The table is PyTorch 2.13's. Add a version here only if what it registers is to be left to stock.
+DELTAS: dict[tuple[int, int], dict[str, Delta]] = {
+    (2, 11): {
+        "cpu": Delta(extra=frozenset({"aten::index_copy.dimname", "aten::prod.dim_Dimname"})),
+        "cuda": Delta(
+            missing=frozenset({"aten::rms_norm"}),
+            extra=frozenset(
+                {
+                    "aten::cumprod.dimname",
+                    "aten::cumsum.dimname",
+                    "aten::log_softmax.Dimname",
+                    "aten::norm.names_ScalarOpt_dim",
+                    "aten::prod.dim_Dimname",
+                    "aten::softmax.Dimname",
+                    "aten::sum.dim_DimnameList",
+                }
+            ),
+        ),
+    },
+    (2, 15): {
+        "cpu": Delta(frozenset({"aten::cholesky", "aten::qr"}), frozenset({"aten::linalg_matrix_sqrth"})),
+        "cuda": Delta(extra=frozenset({"aten::linalg_matrix_sqrth"})),
+    },
+}
+
+
+#: Has a wrapper of its own, which flattens the weights again; registered where PyTorch is built for CUDA.
+CUDA_BUILD_ONLY = frozenset({"aten::_cudnn_rnn"})
+
+
+VERSION = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
+
+
+def delta_of(device_type: str) -> Delta:
+    delta = DELTAS.get(VERSION, {}).get(device_type, Delta())
+    if device_type == "cuda" and torch.version.cuda is not None:
+        return delta._replace(extra=delta.extra | CUDA_BUILD_ONLY)
+    return delta
+
+
+# Three rows that no PyTorch agrees with: an op that does not exist, one that stock does not cast, one that it does.
+STRANGE_ROWS = (
+    Row(0, "no_such_op", "", CastPolicy.fp32, CastPolicy.fallthrough),
+    Row(1, "relu", "", CastPolicy.fp32, CastPolicy.promote),
+    Row(2, "mm", "", CastPolicy.fallthrough, CastPolicy.lower_precision_fp),
+)

@@ -1,0 +1,24 @@
+"""A fixture that checks and restores what holds for a whole program: the default policy and registered policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from torch.testing._internal.common_utils import freeze_rng_state
+
+import torch_promote as tp
+from torch_promote import _C
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    """Nothing is left set by a test."""
+    assert tp.default_policy() is None
+    assert not tp.registered_policies()
+    with freeze_rng_state():
+        yield
+    tp.set_default_policy(None)
+    assert not tp.registered_policies()
+    with tp.my_autocast("cpu"):
+        assert _C.policy_is_stock()

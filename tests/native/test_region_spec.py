@@ -1,0 +1,68 @@
+"""`RegionSpec`: packing and unpacking, in Python and by the extension."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.probes import leaves_no_trace
+from torch_promote import _C
+from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec, RegionSpec
+from torch_promote.regions.base import Region
+
+BF16, FP16 = torch.bfloat16, torch.float16
+DEVICES: list[tuple[DeviceSpec, ...]] = [
+    (),
+    (DeviceSpec("cpu", BF16, True),),
+    (DeviceSpec("cuda", FP16, False),),
+    (DeviceSpec("cpu", FP16, False), DeviceSpec("cuda", torch.float64, True)),
+]
+SPECS = [
+    RegionSpec(*fields)
+    for fields in itertools.product(DEVICES, (None, False, True), (None, *_C.CACHE_MODES), (0, 1, 2**24 - 1))
+]
+
+
+def test_unpacked_is_what_was_packed() -> None:
+    packed = [spec.pack() for spec in SPECS]
+    assert [RegionSpec.unpack(one) for one in packed] == SPECS
+    assert len(set(packed)) == len(SPECS)
+    assert {len(one) for one in packed} == {16}
+
+
+@pytest.mark.parametrize("dtype", DTYPE_NUMBERS, ids=str)
+def test_each_dtype(dtype: torch.dtype) -> None:
+    spec = RegionSpec((DeviceSpec("cpu", dtype, True),))
+    assert RegionSpec.unpack(spec.pack()) == spec
+
+
+@pytest.mark.parametrize("around", [None, BF16, FP16], ids=str)
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.policy_change == 0], ids=RegionSpec.pack)
+def test_the_extension_reads_what_is_packed(spec: RegionSpec, around: torch.dtype | None) -> None:
+    outer = Region(RegionSpec((), around is FP16, "all" if around is BF16 else None).pack())
+    with leaves_no_trace(), outer:
+        expected = {name: (torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in ("cpu", "cuda")}
+        cache = torch.is_autocast_cache_enabled() if spec.cache_enabled is None else spec.cache_enabled
+        mode = spec.cache_mode or _C.cache_mode()
+        for device_type, dtype, enabled in spec.devices:
+            expected[device_type] = enabled, dtype
+        with Region(spec.pack()):
+            found = {name: (torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in expected}
+            assert found == expected
+            assert (torch.is_autocast_cache_enabled(), _C.cache_mode()) == (cache, mode)
+
+
+def test_the_extension_packs_as_python_does() -> None:
+    for dtype, enabled, cache in itertools.product((BF16, FP16), (True, False), (True, False)):
+        plain = _C.pack_plain_region("cpu", dtype, enabled, cache)
+        assert plain is not None
+        assert plain == (RegionSpec((DeviceSpec("cpu", dtype, enabled),), cache).pack(), ("cpu", dtype, enabled, cache))
+
+
+def test_a_policy_change_is_in_the_spec() -> None:
+    with_change = RegionSpec.unpack(tp.my_autocast("cpu", overrides={"mm": "fp32"})._packed)
+    assert with_change.policy_change != 0
+    assert with_change._replace(policy_change=0).pack() == tp.my_autocast("cpu")._packed

@@ -1,0 +1,98 @@
+"""The autocast state in force: PyTorch's flags and dtypes, and the policy of the innermost `my_autocast` region."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from torch_promote import _C
+from torch_promote.dispatch_keys import AUTOCAST_KEY
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.reference.autocast.state import AutocastState, DeviceAutocast
+
+__all__ = ["my_autocast_is_in_force", "overrides_in_force", "state_in_force"]
+
+_KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
+#: The policy bytes of an op that stock's policy does not list.
+_UNLISTED = (0,) * len(DEVICE_TYPES)
+
+
+def my_autocast_is_in_force() -> bool:
+    """Whether calls in this thread pass through the kernels of `my_autocast`.
+
+    Example:
+        >>> my_autocast_is_in_force()
+        False
+    """
+    included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+    return included and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
+
+
+def overrides_in_force() -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
+    """Returns the policies in force in this thread that differ from stock, by overload and device type.
+
+    Example:
+        >>> import torch_promote as tp
+        >>> with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
+        ...     overrides_in_force()["aten::mm"]["cpu"]
+        <CastPolicy.fp32: 'fp32'>
+    """
+    return _overrides_of(_C.current_policy_id()) if my_autocast_is_in_force() else MappingProxyType({})
+
+
+@functools.lru_cache(maxsize=64)
+def _overrides_of(policy_id: int) -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
+    """The policies in force that differ from stock; the id is that of the policy in force, and the key of the cache."""
+    del policy_id
+    found = {}
+    for name, bytes_ in _C.current_policy().items():
+        changed = zip(DEVICE_TYPES, bytes_, _stock_bytes().get(name, _UNLISTED), strict=True)
+        found[name] = MappingProxyType({device: _policy(byte) for device, byte, stock in changed if byte != stock})
+    return MappingProxyType(found)
+
+
+@functools.cache
+def _stock_bytes() -> dict[str, tuple[int, ...]]:
+    return dict(zip(_C.OP_ENTRY_NAMES, zip(*_C.stock_policy_bytes(), strict=True), strict=True))
+
+
+def _policy(byte: int) -> CastPolicy | torch.dtype:
+    run_in = _C.POLICY_BYTES["run_in"]
+    return _dtypes()[byte - run_in] if byte >= run_in else CastPolicy(_names()[byte])
+
+
+@functools.cache
+def _names() -> dict[int, str]:
+    return {byte: name for name, byte in _C.POLICY_BYTES.items()}
+
+
+@functools.cache
+def _dtypes() -> dict[int, torch.dtype]:
+    return {_C.scalar_type(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+
+
+def state_in_force() -> AutocastState | None:
+    """Returns the autocast state in force; None if autocast is off for every device type.
+
+    Example:
+        >>> state_in_force()
+        >>> with torch.autocast("cpu"):
+        ...     state_in_force().devices["cpu"]
+        DeviceAutocast(enabled=True, dtype=torch.bfloat16)
+    """
+    devices = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICE_TYPES)
+    if not any(enabled for enabled, _ in devices):
+        return None
+    policy_id = _C.current_policy_id() if my_autocast_is_in_force() else None
+    return _state(devices, torch.is_autocast_cache_enabled(), policy_id)
+
+
+@functools.lru_cache(maxsize=64)
+def _state(devices: tuple[tuple[bool, torch.dtype], ...], cache_enabled: bool, policy_id: int | None) -> AutocastState:
+    by_type = {d: DeviceAutocast(*values) for d, values in zip(DEVICE_TYPES, devices, strict=True)}
+    overrides = MappingProxyType({}) if policy_id is None else _overrides_of(policy_id)
+    return AutocastState(by_type, cache_enabled, overrides)

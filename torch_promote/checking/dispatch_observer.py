@@ -1,0 +1,137 @@
+"""Shows an observer each call of an op before autocast sees it, and the results of the call.
+
+An observer sees the calls of its thread, and of the threads in which autograd runs the thread's backward. It sees a
+composite op, then the ops that the composite calls; an op that autocast casts, then the casts and the op on the cast
+arguments. Without an observer, ops cost nothing more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from torch_promote import _C
+from torch_promote.errors import TorchPromoteError
+from torch_promote.integrations.higher_order import pass_over
+
+__all__ = ["DispatchObserverError", "Observer", "Token", "observe_dispatch"]
+
+_KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
+
+
+class DispatchObserverError(TorchPromoteError, RuntimeError):
+    """Ops cannot be observed in this process, or an observer ends in the wrong thread."""
+
+
+class Token(Protocol):
+    """An observer's handle for a call.
+
+    Attributes:
+        stock_too: Whether the call runs under PyTorch's own autocast first, and then as it is.
+        see_through: Whether the observer sees the ops that the call makes in turn.
+    """
+
+    stock_too: bool
+    see_through: bool
+
+
+class Observer(Protocol):
+    """The methods are called in the thread of the op. An error that they raise reaches the op's caller."""
+
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Token | None:
+        """The call begins.
+
+        Args:
+            op: The overload.
+            args: All its arguments, in the schema's order. A wrapped number is a Python number.
+
+        Returns:
+            A token; None to ignore the call and the ops that it calls.
+        """
+
+    def before_stock(self, token: Any) -> list[Any]:
+        """The run under stock autocast begins.
+
+        Returns:
+            For each argument None, or the value for the run under stock in its place: a copy, if the op writes to it.
+        """
+
+    def after_stock(self, token: Any, results: list[Any], error: str | None) -> None:
+        """The run under stock autocast has ended; `error` is the text of the error that it raised, or None."""
+
+    def end(self, token: Any, results: list[Any]) -> None:
+        """The call has ended, with these results, in the schema's order."""
+
+    def failed(self, token: Any) -> None:
+        """The call, or another method of the observer, has raised."""
+
+
+@contextlib.contextmanager
+def observe_dispatch(observer: Observer) -> Iterator[None]:
+    """Shows an observer the calls of this thread. If blocks are nested, only the innermost observer sees them.
+
+    Args:
+        observer: The observer.
+
+    Raises:
+        DispatchObserverError: Another library uses the dispatch key that this needs, or the block ends in another
+            thread than it began in.
+
+    Example:
+        >>> class Names:
+        ...     def __init__(self):
+        ...         self.names = []
+        ...
+        ...     def begin(self, op, args):
+        ...         self.names.append(str(op))
+        >>> with observe_dispatch(names := Names()):
+        ...     _ = torch.ones(2) * 2
+        >>> [name for name in names.names if "mul" in name]
+        ['aten.mul.Tensor']
+    """
+    try:
+        _C.register_dispatch_observer()
+    except RuntimeError as error:
+        raise DispatchObserverError(
+            f"the dispatch key {_C.dispatch_observer_key()}, which crosscheck needs, is taken in this "
+            f"process: another library has registered a fallback on it. Run crosscheck in a process without that "
+            f"library. PyTorch says: {error}"
+        ) from error
+    pass_over(_C.dispatch_observer_key())
+    # In one generator, since torch.compile does not trace generators: a compiled function may open a block.
+    thread = _thread
+    before = _C.swap_observer(observer)
+    if not thread.observers:
+        thread.outside = before, torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+    thread.observers.append(observer)
+    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
+    try:
+        yield
+    finally:
+        left = [one for one in thread.observers if one is not observer]
+        if len(left) == len(thread.observers):
+            raise DispatchObserverError(
+                "a crosscheck ended in another thread than the one that entered it, where it is still open. End it in "
+                "the thread that entered it. Each thread needs a block of its own."
+            )
+        thread.observers = left
+        _C.swap_observer(left[-1] if left else thread.outside[0])
+        if not left:
+            torch._C._dispatch_tls_set_dispatch_key_included(_KEY, thread.outside[1])
+            thread.outside = (None, False)
+
+
+@dataclass
+class _Observers(threading.local):
+    """The observers of a thread. Blocks of asyncio tasks may end in any order."""
+
+    observers: list[Observer] = field(default_factory=list)
+    outside: tuple[Any, bool] = (None, False)  # the observer and the key's state outside of all blocks
+
+
+_thread = _Observers()

@@ -1,0 +1,255 @@
+"""The pytest plugin proper: one crosscheck around each test, its verdict, and the summary of the run.
+
+`torch_promote_pytest`, which pytest imports at startup, has the options, and loads this module for the first test that
+is checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import pytest
+
+from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, Level, Mismatch, crosscheck
+from torch_promote.checking.report import count_line, most_common
+
+__all__ = ["CrosscheckPlugin", "report_of"]
+
+#: The name of the marker, and of the attribute that carries a test's counts on its teardown report.
+_NAME = "torch_promote_crosscheck"
+_LEVELS = ("off", *get_args(Level))
+#: The counters of `CrosscheckReport.to_dict` that the summary adds up, and their titles.
+_COUNTED = {
+    "checked": "checked against the reference",
+    "composite": "composite",
+    "no_rule": "without a rule",
+    "with_policy": "with a cast policy",
+    "with_stock": "compared with stock",
+    "stock_raised": "stock raised",
+    "not_compared": "not compared",
+    "known_gaps": "known gap",
+}
+#: The counters whose keys the summary lists.
+_LISTED = ("no_rule", "stock_raised", "not_compared", "known_gaps")
+#: How many mismatches a failure shows.
+_SHOWN = 20
+
+
+@dataclass
+class _Check:
+    """The crosscheck of one test.
+
+    Attributes:
+        report: Its report.
+        level: Its level.
+        blocks: Ends the crosscheck when closed.
+        reported: How many mismatches the phases so far (setup, call, teardown) have failed with.
+        calling: Whether the test function is running. A report that is made then belongs to a subtest, not to a phase.
+    """
+
+    report: CrosscheckReport
+    level: str
+    blocks: ExitStack
+    reported: int = 0
+    calling: bool = False
+
+    def unreported(self) -> list[Mismatch]:
+        """The mismatches of this phase."""
+        return self.report.mismatches[self.reported :]
+
+    def text(self) -> str:
+        """The unreported mismatches as text. Its first line goes into pytest's short summary."""
+        mismatches = self.unreported()
+        kinds = Counter(f"{mismatch.op} {mismatch.kind}" for mismatch in mismatches)
+        words = ", ".join(f"{kind} x{count}" for kind, count in kinds.items())
+        count = "1 mismatch" if len(mismatches) == 1 else f"{len(mismatches)} mismatches"
+        lines = [f"crosscheck: {count} in {self.report.calls} calls: {words}"]
+        lines += map(str, mismatches[:_SHOWN])
+        if len(mismatches) > _SHOWN:
+            lines.append(f"and {len(mismatches) - _SHOWN} more")
+        return "\n".join(lines)
+
+
+_check_key = pytest.StashKey[_Check]()
+
+
+def report_of(item: pytest.Item) -> CrosscheckReport | None:
+    """Returns the report of the crosscheck around a test; None if the test is not checked.
+
+    Args:
+        item: The test.
+    """
+    check = item.stash.get(_check_key, None)
+    return None if check is None else check.report
+
+
+class CrosscheckPlugin:
+    """The hooks around each test.
+
+    Args:
+        level: The level of tests without a marker: "off", "dtype" or "bits".
+
+    Attributes:
+        summary: The counts of the whole run.
+    """
+
+    def __init__(self, level: str) -> None:
+        self._level = level
+        self.summary = _Summary()
+
+    # These wrappers are innermost: pytest's own wrappers, which rely on one another, are already open if these fail.
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Opens the crosscheck, and fails the setup if it has mismatches."""
+        self.end(item)  # the crosscheck of a first run, if a plugin runs the test again
+        self._begin(item)
+        yield
+        _fail_on_mismatches(item)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Fails the call if it has mismatches."""
+        check = item.stash.get(_check_key, None)
+        if check is None:
+            return (yield)
+        check.calling = True
+        try:
+            yield
+        finally:
+            check.calling = False
+        _fail_on_mismatches(item)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Fails the teardown if it has mismatches."""
+        yield
+        _fail_on_mismatches(item)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Adds the mismatches of the phase to its report, and the counts to that of the teardown."""
+        check = item.stash.get(_check_key, None)
+        if check is None or check.calling:
+            return (yield)
+        _end_traceback_at_the_op(call)
+        report = yield
+        if check.unreported():
+            if report.skipped and not hasattr(report, "wasxfail"):  # mismatches before the skip count
+                report.outcome, report.longrepr = "failed", check.text()
+            else:
+                _show(report, check, call)
+            check.reported = len(check.report.mismatches)
+        if call.when == "teardown":
+            # Plain data in an attribute: pytest-xdist copies it from the worker's report to the controller's.
+            data = check.report.to_dict()
+            setattr(report, _NAME, {**data, "mismatches": len(data["mismatches"]), "level": check.level})
+        return report
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Writes the summary."""
+        self.summary.write(terminalreporter)
+
+    def _begin(self, item: pytest.Item) -> None:
+        """Opens the crosscheck that the option, the marker or the fixture requests, if any."""
+        level, markers = self._level, list(item.iter_markers(_NAME))  # the test's own first, then class and module
+        if level == "off" and (markers or _NAME in getattr(item, "fixturenames", ())):
+            level = "dtype"
+        options: dict[str, Any] = {}
+        for marker in reversed(markers):
+            options.update(marker.kwargs)
+        arguments = [argument for marker in markers for argument in marker.args]
+        level, raises = options.pop("level", level), options.pop("raise_on_mismatch", False)
+        if arguments or options:
+            strange = ", ".join([*map(repr, arguments), *options])
+            pytest.fail(f"marker {_NAME} takes level= and raise_on_mismatch= only, got {strange}.", pytrace=False)
+        if level not in _LEVELS:
+            pytest.fail(f"marker {_NAME}: {level!r} is not a level. Legal: {', '.join(_LEVELS)}.", pytrace=False)
+        if level != "off":
+            blocks = ExitStack()
+            report = blocks.enter_context(crosscheck(level=level, raise_on_mismatch=raises))
+            item.stash[_check_key] = _Check(report, level, blocks)
+
+    def end(self, item: pytest.Item) -> None:
+        """Ends the crosscheck of a test, if it has one.
+
+        Args:
+            item: The test.
+        """
+        check = item.stash.get(_check_key, None)
+        if check is not None:
+            del item.stash[_check_key]
+            check.blocks.close()
+
+
+def _fail_on_mismatches(item: pytest.Item) -> None:
+    """Fails a phase that has passed by itself."""
+    check = item.stash.get(_check_key, None)
+    if check is not None and check.unreported():
+        pytest.fail(check.text(), pytrace=False)
+
+
+def _end_traceback_at_the_op(call: pytest.CallInfo[None]) -> None:
+    """Under raise_on_mismatch, cuts off the frames between the call of the op and the check that raised."""
+    if call.excinfo is None or not isinstance(call.excinfo.value, CrosscheckError):
+        return
+    entry = last = call.excinfo.value.__traceback__
+    while entry is not None:
+        if not entry.tb_frame.f_globals.get("__name__", "").startswith("torch_promote.checking."):
+            last = entry
+        entry = entry.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
+def _show(report: pytest.TestReport, check: _Check, call: pytest.CallInfo[None]) -> None:
+    """Adds the mismatches to the failure of a test that failed by itself."""
+    text = check.text()
+    own = call.excinfo is not None and (
+        isinstance(call.excinfo.value, CrosscheckError) or str(call.excinfo.value) == text
+    )
+    if own:
+        return
+    longrepr: Any = report.longrepr
+    if hasattr(longrepr, "addsection"):  # pytest shows it whatever --show-capture says
+        longrepr.addsection("torch_promote crosscheck", text)
+    else:
+        report.sections.append(("torch_promote crosscheck", text))
+
+
+@dataclass
+class _Summary:
+    """The counts of all tests of a run, in whichever processes they ran."""
+
+    tests: int = 0
+    calls: int = 0
+    mismatches: int = 0
+    levels: Counter[str] = field(default_factory=Counter)
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in _COUNTED})
+
+    def add(self, data: Mapping[str, Any]) -> None:
+        """Adds the counts of one test, from its teardown report."""
+        self.tests += 1
+        self.calls += data["calls"]
+        self.mismatches += data["mismatches"]
+        self.levels[data["level"]] += 1
+        for name, counter in self.counts.items():
+            counter.update(data[name])
+
+    def write(self, reporter: pytest.TerminalReporter) -> None:
+        """Writes the section of the terminal summary, if any test was checked."""
+        if not self.tests:
+            return
+        reporter.write_sep("=", f"torch_promote crosscheck, level {', '.join(self.levels)}")
+        reporter.write_line(count_line("tests checked", self.tests))
+        reporter.write_line(count_line("calls", self.calls))
+        for name, title in _COUNTED.items():
+            counter = self.counts[name]
+            if counter or name in ("checked", "no_rule"):
+                reporter.write_line(count_line(title, counter.total(), most_common(counter) if name in _LISTED else ""))
+        reporter.write_line(count_line("mismatches", self.mismatches))

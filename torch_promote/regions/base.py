@@ -1,0 +1,71 @@
+"""`Region`: what `my_autocast` and `promotion` share, from entering a region to decorating with one.
+
+The thread's open regions are kept by the extension (csrc/region/region.cpp). csrc/python/region_bindings.cpp, NOTE
+[ Regions in Python and in C ], says why these methods are in Python.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from torch_promote._C import RUNNING_LOOP, TORCH_FUNCTION_MODE, enter_region, exit_region
+from torch_promote.errors import DecoratorError, RegionError
+from torch_promote.integrations.asyncio_tasks import guard_tasks
+from torch_promote.integrations.export import record_enter, record_exit
+from torch_promote.regions.decorate import decorate
+
+__all__ = ["Region"]
+
+
+class Region:
+    """A region, given by its packed spec: a context manager and a decorator.
+
+    Args:
+        packed: A packed `RegionSpec`.
+    """
+
+    __slots__ = ("__weakref__", "_packed")
+
+    def __init__(self, packed: str) -> None:
+        self._packed = packed
+
+    def __enter__(self) -> Self:
+        surroundings = enter_region(self, self._packed)
+        if surroundings:
+            self._tell_surroundings(surroundings)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        surroundings = exit_region(self)
+        if surroundings:
+            if surroundings > 0:
+                record_exit(self._packed)
+            elif kind is not GeneratorExit:  # which closes a body between two steps, when its regions are suspended
+                raise RegionError(
+                    f"{self!r} is not open in this thread, so it cannot be ended here. A region belongs to the thread "
+                    f"that entered it; enter one in each thread."
+                )
+
+    def __call__(self, func: Any) -> Any:
+        """Decorates a callable; see the class."""
+        if not callable(func):
+            name = type(self).__name__
+            raise DecoratorError(
+                f"{name}(...) decorates a callable, got {type(func).__name__}. Decorate a function, or use it as a "
+                f"context manager: `with {name}(...):`."
+            )
+        return decorate(self, self._packed, func)
+
+    def _tell_surroundings(self, surroundings: int) -> None:
+        """Tells the event loop and the modes of torch.export that are around the region that it was entered."""
+        if surroundings & RUNNING_LOOP:
+            guard_tasks()
+        if surroundings & TORCH_FUNCTION_MODE:
+            try:
+                record_enter(self._packed)
+            except BaseException:
+                exit_region(self)
+                raise
