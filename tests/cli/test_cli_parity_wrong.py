@@ -123,11 +123,7 @@ def process(
     *arguments: str, code: str = "pass", unbuffered: str = "", **streams: Any
 ) -> subprocess.CompletedProcess[str]:
     """The command with the stand-in's entries."""
-<<<<<<< HEAD
     program = f"from helpers.stand_in_runner import main; {code}; raise SystemExit(main({list(arguments)}))"
-=======
-    program = f"import sys; from helpers import stand_in_runner; {code}; sys.exit(stand_in_runner.main({list(arguments)}))"
->>>>>>> h-python
     command = [sys.executable, "-W", "ignore", "-c", program]
     kept: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     variables = environment(PYTHONUNBUFFERED=unbuffered)
@@ -196,11 +192,7 @@ def test_a_full_stdout_is_one_line_and_status_2(arguments: tuple[str, ...], unbu
 
 def test_a_closed_stdout_is_one_line_and_status_2() -> None:
     # Closed before Python starts, so that it has none.
-<<<<<<< HEAD
     program = f"from helpers.stand_in_runner import main; raise SystemExit(main({list(RUN)}))"
-=======
-    program = f"import sys; from helpers import stand_in_runner; sys.exit(stand_in_runner.main({list(RUN)}))"
->>>>>>> h-python
     command = ["sh", "-c", 'exec "$0" -W ignore -c "$1" >&-', sys.executable, program]
     came = subprocess.run(command, env=environment(), stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert (came.returncode, came.stderr) == (2, "torch-promote: error: cannot write: stdout is closed.\n")
