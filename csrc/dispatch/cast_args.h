@@ -2,7 +2,8 @@
 #pragma once
 
 #include "cache/thread_cache.h"
-#include "region/region.h"
+#include "policy/dispatch_key.h"
+#include "region/current_policy.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>

@@ -1,8 +1,9 @@
 // file: which policy applies to a call, which dtype it casts to, and which keys come next
 #pragma once
 
+#include "policy/dispatch_key.h"
 #include "policy/torch_declarations.h"
-#include "region/region.h"
+#include "region/current_policy.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 

@@ -3,6 +3,7 @@
 
 #include "promotion/callbacks.h"
 #include "promotion/lint.h"
+#include "region/current_policy.h"
 #include "region/region.h"
 
 #include <ATen/core/grad_mode.h>

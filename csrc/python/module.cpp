@@ -1,4 +1,5 @@
 // file: the Python face of the extension: torch_promote._C
+#include "cache/cache_mode.h"
 #include "cache/persistent_cache.h"
 #include "cache/thread_cache.h"
 #include "cache/weight.h"
@@ -7,10 +8,12 @@
 #include "dispatch/typed_wrapper.h"
 #include "policy/op_numbers.h"
 #include "policy/op_table.h"
+#include "policy/policy_registry.h"
 #include "promotion/call.h"
 #include "python/dispatch_observer.h"
 #include "python/promotion_hooks.h"
 #include "python/region_bindings.h"
+#include "region/current_policy.h"
 #include "region/region.h"
 
 #include <c10/util/Exception.h>

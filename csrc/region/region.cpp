@@ -3,6 +3,7 @@
 
 #include "cache/thread_cache.h"
 #include "policy/torch_declarations.h"
+#include "region/current_policy.h"
 #include "region/promotion_state.h"
 #include "region/thread_state.h"
 
@@ -214,17 +215,6 @@ void end_below(size_t position) {
 }
 
 } // namespace
-
-const PolicyTable& policy_of_carried_state() {
-  Fingerprint digits{};
-  for (size_t slot = 0; slot < digits.size(); ++slot) {
-    digits[slot] = at::autocast::get_autocast_dtype(kSlots[slot]);
-    if (digits[0] == kNoFingerprint) {
-      return stock_policy_table();
-    }
-  }
-  return find_policy(digits);
-}
 
 void enter_region(const void* owner, const RegionSpec& spec) {
   ThreadKeys keys = ThreadKeys::read();

@@ -1,35 +1,12 @@
-// file: the thread's open regions: the policy table in force, and what the end of a region restores
+// file: the thread's open regions, and what the end of a region restores
 #pragma once
 
-#include "policy/dispatch_key.h"
-#include "policy/policy_registry.h"
 #include "region/region_spec.h"
-
-#include <c10/core/DeviceType.h>
-#include <c10/core/DispatchKeySet.h>
 
 #include <cstddef>
 #include <memory>
 
 namespace torch_promote {
-
-constexpr c10::DeviceType device_type_of(Device device) {
-  return device == Device::cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
-}
-
-constexpr c10::DispatchKey stock_key_of(Device device) {
-  return device == Device::cuda ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
-}
-
-// The table in force in this thread.
-inline thread_local const PolicyTable* tls_policy = nullptr;
-const PolicyTable& policy_of_carried_state();
-
-inline const PolicyTable& current_policy() {
-  // Null with our key on: this thread opened no region, and PyTorch carried the dispatch state to it (an autograd
-  // device thread, at::launch). See NOTE [ Policy fingerprint ].
-  return tls_policy != nullptr ? *tls_policy : policy_of_carried_state();
-}
 
 // The owner of regions that a traced graph opens. If an op of the graph raises, the graph does not end them; they end
 // with the region around them at the latest.

@@ -1,8 +1,10 @@
 // file: the part of a thread's state that a region changes, PyTorch's and ours
 #pragma once
 
+#include "cache/cache_mode.h"
+#include "policy/dispatch_key.h"
 #include "policy/torch_declarations.h"
-#include "region/region.h"
+#include "region/current_policy.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
