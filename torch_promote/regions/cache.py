@@ -10,15 +10,16 @@ __all__ = ["cache_info", "clear_cache"]
 def cache_info() -> dict[str, int]:
     """Returns what this thread's cast cache holds and has done, and how many casts outlive regions.
 
-    The cache holds casts of weights (leaves that require a gradient, parameters, and views of these), one for each
-    target dtype, while a region is open in the thread; with `cache="all"`, a few of activations too. An entry serves as
-    long as its source is unchanged: same version (`tensor._version`), same storage, same data pointer. It does not keep
-    its source alive. When the outermost region of the thread ends, all go. What outlives regions, with
-    `cache="persistent"`, is held by the weights themselves, and belongs to the process.
+    While a region is open in the thread, the cache holds casts of float32 leaves that require a gradient, like stock:
+    one for each target dtype. With `cache="persistent"` and `cache="all"` it also holds casts of other weights (frozen
+    ones, other dtypes) and of views of weights, and with `cache="all"` the last four casts of activations. An entry is
+    valid as long as its source is unchanged: same version (`tensor._version`), same storage, same data pointer. It does
+    not keep its source alive. The end of the thread's outermost region drops all entries. The casts that outlive
+    regions, with `cache="persistent"`, are stored with the weights themselves and belong to the process.
 
-    What the version does not see, the cache does not see: `weight.data.copy_(...)` and writes through a NumPy array or
-    another alias made with `.data` or `.detach()` in another process leave it as it was. Call `clear_cache()` after
-    these, if it is in the middle of a region or there are casts that outlive regions.
+    The cache does not detect writes that leave the version unchanged, such as `weight.data.copy_(...)` and writes
+    through a NumPy array or another alias. After these call `clear_cache()`, in the middle of a region or if there are
+    casts that outlive regions.
 
     Returns:
         `entries` and `bytes` (of their data) held now; `hits`, `misses` (casts made and kept), `stale` (dropped because
@@ -40,8 +41,8 @@ def cache_info() -> dict[str, int]:
 def clear_cache() -> None:
     """Drops every cast that this thread's cache holds, and those of the whole process that outlive regions.
 
-    Needed after a change of a weight that does not bump its version: in the middle of a region, and at any time after
-    `cache="persistent"` was used; see `cache_info`.
+    Call it after a write to a weight that does not increase the weight's version: in the middle of a region, and at any
+    time after `cache="persistent"` was used; see `cache_info`.
 
     Example:
         >>> clear_cache()
