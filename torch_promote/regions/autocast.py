@@ -39,10 +39,11 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
             `torch.bfloat16` for the CPU and `torch.float16` for CUDA.
         enabled: False makes a region in which autocast is off for these device types.
         cache_enabled: Whether casts of weights are reused within the region. None: as in the code around.
-        cache: Which casts are reused: "weights" within the region; "persistent" those of weights beyond its end too;
-            "all" those of activations too; "none" none, which means cache_enabled=False. The other modes mean
-            cache_enabled=True. None: as `cache_enabled` says, with the mode of the region around when this one is
-            entered, or "weights" outside of regions.
+        cache: Which casts are reused. "weights": those that stock reuses, of float32 leaves that require a gradient,
+            within the region. "persistent": those of all weights (frozen ones, views, other dtypes), also beyond the
+            region's end. "all": those of all weights and of the last activations, within the region. "none": none,
+            which is cache_enabled=False; the other modes are cache_enabled=True. None: as cache_enabled says, in the
+            mode of the region around, or "weights" outside of regions.
         policy: The cast policy of each op, in this region and in regions nested in it: a `Policy`, the name of one
             ("cuda", "cpu", "fp32_safe", "off", "stock"; see `Policy.named`) or the path of a policy file, which is read
             here. None: the policy of the region around, or outside of regions the default (`set_default_policy`).

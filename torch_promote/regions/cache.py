@@ -10,15 +10,16 @@ __all__ = ["cache_info", "clear_cache"]
 def cache_info() -> dict[str, int]:
     """Returns what this thread's cast cache holds and has done, and how many casts outlive regions.
 
-    The cache holds casts of weights (leaves that require a gradient, parameters, and views of these), one for each
-    target dtype, while a region is open in the thread; with `cache="all"`, a few of activations too. An entry serves as
-    long as its source is unchanged: same version (`tensor._version`), same storage, same data pointer. It does not keep
-    its source alive. When the outermost region of the thread ends, all entries are dropped. With
-    `cache="persistent"`, the weights themselves hold the casts that outlive regions, for the whole process.
+    While a region is open in the thread, the cache holds casts of float32 leaves that require a gradient, like stock:
+    one for each target dtype. With `cache="persistent"` and `cache="all"` it also holds casts of other weights (frozen
+    ones, other dtypes) and of views of weights, and with `cache="all"` the last four casts of activations. An entry is
+    valid as long as its source is unchanged: same version (`tensor._version`), same storage, same data pointer. It does
+    not keep its source alive. The end of the thread's outermost region drops all entries. The casts that outlive
+    regions, with `cache="persistent"`, are stored with the weights themselves and belong to the process.
 
-    The cache does not detect writes that leave `tensor._version` unchanged: `weight.data.copy_(...)`, and writes
-    through a NumPy array or another alias made with `.data` or `.detach()` in another process. Call `clear_cache()`
-    after such a write in the middle of a region, or while there are casts that outlive regions.
+    The cache does not detect writes that leave the version unchanged, such as `weight.data.copy_(...)` and writes
+    through a NumPy array or another alias. After these call `clear_cache()`, in the middle of a region or if there are
+    casts that outlive regions.
 
     Returns:
         `entries` and `bytes` (of their data) held now; `hits`, `misses` (casts made and kept), `stale` (dropped because
