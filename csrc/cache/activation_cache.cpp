@@ -1,4 +1,4 @@
-// file: the last few casts of activations, for their next consumers
+// file: one thread's last few casts of activations
 #include "cache/activation_cache.h"
 
 #include <algorithm>
@@ -8,23 +8,22 @@ namespace torch_promote {
 
 namespace {
 
-// Let go when nothing refers to the place any more: what dies may run Python, and come back.
+// Empties the place first: destroying a tensor may run Python, which may call the cache.
 void drop(std::shared_ptr<CastEntry>& place) {
   const std::shared_ptr<CastEntry> gone = std::exchange(place, nullptr);
 }
 
 } // namespace
 
-std::shared_ptr<CastEntry> ActivationCasts::find(const at::Tensor& source, at::ScalarType dtype) {
-  const at::TensorImpl& impl = *source.unsafeGetTensorImpl();
+std::shared_ptr<CastEntry> ActivationCache::find(const Source& source, at::ScalarType dtype) {
   for (auto& place : entries_) {
     if (place != nullptr && place->is_dead()) {
       drop(place);
     }
-    if (place == nullptr || !place->is_owned_by(impl) || place->dtype() != dtype) {
+    if (place == nullptr || !place->is_owned_by(source.impl) || place->dtype() != dtype) {
       continue;
     }
-    if (place->is_fresh(impl)) {
+    if (place->is_fresh(source)) {
       return place;
     }
     drop(place);
@@ -32,7 +31,7 @@ std::shared_ptr<CastEntry> ActivationCasts::find(const at::Tensor& source, at::S
   return nullptr;
 }
 
-void ActivationCasts::insert(std::shared_ptr<CastEntry> entry) {
+void ActivationCache::insert(std::shared_ptr<CastEntry> entry) {
   const auto empty = std::find(entries_.begin(), entries_.end(), nullptr);
   if (empty != entries_.end()) {
     *empty = std::move(entry);
@@ -42,17 +41,17 @@ void ActivationCasts::insert(std::shared_ptr<CastEntry> entry) {
   next_ = (next_ + 1) % kCount;
 }
 
-void ActivationCasts::clear() {
+void ActivationCache::clear() {
   for (auto& place : entries_) {
     drop(place);
   }
 }
 
-size_t ActivationCasts::count() const {
+size_t ActivationCache::count() const {
   return kCount - static_cast<size_t>(std::count(entries_.begin(), entries_.end(), nullptr));
 }
 
-size_t ActivationCasts::bytes() const {
+size_t ActivationCache::bytes() const {
   size_t bytes = 0;
   for (const auto& place : entries_) {
     bytes += place != nullptr ? place->data().bytes() : 0;

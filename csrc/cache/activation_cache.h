@@ -1,4 +1,4 @@
-// file: the last few casts of activations, for their next consumers
+// file: one thread's last few casts of activations
 #pragma once
 
 #include "cache/entry.h"
@@ -10,20 +10,20 @@
 
 namespace torch_promote {
 
-// Query, key and value, or gate and up, are projections of one activation: it is cast once, and autograd saves one
-// copy. A cast stays until its activation dies, as many others have been cast since, or the outermost region of the
-// thread ends.
-class ActivationCasts {
+// Query, key and value, or gate and up, are projections of one activation. With this cache it is cast once, and
+// autograd saves one copy. A cast stays until its activation dies, four other activations have been cast, or the
+// thread's outermost region ends.
+class ActivationCache {
  public:
-  // Null if there is none. Drops what has died, too.
-  std::shared_ptr<CastEntry> find(const at::Tensor& source, at::ScalarType dtype);
+  // Null if there is none. Also drops casts of activations that have died.
+  std::shared_ptr<CastEntry> find(const Source& source, at::ScalarType dtype);
   void insert(std::shared_ptr<CastEntry> entry);
   void clear();
   size_t count() const;
   size_t bytes() const;
 
  private:
-  // The consumers of an activation follow on one another, with other casts between them.
+  // The consumers of an activation follow on one another, with few other casts between them.
   static constexpr size_t kCount = 4;
 
   std::array<std::shared_ptr<CastEntry>, kCount> entries_;

@@ -1,4 +1,4 @@
-// file: the data of a cast that is kept: whether its source is still what was cast
+// file: the data of a kept cast, and the check that its source has not changed
 #include "cache/cast_data.h"
 
 #include <c10/core/InferenceMode.h>
@@ -16,9 +16,9 @@ int64_t stream_of(const at::TensorImpl& impl) {
   return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(impl.device()).id();
 }
 
-// The same data as a tensor of its own, outside of every graph.
+// A new tensor over the same data and version, detached from every graph.
 at::Tensor detached_alias(const at::Tensor& tensor) {
-  // A Python mode would otherwise be shown a `detach` that no program made.
+  // Otherwise a Python mode would see a `detach` that the program did not call.
   const c10::impl::ExcludeDispatchKeyGuard no_modes(
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
   at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
@@ -27,9 +27,10 @@ at::Tensor detached_alias(const at::Tensor& tensor) {
 
 } // namespace
 
-Stamp::Stamp(const at::TensorImpl& impl)
-    : version_(impl.version_counter().current_version()), dtype_(c10::typeMetaToScalarType(impl.dtype())) {
-  if (is_plain(impl)) {
+SourceSignature::SourceSignature(const Source& source)
+    : version_(source.impl.version_counter().current_version()), dtype_(source.tensor.scalar_type()) {
+  if (source.plain) {
+    const at::TensorImpl& impl = source.impl;
     storage_.emplace(impl.unsafe_storage().getWeakStorageImpl());
     data_ = impl.data();
     offset_ = impl.storage_offset();
@@ -38,16 +39,17 @@ Stamp::Stamp(const at::TensorImpl& impl)
   }
 }
 
-bool Stamp::matches(const at::TensorImpl& impl) const {
-  if (version_ != impl.version_counter().current_version() || dtype_ != c10::typeMetaToScalarType(impl.dtype()) ||
-      storage_.has_value() != is_plain(impl)) {
+bool SourceSignature::matches(const Source& source) const {
+  const at::TensorImpl& impl = source.impl;
+  if (version_ != impl.version_counter().current_version() || dtype_ != source.tensor.scalar_type() ||
+      storage_.has_value() != source.plain) {
     return false;
   }
   return !storage_.has_value() || (same_storage(impl) && data_ == impl.data() && is_same_part(impl));
 }
 
-CastData::CastData(Stamp stamp, const at::Tensor& source, const at::Tensor& cast)
-    : stamp_(std::move(stamp)),
+CastData::CastData(SourceSignature signature, const Source& source, const at::Tensor& cast)
+    : signature_(std::move(signature)),
       plain_(torch_promote::is_plain(*cast.unsafeGetTensorImpl())),
       dtype_(cast.scalar_type()) {
   if (!plain_) {
@@ -59,9 +61,9 @@ CastData::CastData(Stamp stamp, const at::Tensor& source, const at::Tensor& cast
   counter_ = impl.version_counter();
   version_ = counter_.current_version();
   stream_ = stream_of(impl);
-  shaped_as_source_ = impl.strides() == source.strides();
+  shaped_as_source_ = impl.strides() == source.impl.strides();
   if (!cast.requires_grad()) {
-    held_ = cast; // itself: whoever followed it by its identity finds it again
+    held_ = cast; // the tensor itself, so that tools which know tensors by identity recognize it
   } else if (!shaped_as_source_) {
     held_ = detached_alias(cast);
   }
@@ -82,16 +84,17 @@ at::Tensor CastData::alias(const at::TensorImpl& source) const {
 
 const at::Tensor& CastData::held(const at::TensorImpl& source) {
   if (!held_.defined()) {
-    const c10::InferenceMode ordinary(false); // what is kept is for uses outside of it too
+    const c10::InferenceMode normal_mode(false); // uses outside of inference mode get this tensor too
     held_ = alias(source);
   }
   return held_;
 }
 
-bool CastData::is_fresh(const at::TensorImpl& source) const {
-  // An op that returned its argument, or a view of it, may have let somebody write into the cast: that ends it too.
-  return stamp_.matches(source) &&
-         (!plain_ || (version_ == counter_.current_version() && stream_ == stream_of(source)));
+bool CastData::is_fresh(const Source& source) const {
+  // An op that returned its argument, or a view of it, may have let its caller write into the cast; the cast's version
+  // tells.
+  return signature_.matches(source) &&
+         (!plain_ || (version_ == counter_.current_version() && stream_ == stream_of(source.impl)));
 }
 
 void CastData::leak_unless_plain() {

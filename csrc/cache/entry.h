@@ -1,9 +1,9 @@
-// file: one cast in the cache: when it is still good, and how a use gets it
+// file: one cast in a cache: whether it is still valid, and how a use gets it
 #pragma once
 
 #include "cache/cast_data.h"
-#include "cast/cast_node.h"
 #include "cache/weight.h"
+#include "cast/cast.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -14,36 +14,35 @@
 namespace torch_promote {
 
 // NOTE [ What an entry holds ]
-// A cast of a trainable weight is a tensor whose grad_fn leads to the weight's AccumulateGrad, and that owns the
-// weight. A cache that holds this tensor therefore keeps every weight it has seen alive until the region ends, however
-// weak its own reference to the weight is. So an entry owns the *data* of the cast only, as a detached alias, and
-// refers weakly to the weight, to the cast itself and to its autograd node. A second use in the same graph gets the
-// same node, which is what makes its gradients be summed in the same place, and to the same bits, as stock's. A node
-// that nobody holds any more belongs to a graph that is gone; the next use that needs a gradient gets a new one over
-// the same data.
+// The grad_fn of a trainable weight's cast leads to the weight's AccumulateGrad, which owns the weight. A cache that
+// holds the cast therefore keeps the weight alive until the region ends, even if it refers to the weight itself weakly.
+// So an entry owns the data of the cast only, as a detached alias, and refers weakly to the weight, to the cast and to
+// the cast's node. A second use in the same graph gets the same node: gradients are then summed at the same place, and
+// to the same bits, as under stock. If the node is gone, so is its graph, and the next use that needs a gradient gets a
+// new node over the same data.
 //
-// What stock casts anew at every use (frozen weights, views of weights, activations) has a node for each use there, and
-// gradients that are summed in float32. Such uses share the data here, each with a node of its own: the bits of the
-// gradients stay stock's.
+// What stock casts at every use (frozen weights, views of weights, activations) has a node for each use there, and
+// gradients that are summed in float32. With `Reuse::data_only` such uses share the data, each with its own node, so
+// the gradients keep stock's bits.
 //
-// Only a plain tensor can be taken apart like this. Subclasses, wrappers of functorch, fake and functional tensors are
-// held whole, as stock holds them, until the region ends or their source changes.
+// Only a plain tensor can be split into data and node. The cache holds casts of subclasses, functorch wrappers, fake
+// and functional tensors as they are, like stock, until the region ends or their source changes.
 class CastEntry {
  public:
-  // `owner` is the source, or the weight that it is a view of: the entry dies with it. `watch` is what `watch_weight`
-  // said before the cast; 0 if nobody asked.
-  CastEntry(const at::TensorBase& owner, CastData data, const at::Tensor& cast, Reuse reuse, uint64_t watch = 0);
+  // `owner` is the source, or the weight that it is a view of: the entry is dead when the owner is. `epoch` is the
+  // owner's alias_epoch before the cast, 0 if changes of it do not matter.
+  CastEntry(const at::TensorBase& owner, CastData data, const at::Tensor& cast, Reuse reuse, uint64_t epoch = 0);
 
   bool is_dead() const {
     return owner_.expired();
   }
-  // Whether `source` is what was cast, and unchanged since. `watch` as above, of now.
-  bool is_fresh(const at::TensorImpl& source, uint64_t watch = 0) const {
-    return data_.is_fresh(source) && watch == watch_;
+  // Whether `source`, whose owner's epoch is now `epoch`, is unchanged since it was cast.
+  bool is_fresh(const Source& source, uint64_t epoch = 0) const {
+    return data_.is_fresh(source) && epoch == epoch_;
   }
-  // Whether it was cast from this tensor or from one that shares its storage.
+  // Whether the tensor is the source, or shares the source's storage.
   bool is_cast_of(const at::TensorImpl& tensor) const {
-    return is_owned_by(tensor) || data_.stamp().same_storage(tensor);
+    return is_owned_by(tensor) || data_.signature().same_storage(tensor);
   }
   bool is_owned_by(const at::TensorImpl& tensor) const {
     return owner_._unsafe_get_target() == &tensor;
@@ -58,18 +57,18 @@ class CastEntry {
     return data_;
   }
 
-  // The cast as a use under the present grad mode needs it. In anomaly mode this runs Python, which may clear the
-  // cache: hold the entry.
-  at::Tensor use(const at::Tensor& source);
+  // The cast, with a node if the use needs one. In anomaly mode this runs Python, which may clear the cache: the caller
+  // has to own the entry.
+  at::Tensor use(const Source& source);
 
  private:
-  at::Tensor use_in_same_graph(const at::Tensor& source);
-  void link(const at::Tensor& cast);
+  at::Tensor use_in_same_graph(const Source& source);
+  void remember_node_of(const at::Tensor& cast);
 
   WeakTensor owner_;
   CastData data_;
   Reuse reuse_;
-  uint64_t watch_;
+  uint64_t epoch_;
   std::optional<WeakTensor> cast_;
   std::optional<WeakNode> node_;
   std::optional<uint64_t> sequence_nr_; // of the first cast's node

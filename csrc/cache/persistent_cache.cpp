@@ -17,11 +17,11 @@ using c10::BackendMeta;
 
 class WeightCasts;
 
-// All weights that have casts. Never destroyed: tensors outlive everything.
+// All weights with casts. Never destroyed, because tensors may be freed after static destructors have run.
 struct WeightRegistry {
-  std::mutex mutex; // guards the casts of every weight too
+  std::mutex mutex; // also guards the casts of every weight
   std::unordered_set<const WeightCasts*> weights;
-  std::atomic<size_t> size = 0; // of these
+  std::atomic<size_t> size = 0; // of `weights`, to be read without the lock
 };
 
 WeightRegistry& weight_registry() {
@@ -29,17 +29,18 @@ WeightRegistry& weight_registry() {
   return *instance;
 }
 
-// Never the same twice: `weight.data = other` puts another BackendMeta in the place of the one before.
-uint64_t next_watch() {
+// Unique in the process: `weight.data = other` replaces the BackendMeta, and the new one must not repeat an old epoch.
+uint64_t next_epoch() {
   static std::atomic<uint64_t> last = 0;
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-// The casts of one weight. What is taken out is let go after the lock: a tensor may have a Python object.
+// The casts of one weight. Casts that are dropped are destroyed after the lock is released: the Python object of a
+// tensor may run code.
 class WeightCasts final : public BackendMeta {
  public:
   WeightCasts() {
-    weight_registry().weights.insert(this); // its maker has the lock
+    weight_registry().weights.insert(this); // the caller holds the lock
     ++weight_registry().size;
   }
   ~WeightCasts() override {
@@ -50,17 +51,18 @@ class WeightCasts final : public BackendMeta {
   WeightCasts(const WeightCasts&) = delete;
   WeightCasts& operator=(const WeightCasts&) = delete;
 
-  // A tensor is being made that shares the weight's data and may have a version of its own.
+  // PyTorch calls this when it makes a tensor that shares the weight's data and may have its own version counter. The
+  // copy gets no BackendMeta.
   c10::intrusive_ptr<BackendMeta> clone(const c10::intrusive_ptr<BackendMeta>& /*self*/) const override {
     std::vector<CastData> gone;
     const std::lock_guard<std::mutex> lock(weight_registry().mutex);
     gone.swap(casts_);
-    watch_.store(next_watch(), std::memory_order_relaxed);
+    epoch_.store(next_epoch(), std::memory_order_relaxed);
     return {};
   }
 
-  uint64_t watch() const {
-    return watch_.load(std::memory_order_relaxed);
+  uint64_t epoch() const {
+    return epoch_.load(std::memory_order_relaxed);
   }
 
   std::vector<CastData>& casts() const {
@@ -69,17 +71,17 @@ class WeightCasts final : public BackendMeta {
 
  private:
   mutable std::vector<CastData> casts_; // oldest first
-  mutable std::atomic<uint64_t> watch_ = next_watch();
+  mutable std::atomic<uint64_t> epoch_ = next_epoch();
 };
 
-// Null if the weight has none, or what it has is somebody else's.
+// Null if the weight has no BackendMeta, or another library's.
 WeightCasts* casts_of(const at::TensorBase& weight) {
   BackendMeta* meta = weight.unsafeGetTensorImpl()->get_backend_meta();
   return meta != nullptr && typeid(*meta) == typeid(WeightCasts) ? static_cast<WeightCasts*>(meta) : nullptr;
 }
 
-// The same, made if there is none. (Hanging it on a tensor that another thread copies at this moment is a race inside
-// PyTorch; tensors' metadata are not made to be changed while they are read.)
+// Makes them if the slot is empty. (If another thread copies the tensor at this moment, that is a race inside PyTorch:
+// a tensor's metadata must not be written while it is read.)
 WeightCasts* make_casts_of(const at::TensorBase& weight) {
   at::TensorImpl* const impl = weight.unsafeGetTensorImpl();
   if (impl->get_backend_meta() == nullptr) {
@@ -91,23 +93,23 @@ WeightCasts* make_casts_of(const at::TensorBase& weight) {
   return casts_of(weight);
 }
 
-// Whether it was cast to this dtype, and from the weight, or a view of it, as the tensor is.
+// Whether `cast` has this dtype, and was made from the same part of the weight.
 bool is_of(const CastData& cast, at::ScalarType dtype, const Weight& weight, const at::TensorImpl& tensor) {
   const at::TensorImpl& whole = *weight.owner->unsafeGetTensorImpl();
-  return cast.dtype() == dtype && cast.stamp().is_same_part(weight.is_view ? tensor : whole);
+  return cast.dtype() == dtype && cast.signature().is_same_part(weight.is_view ? tensor : whole);
 }
 
 } // namespace
 
-uint64_t watch_weight(const at::TensorBase& weight) {
+uint64_t alias_epoch(const at::TensorBase& weight) {
   const WeightCasts* const casts = make_casts_of(weight);
-  return casts != nullptr ? casts->watch() : 0;
+  return casts != nullptr ? casts->epoch() : 0;
 }
 
-bool is_alone(const at::Tensor& tensor, const Weight& weight) {
+bool has_unique_storage(const at::Tensor& tensor, bool is_view) {
   const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-  size_t owners = weight.is_view ? 2 : 1;
-  // Once it has been asked for in Python, `untyped_storage()` stays with the storage, and is an owner too.
+  size_t owners = is_view ? 2 : 1;
+  // After the first `untyped_storage()` in Python, its object stays with the storage and counts as an owner.
   const auto& python = *storage.unsafeGetStorageImpl()->pyobj_slot();
   if (python.load_pyobj() != nullptr) {
     if (!python.has_unique_reference()) {
@@ -118,36 +120,34 @@ bool is_alone(const at::Tensor& tensor, const Weight& weight) {
   return static_cast<size_t>(storage.use_count()) == owners;
 }
 
-std::optional<at::Tensor> find_persistent(const at::Tensor& tensor, const Weight& weight, at::ScalarType dtype) {
+std::optional<at::Tensor> find_persistent(const Source& source, const Weight& weight, at::ScalarType dtype) {
   WeightCasts* const owner = casts_of(*weight.owner);
   if (owner == nullptr) {
     return std::nullopt;
   }
   std::vector<CastData> gone;
   const std::lock_guard<std::mutex> lock(weight_registry().mutex);
-  const at::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   std::vector<CastData>& casts = owner->casts();
   const auto found =
-      std::find_if(casts.begin(), casts.end(), [&](auto& cast) { return is_of(cast, dtype, weight, impl); });
+      std::find_if(casts.begin(), casts.end(), [&](auto& cast) { return is_of(cast, dtype, weight, source.impl); });
   if (found == casts.end()) {
     return std::nullopt;
   }
-  if (found->is_fresh(impl)) {
-    return found->held(impl);
+  if (found->is_fresh(source)) {
+    return found->held(source.impl);
   }
   gone.push_back(std::move(*found));
   casts.erase(found);
   return std::nullopt;
 }
 
-void keep_persistent(const at::Tensor& tensor, const Weight& weight, Stamp stamp, const at::Tensor& cast) {
+void store_persistent(const Source& source, const Weight& weight, SourceSignature signature, const at::Tensor& cast) {
   const size_t bound = weight.owner->nbytes();
   WeightCasts* const owner = make_casts_of(*weight.owner);
   if (owner == nullptr || cast.nbytes() > bound) {
     return;
   }
-  const at::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  CastData data(std::move(stamp), tensor, cast);
+  CastData data(std::move(signature), source, cast);
   std::vector<CastData> gone;
   const std::lock_guard<std::mutex> lock(weight_registry().mutex);
   std::vector<CastData>& casts = owner->casts();
@@ -155,9 +155,9 @@ void keep_persistent(const at::Tensor& tensor, const Weight& weight, Stamp stamp
     gone.push_back(std::move(*cast_position));
     casts.erase(cast_position);
   };
-  const auto same = [&](const CastData& other) { return is_of(other, cast.scalar_type(), weight, impl); };
+  const auto same = [&](const CastData& other) { return is_of(other, cast.scalar_type(), weight, source.impl); };
   if (const auto found = std::find_if(casts.begin(), casts.end(), same); found != casts.end()) {
-    drop(found); // made by another thread, or by code that ran inside this cast
+    drop(found); // stored by another thread, or by code that ran inside this cast
   }
   const auto weigh = [&casts] {
     size_t bytes = 0;
@@ -174,7 +174,7 @@ void keep_persistent(const at::Tensor& tensor, const Weight& weight, Stamp stamp
 
 namespace {
 
-// Drops the casts for which `test` holds.
+// Drops the casts for which `test` is true.
 template <class Test>
 void drop_if(const Test& test) {
   std::vector<CastData> gone;
@@ -199,7 +199,7 @@ void forget_persistent(const std::vector<at::Tensor>& tensors) {
       written.insert(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
     }
   }
-  drop_if([&written](const CastData& cast) { return written.count(cast.stamp().storage()) != 0; });
+  drop_if([&written](const CastData& cast) { return written.count(cast.signature().storage()) != 0; });
 }
 
 void clear_persistent() {

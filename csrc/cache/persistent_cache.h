@@ -12,30 +12,34 @@
 namespace torch_promote {
 
 // NOTE [ Persistent casts ]
-// They belong to the process, and hang on the weight itself, as its c10::BackendMeta, a place for what a backend wants
-// to keep with a tensor; the CPU's and CUDA's own kernels keep nothing there. So they die when the weight does, whoever
-// holds it, and no table has to be searched. For each weight they weigh at most what it weighs itself.
+// They belong to the process and hang on the weight itself, as its c10::BackendMeta: a slot for what a backend stores
+// with a tensor, which PyTorch's CPU and CUDA backends leave empty. They therefore die with the weight, whoever owns
+// it, and no table has to be searched. The casts of one weight take at most as many bytes as the weight. Only the cache
+// modes beyond stock's attach a BackendMeta; the default mode never touches a user's weight.
 //
-// A tensor that shares the weight's data and has a version of its own could change it unseen. The usual one is
-// `weight.data`: as it is made, PyTorch copies the BackendMeta, which drops the casts and counts on the watch. While
-// any other tensor or storage object shares the data, no cast is served or kept (is_alone). Optimizers whose kernels
-// count no version are told of by a hook on `step`. What remains is a write through a view's `.data` that is gone again
-// before the next use, and collectives that write into a weight; see docs/casts.md.
+// A tensor that shares the weight's data and has its own version counter can change the weight without a trace. The
+// usual one is `weight.data`: PyTorch copies the BackendMeta when it makes that tensor, and the copy drops the casts
+// and increases the weight's alias epoch. While another tensor or a storage object shares the data, no cast is served
+// or stored (has_unique_storage). A hook on `step` invalidates the casts of optimizers whose kernels do not increase
+// the version. Two writes remain undetected: one through the `.data` of a view that is gone before the next use, and
+// that of a collective into a weight; see docs/casts.md.
 
-// A number that changes when a tensor is made that shares the weight's data under a version of its own. 0 if the weight
-// cannot be watched. Casts that stock would make anew are good only as long as it stays.
-uint64_t watch_weight(const at::TensorBase& weight);
+// A number that changes when a tensor is made that shares the weight's data under its own version counter. 0 if another
+// library's BackendMeta occupies the weight's slot. Within a region too, casts that stock would make again are valid
+// only for the epoch in which they were made.
+uint64_t alias_epoch(const at::TensorBase& weight);
 
-// Whether no tensor but the weight, and the view of it that is given if `tensor` is one, shares the data.
-bool is_alone(const at::Tensor& tensor, const Weight& weight);
+// Whether the weight, and `tensor` if that is a view of it, are the only tensors over the data.
+bool has_unique_storage(const at::Tensor& tensor, bool is_view);
 
-// The data of a persistent cast of the tensor, if there is one that is still good.
-std::optional<at::Tensor> find_persistent(const at::Tensor& tensor, const Weight& weight, at::ScalarType dtype);
+// The data of a persistent cast of the tensor, if there is a valid one.
+std::optional<at::Tensor> find_persistent(const Source& source, const Weight& weight, at::ScalarType dtype);
 
-// Keeps the data of a cast. `stamp` is the tensor's from before the cast.
-void keep_persistent(const at::Tensor& tensor, const Weight& weight, Stamp stamp, const at::Tensor& cast);
+// Stores the data of a cast. `signature` is that of the tensor before the cast.
+void store_persistent(const Source& source, const Weight& weight, SourceSignature signature, const at::Tensor& cast);
 
-// Drops the casts of tensors that are about to be written unseen, and of others that share their storage.
+// Drops the casts of all weights that share a storage with one of these tensors, which are about to be written to
+// without a change of their version.
 void forget_persistent(const std::vector<at::Tensor>& tensors);
 
 void clear_persistent();

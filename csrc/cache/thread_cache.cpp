@@ -1,22 +1,18 @@
-// file: the casts that this thread keeps for later uses: of weights, while a region is open, and of activations
+// file: the way of a cast through the caches
 #include "cache/thread_cache.h"
 
 #include "cache/activation_cache.h"
+#include "cache/cache_mode.h"
 #include "cache/entry.h"
-#include "cache/key_index.h"
 #include "cache/persistent_cache.h"
 #include "cache/weight.h"
+#include "cache/weight_cache.h"
 #include "cast/cast.h"
 #include "policy/torch_declarations.h"
-#include "region/region.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/hash.h>
 
-#include <algorithm>
-#include <array>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -25,316 +21,181 @@ namespace torch_promote {
 
 namespace {
 
-size_t hash_of_part(const at::TensorImpl& view) {
-  size_t result = static_cast<size_t>(view.storage_offset()) + 1;
-  for (const auto numbers : {view.sizes(), view.strides()}) {
-    for (const int64_t number : numbers) {
-      result = c10::hash_combine(result, static_cast<size_t>(number));
-    }
-  }
-  return result;
-}
-
-// What an entry is found by.
-struct Key {
-  const at::TensorImpl* weight;
-  size_t part; // a hash of which view of it; 0 for itself
-  c10::ScalarType dtype;
-  Reuse reuse; // a leaf may be used as both, and the uses that share a node know nothing of the others
-
-  Key(const at::Tensor& source, const Weight& of, c10::ScalarType to)
-      : weight(of.owner->unsafeGetTensorImpl()),
-        part(of.is_view ? hash_of_part(*source.unsafeGetTensorImpl()) : 0),
-        dtype(to),
-        reuse(of.reuse) {}
-  bool operator==(const Key& other) const = default;
-  size_t hash() const {
-    // Addresses of tensors differ in their middle bits most.
-    const auto address = reinterpret_cast<uintptr_t>(weight);
-    return (address >> 4) ^ (address >> 12) ^ part ^ (static_cast<size_t>(dtype) << 3) ^ static_cast<size_t>(reuse);
-  }
+struct ThreadCaches {
+  WeightCache weights;
+  ActivationCache activations;
+  uint64_t hits = 0;
+  uint64_t misses = 0;
 };
 
-// Entries are shared with whoever uses one at the moment, and let go when the cache is whole again: both may run
-// Python, which may come back.
-class Cache {
- public:
-  Cache() = default;
-  Cache(const Cache&) = delete;
-  Cache& operator=(const Cache&) = delete;
-  ~Cache() {
-    for (const auto& entry : entries_) {
-      entry->data().leak_unless_plain();
-    }
-  }
-
-  std::shared_ptr<CastEntry> find(const at::Tensor& source, const Key& key, uint64_t watch) {
-    const size_t found = index_.find(keys_, key);
-    if (found == index_.kNone) {
-      return nullptr;
-    }
-    if (!entries_[found]->is_fresh(*source.unsafeGetTensorImpl(), watch)) {
-      ++info.stale;
-      const std::shared_ptr<CastEntry> gone = take_out(found);
-      return nullptr;
-    }
-    ++info.hits;
-    return entries_[found];
-  }
-
-  void insert(const Key& key, std::shared_ptr<CastEntry> entry) {
-    std::shared_ptr<CastEntry> gone;
-    if (const size_t found = index_.find(keys_, key); found != index_.kNone) {
-      gone = take_out(found); // made by code that ran inside this cast
-    }
-    const auto dead = sweep();
-    // All that may throw comes first.
-    index_.make_room(keys_);
-    keys_.push_back(key);
-    try {
-      entries_.push_back(std::move(entry));
-    } catch (...) {
-      keys_.pop_back();
-      throw;
-    }
-    index_.added(keys_);
-    tls_has_casts = true;
-  }
-
-  void forget(const std::vector<at::Tensor>& tensors) {
-    std::vector<std::shared_ptr<CastEntry>> gone;
-    for (size_t at = entries_.size(); at-- > 0;) {
-      const bool written = std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-        return tensor.defined() && entries_[at]->is_cast_of(*tensor.unsafeGetTensorImpl());
-      });
-      if (written) {
-        ++info.stale;
-        gone.push_back(take_out(at));
-      }
-    }
-  }
-
-  void clear() {
-    std::vector<std::shared_ptr<CastEntry>> gone;
-    gone.swap(entries_);
-    index_.clear();
-    keys_.clear();
-    next_to_sweep_ = 0;
-    gone.clear();
-    if (entries_.capacity() == 0) {
-      entries_.swap(gone); // for its room: the next region casts about as many
-    }
-  }
-
-  void count_into(CacheInfo& result) const {
-    result.entries += entries_.size();
-    for (const auto& entry : entries_) {
-      result.bytes += entry->data().bytes();
-    }
-  }
-
-  CacheInfo info; // what has been done, and nothing held
-
- private:
-  // Swapped with the last, then taken off the end.
-  std::shared_ptr<CastEntry> take_out(size_t at) {
-    std::shared_ptr<CastEntry> gone = std::move(entries_[at]);
-    index_.removed(keys_, at);
-    if (const size_t last = entries_.size() - 1; at != last) {
-      index_.moved(keys_, last, at);
-      entries_[at] = std::move(entries_[last]);
-      keys_[at] = keys_[last];
-    }
-    entries_.pop_back();
-    keys_.pop_back();
-    return gone;
-  }
-
-  // Looks at two entries at each insertion, round and round: dead ones never outnumber the living by much, and no
-  // insertion pays for a walk over all of them.
-  std::array<std::shared_ptr<CastEntry>, 2> sweep() {
-    std::array<std::shared_ptr<CastEntry>, 2> dead;
-    for (auto& place : dead) {
-      if (entries_.empty()) {
-        break;
-      }
-      if (next_to_sweep_ >= entries_.size()) {
-        next_to_sweep_ = 0;
-      }
-      if (entries_[next_to_sweep_]->is_dead()) {
-        ++info.dropped;
-        place = take_out(next_to_sweep_);
-      } else {
-        ++next_to_sweep_;
-      }
-    }
-    return dead;
-  }
-
-  KeyIndex<Key> index_; // of keys_
-  std::vector<std::shared_ptr<CastEntry>> entries_;
-  std::vector<Key> keys_; // of entries_, position by position
-  size_t next_to_sweep_ = 0;
-};
-
-Cache& cache() {
-  static thread_local Cache instance;
+ThreadCaches& caches() {
+  static thread_local ThreadCaches instance;
   return instance;
 }
 
-ActivationCasts& activations() {
-  static thread_local ActivationCasts instance;
-  return instance;
+// Beyond stock's condition: the thread has a region, whose end will clear the cache; and jit.trace is not recording. It
+// would record a cast from the cache as a constant.
+bool keeps_casts(const Source& source) {
+  return tls_region_open && at::autocast::is_autocast_cache_enabled() &&
+         !source.thread_keys.has(c10::DispatchKey::Tracer);
 }
 
-// Besides what stock asks: this thread has a region, whose end will clear the cache (an autograd device thread has
-// none); and jit.trace is not at work, which would take a cast that it did not see for a constant.
-bool keeps_casts() {
-  return at::autocast::is_autocast_cache_enabled() && depth() != 0 &&
-         !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
-}
-
-// A cast that others may be given later. It may run Python (a dispatch mode, a subclass) which may itself cast, enter
-// and leave regions: nothing of the cache is held across it.
-at::Tensor cast_for_others(const at::Tensor& tensor, c10::ScalarType dtype, Reuse reuse) {
-  if (reuse == Reuse::node && !is_plain(*tensor.unsafeGetTensorImpl())) {
-    // Held whole: with grad mode on, as stock, so that a use after no_grad is differentiable.
+// A cast that later uses may get. It may run Python (a dispatch mode, a subclass) that itself casts, enters and leaves
+// regions, so the caller must not hold references into a cache.
+at::Tensor cast_to_keep(const Source& source, c10::ScalarType dtype, Reuse reuse) {
+  if (reuse == Reuse::shared_grad_fn && !source.plain) {
+    // Kept whole. Like stock, record it in the graph, so that a use after no_grad is differentiable.
     const at::AutoGradMode grad(true);
-    return cast(tensor, dtype);
+    return cast(source.tensor, dtype);
   }
-  if (c10::InferenceMode::is_enabled()) { // an inference tensor would be no good outside of this mode
-    const c10::InferenceMode ordinary(false);
+  if (c10::InferenceMode::is_enabled()) {
+    // Uses outside of inference mode could not get an inference tensor.
+    const c10::InferenceMode normal_mode(false);
     const at::AutoGradMode grad(false);
-    return cast(tensor, dtype);
+    return cast(source.tensor, dtype);
   }
-  return cast(tensor, dtype);
+  return cast(source, dtype);
 }
 
-// Not kept: what a mode answered with a tensor of its own kind (a fake one, say); and a tensor held whole that was cast
-// below autograd, which would cut later uses off from their gradient.
-bool is_good_for_others(const at::Tensor& tensor, const at::Tensor& cast) {
-  const bool plain = is_plain(*tensor.unsafeGetTensorImpl());
-  return plain == is_plain(*cast.unsafeGetTensorImpl()) && (plain || cast.requires_grad()) && depth() != 0;
+// False for the answer of a mode that replaced the tensor by one of its own kind (such as a fake one), and for a cast
+// that is kept whole but was made below autograd: later uses would silently have no gradient.
+bool may_be_kept(const Source& source, const at::Tensor& cast) {
+  return source.plain == is_plain(*cast.unsafeGetTensorImpl()) && (source.plain || cast.requires_grad()) &&
+         tls_region_open;
 }
 
-// Whether the data of a cast may be given to uses for which stock would cast anew: nobody follows the tensor by other
-// means, nobody else can write to it, and the op hands out no view of its arguments.
-bool may_give_data(const at::Tensor& tensor, const Weight& weight) {
-  // Views come in threes, which nobody can tell from other tensors over the weight's data; so in a region they go by
-  // the version and the watch.
-  return !tls_results_may_alias && may_share_data(tensor) && (weight.is_view || is_alone(tensor, weight));
-}
-
-at::Tensor cast_of_weight(const at::Tensor& tensor, const Weight& weight, c10::ScalarType dtype, bool persistent) {
-  const bool in_graph = gets_node(tensor);
-  Cache& here = cache();
-  // The data is all that is wanted. (Under no_grad a trainable leaf has an entry all the same: stock makes its node at
-  // the first use, and that has a place in the order of the backward.)
-  if (persistent && !in_graph && weight.reuse == Reuse::data) {
-    if (std::optional<at::Tensor> data = find_persistent(tensor, weight, dtype)) {
-      ++here.info.hits;
+at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::ScalarType dtype, bool persistent) {
+  const bool data_only = weight.reuse == Reuse::data_only;
+  // If the data is all that the use needs, the region's cache need not be filled. A shared_grad_fn weight gets an entry
+  // even under no_grad: stock makes its node at the first use, and the node's number decides the order of the backward.
+  if (persistent && data_only && !source.needs_node) {
+    if (std::optional<at::Tensor> data = find_persistent(source, weight, dtype)) {
+      ++caches().hits;
       return *std::move(data);
     }
   }
-  // Of a trainable leaf a region uses one cast, as stock's does, whatever is written behind its back.
-  const uint64_t watch = weight.reuse == Reuse::data ? watch_weight(*weight.owner) : 0;
-  if (weight.reuse == Reuse::data && watch == 0) {
-    return cast(tensor, dtype);
+  // Within a region stock goes on using a trainable weight's cast whatever is written behind PyTorch's back; so do we.
+  const uint64_t epoch = data_only ? alias_epoch(*weight.owner) : 0;
+  if (data_only && epoch == 0) {
+    return cast(source, dtype);
   }
-  const Key key(tensor, weight, dtype);
-  if (const std::shared_ptr<CastEntry> entry = here.find(tensor, key, watch)) {
-    return entry->use(tensor);
+  ThreadCaches& here = caches();
+  const WeightKey key(source, weight, dtype);
+  if (const std::shared_ptr<CastEntry> entry = here.weights.find(source, key, epoch)) {
+    ++here.hits;
+    return entry->use(source);
   }
-  Stamp stamp(*tensor.unsafeGetTensorImpl());
+  const auto keep = [&](const std::shared_ptr<CastEntry>& entry) {
+    here.weights.insert(key, entry);
+    tls_has_casts = true;
+  };
+  SourceSignature signature(source);
   if (persistent) {
-    if (std::optional<at::Tensor> data = find_persistent(tensor, weight, dtype)) {
-      ++here.info.hits;
-      CastData kept(std::move(stamp), tensor, *data);
-      const auto entry = std::make_shared<CastEntry>(*weight.owner, std::move(kept), *data, weight.reuse, watch);
-      here.insert(key, entry);
-      return entry->use(tensor);
+    if (std::optional<at::Tensor> data = find_persistent(source, weight, dtype)) {
+      ++here.hits;
+      CastData kept(std::move(signature), source, *data);
+      const auto entry = std::make_shared<CastEntry>(*weight.owner, std::move(kept), *data, weight.reuse, epoch);
+      keep(entry);
+      return entry->use(source);
     }
   }
-  at::Tensor result = cast_for_others(tensor, dtype, weight.reuse);
-  if (is_good_for_others(tensor, result)) {
-    ++here.info.misses;
-    std::optional<Stamp> second;
-    if (persistent) {
-      second = stamp;
-    }
-    CastData data(std::move(stamp), tensor, result);
-    if (persistent) {
-      keep_persistent(tensor, weight, *std::move(second), data.held(*tensor.unsafeGetTensorImpl()));
-    }
-    here.insert(key, std::make_shared<CastEntry>(*weight.owner, std::move(data), result, weight.reuse, watch));
+  at::Tensor result = cast_to_keep(source, dtype, weight.reuse);
+  if (!may_be_kept(source, result)) {
+    return result;
   }
+  ++here.misses;
+  std::optional<SourceSignature> second;
+  if (persistent) {
+    second = signature;
+  }
+  CastData data(std::move(signature), source, result);
+  if (persistent) {
+    store_persistent(source, weight, *std::move(second), data.held(source.impl));
+  }
+  keep(std::make_shared<CastEntry>(*weight.owner, std::move(data), result, weight.reuse, epoch));
   return result;
 }
 
-at::Tensor cast_of_activation(const at::Tensor& tensor, c10::ScalarType dtype) {
-  if (const std::shared_ptr<CastEntry> entry = activations().find(tensor, dtype)) {
-    ++cache().info.hits;
-    return entry->use(tensor);
+at::Tensor cast_of_activation(const Source& source, c10::ScalarType dtype) {
+  ThreadCaches& here = caches();
+  if (const std::shared_ptr<CastEntry> entry = here.activations.find(source, dtype)) {
+    ++here.hits;
+    return entry->use(source);
   }
-  Stamp stamp(*tensor.unsafeGetTensorImpl());
-  at::Tensor result = cast_for_others(tensor, dtype, Reuse::data);
-  if (is_good_for_others(tensor, result)) {
-    ++cache().info.misses;
-    CastData data(std::move(stamp), tensor, result);
-    activations().insert(std::make_shared<CastEntry>(tensor, std::move(data), result, Reuse::data));
+  SourceSignature signature(source);
+  at::Tensor result = cast_to_keep(source, dtype, Reuse::data_only);
+  if (may_be_kept(source, result)) {
+    ++here.misses;
+    CastData data(std::move(signature), source, result);
+    here.activations.insert(std::make_shared<CastEntry>(source.tensor, std::move(data), result, Reuse::data_only));
     tls_has_casts = true;
   }
   return result;
 }
 
-// Memory that PyTorch did not allocate may be written by whoever did.
-bool is_torchs_own(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().allocator() != nullptr;
+// The owner of memory that PyTorch did not allocate may write to it at any time.
+bool is_allocated_by_pytorch(const Source& source) {
+  return source.impl.unsafe_storage().allocator() != nullptr;
+}
+
+// The modes that the user asks for by name also reuse casts that stock makes again.
+at::Tensor cast_beyond_stock(const Source& source, c10::ScalarType dtype) {
+  if (tls_results_may_alias || !may_share_data(source)) {
+    return cast(source, dtype);
+  }
+  if (const std::optional<Weight> weight = weight_beyond_stock(source)) {
+    // Views come several at a time, and cannot be told from unrelated tensors over the weight's data. Within a region
+    // they rely on the version and the alias epoch alone.
+    const bool unique = has_unique_storage(source.tensor, weight->is_view);
+    if (unique || weight->is_view) {
+      return cast_of_weight(source, *weight, dtype, unique && tls_cache_mode == CacheMode::persistent);
+    }
+  } else if (tls_cache_mode == CacheMode::all && !source.tensor.is_inference() && is_allocated_by_pytorch(source)) {
+    return cast_of_activation(source, dtype);
+  }
+  return cast(source, dtype);
 }
 
 } // namespace
 
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
-  if (!keeps_casts() || has_tangent(tensor)) {
-    return cast(tensor, dtype);
+  const Source source(tensor);
+  if (!keeps_casts(source) || source.has_tangent) {
+    return cast(source, dtype);
   }
-  const Weight weight = weight_of(tensor);
-  const bool persistent = tls_cache_mode == CacheMode::persistent;
-  if (weight.reuse == Reuse::node) {
-    return cast_of_weight(tensor, weight, dtype, persistent && may_give_data(tensor, weight));
+  if (is_stock_weight(source)) {
+    const bool persistent = tls_cache_mode == CacheMode::persistent && !tls_results_may_alias &&
+                            may_share_data(source) && has_unique_storage(tensor, /*is_view=*/false);
+    return cast_of_weight(source, {Reuse::shared_grad_fn, &tensor, /*is_view=*/false}, dtype, persistent);
   }
-  if (weight.reuse == Reuse::data) {
-    return may_give_data(tensor, weight) ? cast_of_weight(tensor, weight, dtype, persistent && is_alone(tensor, weight))
-                                         : cast(tensor, dtype);
-  }
-  if (tls_cache_mode == CacheMode::all && !tls_results_may_alias && !tensor.is_inference() && may_share_data(tensor) &&
-      is_torchs_own(tensor)) {
-    return cast_of_activation(tensor, dtype);
-  }
-  return cast(tensor, dtype);
+  return tls_cache_mode == CacheMode::weights ? cast(source, dtype) : cast_beyond_stock(source, dtype);
 }
 
 void forget_casts_of(const std::vector<at::Tensor>& tensors) {
-  cache().forget(tensors);
-  activations().clear();
+  caches().weights.forget(tensors);
+  caches().activations.clear();
   forget_persistent(tensors);
 }
 
 CacheInfo cast_cache_info() {
-  CacheInfo result = cache().info;
-  cache().count_into(result);
-  result.entries += activations().count();
-  result.bytes += activations().bytes();
+  const ThreadCaches& here = caches();
   const PersistentInfo persistent = persistent_info();
-  result.persistent_entries = persistent.entries;
-  result.persistent_bytes = persistent.bytes;
-  return result;
+  CacheInfo info;
+  info.entries = here.weights.count() + here.activations.count();
+  info.bytes = here.weights.bytes() + here.activations.bytes();
+  info.hits = here.hits;
+  info.misses = here.misses;
+  info.stale = here.weights.stale();
+  info.dropped = here.weights.dropped();
+  info.persistent_entries = persistent.entries;
+  info.persistent_bytes = persistent.bytes;
+  return info;
 }
 
 void drop_casts_of_thread() {
   tls_has_casts = false;
-  cache().clear();
-  activations().clear();
+  caches().weights.clear();
+  caches().activations.clear();
 }
 
 void clear_cast_cache() {

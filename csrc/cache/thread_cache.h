@@ -1,4 +1,4 @@
-// file: the casts that are kept for later uses: of weights and activations
+// file: the way of a cast through the caches
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,12 +9,12 @@
 
 namespace torch_promote {
 
-// `tensor.to(dtype)`, from this thread's cache where that is allowed. The caller has seen that `tensor` is eligible and
-// has another dtype.
+// `tensor.to(dtype)`, or an earlier cast if this thread's cache mode allows it. The caller has checked that the tensor
+// is eligible and has another dtype.
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype);
 
-// While one lives, the thread casts for an op that may return a view of an argument, which its caller may write to. No
-// data is shared there beyond what stock shares.
+// While one lives, the thread casts for an op that may return a view of its argument. The op's caller may write into
+// that view, so the caches share no data beyond what stock shares.
 inline constinit thread_local bool tls_results_may_alias = false;
 class ResultsMayAlias {
  public:
@@ -29,23 +29,24 @@ class ResultsMayAlias {
   bool before_;
 };
 
-// Drops this thread's casts of tensors that are about to be written unseen, and of others that share their storage.
+// Drops this thread's casts, and the persistent ones, of tensors that share a storage with one of these, which are
+// about to be written to without a change of their version.
 void forget_casts_of(const std::vector<at::Tensor>& tensors);
 
 struct CacheInfo {
   uint64_t entries = 0;            // casts held now
-  uint64_t bytes = 0;              // that they occupy
+  uint64_t bytes = 0;              // their size
   uint64_t hits = 0;               // casts served from the cache since the thread began
-  uint64_t misses = 0;             // casts made for it
-  uint64_t stale = 0;              // entries made again because their source had changed
-  uint64_t dropped = 0;            // entries dropped because their source had died
-  uint64_t persistent_entries = 0; // casts that outlive regions, in the whole process
+  uint64_t misses = 0;             // casts made and kept
+  uint64_t stale = 0;              // entries dropped because their source had changed
+  uint64_t dropped = 0;            // entries dropped because their weight had died
+  uint64_t persistent_entries = 0; // casts of the whole process that outlive regions
   uint64_t persistent_bytes = 0;
 };
 
 CacheInfo cast_cache_info();
 
-// Drops this thread's casts. For the end of its outermost region, which has made none often enough.
+// Drops this thread's casts. The end of the thread's outermost region calls it; most regions have made none.
 inline constinit thread_local bool tls_has_casts = false;
 void drop_casts_of_thread();
 inline void end_cast_cache() {
@@ -54,7 +55,7 @@ inline void end_cast_cache() {
   }
 }
 
-// Drops those, and all that outlive regions.
+// Drops this thread's casts and all persistent ones.
 void clear_cast_cache();
 
 } // namespace torch_promote

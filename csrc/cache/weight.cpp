@@ -1,15 +1,12 @@
-// file: which of the tensors that are cast are weights, and how their casts may be reused
+// file: which tensors are weights, and what later uses of a weight may share of its cast
 #include <Python.h>
 
 #include "cache/weight.h"
 
-#include "cache/cast_data.h"
-#include "cast/cast.h"
+#include "cast/source.h"
 #include "policy/torch_declarations.h"
 
-#include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/variable.h>
@@ -26,11 +23,11 @@ using c10::DispatchKeySet;
 using c10::impl::TorchDispatchModeKey;
 using c10::impl::TorchDispatchModeTLS;
 
-// Kept for good.
+// Owned references that are never released: the extension stays loaded.
 PyTypeObject* parameter_type = nullptr;
 std::vector<PyTypeObject*> replaying_modes;
 
-// Looks at a type and what it derives from, which needs no lock: the tensor, and so its Python object, is alive.
+// Takes no GIL: the tensor keeps its Python object alive, and types of live objects are only read.
 bool is_parameter(const at::TensorBase& tensor) {
   PyObject* object = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
   return object != nullptr && (Py_TYPE(object) == parameter_type || PyType_IsSubtype(Py_TYPE(object), parameter_type));
@@ -40,7 +37,12 @@ bool is_weight(const at::TensorBase& tensor) {
   return tensor.is_leaf() && (tensor.requires_grad() || is_parameter(tensor));
 }
 
-// PyTorch's own modes, which see tensors that are not what they seem. Those of users see plain tensors.
+// Whether the tensor is a view for backward; forward-mode AD marks views of its own.
+bool is_view(const Source& source) {
+  return source.autograd != nullptr && source.autograd->is_view_ && source.tensor.is_view();
+}
+
+// PyTorch's own modes work on tensors that stand for others. Users' modes get plain tensors.
 bool has_infra_mode() {
   return TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FAKE).has_value() ||
          TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value() ||
@@ -58,8 +60,8 @@ bool has_replaying_mode() {
   return false;
 }
 
-// What a graph of CUDA's captures is not computed now, and what it captures is replayed with other weights. Newer
-// releases of PyTorch can say so.
+// While a CUDA graph is captured nothing is computed, and the graph is replayed with other weights. PyTorch 2.11 has no
+// function that reports a capture.
 template <class Guard>
 bool is_capturing(const Guard& guard, c10::Device device) {
   if constexpr (requires { guard.isStreamCapturing(guard.getStream(device)); }) {
@@ -70,49 +72,39 @@ bool is_capturing(const Guard& guard, c10::Device device) {
 
 } // namespace
 
-Weight weight_of(const at::Tensor& tensor) {
-  if (tensor.is_inference()) { // without a version, so that nobody knows when it changes
-    return {};
-  }
-  // Read where it is kept, as each of PyTorch's own accessors would: this is asked at every cast.
-  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
-  if (meta != nullptr && meta->is_view_ && tensor.is_view()) { // and not one of forward-mode AD alone
-    const at::TensorBase& base = tensor._base();
-    return is_weight(base) ? Weight{Reuse::data, &base, true} : Weight{};
-  }
-  const bool is_leaf = meta == nullptr || meta->grad_fn_ == nullptr;
-  const bool requires_grad = meta != nullptr && meta->requires_grad_;
-  if (!is_leaf || !(requires_grad || is_parameter(tensor))) {
-    return {};
-  }
-  // Stock's conditions.
-  const bool as_stock = requires_grad && tensor.scalar_type() == at::kFloat && !c10::InferenceMode::is_enabled() &&
-                        !at::caching::is_cached_tensor(tensor);
-  return {as_stock ? Reuse::node : Reuse::data, &tensor, false};
+// Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13). Stock asks for inference mode, not for tensors made in
+// it. Such a tensor has no version counter, so a change of it would not be detected, and ours excludes it.
+bool is_stock_weight(const Source& source) {
+  return source.autograd != nullptr && source.autograd->requires_grad_ && source.autograd->grad_fn_ == nullptr &&
+         source.tensor.scalar_type() == at::kFloat && !is_view(source) && !source.tensor.is_inference() &&
+         !c10::InferenceMode::is_enabled() && !at::caching::is_cached_tensor(source.tensor);
 }
 
-bool gets_node(const at::Tensor& tensor) {
-  return at::GradMode::is_enabled() && tensor.requires_grad() &&
-         !c10::impl::tls_local_dispatch_key_set().excluded_.has(DispatchKey::AutogradFunctionality);
+std::optional<Weight> weight_beyond_stock(const Source& source) {
+  if (source.tensor.is_inference()) { // it has no version counter
+    return std::nullopt;
+  }
+  const bool view = is_view(source);
+  const at::TensorBase& owner = view ? source.tensor._base() : source.tensor;
+  return is_weight(owner) ? std::optional(Weight{Reuse::data_only, &owner, view}) : std::nullopt;
 }
 
-bool may_share_data(const at::Tensor& tensor) {
-  constexpr DispatchKeySet kLookers({
+bool may_share_data(const Source& source) {
+  // A mode of the user's and the dispatch observer see the ops that run, and need no cast that does not.
+  constexpr DispatchKeySet kObserverKeys({
       DispatchKey::Python,
       DispatchKey::PythonTLSSnapshot,
-      DispatchKey::TESTING_ONLY_GenericMode, // the tap
+      DispatchKey::TESTING_ONLY_GenericMode,
   });
-  if (!is_plain(*tensor.unsafeGetTensorImpl()) || at::caching::is_cached_tensor(tensor) || has_tangent(tensor)) {
+  if (!source.plain || source.has_tangent || !has_only_plain_keys(source.thread_keys - kObserverKeys) ||
+      at::caching::is_cached_tensor(source.tensor)) {
     return false;
   }
-  const DispatchKeySet thread = c10::impl::tls_local_dispatch_key_set().included_;
-  if (!has_only_ordinary_keys(thread - kLookers)) {
+  if (source.thread_keys.has(DispatchKey::Python) && (has_infra_mode() || has_replaying_mode())) {
     return false;
   }
-  if (thread.has(DispatchKey::Python) && (has_infra_mode() || has_replaying_mode())) {
-    return false;
-  }
-  return !tensor.is_cuda() || !is_capturing(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA), tensor.device());
+  return !source.impl.is_cuda() ||
+         !is_capturing(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA), source.tensor.device());
 }
 
 void set_parameter_type(PyTypeObject* type) {

@@ -1,41 +1,47 @@
-// file: which of the tensors that are cast are weights, and how their casts may be reused
+// file: which tensors are weights, and what later uses of a weight may share of its cast
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
-// Declared as Python.h declares it, which is not needed for more.
+// Declared as Python.h declares it, so that no more of that header is needed here.
 struct _typeobject;
 
 namespace torch_promote {
 
-// How a later use of a tensor may get the cast of an earlier one.
+struct Source;
+
+// What a later use of a tensor shares with the first one.
 enum class Reuse : uint8_t {
-  none, // it is no weight
-  node, // a float32 leaf that requires a gradient: the data, and within a graph the autograd node, as in stock
-  data, // the data alone: stock casts these anew at every use
+  shared_grad_fn, // the data, and within one graph the autograd node: what stock's cache does
+  data_only,      // the data alone; each use has its own node, because stock casts at each use
 };
 
+// The weight that a cast belongs to.
 struct Weight {
-  Reuse reuse = Reuse::none;
-  const at::TensorBase* owner = nullptr; // the weight: the tensor itself, or the one that it is a view of
-  bool is_view = false;
+  Reuse reuse;
+  const at::TensorBase* owner; // the source itself, or the weight that it is a view of
+  bool is_view;
 };
 
-// A weight is a leaf that requires a gradient, or a torch.nn.Parameter that does not.
-Weight weight_of(const at::Tensor& tensor);
+// Whether stock's cache keeps casts of the tensor: a float32 leaf that requires a gradient, is no view, and was not
+// made in inference mode, outside of inference mode. The default cache mode keeps these and no others.
+bool is_stock_weight(const Source& source);
 
-// Whether a use of the tensor now is recorded in a graph.
-bool gets_node(const at::Tensor& tensor);
+// The weight that a tensor is, or is a view of, where the persistent and the activation cache reuse casts beyond stock:
+// a weight is a leaf that requires a gradient, or a torch.nn.Parameter.
+std::optional<Weight> weight_beyond_stock(const Source& source);
 
-// Whether casts of the tensor may be told apart by its identity, and their data handed to later uses: it is plain, and
-// nobody in this thread follows tensors by other means (tracers, functorch, fake and functional tensors).
-bool may_share_data(const at::Tensor& tensor);
+// Whether later uses may get the data of a cast that stock would make again. The tensor has to be plain, so that it can
+// be recognized by its memory, and the thread must not run a tool that follows tensors through every op, such as a
+// tracer, functorch or FakeTensorMode: it would miss the cast that is not made.
+bool may_share_data(const Source& source);
 
-// Tells which Python type is torch.nn.Parameter, and which dispatch modes replay the ops that they have seen, cast by
-// cast: those of selective checkpointing.
+// Sets the type object of torch.nn.Parameter, and those of the dispatch modes that count casts (selective
+// checkpointing): such a mode replays ops by their order, so a cast that the cache saves would shift all later ones.
 void set_parameter_type(_typeobject* type);
 void set_replaying_modes(std::vector<_typeobject*> types);
 

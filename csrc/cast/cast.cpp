@@ -1,18 +1,17 @@
-// file: `tensor.to(dtype)` without the layers of the dispatcher that a plain tensor does not need
+// file: `tensor.to(dtype)` without the dispatcher's layers where the tensor is plain, and the autograd node of a cast
 #include "cast/cast.h"
 
-#include "cast/cast_node.h"
 #include "cast/cpu_convert.h"
-#include "region/region.h"
-#include "cast/small_blocks.h"
-#include "cache/weight.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_to_copy_ops.h>
 #include <ATen/record_function.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/variable.h>
+
+#include <string>
 
 namespace torch_promote {
 
@@ -20,33 +19,18 @@ namespace {
 
 using c10::DispatchKey;
 using c10::DispatchKeySet;
+using torch::autograd::Node;
 
-// NOTE [ Straight casts ]
-// `to` goes through the dispatcher four times: itself, `_to_copy`, `empty_strided` and `copy_`, the second of them with
-// autograd above it. For a tensor that nobody but PyTorch's core looks into, all that comes of this is an allocation, a
-// conversion, and a node where a gradient is wanted. Whether somebody looks is in the dispatch keys: of the tensor, and
-// of the thread. These are the keys of ordinary computing; with any other one (a Python mode, a subclass, functorch, a
-// fake or functional tensor, a tracer, our own tap, conjugate and negative bits, sparse and quantized tensors, ...) the
-// cast goes the ordinary way. Forward-mode AD has no key; there the tensor tells.
-constexpr DispatchKeySet kOrdinary = DispatchKeySet({
-    DispatchKey::Dense,
-    DispatchKey::AutogradFunctionality,
-    DispatchKey::ADInplaceOrView,
-    DispatchKey::BackendSelect,
-    DispatchKey::AutocastCPU,
-    DispatchKey::AutocastCUDA,
-    kAutocastKey,
-});
-
-// Above this, TensorIterator's grain size, PyTorch's kernel may use several threads; and what the layers cost is
-// nothing to what the cast does.
+// Above this, TensorIterator's grain size, PyTorch's kernel may use several threads, and the time of the conversion
+// hides that of the layers.
 constexpr int64_t kSmall = 32768;
 
-// A tensor of this geometry, which is dense, on the CPU.
+// An uninitialized tensor on the CPU with the geometry of `source`, which is dense. It is resizable, as those of
+// at::empty are.
 at::Tensor empty_as(const at::TensorImpl& source, at::ScalarType dtype) {
   const caffe2::TypeMeta type = c10::scalarTypeToTypeMeta(dtype);
   const size_t bytes = static_cast<size_t>(source.numel()) * type.itemsize();
-  c10::Allocator* const allocator = small_blocks();
+  c10::Allocator* const allocator = c10::GetCPUAllocator();
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, /*resizable=*/true);
   at::Tensor result =
@@ -55,61 +39,126 @@ at::Tensor empty_as(const at::TensorImpl& source, at::ScalarType dtype) {
   return result;
 }
 
-// Undefined where the general kernel has to do it.
-at::Tensor convert_small(const at::Tensor& tensor, at::ScalarType dtype) {
-  const at::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (!impl.is_cpu() || impl.numel() > kSmall || !is_convertible(tensor.scalar_type(), dtype) ||
-      !impl.is_non_overlapping_and_dense()) {
+// Undefined if only PyTorch's kernel has the right bits, or is as fast.
+at::Tensor convert_small(const Source& source, at::ScalarType dtype) {
+  const at::TensorImpl& impl = source.impl;
+  const at::ScalarType from = source.tensor.scalar_type();
+  const bool narrows = from == at::kFloat && dtype == at::kBFloat16;
+  const bool widens = from == at::kBFloat16 && dtype == at::kFloat;
+  if (!(narrows || widens) || !impl.is_cpu() || impl.numel() > kSmall || !impl.is_non_overlapping_and_dense()) {
     return {};
   }
   at::Tensor result = empty_as(impl, dtype);
-  void* const data = result.unsafeGetTensorImpl()->mutable_data();
-  const bool done = convert(impl.data(), tensor.scalar_type(), data, dtype, static_cast<size_t>(impl.numel()));
+  void* const to = result.unsafeGetTensorImpl()->mutable_data();
+  const auto count = static_cast<size_t>(impl.numel());
+  if (widens) {
+    from_bfloat16(static_cast<const uint16_t*>(impl.data()), static_cast<float*>(to), count);
+    return result;
+  }
+  const bool done = to_bfloat16(static_cast<const float*>(impl.data()), static_cast<uint16_t*>(to), count);
   return done ? result : at::Tensor();
 }
 
-at::Tensor convert_straight(const at::Tensor& tensor, at::ScalarType dtype) {
-  if (at::Tensor result = convert_small(tensor, dtype); result.defined()) {
+at::Tensor convert_without_autograd(const Source& source, at::ScalarType dtype) {
+  if (at::Tensor result = convert_small(source, dtype); result.defined()) {
     return result;
   }
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  return at::_ops::_to_copy::call(tensor, dtype, {}, {}, {}, false, {});
+  return at::_ops::_to_copy::call(source.tensor, dtype, {}, {}, {}, false, {});
 }
 
-at::Tensor cast_straight(const at::Tensor& tensor, at::ScalarType dtype) {
-  if (!gets_node(tensor)) {
-    return convert_straight(tensor, dtype);
+at::Tensor fast_cast(const Source& source, at::ScalarType dtype) {
+  if (!source.needs_node) {
+    return convert_without_autograd(source, dtype);
   }
-  const uint64_t sequence_nr = next_sequence_nr();
-  at::Tensor result = convert_straight(tensor, dtype);
-  put_in_graph(result, tensor, sequence_nr);
+  const uint64_t sequence_nr = next_sequence_nr(); // before the conversion, as `to` takes it
+  at::Tensor result = convert_without_autograd(source, dtype);
+  attach_node(result, source.tensor, sequence_nr);
   return result;
+}
+
+// What the node of `to` computes. `apply` casts through `cast`, which records a node of its own if the backward itself
+// is differentiated, so second derivatives need no code here. Forward-mode AD would need a formula: a tensor with a
+// tangent never gets this node.
+class CastBackward : public Node {
+ public:
+  CastBackward(uint64_t sequence_nr, const at::Tensor& source)
+      : Node(sequence_nr, {torch::autograd::impl::gradient_edge(source)}), dtype_(source.scalar_type()) {}
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    return {grads[0].defined() ? as_source(grads[0]) : at::Tensor()};
+  }
+  std::string name() const override {
+    return "CastBackward";
+  }
+  // Compiled autograd traces `apply`; there are no saved variables to swap.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {}
+  torch::autograd::variable_list apply_with_saved(
+      const torch::autograd::variable_list& grads, torch::dynamo::autograd::SwapSavedVariables& /*saved*/) override {
+    return apply(torch::autograd::variable_list(grads));
+  }
+
+ private:
+  at::Tensor as_source(const at::Tensor& grad) const {
+    return grad.scalar_type() == dtype_ ? grad : cast(grad, dtype_);
+  }
+
+  at::ScalarType dtype_;
+};
+
+template <class Pointer>
+Pointer make_node(uint64_t sequence_nr, const at::Tensor& source) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
+    return std::make_shared<CastBackward>(sequence_nr, source);
+  } else {
+    return c10::make_intrusive<CastBackward>(sequence_nr, source);
+  }
+}
+
+const torch::autograd::AutogradMeta* autograd_of(const at::TensorImpl& impl) {
+  return static_cast<const torch::autograd::AutogradMeta*>(impl.autograd_meta());
 }
 
 } // namespace
 
-bool has_only_ordinary_keys(DispatchKeySet keys) {
-  return (keys.raw_repr() & ~(c10::full_backend_mask | kOrdinary.raw_repr())) == 0;
-}
-
-bool has_tangent(const at::Tensor& tensor) {
-  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
-  return meta != nullptr && meta->fw_grad_ != nullptr;
-}
-
-at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype) {
+Source::Source(const at::Tensor& source)
+    : tensor(source), impl(*source.unsafeGetTensorImpl()), autograd(autograd_of(impl)) {
   const c10::impl::LocalDispatchKeySet thread = c10::impl::tls_local_dispatch_key_set();
-  if (!has_only_ordinary_keys((tensor.key_set() | thread.included_) - thread.excluded_) || has_tangent(tensor)) {
-    return tensor.to(dtype);
+  thread_keys = thread.included_;
+  const bool requires_grad = autograd != nullptr && (autograd->requires_grad_ || autograd->grad_fn_ != nullptr);
+  wants_grad = requires_grad && at::GradMode::is_enabled();
+  needs_node = wants_grad && !thread.excluded_.has(DispatchKey::AutogradFunctionality);
+  has_tangent = autograd != nullptr && autograd->fw_grad_ != nullptr;
+  plain = is_plain(impl);
+  takes_fast_path = has_only_plain_keys((impl.key_set() | thread_keys) - thread.excluded_) && !has_tangent;
+}
+
+at::Tensor cast(const Source& source, at::ScalarType dtype) {
+  if (!source.takes_fast_path) {
+    return source.tensor.to(dtype);
   }
   auto profilers = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
   if (profilers.has_value()) {
     at::RecordFunction record(*std::move(profilers));
-    const c10::IValue input(tensor);
+    const c10::IValue input(source.tensor);
     record.before("torch_promote::cast", c10::ArrayRef<const c10::IValue>(&input, 1));
-    return cast_straight(tensor, dtype);
+    return fast_cast(source, dtype);
   }
-  return cast_straight(tensor, dtype);
+  return fast_cast(source, dtype);
+}
+
+uint64_t next_sequence_nr() {
+  return at::sequence_number::get_and_increment();
+}
+
+void attach_node(const at::Tensor& cast, const at::Tensor& source, uint64_t sequence_nr) {
+  NodePtr node = make_node<NodePtr>(sequence_nr, source);
+  node->add_input_metadata(cast);
+  attach_node(cast, std::move(node));
+}
+
+void attach_node(const at::Tensor& cast, NodePtr node) {
+  torch::autograd::impl::set_gradient_edge(cast, torch::autograd::Edge(std::move(node), 0));
 }
 
 } // namespace torch_promote

@@ -1,17 +1,47 @@
-// file: `tensor.to(dtype)` without the layers of the dispatcher that a plain tensor does not need
+// file: `tensor.to(dtype)` without the dispatcher's layers where the tensor is plain, and the autograd node of a cast
 #pragma once
 
+#include "cast/source.h"
+
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
 
 namespace torch_promote {
 
-// Whether these are the dispatch keys of ordinary computing alone. See NOTE [ Straight casts ].
-bool has_only_ordinary_keys(c10::DispatchKeySet keys);
+// The tensor in another dtype: the bits, strides and gradients of `tensor.to(dtype)`.
+at::Tensor cast(const Source& source, at::ScalarType dtype);
+inline at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype) {
+  return cast(Source(tensor), dtype);
+}
 
-// Whether forward-mode AD has a tangent for the tensor.
-bool has_tangent(const at::Tensor& tensor);
+// torch::autograd::Node is held by shared_ptr in PyTorch 2.11 and by intrusive_ptr in later releases.
+template <class Pointer>
+struct WeakOf;
+template <class T>
+struct WeakOf<std::shared_ptr<T>> {
+  using type = std::weak_ptr<T>;
+};
+template <class T>
+struct WeakOf<c10::intrusive_ptr<T>> {
+  using type = c10::weak_intrusive_ptr<T>;
+};
+using NodePtr = std::decay_t<decltype(std::declval<torch::autograd::Edge>().function)>;
+using WeakNode = WeakOf<NodePtr>::type;
 
-// The tensor in another dtype: the same bits, strides and gradients as of `tensor.to(dtype)`, whoever looks on.
-at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype);
+// Takes the sequence number that this thread's next node would get.
+uint64_t next_sequence_nr();
+
+// Gives `cast`, which belongs to no graph yet, a node that leads to `source`. The autograd engine sums gradients in the
+// order of the sequence numbers, so the number decides the bits of the sum.
+void attach_node(const at::Tensor& cast, const at::Tensor& source, uint64_t sequence_nr);
+
+// Makes `cast` one more output of a node that another tensor over the same data has.
+void attach_node(const at::Tensor& cast, NodePtr node);
 
 } // namespace torch_promote

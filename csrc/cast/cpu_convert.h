@@ -1,17 +1,16 @@
-// file: arrays of float32 to and from bfloat16 and float16, in vectors
+// file: arrays of float32 to and from bfloat16, without a call of an op
 #pragma once
 
-#include <c10/core/ScalarType.h>
-
 #include <cstddef>
+#include <cstdint>
 
 namespace torch_promote {
 
-// Whether `convert` knows the pair on this processor.
-bool is_convertible(c10::ScalarType from, c10::ScalarType to);
+// Rounds to nearest, ties to even, as PyTorch does everywhere. False if there is a NaN: its bits in bfloat16 depend on
+// PyTorch's kernel for this processor and on its place in the array, and `to` must not be used.
+bool to_bfloat16(const float* from, uint16_t* to, size_t count);
 
-// Converts `count` numbers, rounding to nearest, ties to even, as PyTorch does everywhere. False if there was a NaN
-// whose bits PyTorch chooses, by the processor and by the place in the array: then `to` holds nothing of use.
-bool convert(const void* from, c10::ScalarType from_dtype, void* to, c10::ScalarType to_dtype, size_t count);
+// A bfloat16 is the upper half of a float32; NaNs keep their bits.
+void from_bfloat16(const uint16_t* from, float* to, size_t count);
 
 } // namespace torch_promote

@@ -247,6 +247,9 @@ PYBIND11_MODULE(_C, m) {
     return result;
   });
   m.def("clear_cache", &clear_cast_cache);
+  m.def("has_backend_meta", [](const at::Tensor& tensor) { // for tests
+    return tensor.unsafeGetTensorImpl()->get_backend_meta() != nullptr;
+  });
 }
 
 } // namespace torch_promote

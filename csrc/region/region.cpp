@@ -143,6 +143,7 @@ void leave_nesting() {
 }
 
 void put_graph_task() {
+  tls_region_open = !thread().frames.empty();
   tls_promotion.graph_task = thread().frames.empty() ? -1 : thread().frames.back().graph_task;
 }
 

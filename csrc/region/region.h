@@ -31,9 +31,6 @@ inline const PolicyTable& current_policy() {
   return tls_policy != nullptr ? *tls_policy : policy_of_carried_state();
 }
 
-// Which casts are kept in this thread: what the innermost open region says that says anything about it.
-inline constinit thread_local CacheMode tls_cache_mode = CacheMode::weights;
-
 // The owner of regions that a traced graph opens. If an op of the graph raises, the graph does not end them; they end
 // with the region around them at the latest.
 constexpr const void* kGraphOwner = nullptr;

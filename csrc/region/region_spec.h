@@ -1,6 +1,7 @@
 // file: what a region asks for, and its packed form
 #pragma once
 
+#include "cache/cache_mode.h"
 #include "policy/op_table.h"
 
 #include <c10/core/ScalarType.h>
@@ -10,10 +11,6 @@
 #include <optional>
 
 namespace torch_promote {
-
-// Which casts are kept for later uses while a region's cache flag is on; the cast cache says how.
-enum class CacheMode : uint8_t { weights, persistent, all };
-constexpr std::array<const char*, 3> kCacheModeNames = {"weights", "persistent", "all"}; // in the enum's order
 
 // What a region asks for, which Python and torch.compile hold packed into 64 bits, as a constant. In Python,
 // torch_promote/native/region_spec.py packs and unpacks the same bits:

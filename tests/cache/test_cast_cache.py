@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 import torch_promote as tp
 from helpers.casts import CastCount, Program, Region, casts_made, half, ours, stock
+from torch_promote import _C
 
 X = torch.linspace(-1, 1, 8 * 16, dtype=torch.bfloat16).view(8, 16)
 
@@ -30,7 +32,10 @@ def frozen() -> torch.Tensor:
     return weight().requires_grad_(False)
 
 
-#: A maker of weights, and how many casts three uses in one region take: under stock, and under ours.
+persistent: Region = functools.partial(ours, cache="persistent")
+
+#: A maker of weights, and how many casts three uses in one region take: under stock and in our default mode, which
+#: keeps exactly what stock keeps, and in a mode that also reuses what stock casts again.
 WEIGHTS: dict[str, tuple[Callable[[], torch.Tensor], int, int]] = {
     "parameter": (weight, 1, 1),
     "leaf that requires grad": (lambda: torch.randn(16, 4, requires_grad=True), 1, 1),
@@ -48,15 +53,56 @@ WEIGHTS: dict[str, tuple[Callable[[], torch.Tensor], int, int]] = {
 }
 
 
-@pytest.mark.parametrize("region", [stock, ours], ids=["stock", "ours"])
-@pytest.mark.parametrize(("make", "by_stock", "by_ours"), WEIGHTS.values(), ids=WEIGHTS)
-def test_keeps_casts_of_weights(make: Callable[[], Any], by_stock: int, by_ours: int, region: Region) -> None:
+@pytest.mark.parametrize("region", [stock, ours, persistent], ids=["stock", "ours", "persistent"])
+@pytest.mark.parametrize(("make", "by_stock", "beyond_stock"), WEIGHTS.values(), ids=WEIGHTS)
+def test_keeps_casts_of_weights(make: Callable[[], Any], by_stock: int, beyond_stock: int, region: Region) -> None:
     w = make()
     right = half(X) @ half(w)
     with CastCount(of=w) as count, region():
         for _ in range(3):
             assert torch.equal(X @ w, right)
-    assert count.casts == (by_stock if region is stock else by_ours)
+    assert count.casts == (beyond_stock if region is persistent else by_stock)
+
+
+def in_inference_mode(w: torch.Tensor) -> None:
+    with torch.inference_mode():
+        X @ w
+
+
+#: Uses of a tensor whose casts stock does not keep.
+NOT_KEPT_BY_STOCK: dict[str, Callable[[], Any]] = {
+    "frozen parameter": lambda: X @ frozen(),
+    "transposed parameter": lambda: X @ weight(4, 16).t(),
+    "rows of a parameter": lambda: X @ weight(32, 4)[:16],
+    "float16 parameter": lambda: X @ nn.Parameter(torch.randn(16, 4, dtype=torch.float16)),
+    "inference mode": lambda: in_inference_mode(weight()),
+    "activation": lambda: X @ (weight() * 2),
+}
+
+
+@pytest.mark.parametrize("use", NOT_KEPT_BY_STOCK.values(), ids=NOT_KEPT_BY_STOCK)
+def test_the_default_mode_holds_nothing_that_stock_does_not(use: Callable[[], Any]) -> None:
+    nothing = {"entries": 0, "bytes": 0, "persistent_entries": 0, "persistent_bytes": 0}
+    before = tp.cache_info()
+    with ours():
+        alive = [use() for _ in range(2)]
+        assert tp.cache_info() == before | nothing
+    del alive
+
+
+@pytest.mark.parametrize("make", [weight, frozen, lambda: weight(4, 16).t()], ids=["trainable", "frozen", "view"])
+@pytest.mark.parametrize("grad", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_only_the_modes_beyond_stock_attach_something_to_a_weight(make: Callable[[], Any], grad: Any) -> None:
+    w = make()
+    owner = w if w._base is None else w._base
+    for region in (ours, functools.partial(ours, cache="weights"), functools.partial(ours, cache="none")):
+        with region(), grad():
+            X @ w, X @ w
+        assert not _C.has_backend_meta(owner)
+    with persistent(), grad():
+        X @ w
+    assert _C.has_backend_meta(owner)
+    tp.clear_cache()
 
 
 def test_a_double_leaf_is_not_cast() -> None:
@@ -66,10 +112,10 @@ def test_a_double_leaf_is_not_cast() -> None:
     assert count.casts == 0
 
 
-def test_a_cast_made_in_inference_mode_is_kept_for_others_there() -> None:
+def test_a_cast_made_in_inference_mode_is_kept_for_later_uses_there_if_the_mode_is_all() -> None:
     """Stock makes an inference tensor there, which it cannot keep. A graph has a cast of its own, as under stock."""
     w, x = weight(), torch.randn(8, 16, requires_grad=True)
-    with ours():
+    with ours(cache="all"):
         with torch.inference_mode(), CastCount(of=w) as count:
             kept_alive = [X @ w, X @ w]
         assert all(product.is_inference() for product in kept_alive)
@@ -203,7 +249,7 @@ def test_makes_as_many_casts_as_stock(run: Program) -> None:
     assert casts_made(run, ours) == made
 
 
-def test_inference_mode_in_the_middle_takes_one_cast_where_stock_makes_two() -> None:
+def test_inference_mode_in_the_middle_makes_as_many_casts_as_stock_or_one_if_the_mode_is_all() -> None:
     def inference_mode_between(region: Region) -> None:
         w = weight()
         with region():
@@ -212,7 +258,8 @@ def test_inference_mode_in_the_middle_takes_one_cast_where_stock_makes_two() -> 
                 X @ w, X @ w
             X @ w
 
-    assert (casts_made(inference_mode_between, stock), casts_made(inference_mode_between, ours)) == (3, 2)
+    regions = (stock, ours, functools.partial(ours, cache="all"))
+    assert [casts_made(inference_mode_between, region) for region in regions] == [3, 3, 2]
 
 
 # --- how long

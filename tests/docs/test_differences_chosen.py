@@ -5,6 +5,7 @@ docs/differences.md names these tests.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -147,7 +148,7 @@ def test_the_node_of_a_cast_lives_as_long_as_its_graph() -> None:
     assert (lives_on(stock), lives_on(ours)) == (True, False)
 
 
-def test_frozen_weights_and_views_of_weights_are_cast_once() -> None:
+def test_frozen_weights_and_views_of_weights_are_cast_once_if_the_mode_is_named() -> None:
     low = ones(BF16, 4, 4)
 
     def frozen(region: Region) -> None:
@@ -160,11 +161,14 @@ def test_frozen_weights_and_views_of_weights_are_cast_once() -> None:
         with region():
             torch.mm(w.t(), low), torch.mm(low, w.t())
 
-    assert (casts_made(frozen, stock), casts_made(frozen, ours)) == (3, 1)
-    assert (casts_made(view, stock), casts_made(view, ours)) == (2, 1)
+    assert (casts_made(frozen, stock), casts_made(frozen, ours)) == (3, 3)
+    assert (casts_made(view, stock), casts_made(view, ours)) == (2, 2)
+    for cache in ("persistent", "all"):
+        region = functools.partial(ours, cache=cache)
+        assert (casts_made(frozen, region), casts_made(view, region)) == (1, 1)
 
 
-def test_casts_of_weights_made_in_inference_mode_are_kept() -> None:
+def test_casts_of_weights_made_in_inference_mode_are_kept_if_the_mode_is_named() -> None:
     low = ones(BF16, 4, 4)
 
     def program(region: Region) -> None:
@@ -172,7 +176,9 @@ def test_casts_of_weights_made_in_inference_mode_are_kept() -> None:
         with region(), torch.inference_mode():
             torch.mm(low, w), torch.mm(low, w)
 
-    assert (casts_made(program, stock), casts_made(program, ours)) == (2, 1)
+    assert (casts_made(program, stock), casts_made(program, ours)) == (2, 2)
+    for cache in ("persistent", "all"):
+        assert casts_made(program, functools.partial(ours, cache=cache)) == 1
 
 
 def test_a_cast_has_a_record_of_its_own_in_the_profiler() -> None:

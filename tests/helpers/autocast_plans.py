@@ -76,7 +76,6 @@ def check_call(
     state = replace(
         AutocastState.region(device, lower, overrides=overrides),
         inference_mode=torch.is_inference_mode_enabled(),
-        keeps_more=autocast is tp.my_autocast,
     )
     plan = autocast_plan(op, args, kwargs, state)
     kept: Kept = {}

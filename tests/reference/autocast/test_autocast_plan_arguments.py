@@ -96,13 +96,8 @@ def test_arguments_of_every_kind(kind: str, autocast: Autocast) -> None:
 def test_modes(mode: Callable[[], contextlib.AbstractContextManager[Any]], autocast: Autocast) -> None:
     weight = torch.nn.Parameter(torch.ones(2, 2))
     with mode():
-        if mode is torch.inference_mode and autocast is tp.my_autocast:
-            # It makes ordinary tensors there, for which PyTorch takes another way through the dispatcher.
-            plan = plan_of(weight, weight, state=replace(HERE, inference_mode=True, keeps_more=True))
-        else:
-            plan = check_call("mm", (aten.mm.default, (weight, weight), {}), "cpu", LOWER, autocast)
-    kept = mode is not torch.inference_mode or autocast is tp.my_autocast
-    assert [cast.cacheable for cast in plan.casts] == [kept] * 2
+        plan = check_call("mm", (aten.mm.default, (weight, weight), {}), "cpu", LOWER, autocast)
+    assert [cast.cacheable for cast in plan.casts] == [mode is not torch.inference_mode] * 2
 
 
 @pytest.mark.parametrize("autocast", BOTH, ids=NAMES)
@@ -124,6 +119,7 @@ def plan_of(*args: Any, op: Any = aten.mm.default, state: AutocastState | None =
 
 WEIGHT, OTHER = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2, 2))
 HELD = replace(AutocastState.region("cpu"), cached=((WEIGHT, LOWER),))
+MORE = replace(AutocastState.region("cpu"), keeps_more=True)
 SERVED: list[tuple[str, AutocastPlan, list[bool]]] = [
     ("the same weight twice", plan_of(WEIGHT, WEIGHT), [False, True]),
     ("two weights", plan_of(WEIGHT, OTHER), [False, False]),
@@ -132,6 +128,7 @@ SERVED: list[tuple[str, AutocastPlan, list[bool]]] = [
     ("held in another dtype", plan_of(WEIGHT, OTHER, state=replace(HELD, cached=((WEIGHT, torch.half),))), [False] * 2),
     ("no cache", plan_of(WEIGHT, WEIGHT, state=replace(HELD, cache_enabled=False)), [False, False]),
     ("inference mode", plan_of(WEIGHT, WEIGHT, state=replace(HELD, inference_mode=True)), [False, False]),
+    ("inference mode, beyond stock", plan_of(WEIGHT, WEIGHT, state=replace(MORE, inference_mode=True)), [False, True]),
     ("a list", plan_of([WEIGHT, OTHER, WEIGHT], op=aten.linalg_multi_dot.default), []),
 ]
 
@@ -141,7 +138,10 @@ def test_what_is_served(what: str, plan: AutocastPlan, served: list[bool]) -> No
     assert [cast.served for cast in plan.casts] == served
 
 
-@pytest.mark.parametrize("autocast", BOTH, ids=NAMES)
+PERSISTENT = functools.partial(tp.my_autocast, cache="persistent")
+
+
+@pytest.mark.parametrize("autocast", [*BOTH, PERSISTENT], ids=[*NAMES, "persistent"])
 def test_served_casts_are_not_made(autocast: Autocast) -> None:
     """Counted in real regions: a call makes as many casts as its plan has that are not served."""
 
@@ -151,9 +151,9 @@ def test_served_casts_are_not_made(autocast: Autocast) -> None:
         yield (weight.t(), weight), (weight.t(), weight)
         yield (other, other), (other, other)
 
-    for cache_enabled in (True, False):
+    for cache_enabled in (True,) if autocast is PERSISTENT else (True, False):
         state = AutocastState.region("cpu", cache_enabled=cache_enabled)
-        state = replace(state, keeps_more=autocast is tp.my_autocast)
+        state = replace(state, keeps_more=autocast is PERSISTENT)
         for pairs in products(torch.nn.Parameter(torch.ones(2, 2)), torch.ones(2, 2)):
             planned, cached = 0, []
             for pair in pairs:
@@ -163,6 +163,7 @@ def test_served_casts_are_not_made(autocast: Autocast) -> None:
                 cached += [(by_name[cast.argument], cast.to) for cast in plan.casts if cast.cacheable]
 
             def program(region: Autocast, pairs: Any = pairs, cache_enabled: bool = cache_enabled) -> None:
+                tp.clear_cache()  # of casts that the last program stored
                 with region("cpu", cache_enabled=cache_enabled):
                     for pair in pairs:
                         torch.mm(*pair)

@@ -170,13 +170,12 @@ def test_an_expanded_output_is_refused() -> None:
     x, out = torch.ones(2, 3), torch.ones(3).expand(2, 3)
     assert "more than one element of the written-to tensor" in stock_message(torch.add, x, x, out=out)
     assert our_message(x, x, out=out) == (
-        "out of shape [2, 3] and strides [0, 1] uses elements of its memory more than once. "
-        "Give it memory of its own first, with out.clone()."
+        "out of shape [2, 3] and strides [0, 1] uses elements of its memory more than once. Use out.clone() instead."
     )
 
 
 def test_a_refused_cast_says_what_to_do() -> None:
     assert our_message(torch.ones(2), 1, out=torch.empty(2, dtype=torch.int64)) == (
         "result type float32 can't be cast to the desired output type int64: the output is of a lower kind. "
-        "Give an output of the result's kind, or cast the result."
+        "Use an output of the result's kind, or cast the result."
     )

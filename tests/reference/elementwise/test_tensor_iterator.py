@@ -121,7 +121,7 @@ def test_one_cpu_scalar_may_stand_among_cuda_tensors() -> None:
         for preset in ("binary", "ternary"):
             with pytest.raises(PromotionError, match="one operand is on cpu, others are on cuda"):
                 infer_elementwise(cuda, scalar, scalar, preset=preset)
-        with pytest.raises(PromotionError, match="Move it there first"):
+        with pytest.raises(PromotionError, match="Move it to the same device"):
             infer_elementwise(cuda, cuda, scalar, preset="ternary")
 
 
@@ -149,7 +149,7 @@ def test_nullary_ops_have_the_dtype_and_strides_of_what_they_fill() -> None:
 def test_unpromoted_inputs_of_several_dtypes_need_a_static_dtype() -> None:
     operands = Operand(torch.int8, (2,)), Operand(torch.int16, (2,))
     config = TensorIteratorConfig(check_all_same_dtype=False)
-    with pytest.raises(PromotionError, match="the inputs differ in dtype, are not promoted"):
+    with pytest.raises(PromotionError, match="the inputs differ in dtype and are not promoted"):
         infer_elementwise(*operands, preset=config)
     config = TensorIteratorConfig(check_all_same_dtype=False, static_dtype=torch.int64)
     assert infer_elementwise(*operands, preset=config) == (torch.int64, (2,), (1,), None)

@@ -1,0 +1,126 @@
+// file: one thread's casts of weights, until its outermost region ends
+#include "cache/weight_cache.h"
+
+#include <c10/util/hash.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace torch_promote {
+
+namespace {
+
+size_t hash_of_part(const at::TensorImpl& view) {
+  size_t result = static_cast<size_t>(view.storage_offset()) + 1;
+  for (const auto numbers : {view.sizes(), view.strides()}) {
+    for (const int64_t number : numbers) {
+      result = c10::hash_combine(result, static_cast<size_t>(number));
+    }
+  }
+  return result;
+}
+
+} // namespace
+
+WeightKey::WeightKey(const Source& source, const Weight& of, c10::ScalarType to)
+    : weight(of.owner->unsafeGetTensorImpl()),
+      part(of.is_view ? hash_of_part(source.impl) : 0),
+      dtype(to),
+      reuse(of.reuse) {}
+
+WeightCache::~WeightCache() {
+  for (const Place& place : places_) {
+    place.entry->data().leak_unless_plain();
+  }
+}
+
+std::shared_ptr<CastEntry> WeightCache::find(const Source& source, const WeightKey& key, uint64_t epoch) {
+  const auto found = index_.find(key);
+  if (found == index_.end()) {
+    return nullptr;
+  }
+  const std::shared_ptr<CastEntry>& entry = places_[found->second].entry;
+  if (entry->is_fresh(source, epoch)) {
+    return entry;
+  }
+  ++stale_;
+  const std::shared_ptr<CastEntry> gone = take_out(found->second);
+  return nullptr;
+}
+
+void WeightCache::insert(const WeightKey& key, std::shared_ptr<CastEntry> entry) {
+  std::shared_ptr<CastEntry> gone;
+  if (const auto found = index_.find(key); found != index_.end()) {
+    gone = take_out(found->second); // inserted by code that ran inside this cast
+  }
+  const auto dead = sweep();
+  places_.push_back({key, std::move(entry)});
+  index_[key] = places_.size() - 1; // if this throws, the entry is merely not found
+}
+
+void WeightCache::forget(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::shared_ptr<CastEntry>> gone;
+  for (size_t at = places_.size(); at-- > 0;) {
+    const bool written = std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+      return tensor.defined() && places_[at].entry->is_cast_of(*tensor.unsafeGetTensorImpl());
+    });
+    if (written) {
+      ++stale_;
+      gone.push_back(take_out(at));
+    }
+  }
+}
+
+void WeightCache::clear() {
+  std::vector<Place> gone;
+  gone.swap(places_);
+  index_.clear();
+  next_to_sweep_ = 0;
+  gone.clear();
+  if (places_.capacity() == 0) {
+    places_.swap(gone); // for its memory: the next region casts about as many weights
+  }
+}
+
+size_t WeightCache::bytes() const {
+  size_t bytes = 0;
+  for (const Place& place : places_) {
+    bytes += place.entry->data().bytes();
+  }
+  return bytes;
+}
+
+// Moves the last entry to the place that becomes free.
+std::shared_ptr<CastEntry> WeightCache::take_out(size_t at) {
+  std::shared_ptr<CastEntry> gone = std::move(places_[at].entry);
+  index_.erase(places_[at].key);
+  if (at != places_.size() - 1) {
+    places_[at] = std::move(places_.back());
+    index_[places_[at].key] = at;
+  }
+  places_.pop_back();
+  return gone;
+}
+
+// Examines two entries at each insertion, round robin. Dead entries therefore stay few, and no insertion pays for a
+// walk over all of them.
+std::array<std::shared_ptr<CastEntry>, 2> WeightCache::sweep() {
+  std::array<std::shared_ptr<CastEntry>, 2> dead;
+  for (auto& entry : dead) {
+    if (places_.empty()) {
+      break;
+    }
+    if (next_to_sweep_ >= places_.size()) {
+      next_to_sweep_ = 0;
+    }
+    if (places_[next_to_sweep_].entry->is_dead()) {
+      ++dropped_;
+      entry = take_out(next_to_sweep_);
+    } else {
+      ++next_to_sweep_;
+    }
+  }
+  return dead;
+}
+
+} // namespace torch_promote

@@ -1,0 +1,78 @@
+// file: one thread's casts of weights, until its outermost region ends
+#pragma once
+
+#include "cache/entry.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace torch_promote {
+
+// What an entry is found by.
+struct WeightKey {
+  WeightKey(const Source& source, const Weight& of, c10::ScalarType to);
+  bool operator==(const WeightKey& other) const = default;
+
+  const at::TensorImpl* weight;
+  size_t part; // a hash of the geometry of a view; 0 for the weight itself
+  c10::ScalarType dtype;
+  Reuse reuse; // one leaf may be used in both ways, and uses with their own nodes must not get the shared one
+};
+
+struct HashOfWeightKey {
+  size_t operator()(const WeightKey& key) const {
+    return reinterpret_cast<uintptr_t>(key.weight) ^ key.part ^ (static_cast<size_t>(key.dtype) << 56) ^
+           (static_cast<size_t>(key.reuse) << 48);
+  }
+};
+
+// `find` returns shared entries, and what is dropped is destroyed only when the cache is consistent again: using an
+// entry and destroying a tensor may both run Python, which may call the cache.
+class WeightCache {
+ public:
+  WeightCache() = default;
+  WeightCache(const WeightCache&) = delete;
+  WeightCache& operator=(const WeightCache&) = delete;
+  ~WeightCache();
+
+  // Null if there is none. Drops it if the source has changed.
+  std::shared_ptr<CastEntry> find(const Source& source, const WeightKey& key, uint64_t epoch);
+  void insert(const WeightKey& key, std::shared_ptr<CastEntry> entry);
+  // Drops the casts of these tensors, and of tensors that share a storage with one of them.
+  void forget(const std::vector<at::Tensor>& tensors);
+  void clear();
+
+  size_t count() const {
+    return places_.size();
+  }
+  size_t bytes() const;
+  uint64_t stale() const { // dropped because the source had changed
+    return stale_;
+  }
+  uint64_t dropped() const { // because the weight had died
+    return dropped_;
+  }
+
+ private:
+  struct Place {
+    WeightKey key;
+    std::shared_ptr<CastEntry> entry;
+  };
+
+  std::shared_ptr<CastEntry> take_out(size_t at);
+  std::array<std::shared_ptr<CastEntry>, 2> sweep();
+
+  std::vector<Place> places_;
+  ska::flat_hash_map<WeightKey, size_t, HashOfWeightKey> index_; // into places_
+  size_t next_to_sweep_ = 0;
+  uint64_t stale_ = 0;
+  uint64_t dropped_ = 0;
+};
+
+} // namespace torch_promote

@@ -1,0 +1,56 @@
+// file: what the cast and its caches ask of a tensor, asked once for each cast
+#pragma once
+
+#include "policy/dispatch_key.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKeySet.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace torch_promote {
+
+// NOTE [ Plain tensors ]
+// `tensor.to(dtype)` passes the dispatcher four times: `to`, `_to_copy`, `empty_strided` and `copy_`, with autograd
+// above the second. If no code but PyTorch's own kernels can observe these calls, the same result takes an allocation,
+// a conversion and, where a gradient is wanted, an autograd node. The dispatch keys of the tensor and of the thread say
+// whether anything else is involved. The list below is an allowlist: a Python mode, a subclass, functorch, a fake or
+// functional tensor, a tracer, the dispatch observer, conjugate and negative bits, named, sparse, nested and quantized
+// tensors, and whatever keys a later PyTorch adds, take the ordinary way. A list of exceptions would let new keys pass.
+inline constexpr c10::DispatchKeySet kPlainKeys = c10::DispatchKeySet({
+    c10::DispatchKey::Dense,
+    c10::DispatchKey::AutogradFunctionality,
+    c10::DispatchKey::ADInplaceOrView,
+    c10::DispatchKey::BackendSelect,
+    c10::DispatchKey::AutocastCPU,
+    c10::DispatchKey::AutocastCUDA,
+    kAutocastKey,
+});
+
+inline bool has_only_plain_keys(c10::DispatchKeySet keys) {
+  return (keys.raw_repr() & ~(c10::full_backend_mask | kPlainKeys.raw_repr())) == 0;
+}
+
+// Whether the tensor is dense memory of the CPU or of a GPU that only PyTorch's own kernels work on. (Sparse, nested
+// and mkldnn tensors have keys of their own.)
+inline bool is_plain(const at::TensorImpl& impl) {
+  return has_only_plain_keys(impl.key_set()) && impl.has_storage() && !impl.has_symbolic_sizes_strides() &&
+         (impl.is_cpu() || impl.is_cuda());
+}
+
+// A tensor that is to be cast, and the answers to what is asked of it on the way. They hold for this thread, and for
+// the grad mode and inference mode that were in force when it was made: code that changes a mode makes a new Source.
+struct Source {
+  explicit Source(const at::Tensor& source);
+
+  const at::Tensor& tensor;
+  at::TensorImpl& impl;
+  const torch::autograd::AutogradMeta* autograd; // null for a tensor that never had anything to do with gradients
+  c10::DispatchKeySet thread_keys;               // included in this thread's dispatch state
+  bool wants_grad;                               // grad mode is on, and the tensor requires a gradient
+  bool needs_node;                               // the same, and autograd is not excluded: the use is recorded
+  bool has_tangent;                              // of forward-mode AD, which has no dispatch key
+  bool plain;                                    // see is_plain
+  bool takes_fast_path;                          // tensor and thread are plain; see NOTE [ Plain tensors ]
+};
+
+} // namespace torch_promote
