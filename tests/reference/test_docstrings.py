@@ -55,6 +55,7 @@ MIRRORS_NOTHING = {
     "derivation.expression.parse": _TEXT,
     "ops.infer.Inference": "PyTorch returns tensors",
     "ops.infer.NoRule": _TABLE,
+    "ops.infer.functional_of": _READS_SCHEMA,
     "ops.infer.infer": _TABLE,
     "ops.infer.rule_name": _TABLE,
     "derivation.operators.Operator": "PyTorch binds each operator to its op in code that it generates",

@@ -93,8 +93,8 @@ OVERRIDES: list[tuple[Any, str]] = [
         {"zzz::mm": "fp16"},
         "no op is registered in namespace 'zzz'. Import the library that defines 'zzz::mm' first.",
     ),
-    ({3: "fp16"}, "an op is named by a str, an OpOverload or an OpOverloadPacket, got 3."),
-    ({("mm",): "fp16"}, "an op is named by a str, an OpOverload or an OpOverloadPacket, got ('mm',)."),
+    ({3: "fp16"}, "expected the name of an op, an OpOverload or an OpOverloadPacket, got 3."),
+    ({("mm",): "fp16"}, "expected the name of an op, an OpOverload or an OpOverloadPacket, got ('mm',)."),
     ({"mm": "fp61"}, f"'mm': no cast policy is called 'fp61'. Closest: fp16. Legal: {POLICIES}"),
     ({"mm.default": None}, f"aten::mm: a policy is a str, a CastPolicy or a torch.dtype, got None. Legal: {POLICIES}"),
     (
@@ -122,11 +122,11 @@ OVERRIDES: list[tuple[Any, str]] = [
         "Name each overload once.",
     ),
     # not a mapping
-    (["mm"], "overrides is a mapping of ops to policies, got list."),
-    ("mm", "overrides is a mapping of ops to policies, got str."),
-    (5, "overrides is a mapping of ops to policies, got int."),
-    ([], "overrides is a mapping of ops to policies, got list."),
-    (0, "overrides is a mapping of ops to policies, got int."),
+    (["mm"], "overrides must be a mapping of ops to policies, got list."),
+    ("mm", "overrides must be a mapping of ops to policies, got str."),
+    (5, "overrides must be a mapping of ops to policies, got int."),
+    ([], "overrides must be a mapping of ops to policies, got list."),
+    (0, "overrides must be a mapping of ops to policies, got int."),
 ]
 
 NOT_CALLABLE: list[tuple[Any, str]] = [

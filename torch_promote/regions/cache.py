@@ -27,6 +27,8 @@ def cache_info() -> dict[str, int]:
         `persistent_entries` and `persistent_bytes` held now by all weights of the process.
 
     Example:
+        >>> import torch
+        >>> from torch_promote import my_autocast
         >>> weight = torch.ones(4, 4, requires_grad=True)
         >>> with my_autocast("cpu"):
         ...     y = torch.ones(4, 4) @ weight
