@@ -182,12 +182,12 @@ def f():
     from torch_promote.bench.run import run
     importlib.import_module("torch_promote.checking.report")
 """
-    known = {"torch_promote.errors", "torch_promote.cli.main", "torch_promote.checking.report"}
+    known = {"torch_promote.errors", "torch_promote.cli.program", "torch_promote.checking.report"}
     assert imported(ast.parse(source), known) == {
         "torch_promote.policy.named",
         "torch_promote._C",
         "torch_promote.errors",
-        "torch_promote.cli.main",
+        "torch_promote.cli.program",
         "torch_promote.bench.run",
         "torch_promote.checking.report",
     }

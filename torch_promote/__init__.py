@@ -14,7 +14,7 @@ Where things are:
   and `make_rule`: torch_promote.reference.promotion_rules (loaded when first used)
 - errors, all subclasses of `TorchPromoteError`: torch_promote.errors
 - `crosscheck`: torch_promote.checking.crosscheck; `reference`: torch_promote.reference (loaded when first used)
-- the command `torch-promote`: torch_promote.cli.main
+- the command `torch-promote`: torch_promote.cli.program
 
 Example:
     >>> import torch, torch_promote as tp

@@ -2,7 +2,7 @@
 
 import sys
 
-from torch_promote.cli.main import main
+from torch_promote.cli.program import main
 
 if __name__ == "__main__":
     sys.exit(main())

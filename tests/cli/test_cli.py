@@ -17,7 +17,7 @@ import torch_promote
 from helpers.command_line import Capture, cells_of, error_of, json_of, terminal_of_80_columns, text_of, wide
 from helpers.op_registrations import STRANGE_ROWS
 from torch_promote import _C
-from torch_promote.cli.main import main
+from torch_promote.cli.program import main
 from torch_promote.policy import registered as registrations
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table

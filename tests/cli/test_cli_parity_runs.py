@@ -24,7 +24,7 @@ from helpers.command_line import Capture, cells_of, error_of, terminal_of_80_col
 from helpers.stand_in_runner import stand_in
 from helpers.subprocesses import environment
 from torch_promote import my_autocast
-from torch_promote.cli.main import main
+from torch_promote.cli.program import main
 from torch_promote.parity import entry_run
 
 __all__ = ["stand_in", "terminal_of_80_columns", "wide"]  # fixtures

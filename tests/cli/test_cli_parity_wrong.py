@@ -20,7 +20,7 @@ from helpers.stand_in_runner import stand_in
 from helpers.subprocesses import environment
 from torch_promote.checking import expectation
 from torch_promote.cli import progress as _progress
-from torch_promote.cli.main import main
+from torch_promote.cli.program import main
 from torch_promote.reference.ops.infer import NO_RULE
 from torch_promote.reference.promotion import table as promotion_table
 

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from torch_promote.cli.main import make_parser
+from torch_promote.cli.program import make_parser
 from torch_promote.policy.cast_policy import CastPolicy
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torch_promote.cli.main import main
+from torch_promote.cli.program import main
 
 Capture = pytest.CaptureFixture[str]
 

@@ -179,7 +179,9 @@ def test_traced_by_fx() -> None:
 def test_policies_of_a_compiled_model(fresh_dynamo: None) -> None:
     """By class as ever; the module that torch.compile returns has a forward of its own."""
     model = compiled(model_of())
-    with pytest.raises(tp.PolicyError, match=r"the model \(OptimizedModule\) cannot have a policy: its instance attribute \'forward\'"):
+    with pytest.raises(
+        tp.PolicyError, match=r"the model \(OptimizedModule\) cannot have a policy: its instance attribute \'forward\'"
+    ):
         set_module_policy(model, {"": "fp32"})
     set_module_policy(model, {nn.Linear: "fp32"})
     assert list(module_policies(model)) == ["_orig_mod.0", "_orig_mod.2"]

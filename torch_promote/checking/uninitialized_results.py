@@ -11,7 +11,7 @@ UNINITIALIZED_IN_TABLE: dict[str, tuple[int, ...]] = {
     "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, unused without dropout
 }
 
-#: The same for all ops. The ops that allocate have a kernel on our key once an override names them.
+#: The same for all ops. The ops that allocate have a kernel on the autocast key once an override names them.
 UNINITIALIZED: dict[str, tuple[int, ...]] = {
     **UNINITIALIZED_IN_TABLE,
     "aten::empty.memory_format": (0,),

@@ -4,6 +4,6 @@ terminal and progress draw on the terminal; op_filter is the option `--op`. The 
 their output in modules of their own, which begin with the command's name.
 """
 
-from torch_promote.cli.main import main
+from torch_promote.cli.program import main
 
 __all__ = ["main"]

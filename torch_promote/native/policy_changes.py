@@ -16,7 +16,7 @@ __all__ = ["policy_byte", "register_change"]
 
 
 def register_change(changes: Iterable[tuple[str, str, CastPolicy | torch.dtype]], replaces: bool = False) -> int:
-    """Returns the number of a change of policy in the extension. An op without a row gets a kernel on our key.
+    """Returns the number of a change of policy in the extension. An op without a row gets a kernel on the autocast key.
 
     Args:
         changes: Full names of overloads, device types, and policies that are legal for them.
