@@ -3,6 +3,7 @@
 # make test-all  runs the tests that are marked slow as well
 # make test-jax  compares the promotion rules with JAX and ml_dtypes as well, which it installs
 # make parity    PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)
+# make docs-pages  writes the generated parts of docs/promotion.md and docs/promotion_rules.md
 # make lint      ruff, mypy and clang-format
 # make bench     times regions, ops and models against stock autocast (ARGS="--plot bench.png" for a picture)
 #
@@ -24,7 +25,7 @@ SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildca
 BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
-.PHONY: demo test test-all test-jax parity lint bench build clean force
+.PHONY: demo docs-pages test test-all test-jax parity lint bench build clean force
 
 demo: build
 	$(PY) examples/train_gpt.py $(ARGS)
@@ -47,6 +48,10 @@ lint: build
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/clang-format --dry-run -Werror csrc/*/*.h csrc/*/*.cpp
 	$(VENV)/bin/mypy
+
+docs-pages: build
+	$(PY) docs/generators/promotion_page.py $(ARGS)
+	$(PY) docs/generators/promotion_rules_page.py $(ARGS)
 
 bench: build
 	$(PY) -m torch_promote bench $(ARGS)
