@@ -1,4 +1,4 @@
-// file: which casts this thread's cache keeps; the regions set it
+// file: which casts this thread's cache keeps; regions set the mode
 #pragma once
 
 #include <array>

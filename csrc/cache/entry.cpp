@@ -1,4 +1,4 @@
-// file: one cast in a cache: whether it is still valid, and how a use gets it
+// file: one cast in a cache: its validity, and the tensor that each use gets
 #include "cache/entry.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,4 +1,4 @@
-// file: the way of a cast through the caches
+// file: looks a cast up in this thread's caches and the persistent cache, or makes and keeps it
 #include "cache/thread_cache.h"
 
 #include "cache/activation_cache.h"

@@ -1,4 +1,4 @@
-// file: the way of a cast through the caches
+// file: looks a cast up in this thread's caches and the persistent cache, or makes and keeps it
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// file: `tensor.to(dtype)` without the dispatcher's layers where the tensor is plain, and the autograd node of a cast
+// file: `tensor.to(dtype)`, for plain tensors without the dispatcher, and the autograd node of a cast
 #pragma once
 
 #include "cast/source.h"

@@ -1,4 +1,4 @@
-// file: arrays of float32 to and from bfloat16, without a call of an op
+// file: converts arrays between float32 and bfloat16 without calling an op
 #include "cast/cpu_convert.h"
 
 #include <bit>

@@ -1,4 +1,4 @@
-// file: what the cast and its caches ask of a tensor, asked once for each cast
+// file: the properties of a tensor that a cast and the caches need, read once for each cast
 #pragma once
 
 #include "policy/dispatch_key.h"

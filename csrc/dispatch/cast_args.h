@@ -1,4 +1,4 @@
-// file: which arguments of an op autocast casts, and how, by their C++ type
+// file: which arguments of an op autocast casts, and the cast of each C++ type of argument
 #pragma once
 
 #include "cache/thread_cache.h"

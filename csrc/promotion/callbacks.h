@@ -1,4 +1,4 @@
-// file: what promotion asks of Python, off the fast path: errors, reports, and answers that the tables do not have
+// file: callbacks from promotion to Python, off the fast path: errors, reports, and dtypes that the tables lack
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -1,4 +1,4 @@
-// file: which kind of silent promotion a call is
+// file: classifies silent promotion for the lint
 #include "promotion/lint.h"
 
 #include <algorithm>

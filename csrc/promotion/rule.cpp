@@ -1,4 +1,4 @@
-// file: a promotion rule as lookup tables, and what a region does besides with it
+// file: a promotion rule as lookup tables, with the options of its region
 #include "promotion/rule.h"
 
 #include "promotion/callbacks.h"

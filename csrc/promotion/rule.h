@@ -1,4 +1,4 @@
-// file: a promotion rule as lookup tables, and what a region does besides with it
+// file: a promotion rule as lookup tables, with the options of its region
 #pragma once
 
 #include "policy/op_table.h"

@@ -1,4 +1,4 @@
-// file: the Python face of the extension: torch_promote._C
+// file: the Python bindings of the extension: torch_promote._C
 #include "cache/cache_mode.h"
 #include "cache/persistent_cache.h"
 #include "cache/thread_cache.h"

@@ -1,4 +1,4 @@
-// file: regions as Python calls them: plain C functions, without the cost of pybind11's argument conversion
+// file: plain C functions that enter and leave regions for Python, without pybind11's argument conversion
 #pragma once
 
 #include <Python.h>

@@ -1,4 +1,4 @@
-// file: entering and leaving regions, which PyTorch's own autocast state mirrors
+// file: enters and leaves regions, and mirrors them in PyTorch's own autocast state
 #include "region/region.h"
 
 #include "cache/thread_cache.h"

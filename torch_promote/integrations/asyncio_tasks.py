@@ -1,4 +1,4 @@
-"""Regions that a task holds open across an await, in asyncio's own event loops."""
+"""Keeps regions that an asyncio task holds open across an await out of other tasks."""
 
 from __future__ import annotations
 

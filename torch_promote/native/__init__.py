@@ -1,1 +1,1 @@
-"""The extension `torch_promote._C`: loading it, and packing what it is asked for."""
+"""The extension `torch_promote._C`: loading it, and encoding regions and policy changes for it."""

@@ -1,4 +1,4 @@
-"""Loads the extension, or raises one error that says why it cannot be loaded."""
+"""Loads the extension, or raises an error that says why it cannot."""
 
 from __future__ import annotations
 

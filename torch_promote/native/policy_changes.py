@@ -1,4 +1,4 @@
-"""Changes of policy in the extension, which knows each by a number."""
+"""Registers changes of policy with the extension, which gives each a number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RegionSpec`: what a region asks for, and the str that it is packed into.
+"""`RegionSpec`: the settings of a region, and the str that they are packed into.
 
 The packed form is a str of 16 hexadecimal digits. Regions hold it, the extension reads it, and graphs of torch.compile
 contain it: Dynamo treats a str as a constant, where an int that changes between calls becomes a symbol, and FX can

@@ -1,6 +1,6 @@
 """The reference: PyTorch's dtype rules in plain Python, independent of PyTorch's answers and of this package's C++.
 
-Each room uses only those above it:
+Each subpackage uses only those above it:
 
 - dtypes: every dtype, its family and its kind
 - promotion: `promote_types` (table), `result_type` (states), `can_cast` (casting)

@@ -1,4 +1,7 @@
-"""Checks of what a region is asked for, as torch.autocast checks it."""
+"""Checks the arguments of a region, as torch.autocast checks them.
+
+`pack_plain_region` (csrc/python/region_bindings.cpp) accepts the plainest arguments without these functions.
+"""
 
 from __future__ import annotations
 

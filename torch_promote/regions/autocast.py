@@ -1,4 +1,4 @@
-"""`my_autocast`: torch.autocast's contract, on a dispatch key of our own.
+"""`my_autocast`: a region with the behaviour of torch.autocast, on a dispatch key of our own.
 
 base.py has what regions share; arguments.py checks the arguments.
 """

@@ -1,7 +1,7 @@
-"""Policies for a whole program: the one that regions start from, and policies of custom ops that join it.
+"""Policies for a whole program: the policy that regions start from, and policies of custom ops in addition.
 
-They apply to regions that are entered afterwards, in every thread. Open regions keep their policy; the regions of a
-coroutine or generator are entered anew at each of its steps.
+They apply to regions that any thread enters afterwards. Open regions keep their policy. The regions of a coroutine or
+generator are entered again at each of its steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Regions and code that runs in steps: coroutines, generators, asyncio tasks.
 
 Autocast state belongs to a thread. A body that is suspended in the middle of a region would leave the region open for
-whatever the thread runs next. So the regions are suspended between steps, and resumed for the next step.
+whatever the thread runs next. So this module suspends the regions between steps, and resumes them for the next step.
 """
 
 from __future__ import annotations
