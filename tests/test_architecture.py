@@ -177,7 +177,7 @@ def test_the_walk_sees_every_kind_of_import() -> None:
     source = """
 import torch_promote.policy.named
 from torch_promote import _C, errors
-from torch_promote.cli import main
+from torch_promote.cli import program
 def f():
     from torch_promote.bench.run import run
     importlib.import_module("torch_promote.checking.report")
