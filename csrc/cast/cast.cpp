@@ -39,7 +39,8 @@ at::Tensor empty_as(const at::TensorImpl& source, at::ScalarType dtype) {
   return result;
 }
 
-// Undefined if only PyTorch's kernel has the right bits, or is as fast.
+// Undefined if the cast is left to PyTorch's kernel: other dtypes, large tensors, tensors with gaps, and NaNs, whose
+// bits are that kernel's choice.
 at::Tensor convert_small(const Source& source, at::ScalarType dtype) {
   const at::TensorImpl& impl = source.impl;
   const at::ScalarType from = source.tensor.scalar_type();
@@ -125,10 +126,13 @@ Source::Source(const at::Tensor& source)
     : tensor(source), impl(*source.unsafeGetTensorImpl()), autograd(autograd_of(impl)) {
   const c10::impl::LocalDispatchKeySet thread = c10::impl::tls_local_dispatch_key_set();
   thread_keys = thread.included_;
-  const bool requires_grad = autograd != nullptr && (autograd->requires_grad_ || autograd->grad_fn_ != nullptr);
+  // Virtual: a view requires a gradient if its base does, also if the base came to later. Its own fields do not say so.
+  const bool requires_grad = autograd != nullptr && autograd->requires_grad();
   wants_grad = requires_grad && at::GradMode::is_enabled();
   needs_node = wants_grad && !thread.excluded_.has(DispatchKey::AutogradFunctionality);
-  has_tangent = autograd != nullptr && autograd->fw_grad_ != nullptr;
+  // The base of a view may have got a tangent later.
+  has_tangent = autograd != nullptr &&
+                (autograd->fw_grad_ != nullptr || (autograd->is_view_ && source._fw_grad(/*level=*/0).defined()));
   plain = is_plain(impl);
   takes_fast_path = has_only_plain_keys((impl.key_set() | thread_keys) - thread.excluded_) && !has_tangent;
 }

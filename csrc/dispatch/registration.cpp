@@ -15,7 +15,8 @@ namespace torch_promote {
 
 namespace {
 
-// Held while an op gets its number and its kernel, so that no thread finds the number before the kernel is registered.
+// Held while an op gets its number, and for an override its kernel as well. An op that gets its number for promotion
+// gets its kernel afterwards, in register_promoting_op.
 std::mutex& registration_mutex() {
   static auto* instance = new std::mutex; // never destroyed: threads may outlive static destructors
   return *instance;

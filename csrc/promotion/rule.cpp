@@ -105,14 +105,11 @@ uint32_t register_promotion(
   return number;
 }
 
-const Promotion* promotion_of(uint32_t number) {
-  if (number == 0) {
-    return nullptr;
-  }
+const Promotion& promotion_of(uint32_t number) {
   Promotions& known = promotions();
   const std::lock_guard<std::mutex> lock(known.mutex);
-  TORCH_CHECK_INDEX(number <= known.all.size(), "torch_promote: no promotion has the number ", number);
-  return known.all[number - 1].get();
+  TORCH_CHECK_INDEX(number - 1 < known.all.size(), "torch_promote: no promotion has the number ", number);
+  return *known.all[number - 1];
 }
 
 } // namespace torch_promote

@@ -119,11 +119,11 @@ uint32_t register_promotion(
     const PromotionOptions& options,
     c10::ScalarType default_dtype,
     const PromotionTables& tables);
-// Null for number 0. Raises if there is no such rule.
-const Promotion* promotion_of(uint32_t number);
+// Raises if there is no such rule.
+const Promotion& promotion_of(uint32_t number);
 
-inline PromotionReference reference_to(const Promotion* rule) {
-  return rule == nullptr ? PromotionReference{} : PromotionReference{rule, rule->content};
+inline PromotionReference reference_to(const Promotion& rule) {
+  return {&rule, rule.content};
 }
 
 } // namespace torch_promote

@@ -212,7 +212,7 @@ PYBIND11_MODULE(_C, m) {
         return register_promotion(name, options, static_cast<at::ScalarType>(default_dtype), tables);
       });
   m.def("put_promotion_tables", [](uint32_t promotion, unsigned int default_dtype, const PromotionTables& tables) {
-    promotion_of(promotion)->put_tables(static_cast<at::ScalarType>(default_dtype), tables);
+    promotion_of(promotion).put_tables(static_cast<at::ScalarType>(default_dtype), tables);
   });
   m.def("register_promotion_change", &register_promotion_change);
   m.def("promotion_in_force", &promotion_in_force);

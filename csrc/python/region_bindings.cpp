@@ -20,7 +20,8 @@ namespace {
 // `my_autocast` and `promotion` are Python classes with short Python methods, and what a method does in the usual case
 // is one call of a function in this file. Methods in C would save their Python frames, about a third of the cost of a
 // region. But Dynamo (PyTorch 2.11 to 2.15) traces a context manager only if its `__enter__` and `__exit__` are Python
-// functions: it reads their `__func__`.
+// functions: it reads their `__func__`. As for torch.autocast, a signal handler that raises at the first or last
+// instruction of such a method (KeyboardInterrupt) leaves the region open.
 
 // Objects of Python that this file uses; never released.
 struct PythonObjects {
@@ -193,18 +194,20 @@ struct CudaAnswers {
   bool bfloat16 = false;
 };
 
-// Calls a function of `torch.cuda`; false if its answer is not the wanted one, or an error, which is Python's to
-// report.
+// Calls a function of `torch.cuda`, and returns whether its answer is the wanted one. If the function raises, returns
+// false; the Python code then asks again and reports the error. Exceptions that are no errors, such as
+// KeyboardInterrupt, stay set.
 bool answers(PyObject* function, bool wanted) {
   PyObject* answer = PyObject_CallNoArgs(function);
   const int truth = answer == nullptr ? -1 : PyObject_IsTrue(answer);
   Py_XDECREF(answer);
-  if (truth < 0) {
+  if (truth < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
     PyErr_Clear();
   }
   return truth == (wanted ? 1 : 0);
 }
 
+// False, possibly with Python's error set, if Python has to handle the region.
 bool cuda_can_be_enabled(at::ScalarType dtype) {
   static PyObject* const names[] = {
       PyUnicode_InternFromString("amp_definitely_not_available"), PyUnicode_InternFromString("is_available"),
@@ -213,21 +216,24 @@ bool cuda_can_be_enabled(at::ScalarType dtype) {
   const std::array<PyObject*, 3> functions = {
       PyDict_GetItemWithError(python.amp_common, names[0]), PyDict_GetItemWithError(python.cuda, names[1]),
       PyDict_GetItemWithError(python.cuda, names[2])};
-  if (functions != kept.functions) {
-    // A mock may answer otherwise next time.
-    if (!std::all_of(
-            functions.begin(), functions.end(), [](PyObject* f) { return f != nullptr && PyFunction_Check(f); })) {
-      PyErr_Clear();
-      return false;
-    }
-    std::for_each(functions.begin(), functions.end(), [](PyObject* f) { Py_INCREF(f); });
-    const CudaAnswers before = std::exchange(kept, {functions});
-    std::for_each(before.functions.begin(), before.functions.end(), [](PyObject* f) { Py_XDECREF(f); });
+  CudaAnswers now = functions == kept.functions ? kept : CudaAnswers{functions};
+  const bool asks_bfloat16 = dtype == at::kBFloat16;
+  if (now.available && (now.bfloat16 || !asks_bfloat16)) {
+    return true;
   }
-  kept.available = kept.available || answers(functions[0], false);
-  const bool asks_bfloat16 = kept.available && dtype == at::kBFloat16;
-  kept.bfloat16 = kept.bfloat16 || (asks_bfloat16 && answers(functions[2], true));
-  return kept.available && (!asks_bfloat16 || kept.bfloat16);
+  // A mock may answer otherwise next time.
+  if (!std::all_of(
+          functions.begin(), functions.end(), [](PyObject* f) { return f != nullptr && PyFunction_Check(f); })) {
+    PyErr_Clear();
+    return false;
+  }
+  // The calls run Python code, which may replace the functions and come back here: the answers belong to these three.
+  std::for_each(functions.begin(), functions.end(), [](PyObject* f) { Py_INCREF(f); });
+  now.available = answers(functions[0], false);
+  now.bfloat16 = now.available && asks_bfloat16 && answers(functions[2], true);
+  const CudaAnswers before = std::exchange(kept, now);
+  std::for_each(before.functions.begin(), before.functions.end(), [](PyObject* f) { Py_XDECREF(f); });
+  return now.available && (now.bfloat16 || !asks_bfloat16);
 }
 
 // The device that a plain region names; nothing for another argument, such as a sequence or a subclass of str.
@@ -263,8 +269,13 @@ PyObject* py_pack_plain_region(PyObject* /*module*/, PyObject* const* args, Py_s
   }
   const at::ScalarType dtype = dtype_given == Py_None ? at::autocast::get_autocast_dtype(device_type_of(*device))
                                                       : reinterpret_cast<THPDtype*>(dtype_given)->scalar_type;
-  if ((dtype != at::kBFloat16 && dtype != at::kHalf) ||
-      (*device == Device::cuda && enabled == Py_True && !cuda_can_be_enabled(dtype))) {
+  if (dtype != at::kBFloat16 && dtype != at::kHalf) {
+    Py_RETURN_NONE;
+  }
+  if (*device == Device::cuda && enabled == Py_True && !cuda_can_be_enabled(dtype)) {
+    if (PyErr_Occurred()) {
+      return nullptr;
+    }
     Py_RETURN_NONE;
   }
   RegionSpec spec;

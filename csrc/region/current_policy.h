@@ -10,8 +10,8 @@ inline thread_local const PolicyTable* tls_policy = nullptr;
 const PolicyTable& policy_of_carried_state();
 
 inline const PolicyTable& current_policy() {
-  // Null with the autocast key on: this thread opened no region, and PyTorch carried the dispatch state to it (an autograd
-  // device thread, at::launch). See NOTE [ Policy fingerprint ].
+  // Null with the autocast key on: this thread opened no region, and PyTorch carried the dispatch state to it (an
+  // autograd device thread, at::launch). See NOTE [ Policy fingerprint ].
   return tls_policy != nullptr ? *tls_policy : policy_of_carried_state();
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from torch._inductor.utils import fresh_cache
 import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.compiling import Weights, called_in, compute, inputs
+from helpers.subprocesses import environment
 from torch_promote import _C
 from torch_promote.integrations import compile as integrations_compile
 from torch_promote.integrations.compile import policy_digest
@@ -119,3 +123,27 @@ def test_the_digest_is_of_the_whole_policy() -> None:
     assert digests[0] == ""
     with tp.my_autocast("cpu"):
         assert policy_digest() == ""
+
+
+PLAIN_PROGRAM = """
+import sys, torch
+if "import" in sys.argv:
+    import torch_promote
+@torch.compile
+def function(x):
+    return (x * 2).sin()
+function(torch.ones(8))
+print(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+def test_an_import_alone_leaves_the_keys_of_the_disk_cache_as_they_are(tmp_path: Path) -> None:
+    """A process that imports the package and opens no region finds what one without the package compiled."""
+    hits = []
+    for arguments in ([], ["import"]):
+        command = [sys.executable, "-W", "ignore", "-c", PLAIN_PROGRAM, *arguments]
+        variables = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=250, check=False)
+        assert done.returncode == 0, done.stderr
+        hits.append(int(done.stdout.split()[-1]))
+    assert hits == [0, 1]

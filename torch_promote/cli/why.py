@@ -1,4 +1,4 @@
-"""The command `torch-promote why`: the dtype of an expression, explained step by step."""
+"""The command `torch-promote why`: prints the derivation that torch_promote/reference/derivation makes."""
 
 from __future__ import annotations
 

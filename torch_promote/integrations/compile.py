@@ -140,7 +140,8 @@ def _complete_disk_cache_keys() -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self.torch_promote_policy = policy_digest()
+        if digest := policy_digest():  # without a policy of ours, processes with and without this package share entries
+            self.torch_promote_policy = digest
         if not has_dtypes:
             self.autocast_state = {
                 device_type: torch.get_autocast_dtype(device_type)
