@@ -126,6 +126,15 @@ def _traced_pack(*arguments: object) -> None:
     """Leaves the packing to Python code, which Dynamo can trace."""
 
 
+def _autocast_state() -> dict[str, torch.dtype]:
+    """Returns the autocast dtypes of the device types on which autocast is enabled."""
+    return {
+        device_type: torch.get_autocast_dtype(device_type)
+        for device_type in torch._C._autocast_supported_devices()
+        if torch.is_autocast_enabled(device_type)
+    }
+
+
 def _complete_disk_cache_keys() -> None:
     """Adds the policy in force to the keys of AOTAutograd's cache on disk, and autocast dtypes where they are missing.
 
@@ -140,14 +149,11 @@ def _complete_disk_cache_keys() -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if digest := policy_digest():  # without a policy of ours, processes with and without this package share entries
+        # Nothing is added where there is nothing to tell apart: processes with and without this package share entries.
+        if digest := policy_digest():
             self.torch_promote_policy = digest
-        if not has_dtypes:
-            self.autocast_state = {
-                device_type: torch.get_autocast_dtype(device_type)
-                for device_type in torch._C._autocast_supported_devices()
-                if torch.is_autocast_enabled(device_type)
-            }
+        if not has_dtypes and (state := _autocast_state()):
+            self.autocast_state = state
 
     details.__init__ = init
 
