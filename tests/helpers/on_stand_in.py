@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_tests(*arguments: str, timeout: float = 280) -> str:
-    """Runs pytest on the stand-in, and returns its output. Fails if it fails; skips where the stand-in cannot be had."""
+    """Runs pytest on the stand-in, and returns its output. Fails if it fails; skips where there is no stand-in."""
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--device", "cuda-stand-in", *arguments]
     return _run(command, timeout)
 
