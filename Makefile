@@ -5,6 +5,8 @@
 # make parity    PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)
 # make docs-pages  writes the generated parts of docs/promotion.md and docs/promotion_rules.md
 # make lint      ruff, mypy and clang-format
+# make gpu       on a machine with a GPU: the tests that need one, parity and the benchmark; writes docs/gpu.md. Needs no
+#                network: it uses PYTHON3's PyTorch and pytest (ARGS="--device cuda-stand-in" tries it without a GPU)
 # make bench     times regions, ops and models against stock autocast (ARGS="--plot bench.png" for a picture)
 #
 # Each target sets up what it needs: a virtual environment, PyTorch, and the extension built against it. For another
@@ -25,7 +27,7 @@ SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildca
 BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
-.PHONY: demo docs-pages test test-all test-jax parity lint bench build clean force
+.PHONY: demo docs-pages test test-all test-jax parity lint bench gpu build clean force
 
 demo: build
 	$(PY) examples/train_gpt.py $(ARGS)
@@ -55,6 +57,9 @@ docs-pages: build
 
 bench: build
 	$(PY) -m torch_promote bench $(ARGS)
+
+gpu:
+	$(PYTHON3) tests/gpu $(ARGS)
 
 build: $(VENV)/.built
 

@@ -149,21 +149,26 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return state().capturing.count({stream.device_index(), stream.id()}) != 0;
   }
 
-  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
+  // An event is the stream that it was recorded on.
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (*event == nullptr) {
-      *event = new char;
+      *event = new StreamId;
     }
+    *static_cast<StreamId*>(*event) = {stream.device_index(), stream.id()};
     state().events_recorded += 1;
   }
-  void block(void* event, const c10::Stream&) const override {
-    state().events_waited_for += event != nullptr;
+  void block(void* event, const c10::Stream& stream) const override {
+    if (event != nullptr) {
+      state().events_waited_for += 1;
+      join_capture(*static_cast<StreamId*>(event), {stream.device_index(), stream.id()});
+    }
   }
   bool queryEvent(void*) const override {
     return true;
   }
   void synchronizeEvent(void*) const override {}
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
-    delete static_cast<char*>(event);
+    delete static_cast<StreamId*>(event);
   }
   double elapsedTime(void*, void*, const c10::DeviceIndex) const override {
     return 0;

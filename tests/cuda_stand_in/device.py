@@ -57,6 +57,10 @@ def start(devices: int = 2) -> None:
     for name in ("live_bytes", "peak_bytes", "events_recorded", "events_waited_for", "data_ptrs_recorded"):
         getattr(_library, f"stand_in_{name}").restype = ctypes.c_int64
     _library.stand_in_kernels.restype = ctypes.c_char_p
+    _library.stand_in_graph_begin.argtypes = [ctypes.c_int, ctypes.c_int64]
+    _library.stand_in_graph_begin.restype = ctypes.c_int64
+    for name in ("end", "replay", "free"):
+        getattr(_library, f"stand_in_graph_{name}").argtypes = [ctypes.c_int64]
     _library.stand_in_set_capturing.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int]
     _library.stand_in_set_device_count(devices)
     from cuda_stand_in import torch_cuda
@@ -183,3 +187,29 @@ def capturing() -> Iterator[None]:
 def is_capturing(device: int, stream: int) -> bool:
     """Whether a stream says that it is capturing."""
     return bool(_c().stand_in_is_capturing(device, ctypes.c_int64(stream)))
+
+
+# --- graphs
+
+
+def begin_graph() -> int:
+    """Starts to record the kernels of the current stream, and returns the graph's number."""
+    import torch
+
+    stream = torch.cuda.current_stream()
+    return _c().stand_in_graph_begin(stream.device_index, stream.stream_id)
+
+
+def end_graph(graph: int) -> None:
+    """Ends the recording."""
+    _c().stand_in_graph_end(graph)
+
+
+def replay_graph(graph: int) -> None:
+    """Runs the recorded kernels."""
+    _c().stand_in_graph_replay(graph)
+
+
+def free_graph(graph: int) -> None:
+    """Frees the graph and its memory."""
+    _c().stand_in_graph_free(graph)

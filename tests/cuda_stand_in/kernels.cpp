@@ -19,7 +19,6 @@ namespace {
 
 using at::Tensor;
 using c10::IValue;
-using torch::jit::Stack;
 
 constexpr c10::DispatchKeySet lazy_bits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
@@ -239,7 +238,7 @@ class Call {
 };
 
 void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
-  Call(op).run(stack);
+  run_or_record(op, stack, [](const c10::OperatorHandle& kernel, Stack* values) { Call(kernel).run(values); });
 }
 
 // --- kernels that make tensors, or change their storage

@@ -1,6 +1,7 @@
 // file: what the stand-in device counts, and what tests set
 #pragma once
 
+#include <ATen/core/ivalue.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
@@ -12,10 +13,17 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
+
+namespace c10 {
+class OperatorHandle;
+}
 
 namespace cuda_stand_in {
 
 constexpr int max_devices = 2;
+
+using StreamId = std::pair<int, int64_t>; // a device index and an id
 
 struct Memory {
   std::atomic<int64_t> live{0};
@@ -37,7 +45,7 @@ struct State {
   std::atomic<int64_t> data_ptrs_recorded{0};
   std::mutex mutex; // protects what follows
   std::map<std::string, int64_t> kernels;
-  std::set<std::pair<int, int64_t>> capturing; // streams, as a device index and an id
+  std::set<StreamId> capturing;
 };
 
 // Never destroyed: tensors may outlive static objects.
@@ -52,6 +60,13 @@ c10::Allocator* allocator();
 c10::Storage adopt(const c10::Storage& cpu, c10::DeviceIndex device);
 // Gives `storage`, of the device, the memory of a CPU storage.
 void replace_memory(const c10::Storage& storage, const c10::Storage& cpu);
+using Stack = std::vector<c10::IValue>;
+using Kernel = void (*)(const c10::OperatorHandle&, Stack*);
+// Runs a kernel. While the current stream captures a graph, records it for replays and leaves its results uncomputed.
+void run_or_record(const c10::OperatorHandle& op, Stack* stack, Kernel kernel);
+// A stream that waits for one that captures a graph captures too.
+void join_capture(StreamId waited_for, StreamId waiting);
+
 // Makes a storage of the device at least `bytes` long, keeping what it holds.
 void grow(const c10::Storage& storage, size_t bytes);
 

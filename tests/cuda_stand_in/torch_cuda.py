@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,43 @@ class Event(torch.Event):
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
     ) -> Event:
         return super().__new__(cls, device="cuda", enable_timing=enable_timing)
+
+
+class CUDAGraph:
+    """torch.cuda.CUDAGraph. What is captured is computed at each replay, and not before."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._graph: int | None = None
+        self._pool = graph_pool_handle()
+
+    def __del__(self) -> None:
+        self.reset()
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **_: Any) -> None:
+        self.reset()
+        self._pool = pool or self._pool
+        self._graph = stand_in.begin_graph()
+
+    def capture_end(self) -> None:
+        stand_in.end_graph(self._graph)
+
+    def replay(self) -> None:
+        stand_in.replay_graph(self._graph)
+
+    def reset(self) -> None:
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            stand_in.free_graph(graph)
+
+    def pool(self) -> tuple[int, int]:
+        return self._pool
+
+
+_pools = itertools.count(1)
+
+
+def graph_pool_handle() -> tuple[int, int]:
+    return (0, next(_pools))
 
 
 def _index(device: Any = None) -> int:
@@ -120,8 +158,11 @@ def provide() -> None:
         "set_stream": set_stream,
         "is_current_stream_capturing": is_current_stream_capturing,
         "Stream": Stream,
+        "CUDAGraph": CUDAGraph,
+        "graph_pool_handle": graph_pool_handle,
         "Event": Event,
         "empty_cache": nothing,
+        "_sleep": nothing,
         "memory_allocated": lambda device=None: stand_in.live_bytes(_index(device)),
         "max_memory_allocated": lambda device=None: stand_in.peak_bytes(_index(device)),
         "reset_peak_memory_stats": lambda device=None: stand_in.reset_peak(),
@@ -134,6 +175,7 @@ def provide() -> None:
         for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
             if module is torch.cuda or hasattr(module, name):
                 setattr(module, name, function)
+    torch._C._host_emptyCache = nothing
     torch.backends.cuda.is_built = yes
     # What releases before 2.13 ask.
     torch._C._cuda_isCurrentStreamCapturing = is_current_stream_capturing

@@ -15,10 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CUDA_TESTS", "Outcome", "Step", "environment", "run", "steps"]
+__all__ = ["Outcome", "Step", "environment", "run", "steps"]
 
 ROOT = Path(__file__).parents[2]
-CUDA_TESTS = ROOT / "tests" / "cuda"
+_TESTS = ROOT / "tests"
 _WITHOUT_EXPECTTEST = Path(__file__).parent / "without_expecttest"
 
 
@@ -80,7 +80,10 @@ def steps(device: str, out: Path, *, tiny: bool) -> Iterator[Step]:
         tiny: Whether to take few samples and rounds, for a test of this command.
     """
     workers = ["--numprocesses", str(_workers())] if find_spec("xdist") else []
-    for file in sorted(CUDA_TESTS.glob("test_*.py")):
+    files = sorted(_TESTS.glob("cuda/test_*.py"))
+    if device == "cuda":
+        files += sorted(_TESTS.glob("gpu/test_*.py"))
+    for file in files:
         name = file.stem.removeprefix("test_")
         output = out / f"{name}.xml"
         options = ["--quiet", "--device", device, "-p", "torch_promote_pytest", f"--junitxml={output}"]

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 import torch_promote as tp
 
-pytestmark = pytest.mark.needs_gpu
-
 Region = Callable[[], AbstractContextManager[object]]
 
 MODES = ("none", "weights", "persistent", "all")
@@ -84,11 +82,12 @@ def test_replayed_training_has_the_bits_of_stock(mode: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(expected, got, strict=True))
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 @pytest.mark.parametrize("mode", OURS)
-def test_a_cast_from_before_a_capture_is_not_in_the_graph(mode: str) -> None:
+def test_a_cast_from_before_a_capture_is_not_in_the_graph(mode: str, grad: bool) -> None:
     net, x = model(), torch.randn(16, 64, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    with OURS[mode](), torch.no_grad():
+    with OURS[mode](), torch.set_grad_enabled(grad):
         net(x)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
@@ -102,6 +101,24 @@ def test_a_cast_from_before_a_capture_is_not_in_the_graph(mode: str) -> None:
     graph.replay()
     with STOCK(), torch.no_grad():
         assert torch.equal(captured, net(x))
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("mode", OURS)
+def test_two_captures_in_one_region_share_no_cast(mode: str, grad: bool) -> None:
+    net, x = model(), torch.randn(16, 64, device="cuda")
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    results = []
+    with OURS[mode](), torch.set_grad_enabled(grad):
+        for graph in graphs:
+            with torch.cuda.graph(graph):
+                results.append(net(x))
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.mul_(2)
+    graphs[1].replay()  # without the first, whose casts it must not need
+    with STOCK(), torch.no_grad():
+        assert torch.equal(results[1], net(x))
 
 
 def test_a_captured_optimizer_leaves_no_stale_cast() -> None:

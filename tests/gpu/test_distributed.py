@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 import torch_promote as tp
 
-pytestmark = pytest.mark.needs_gpu
-
 Region = Callable[[], AbstractContextManager[object]]
 
 
