@@ -27,7 +27,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.native.loader import check_extension
+from torch_promote.native.loader import check_extension, keep_package
 
 check_extension()  # what follows needs the extension
 
@@ -82,6 +82,7 @@ _compile.install(my_autocast, promotion)
 _kept_casts.keep_from_replaying_modes()
 _higher_order.pass_over(AUTOCAST_KEY)
 use_environment()
+keep_package()
 
 __version__ = "0.1.0"
 

@@ -22,6 +22,7 @@ Programs
     fast_cast: one cast by itself, its bits, and which kernel made it.
     models: small models that use weights in different ways.
     persistent_casts: products with a weight whose casts outlive the region.
+    accelerate_hooks: how Accelerate replaces and restores the forward of modules.
     module_policies: a model with module policies, and a training step of it.
     checkpointing: a block with several policies, and a training step of it.
     compiling: inputs, gradients and regions for torch.compile.

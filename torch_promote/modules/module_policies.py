@@ -1,6 +1,6 @@
 """`set_module_policy` and related functions: the forward of a module runs in a nested region with its own policy.
 
-This module decides which modules get which policy; torch_promote/modules/module_class.py implements the policy.
+This module decides which modules get which policy; torch_promote/modules/module_forward.py implements the policy.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from torch_promote.errors import PolicyError, did_you_mean
 from torch_promote.integrations import checkpoint as _checkpoint
-from torch_promote.modules.module_class import ModulePolicy, attach, detach, policy_class, policy_of
+from torch_promote.modules.module_forward import attach, detach, policy_of
+from torch_promote.modules.module_policy import ModulePolicy
 
 __all__ = [
     "format_module_policy",
@@ -44,10 +44,12 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
     A policy applies to calls of the module's forward. If a parent uses a child's weights directly, as
     `nn.MultiheadAttention` does with its `out_proj`, the child's policy does not apply.
 
-    The module keeps its weights, hooks and state_dict, and `isinstance` still works; `type(module)` is a subclass with
-    the same name. Copies and pickles keep the policies. Setting a policy again replaces it. torch.compile supports
-    policies. torch.export supports "fp32" and "off", and raises for others. torch.jit.script raises, and so does
-    torch.fx if it traces into the module.
+    The module keeps its class, weights, hooks and state_dict; it gets an attribute `forward`, which opens the region
+    and calls the forward of the class, or the attribute `forward` that was there. Other libraries may replace and
+    restore that attribute. It does not keep the module alive, as a bound method would. Copies and pickles keep the
+    policies, and so does a module that torch.ao.quantization puts in the place of one with a policy. Setting a policy
+    again replaces it. torch.compile supports policies. torch.export supports "fp32" and "off", and raises for others.
+    torch.jit.script raises, and so does torch.fx if it traces into the module.
 
     Args:
         model: The model.
@@ -127,7 +129,7 @@ def module_policies(model: nn.Module) -> dict[str, Any]:
 
 
 def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
-    """Removes the policies of modules, and restores their classes.
+    """Removes the policies of modules. A `module.forward` that another library captured stays valid.
 
     Args:
         model: The model.
@@ -140,8 +142,8 @@ def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
         >>> set_module_policy(model, {nn.Linear: "fp32"})
         >>> remove_module_policy(model, "1")
-        >>> module_policies(model), type(model[1]) is nn.Linear
-        ({'0': 'fp32'}, True)
+        >>> module_policies(model)
+        {'0': 'fp32'}
     """
     for module in list(model.modules()) if key is None else _find(_names(model), key):
         detach(module)
@@ -266,19 +268,12 @@ def _check_can_have_policy(module: nn.Module, name: str) -> None:
         why = "it is a TorchScript module, whose forward is not Python. Set policies before torch.jit.script"
     elif isinstance(module, torch.fx.GraphModule):
         why = "it is a graph module, which recreates its class. Set policies before tracing, or on its modules"
-    elif "forward" in vars(module):
-        why = "its instance attribute 'forward' hides that of its class. Set policies before assigning it"
+    elif "_orig_mod" in module._modules:
+        why = "it is the module that torch.compile returned. Set the policy of its _orig_mod"
     elif not _has_forward(module):
         why = "it has no forward. Select the modules that are called"
-    elif _is_generator_or_coroutine(type(module).forward):
+    elif _is_generator_or_coroutine(module.forward):
         why = "its forward is a generator or a coroutine. Decorate it with my_autocast(...), which applies in each step"
-    elif isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-        why = "it is lazy, and changes its class at the first call. Call the model once first"
-    else:
-        try:
-            policy_class(module)
-        except Exception as error:  # raised by the class's own code, such as __init_subclass__
-            why = f"its class cannot be extended ({error})"
     if why is not None:
         raise PolicyError(f"{_show(name)} ({type(module).__name__}) cannot have a policy: {why}.")
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import ExtensionError
 
-__all__ = ["built_with", "check_extension"]
+__all__ = ["built_with", "check_extension", "keep_package"]
 
+_PACKAGE = __name__.partition(".")[0]
 _NOTE = Path(__file__).parent.with_name("_built_with.json")
 _REBUILD = (
     "Build it again in this environment: pip install --no-build-isolation --force-reinstall --no-deps torch-promote"
@@ -21,6 +23,8 @@ _REBUILD = (
 
 def check_extension() -> None:
     """Imports `torch_promote._C` and checks that it can be used.
+
+    If this process has imported the package before and deleted it from `sys.modules`, puts the modules of then back.
 
     Raises:
         ExtensionError: The extension is missing, was built against another PyTorch, or another package owns the
@@ -42,16 +46,38 @@ def check_extension() -> None:
             f"Import one of them."
         )
     try:
-        from torch_promote import _C  # noqa: F401  (loading it registers the wrappers)
+        from torch_promote import _C  # loading it registers the wrappers
     except ImportError as error:
         raise ExtensionError(
             f"torch_promote._C, built with torch {built}, does not load with torch {running}: {error}. {_REBUILD}"
         ) from error
+    kept = vars(_C).get("_package")
+    if kept is not None:
+        _put_back(kept)
+
+
+def keep_package() -> None:
+    """Keeps this package for the life of the process.
+
+    What it registers with PyTorch, asyncio and Python's import system can be neither registered twice nor removed. So a
+    second import has to use the modules of the first one, which have the state of what is registered.
+    """
+    from torch_promote import _C
+
+    vars(_C).setdefault("_package", sys.modules[_PACKAGE])
+
+
+def _put_back(module: ModuleType) -> None:
+    sys.modules[module.__name__] = module
+    for name, value in list(vars(module).items()):
+        if isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}":
+            _put_back(value)
 
 
 def _key_is_taken() -> bool:
-    if "torch_promote._C" in sys.modules:
-        return False  # the kernels are ours: the package was imported again over the loaded extension
+    # The dispatcher says who registered a kernel; csrc/dispatch/registration.cpp.
+    if f"{AUTOCAST_KEY}: registered at {_PACKAGE}:" in torch._C._dispatch_dump("aten::mm"):
+        return False
     key = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return torch._C._dispatch_has_backend_fallback(key) or bool(has_kernel("aten::mm", AUTOCAST_KEY))
