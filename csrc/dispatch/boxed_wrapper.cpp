@@ -196,7 +196,7 @@ bool cast_as(const Decision& decision, BoxedCall& call) {
 
 class BoxedKernel final : public c10::OperatorKernel {
  public:
-  BoxedKernel(OpNumber op, Writes writes) : op_(op), writes_(writes) {}
+  BoxedKernel(OpNumber op, Writes writes, Closed closed) : op_(op), writes_(writes), closed_(closed) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     BoxedCall call(op.schema(), *stack);
@@ -219,6 +219,11 @@ class BoxedKernel final : public c10::OperatorKernel {
     if (decision.is_none()) {
       switch (promote()) {
         case Promoted::as_it_was:
+          if (closed_ == Closed::yes) { // the autograd kernel, which does this otherwise, is skipped in inference mode
+            const c10::impl::ExcludeDispatchKeyGuard inside(c10::DispatchKey::ADInplaceOrView);
+            op.redispatchBoxed(keys_without_policy(op_, keys).remove(c10::DispatchKey::ADInplaceOrView), stack);
+            return;
+          }
           op.redispatchBoxed(keys_without_policy(op_, keys), stack);
           return;
         case Promoted::cast:
@@ -255,16 +260,17 @@ class BoxedKernel final : public c10::OperatorKernel {
  private:
   OpNumber op_;
   Writes writes_;
+  Closed closed_;
 };
 
 } // namespace
 
 c10::BoxedKernel boxed_kernel_of(OpNumber op, Writes writes) {
-  return c10::BoxedKernel::makeFromFunctor(std::make_unique<BoxedKernel>(op, writes));
+  return c10::BoxedKernel::makeFromFunctor(std::make_unique<BoxedKernel>(op, writes, Closed::no));
 }
 
-torch::CppFunction boxed_kernel(OpNumber op, Writes writes) {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, writes));
+torch::CppFunction boxed_kernel(OpNumber op, Writes writes, Closed closed) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, writes, closed));
 }
 
 } // namespace torch_promote

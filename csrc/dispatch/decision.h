@@ -4,6 +4,7 @@
 #include "policy/dispatch_key.h"
 #include "policy/torch_declarations.h"
 #include "region/current_policy.h"
+#include "region/inside_kernel.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -31,6 +32,17 @@ struct Decision {
 
 constexpr c10::DispatchKeySet kBelowAutocastKey(c10::DispatchKeySet::FULL_AFTER, kAutocastKey);
 
+// The policy of an op in the current state of this thread; see NOTE [ Inside kernels ].
+template <class Op>
+PolicyByte policy_here(const PolicyTable& table, Device device, Op op) {
+  const PolicyByte policy = table.lookup(device, op);
+  if (table.casts_beyond_stock && is_casting(policy) && policy != stock_policy_table().lookup(device, op) &&
+      inside_kernel()) {
+    return to_byte(CastPolicy::fallthrough);
+  }
+  return policy;
+}
+
 // Which policy applies to a call with this key set. CUDA comes before the CPU, as AutocastCUDA is above AutocastCPU.
 // Stock's state says whether a device's autocast is on: its key is excluded where it is off. `Op` is an OpEntry or an
 // OpNumber.
@@ -44,7 +56,7 @@ Decision decide(Op op, c10::DispatchKeySet keys) {
   const PolicyTable& table = current_policy();
   Decision decision;
   if (cuda) {
-    decision.policy = table.lookup(Device::cuda, op);
+    decision.policy = policy_here(table, Device::cuda, op);
     if (!decision.is_none()) {
       decision.device = Device::cuda;
       decision.other_device_on = cpu_on;
@@ -53,7 +65,7 @@ Decision decide(Op op, c10::DispatchKeySet keys) {
     }
   }
   if (cpu) {
-    const PolicyByte policy = table.lookup(Device::cpu, op);
+    const PolicyByte policy = policy_here(table, Device::cpu, op);
     if (policy > to_byte(CastPolicy::fallthrough)) {
       decision.policy = policy;
       decision.device = Device::cpu;
@@ -71,7 +83,7 @@ c10::DispatchKeySet keys_without_policy(Op op, c10::DispatchKeySet keys) {
   const PolicyTable& table = current_policy();
   keys = keys & kBelowAutocastKey;
   for (const Device device : {Device::cpu, Device::cuda}) {
-    if (table.lookup(device, op) == to_byte(CastPolicy::fallthrough)) {
+    if (policy_here(table, device, op) == to_byte(CastPolicy::fallthrough)) {
       keys = keys.remove(stock_key_of(device));
     }
   }

@@ -238,28 +238,34 @@ void register_promoting_op(const PromotingOpRequest& request) {
   const auto handle = find_overload(name);
   TORCH_CHECK_VALUE(handle.has_value(), "the dispatcher knows no overload ", name);
   TORCH_CHECK_VALUE(handle->schema().arguments().size() < 64, name, " has too many arguments");
-  const auto [number, is_new] = number_for_promotion(request.op, request.overload);
-  TORCH_CHECK(number < kMostOps, "torch_promote: more than ", kMostOps, " ops with a number");
-  if (promoting_op(number) != nullptr) {
-    return;
-  }
-  const auto* op = new PromotingOp{
-      // never destroyed, as the kernels
-      number,
-      *handle,
-      name,
-      request.functional.empty() ? std::nullopt : find_overload(request.functional),
-      request.participants,
-      written_arguments(handle->schema()),
-      request.computes,
-      request.rounding_mode,
-      request.each,
-      request.matmul,
-      request.refuses,
-      boxed_kernel_of(number, Writes::versioned),
+  const auto make = [&](OpNumber number) {
+    TORCH_CHECK(number < kMostOps, "torch_promote: more than ", kMostOps, " ops with a number");
+    return new PromotingOp{
+        // never destroyed, as the kernels
+        number,
+        *handle,
+        name,
+        request.functional.empty() ? std::nullopt : find_overload(request.functional),
+        request.participants,
+        written_arguments(handle->schema()),
+        request.computes,
+        request.rounding_mode,
+        request.each,
+        request.matmul,
+        request.refuses,
+        boxed_kernel_of(number, Writes::versioned),
+    };
   };
-  if (is_new) {
+  const PromotingOp* op = nullptr;
+  const OpNumber number = number_for_promotion(request.op, request.overload, [&](OpNumber new_number) {
+    op = make(new_number);
     register_kernel(*op);
+  });
+  if (op == nullptr) { // the op has a kernel
+    if (number < kMostOps && promoting_op(number) != nullptr) {
+      return;
+    }
+    op = make(number);
   }
   promoting_ops[number].store(op, std::memory_order_release);
 }

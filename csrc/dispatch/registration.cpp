@@ -15,19 +15,18 @@ namespace torch_promote {
 
 namespace {
 
-// Held while an op gets its number, and for an override its kernel as well. An op that gets its number for promotion
-// gets its kernel afterwards, in register_promoting_op.
+// Held while an op gets its kernel and its number: whoever finds the number may rely on the kernel.
 std::mutex& registration_mutex() {
   static auto* instance = new std::mutex; // never destroyed: threads may outlive static destructors
   return *instance;
 }
 
-OpNumber add_boxed(const std::string& op, const std::string& overload, Writes writes) {
+OpNumber add_boxed(const std::string& op, const std::string& overload, Writes writes, Closed closed = Closed::no) {
   const size_t colons = op.find("::");
   TORCH_CHECK_VALUE(colons != std::string::npos, "an op's name has a namespace, as in 'aten::mm'; got '", op, "'");
   const OpNumber number = count_of_op_numbers();
   library_on_autocast_key(op.substr(0, colons).c_str())
-      .impl(join_overload(op.substr(colons + 2), overload).c_str(), boxed_kernel(number, writes));
+      .impl(join_overload(op.substr(colons + 2), overload).c_str(), boxed_kernel(number, writes, closed));
   return add_op_number(join_overload(op, overload));
 }
 
@@ -56,22 +55,27 @@ OpNumber register_op(const std::string& op, const std::string& overload) {
   return add_boxed(op, overload, Writes::versioned);
 }
 
-std::pair<OpNumber, bool> number_for_promotion(const std::string& op, const std::string& overload) {
+OpNumber number_for_promotion(
+    const std::string& op, const std::string& overload, const std::function<void(OpNumber)>& register_kernel) {
   const std::lock_guard<std::mutex> lock(registration_mutex());
   if (const auto known = find_op_number(join_overload(op, overload))) {
-    return {*known, false};
+    return *known;
   }
   check_free(op, overload);
-  return {add_op_number(join_overload(op, overload)), true};
+  register_kernel(count_of_op_numbers());
+  return add_op_number(join_overload(op, overload));
 }
 
-void register_unversioned_writers() {
+void register_own_kernels() {
   const std::lock_guard<std::mutex> lock(registration_mutex());
   for (const std::string_view name : kUnversionedWriters) {
     const size_t dot = name.find('.');
     add_boxed(
         std::string(name.substr(0, dot)), std::string(dot == name.npos ? "" : name.substr(dot + 1)),
         Writes::unversioned);
+  }
+  for (const char* name : kClosedOps) {
+    add_boxed(name, "", Writes::versioned, Closed::yes);
   }
 }
 

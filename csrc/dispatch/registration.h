@@ -6,8 +6,8 @@
 #include <torch/library.h>
 
 #include <array>
+#include <functional>
 #include <string>
-#include <utility>
 
 namespace torch_promote {
 
@@ -22,8 +22,13 @@ inline constexpr std::array kUnversionedWriters = {
     "fsdp::split_with_sizes_copy",
 };
 
-// Registers the kernels of kUnversionedWriters. The running PyTorch need not have these ops.
-void register_unversioned_writers();
+// Ops whose kernels call ops that compute, and read the results as the dtype that they passed. They have a kernel on
+// kAutocastKey that tells these calls from others in inference mode; see NOTE [ Inside kernels ]. Found by running
+// PyTorch's op database under every casting policy in inference mode (tests/helpers/override_sweep.py).
+inline constexpr std::array kClosedOps = {"aten::linalg_matrix_exp"};
+
+// Registers the kernels of kUnversionedWriters and kClosedOps. The running PyTorch need not have these ops.
+void register_own_kernels();
 
 // A library for implementations on kAutocastKey. It is never destroyed: TORCH_LIBRARY_IMPL would unregister each kernel
 // as the process ends, which takes time and serves nobody.
@@ -34,8 +39,9 @@ torch::Library& library_on_autocast_key(const char* name_space);
 // dispatcher has no such overload, or if another library has registered a kernel for it on kAutocastKey.
 OpNumber register_op(const std::string& op, const std::string& overload);
 
-// Returns the number of an overload, and whether the number is new: then the caller registers a kernel. Raises as
-// `register_op` does.
-std::pair<OpNumber, bool> number_for_promotion(const std::string& op, const std::string& overload);
+// Returns the number of an overload. For one without a number, `register_kernel` first registers a kernel on
+// kAutocastKey for the number that it gets. Raises as `register_op` does.
+OpNumber number_for_promotion(
+    const std::string& op, const std::string& overload, const std::function<void(OpNumber)>& register_kernel);
 
 } // namespace torch_promote

@@ -50,6 +50,11 @@ constexpr PolicyByte to_byte(CastPolicy policy) {
   return static_cast<PolicyByte>(policy);
 }
 
+// Whether a policy changes a dtype that the op sees.
+constexpr bool is_casting(PolicyByte byte) {
+  return byte > to_byte(CastPolicy::banned);
+}
+
 constexpr bool is_run_in(PolicyByte byte) {
   return byte >= to_byte(CastPolicy::run_in);
 }
@@ -101,7 +106,9 @@ struct PolicyTable {
   // element is not.
   std::vector<std::array<PolicyByte, kNumDevices>> extra;
   PromotionReference promotion;
-  Fingerprint fingerprint{}; // of all of the above; the registry computes it
+  Fingerprint fingerprint{};       // of all of the above; the registry computes it
+  bool casts_beyond_stock = false; // whether a policy that casts differs from stock's; the registry computes it
+  uint64_t serial = 0;             // identifies the table in this process; 0 for stock's
 
   PolicyByte lookup(Device device, OpEntry entry) const {
     return bytes[static_cast<size_t>(device)][static_cast<size_t>(entry)];

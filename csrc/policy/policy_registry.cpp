@@ -1,15 +1,18 @@
-// file: every change of policy and every policy table that regions of this process have used
+// file: the changes of policy and the policy tables that regions of this process use or have used lately
 #include "policy/policy_registry.h"
 
 #include "policy/op_numbers.h"
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 namespace torch_promote {
@@ -33,15 +36,27 @@ constexpr ScalarType kDigits[1U << kBitsPerSlot] = {
 };
 // clang-format on
 
+struct KeptChange {
+  const PolicyChange* change; // the key in Registry::numbers
+  uint64_t used;              // the clock when it was used last
+};
+
+using Tables = std::map<Fingerprint, std::unique_ptr<const KeptTable>>;
+// By the table that a change starts from, the promotion rule around it, and the change.
+using Composed = std::map<std::tuple<const PolicyTable*, PromotionReference, uint32_t>, const PolicyTable*>;
+
 struct Registry {
   std::mutex mutex;
-  std::vector<PolicyChange> changes{{}}; // number 0 changes nothing
+  uint64_t clock = 0;
+  uint64_t serials = 0;
+  uint32_t last_number = 0;
   std::map<PolicyChange, uint32_t> numbers{{{}, 0}};
-  std::map<Fingerprint, std::unique_ptr<const PolicyTable>> tables;
-  // By the table that a change starts from, the promotion rule around it, and the change.
-  std::map<std::tuple<const PolicyTable*, PromotionReference, uint32_t>, const PolicyTable*> composed;
-  std::atomic<const PolicyTable*> registered{&stock_policy_table()};
-  std::atomic<const PolicyTable*> by_default{&stock_policy_table()};
+  std::unordered_map<uint32_t, KeptChange> changes; // without number 0, which changes nothing
+  Tables tables;
+  Composed composed;
+  PolicyPtr registered{&stock_policy_table()};
+  PolicyPtr by_default{&stock_policy_table()};
+  std::atomic<bool> default_is_stock{true};
 };
 
 Registry& registry() {
@@ -100,62 +115,162 @@ Fingerprint fingerprint_of(const PolicyTable& table, PolicyByte salt) {
   return result;
 }
 
+bool is_free(const Tables::value_type& entry) {
+  return entry.second->holders.load(std::memory_order_acquire) == 0;
+}
+
+// Of the tables that nobody holds, drops all but the `most` that were used last.
+void trim_tables(Registry& all, size_t most) {
+  std::vector<uint64_t> used;
+  for (const auto& entry : all.tables) {
+    if (is_free(entry)) {
+      used.push_back(entry.second->used);
+    }
+  }
+  if (used.size() <= most) {
+    return;
+  }
+  const auto first_kept = used.end() - static_cast<std::ptrdiff_t>(most);
+  std::nth_element(used.begin(), first_kept, used.end());
+  const uint64_t oldest = first_kept == used.end() ? all.clock + 1 : *first_kept;
+  all.composed.clear(); // it points to tables
+  std::erase_if(all.tables, [oldest](const auto& entry) { return is_free(entry) && entry.second->used < oldest; });
+}
+
+void erase_change(Registry& all, std::unordered_map<uint32_t, KeptChange>::iterator place) {
+  all.numbers.erase(all.numbers.find(*place->second.change));
+  all.changes.erase(place);
+}
+
+// Drops all changes but the `most` that were used last.
+void trim_changes(Registry& all, size_t most) {
+  std::vector<std::pair<uint64_t, uint32_t>> used;
+  used.reserve(all.changes.size());
+  for (const auto& [number, kept] : all.changes) {
+    used.emplace_back(kept.used, number);
+  }
+  const auto first_kept = used.end() - static_cast<std::ptrdiff_t>(most);
+  std::nth_element(used.begin(), first_kept, used.end());
+  std::for_each(used.begin(), first_kept, [&all](const auto& old) { erase_change(all, all.changes.find(old.second)); });
+  all.composed.clear();
+}
+
+// Half of what the registry keeps goes at once, so that dropping costs little for each.
+void make_room(Registry& all) {
+  if (all.tables.size() >= 2 * kMostTables) {
+    trim_tables(all, kMostTables);
+  }
+}
+
 // Returns the known table that is equal to this one; if there is none, stores this one.
-const PolicyTable* find_or_add(Registry& all, PolicyTable& table) {
-  for (PolicyByte salt = 0;; ++salt) {
-    table.fingerprint = fingerprint_of(table, salt);
+const KeptTable* find_or_add(Registry& all, PolicyTable& table) {
+  make_room(all);
+  for (int salt = 0; salt < 256; ++salt) {
+    table.fingerprint = fingerprint_of(table, static_cast<PolicyByte>(salt));
     auto& place = all.tables[table.fingerprint];
     if (place == nullptr) {
-      place = std::make_unique<const PolicyTable>(table);
+      table.serial = ++all.serials;
+      place = std::make_unique<const KeptTable>(table);
     }
     if (*place == table) {
       return place.get();
     }
-    TORCH_CHECK(salt < 255, "torch_promote: too many policies in one process to be told apart by torch.compile");
   }
+  TORCH_CHECK(
+      false,
+      "torch_promote: 256 policies in use have one fingerprint, so that torch.compile cannot tell another one from "
+      "them. They are equal but for their promotion rules, which have one name and one table: make the rule once.");
+}
+
+bool casts_beyond_stock(const PolicyTable& table) {
+  const std::vector<Override> overrides = overrides_of(table);
+  return std::any_of(overrides.begin(), overrides.end(), [](const Override& one) { return is_casting(one.policy); });
+}
+
+KeptChange& find_change(Registry& all, uint32_t number) {
+  const auto place = all.changes.find(number);
+  TORCH_CHECK(number <= all.last_number, "torch_promote: no change of policy has the number ", number);
+  TORCH_CHECK(
+      place != all.changes.end(), "torch_promote: the policy of this region was dropped, because ", kMostChanges,
+      " others have been used since this one. Make the region anew: my_autocast(...) or promotion(...) with the same "
+      "arguments.");
+  place->second.used = ++all.clock;
+  return place->second;
+}
+
+// `registered` is the table of the policies of `register_policy`. The caller holds the mutex.
+PolicyPtr compose_locked(Registry& all, const PolicyTable* registered, const PolicyTable* around, uint32_t change) {
+  if (change == 0) {
+    return PolicyPtr(around);
+  }
+  const PolicyChange& wanted = *find_change(all, change).change;
+  const PolicyTable* base = wanted.base == PolicyChange::Base::around       ? around
+                            : wanted.base == PolicyChange::Base::registered ? registered
+                                                                            : &stock_policy_table();
+  const std::tuple key(base, around->promotion, change);
+  auto known = all.composed.find(key);
+  if (known == all.composed.end()) {
+    PolicyTable table = *base;
+    table.promotion = wanted.promotion.value_or(around->promotion);
+    for (const Override& one : wanted.overrides) {
+      table.put(one.device, one.op, one.policy);
+    }
+    table.casts_beyond_stock = casts_beyond_stock(table);
+    table.serial = 0;
+    const PolicyTable* result = &stock_policy_table();
+    if (!(table == stock_policy_table())) {
+      result = find_or_add(all, table);
+    }
+    known = all.composed.emplace(key, result).first;
+  }
+  if (known->second->serial != 0) {
+    static_cast<const KeptTable*>(known->second)->used = ++all.clock;
+  }
+  return PolicyPtr(known->second);
 }
 
 } // namespace
 
 uint32_t intern_change(PolicyChange change) {
-  constexpr size_t kMost = 1U << 24; // what a packed region spec has room for
+  constexpr uint32_t kLastNumber = (1U << 24) - 1; // what a packed region spec has room for
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto known = all.numbers.find(change);
   if (known != all.numbers.end()) {
+    if (known->second != 0) {
+      all.changes.at(known->second).used = ++all.clock;
+    }
     return known->second;
   }
-  TORCH_CHECK(all.changes.size() < kMost, "torch_promote: more than ", kMost, " sets of overrides in one process");
-  const auto number = static_cast<uint32_t>(all.changes.size());
-  all.numbers.emplace(change, number);
-  all.changes.push_back(std::move(change));
+  TORCH_CHECK(
+      all.last_number < kLastNumber, "torch_promote: this process has made ", kLastNumber,
+      " different sets of overrides. Make the regions outside of the loop, or fewer different ones.");
+  if (all.changes.size() >= 2 * kMostChanges) {
+    trim_changes(all, kMostChanges);
+  }
+  const uint32_t number = ++all.last_number;
+  const auto place = all.numbers.emplace(std::move(change), number).first;
+  all.changes.emplace(number, KeptChange{&place->first, ++all.clock});
   return number;
 }
 
-const PolicyTable* compose(const PolicyTable* around, uint32_t change) {
+bool touch_change(uint32_t change) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto known = all.changes.find(change);
+  if (known != all.changes.end()) {
+    known->second.used = ++all.clock;
+  }
+  return change == 0 || known != all.changes.end();
+}
+
+PolicyPtr compose(const PolicyTable* around, uint32_t change) {
   if (change == 0) {
-    return around;
+    return PolicyPtr(around);
   }
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  TORCH_CHECK(change < all.changes.size(), "torch_promote: no set of overrides has the number ", change);
-  const PolicyChange& wanted = all.changes[change];
-  const PolicyTable* base = wanted.base == PolicyChange::Base::around       ? around
-                            : wanted.base == PolicyChange::Base::registered ? all.registered.load()
-                                                                            : &stock_policy_table();
-  const std::tuple key(base, around->promotion, change);
-  const auto known = all.composed.find(key);
-  if (known != all.composed.end()) {
-    return known->second;
-  }
-  PolicyTable table = *base;
-  table.promotion = wanted.promotion.value_or(around->promotion);
-  for (const Override& one : wanted.overrides) {
-    table.put(one.device, one.op, one.policy);
-  }
-  const PolicyTable* result = table == stock_policy_table() ? &stock_policy_table() : find_or_add(all, table);
-  all.composed.emplace(key, result);
-  return result;
+  return compose_locked(all, all.registered.get(), around, change);
 }
 
 uint32_t change_to(const PolicyTable& table) {
@@ -165,7 +280,34 @@ uint32_t change_to(const PolicyTable& table) {
 bool sets_promotion(uint32_t change) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  return all.changes.at(change).promotion.has_value();
+  const auto known = all.changes.find(change);
+  return known != all.changes.end() && known->second.change->promotion.has_value();
+}
+
+bool drop_promotion_changes(const Promotion* rule) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto has_rule = [rule](const auto& entry) { return entry.second->promotion.rule == rule; };
+  if (std::any_of(all.tables.begin(), all.tables.end(), [&](auto& one) { return has_rule(one) && !is_free(one); })) {
+    return false;
+  }
+  all.composed.clear();
+  std::erase_if(all.tables, has_rule);
+  for (auto place = all.changes.begin(); place != all.changes.end();) {
+    const auto next = std::next(place);
+    const auto& promotion = place->second.change->promotion;
+    if (promotion.has_value() && promotion->rule == rule) {
+      erase_change(all, place);
+    }
+    place = next;
+  }
+  return true;
+}
+
+std::pair<size_t, size_t> registry_sizes() {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  return {all.changes.size(), all.tables.size()};
 }
 
 std::vector<Override> overrides_of(const PolicyTable& table) {
@@ -183,20 +325,34 @@ std::vector<Override> overrides_of(const PolicyTable& table) {
 }
 
 void set_defaults(uint32_t registered, uint32_t policy) {
-  const PolicyTable* with_registered = compose(&stock_policy_table(), registered); // may throw; what follows does not
-  registry().registered = with_registered;
-  registry().by_default = compose(with_registered, policy);
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  PolicyPtr with_registered = compose_locked(all, nullptr, &stock_policy_table(), registered);
+  PolicyPtr by_default = compose_locked(all, with_registered.get(), with_registered.get(), policy);
+  // Nothing below raises.
+  all.registered = std::move(with_registered);
+  all.default_is_stock = by_default.get() == &stock_policy_table();
+  all.by_default = std::move(by_default);
 }
 
-const PolicyTable* default_policy_table() {
-  return registry().by_default.load();
+PolicyPtr default_policy_table() {
+  Registry& all = registry();
+  if (all.default_is_stock.load(std::memory_order_relaxed)) {
+    return PolicyPtr(&stock_policy_table());
+  }
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  return all.by_default;
 }
 
-const PolicyTable& find_policy(const Fingerprint& fingerprint) {
+PolicyPtr find_policy(const Fingerprint& fingerprint) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto table = all.tables.find(fingerprint);
-  return table == all.tables.end() ? stock_policy_table() : *table->second;
+  if (table == all.tables.end()) {
+    return PolicyPtr(&stock_policy_table());
+  }
+  table->second->used = ++all.clock;
+  return PolicyPtr(table->second.get());
 }
 
 } // namespace torch_promote

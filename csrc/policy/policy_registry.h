@@ -1,4 +1,4 @@
-// file: every change of policy and every policy table that regions of this process have used
+// file: the changes of policy and the policy tables that regions of this process use or have used lately
 #pragma once
 
 #include "policy/op_table.h"
@@ -6,10 +6,12 @@
 #include <c10/core/DeviceType.h>
 
 #include <array>
+#include <atomic>
 #include <compare>
 #include <cstdint>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace torch_promote {
@@ -38,15 +40,82 @@ struct PolicyChange {
   auto operator<=>(const PolicyChange& other) const = default;
 };
 
-// Returns the number of a change. Equal changes have one number, and the change that changes nothing is number 0. The
-// registry keeps every change: there are as many as the program's source spells out.
+// NOTE [ What the registry keeps ]
+// A program may make regions with other overrides, or with another promotion rule, at every step, so the registry keeps
+// a bounded number of changes and of tables, and drops those that were used longest ago.
+// - A change is used by its number: in the packed spec of a region object, which may also be a constant of a compiled
+//   graph, and in checkpoints. Nothing tells how many of these there are, so the registry keeps the last kMostChanges.
+//   Numbers are not used again: a region whose change was dropped raises.
+// - A table is used by the open regions that hold a PolicyPtr to it. Threads to which PyTorch carries a fingerprint
+// hold
+//   the table that they found last. Of tables that nobody holds, the registry keeps the last kMostTables, for tasks
+//   that were started in a region which has ended since.
+constexpr size_t kMostChanges = 16384;
+constexpr size_t kMostTables = 1024;
+
+// A table in the registry.
+struct KeptTable : PolicyTable {
+  explicit KeptTable(const PolicyTable& table) : PolicyTable(table) {}
+  mutable std::atomic<uint32_t> holders{0}; // from 0 to 1 only under the registry's mutex
+  mutable uint64_t used = 0;                // the registry's clock when it was used last
+};
+
+// Keeps a table. Stock's table is always there, so holding it costs nothing.
+class PolicyPtr {
+ public:
+  PolicyPtr() = default;
+  // The table is stock's, or the caller holds it or the registry's mutex.
+  explicit PolicyPtr(const PolicyTable* table) : table_(table) {
+    if (is_counted()) {
+      holders().fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  PolicyPtr(const PolicyPtr& other) : PolicyPtr(other.table_) {}
+  PolicyPtr(PolicyPtr&& other) noexcept : table_(std::exchange(other.table_, nullptr)) {}
+  PolicyPtr& operator=(PolicyPtr other) noexcept {
+    std::swap(table_, other.table_);
+    return *this;
+  }
+  ~PolicyPtr() {
+    if (is_counted()) {
+      holders().fetch_sub(1, std::memory_order_release);
+    }
+  }
+  const PolicyTable* get() const {
+    return table_;
+  }
+  const PolicyTable& operator*() const {
+    return *table_;
+  }
+  const PolicyTable* operator->() const {
+    return table_;
+  }
+
+ private:
+  bool is_counted() const {
+    return table_ != nullptr && table_->serial != 0;
+  }
+  std::atomic<uint32_t>& holders() const {
+    return static_cast<const KeptTable*>(table_)->holders;
+  }
+
+  const PolicyTable* table_ = nullptr;
+};
+
+// Returns the number of a change. Equal changes have one number, and the change that changes nothing is number 0.
 uint32_t intern_change(PolicyChange change);
 
-// Returns the table that a change makes of `around`. Tables are never destroyed, and equal tables are one object.
-const PolicyTable* compose(const PolicyTable* around, uint32_t change);
+// Whether the registry still has a change, which then counts as used now.
+bool touch_change(uint32_t change);
+
+// Returns the table that a change makes of `around`. Equal tables are one object.
+PolicyPtr compose(const PolicyTable* around, uint32_t change);
 
 // Whether a change sets the promotion rule, as regions of `promotion` do.
 bool sets_promotion(uint32_t change);
+
+// Drops the changes and tables with a promotion rule. Returns false, and drops none, if somebody holds one of them.
+bool drop_promotion_changes(const Promotion* rule);
 
 // Returns the number of the change that turns any table into this one.
 uint32_t change_to(const PolicyTable& table);
@@ -55,9 +124,12 @@ uint32_t change_to(const PolicyTable& table);
 std::vector<Override> overrides_of(const PolicyTable& table);
 
 // Sets the policy that outermost regions start from, and the policies of `register_policy`, which every region has that
-// does not override them. Open regions keep their policy.
+// does not override them. Open regions keep their policy. If it raises, nothing is changed.
 void set_defaults(uint32_t registered, uint32_t policy);
-const PolicyTable* default_policy_table();
+PolicyPtr default_policy_table();
+
+// How many changes and tables the registry keeps.
+std::pair<size_t, size_t> registry_sizes();
 
 // NOTE [ Policy fingerprint ]
 // PyTorch does not know our policy tables, yet three parts of it have to tell policies apart:
@@ -88,6 +160,6 @@ constexpr std::array<c10::DeviceType, std::tuple_size_v<Fingerprint>> kSlots = {
 constexpr c10::ScalarType kNoFingerprint = c10::ScalarType::Half;
 
 // The table with this fingerprint; stock's if none has.
-const PolicyTable& find_policy(const Fingerprint& fingerprint);
+PolicyPtr find_policy(const Fingerprint& fingerprint);
 
 } // namespace torch_promote

@@ -281,7 +281,8 @@ class Call {
 } // namespace
 
 bool promotion_acts_here() {
-  return !tls_promotion.inside && torch::autograd::get_current_graph_task_id() == tls_promotion.graph_task;
+  return !tls_promotion.inside && !inside_kernel() &&
+         torch::autograd::get_current_graph_task_id() == tls_promotion.graph_task;
 }
 
 Promoted promote_call(const PromotingOp& op, const Promotion& promotion, Stack& stack) {

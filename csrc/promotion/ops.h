@@ -3,6 +3,7 @@
 
 #include "policy/op_table.h"
 #include "promotion/rule.h"
+#include "region/inside_kernel.h"
 #include "region/promotion_state.h"
 
 #include <ATen/core/boxing/BoxedKernel.h>
@@ -59,7 +60,7 @@ inline const PromotingOp* promoting_op(OpNumber number) {
 
 // The op, if the rule acts on calls of it in the current state of this thread; otherwise null.
 inline const PromotingOp* acted_on(const Promotion* promotion, OpNumber number) {
-  if (promotion == nullptr || tls_promotion.inside) {
+  if (promotion == nullptr || tls_promotion.inside || inside_kernel()) {
     return nullptr;
   }
   const PromotingOp* op = promoting_op(number);

@@ -1,6 +1,7 @@
 // file: a promotion rule as lookup tables, with the options of its region
 #include "promotion/rule.h"
 
+#include "policy/policy_registry.h"
 #include "promotion/callbacks.h"
 
 #include <c10/core/DefaultDtype.h>
@@ -8,7 +9,6 @@
 #include <c10/util/Exception.h>
 
 #include <utility>
-#include <vector>
 
 namespace torch_promote {
 
@@ -16,7 +16,8 @@ namespace {
 
 struct Promotions {
   std::mutex mutex;
-  std::vector<std::unique_ptr<const Promotion>> all; // by number, less 1
+  uint32_t last_number = 0;
+  std::map<uint32_t, std::unique_ptr<const Promotion>> all;
 };
 
 Promotions& promotions() {
@@ -59,6 +60,12 @@ Promotion::Promotion(
   by_default_dtype_[static_cast<size_t>(default_dtype)] = first_;
 }
 
+Promotion::~Promotion() {
+  for (const auto& place : by_default_dtype_) {
+    delete place.load(); // `first_` is one of them
+  }
+}
+
 const PromotionTables& Promotion::tables() const {
   const c10::ScalarType dtype = default_dtype_now();
   const auto& place = by_default_dtype_[static_cast<size_t>(dtype)];
@@ -74,7 +81,7 @@ void Promotion::put_tables(c10::ScalarType default_dtype, PromotionTables tables
   const std::lock_guard<std::mutex> lock(mutex_);
   auto& place = by_default_dtype_[static_cast<size_t>(default_dtype)];
   if (place.load() == nullptr) {
-    place.store(new PromotionTables(tables), std::memory_order_release); // never destroyed, as the rule
+    place.store(new PromotionTables(tables), std::memory_order_release); // lives as long as the rule
   }
 }
 
@@ -100,16 +107,30 @@ uint32_t register_promotion(
     const PromotionTables& tables) {
   Promotions& known = promotions();
   const std::lock_guard<std::mutex> lock(known.mutex);
-  const auto number = static_cast<uint32_t>(known.all.size() + 1);
-  known.all.push_back(std::make_unique<const Promotion>(number, name, options, default_dtype, tables));
+  const uint32_t number = ++known.last_number;
+  known.all.emplace(number, std::make_unique<const Promotion>(number, name, options, default_dtype, tables));
   return number;
 }
 
 const Promotion& promotion_of(uint32_t number) {
   Promotions& known = promotions();
   const std::lock_guard<std::mutex> lock(known.mutex);
-  TORCH_CHECK_INDEX(number - 1 < known.all.size(), "torch_promote: no promotion has the number ", number);
-  return *known.all[number - 1];
+  const auto found = known.all.find(number);
+  TORCH_CHECK_INDEX(found != known.all.end(), "torch_promote: no promotion has the number ", number);
+  return *found->second;
+}
+
+bool drop_promotion(uint32_t number) {
+  Promotions& known = promotions();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  const auto found = known.all.find(number);
+  if (found != known.all.end()) {
+    if (!drop_promotion_changes(found->second.get())) {
+      return false;
+    }
+    known.all.erase(found);
+  }
+  return true;
 }
 
 } // namespace torch_promote

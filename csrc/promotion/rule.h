@@ -79,7 +79,7 @@ struct PromotionOptions {
   }
 };
 
-// A rule that regions refer to. Rules are never destroyed.
+// A rule that regions refer to. torch_promote/promoting/hooks.py drops rules that nobody uses.
 class Promotion {
  public:
   Promotion(
@@ -88,6 +88,11 @@ class Promotion {
       PromotionOptions options,
       c10::ScalarType default_dtype,
       PromotionTables tables);
+  Promotion(const Promotion&) = delete;
+  Promotion& operator=(const Promotion&) = delete;
+  Promotion(Promotion&&) = delete;
+  Promotion& operator=(Promotion&&) = delete;
+  ~Promotion();
 
   const uint32_t number; // from 1
   const std::string name;
@@ -121,6 +126,8 @@ uint32_t register_promotion(
     const PromotionTables& tables);
 // Raises if there is no such rule.
 const Promotion& promotion_of(uint32_t number);
+// Destroys a rule, unless a policy refers to it that is in force somewhere; then false.
+bool drop_promotion(uint32_t number);
 
 inline PromotionReference reference_to(const Promotion& rule) {
   return {&rule, rule.content};

@@ -164,7 +164,7 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("forget_persistent", &forget_persistent);
   register_typed_wrappers();
-  register_unversioned_writers();
+  register_own_kernels();
   stock_policy_table(); // now, while this thread is the only one here
   m.attr("TORCH_VERSION") = TORCH_VERSION;
 
@@ -186,6 +186,7 @@ PYBIND11_MODULE(_C, m) {
     writers.append(name);
   }
   m.attr("UNVERSIONED_WRITERS") = py::tuple(writers);
+  m.attr("CLOSED_OPS") = py::cast(kClosedOps).cast<py::tuple>();
 
   m.def("stock_policy_bytes", [] { return bytes_of(stock_policy_table()); });
   m.def("current_policy_bytes", [] { return bytes_of(current_policy()); });
@@ -198,8 +199,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("promotion_content", [] { return current_policy().promotion.content; });
   m.def("scalar_type", &scalar_type_of);
   m.def("policy_is_stock", [] { return &current_policy() == &stock_policy_table(); });
-  // Tables are never destroyed, so an address identifies one.
-  m.def("current_policy_id", [] { return reinterpret_cast<uintptr_t>(&current_policy()); });
+  m.def("current_policy_id", [] { return current_policy().serial; });
+  m.def("touch_change", &touch_change);
+  m.def("registry_sizes", &registry_sizes); // for tests
   m.def("depth", &depth);
   m.attr("CACHE_MODES") = py::cast(kCacheModeNames).cast<py::tuple>();
   m.def("cache_mode", [] { return kCacheModeNames[static_cast<size_t>(tls_cache_mode)]; });
@@ -215,6 +217,7 @@ PYBIND11_MODULE(_C, m) {
     promotion_of(promotion).put_tables(static_cast<at::ScalarType>(default_dtype), tables);
   });
   m.def("register_promotion_change", &register_promotion_change);
+  m.def("drop_promotion", &drop_promotion);
   m.def("promotion_in_force", &promotion_in_force);
   m.def("set_promotion_hooks", &set_promotion_hooks);
   m.def(

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace torch_promote {
@@ -22,8 +23,9 @@ struct Frame {
   const void* owner;
   RegionSpec spec;
   ThreadState before;
-  const PolicyTable* around; // the policy that its change is applied to; never null
-  int graph_task = -1;       // see PromotionState; looked up only under a promotion rule
+  PolicyPtr around;    // the policy that its change is applied to; never null
+  PolicyPtr policy;    // the policy inside; never null once the region is open
+  int graph_task = -1; // see PromotionState; looked up only under a promotion rule
 
   bool names(size_t device) const {
     return spec.devices[device].named;
@@ -46,7 +48,7 @@ Thread& thread() {
 
 // Whether a region changes the policy, or is the outermost under a default policy that is not stock's.
 bool writes_slots(const Frame& frame) {
-  return frame.spec.change != 0 || (frame.before.policy == nullptr && frame.around != &stock_policy_table());
+  return frame.spec.change != 0 || (frame.before.policy == nullptr && frame.around.get() != &stock_policy_table());
 }
 
 bool sets_cache_mode(const Frame& frame) {
@@ -98,11 +100,11 @@ void put_key(ThreadKeys& keys, const PolicyTable* policy) {
 
 // The policy that a region entered now changes: that of the region around it, which PyTorch may have carried here from
 // another thread, or else the default.
-const PolicyTable* policy_around(const ThreadState& state) {
+PolicyPtr policy_around(const ThreadState& state) {
   if (state.policy != nullptr) {
-    return state.policy;
+    return PolicyPtr(state.policy);
   }
-  return state.key_included ? &policy_of_carried_state() : default_policy_table();
+  return state.key_included ? PolicyPtr(&policy_of_carried_state()) : default_policy_table();
 }
 
 void write_devices(const ThreadState& state) {
@@ -149,7 +151,7 @@ void put_graph_task() {
 }
 
 void end_innermost() {
-  const Frame frame = thread().frames.back();
+  const Frame frame = std::move(thread().frames.back());
   thread().frames.pop_back();
   put_graph_task();
   restore(frame);
@@ -158,12 +160,15 @@ void end_innermost() {
 
 // Composes the policies of the frames from `first` on anew, and returns the innermost one. `before` is the policy that
 // the first of them restores, null for none, and `around` the one that its change is applied to.
-const PolicyTable* recompose(
-    std::vector<Frame>& frames, size_t first, const PolicyTable* before, const PolicyTable* around) {
+const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const PolicyTable* before, PolicyPtr around) {
   for (size_t i = first; i < frames.size(); ++i) {
     frames[i].before.policy = before;
-    frames[i].around = around;
-    before = around = compose(around, frames[i].spec.change);
+    if (touch_change(frames[i].spec.change)) { // otherwise the region keeps the table that it has
+      frames[i].policy = compose(around.get(), frames[i].spec.change);
+    }
+    frames[i].around = std::move(around);
+    around = frames[i].policy;
+    before = around.get();
   }
   return before;
 }
@@ -171,7 +176,7 @@ const PolicyTable* recompose(
 // Ends a region while others, opened later, are still open.
 void end_below(size_t position) {
   auto& frames = thread().frames;
-  const Frame frame = frames[position];
+  const Frame frame = std::move(frames[position]);
   frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
   put_graph_task();
   // The next region that changes the same state takes over what the ended one would have restored; if there is none, it
@@ -218,9 +223,10 @@ void end_below(size_t position) {
 
 void enter_region(const void* owner, const RegionSpec& spec) {
   ThreadKeys keys = ThreadKeys::read();
-  Frame frame{owner, spec, ThreadState::read(keys), nullptr};
+  Frame frame{owner, spec, ThreadState::read(keys), {}, {}};
   frame.around = policy_around(frame.before);
-  const PolicyTable* policy = compose(frame.around, spec.change); // may throw; nothing below does
+  frame.policy = compose(frame.around.get(), spec.change); // may throw; nothing below does
+  const PolicyTable* policy = frame.policy.get();
   if (writes_slots(frame) && !any_writes_slots()) {
     read_slots_outside();
   }

@@ -63,7 +63,7 @@ def custom(x: Tensor) -> Any:
 BLOCKS: list[tuple[Callable[[Tensor], Any], dict[Any, Any]]] = [
     (pointwise, {"relu": F64, "sin.default": "fp32", "add.Tensor": "promote", "maximum": "fp16", "mul.Tensor": "keep"}),
     (lists, {"block_diag": "promote", "broadcast_tensors": F16, "meshgrid": "fp16"}),
-    (composite, {"linear": "fallthrough", "addmm": "fp32", "einsum": "fp32", "bmm": F64, "t": "fp16", "mm": F16}),
+    (composite, {"linear": "fallthrough", "addmm": "fp32", "einsum": "fp32", "bmm": F64, "tril": "fp16", "mm": F16}),
     (
         writes,
         {
@@ -193,3 +193,12 @@ def test_registered_policies(device_types: str | None) -> None:
     assert report.ok, str(report)
     assert report.with_policy[str(mixed)] == (0 if device_types == "cuda" else 1)
     assert (removed.ok, removed.with_policy[str(mixed)]) == (True, 0)
+
+
+def test_level_bits_compares_ops_whose_kernels_call_overridden_ones() -> None:
+    x = torch.randn(40, 8)
+    overrides = {"neg": "fp16", "max.dim": F64, "mul.Tensor": F64}
+    with tp.crosscheck(level="bits") as report, tp.my_autocast("cpu", overrides=overrides):
+        x.median(0), x.kthvalue(1), torch.linalg.matrix_exp(x[:8] / 9)
+    assert report.ok, report
+    assert {"aten.median.dim", "aten.kthvalue.default", "aten.linalg_matrix_exp.default"} <= set(report.with_stock)

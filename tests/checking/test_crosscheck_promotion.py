@@ -170,3 +170,26 @@ def test_bugs_in_the_list_of_promoting_ops_are_found() -> None:
         assert find_overload(name) is eval(op, {"aten": torch.ops.aten})
         assert (kind, got) == (expected[0], expected[2]), line
         assert should_be.startswith(expected[1]), line
+
+
+@pytest.mark.parametrize("rule", ["jax", "numpy", "torch"])
+@pytest.mark.parametrize("level", ["dtype", "bits"])
+def test_no_alarm_for_products_of_two_dtypes_under_autocast(rule: str, level: Any) -> None:
+    x = torch.randn(3, 3)
+    products = {
+        "mm": torch.mm,
+        "matmul": torch.matmul,
+        "linear": torch.nn.functional.linear,
+        "bmm": lambda a, b: torch.bmm(a[None], b[None]),
+        "addmm": lambda a, b: torch.addmm(a, a, b),
+        "einsum": lambda a, b: torch.einsum("ij,jk->ik", a, b),
+    }
+    for name, product in products.items():
+        for other in (x.bfloat16(), x.half(), x):
+            with tp.crosscheck(level=level) as report, tp.my_autocast("cpu"), tp.promotion(rule, matmul=True):
+                product(x, other)
+            assert report.ok, (name, report)
+        if rule != "torch":
+            with tp.crosscheck(level=level) as report, tp.my_autocast("cpu"), tp.promotion(rule, matmul=True):
+                assert product(x, x.double()).dtype is torch.float64
+            assert report.ok, (name, report)

@@ -44,7 +44,7 @@ def calls(name: str) -> list[tuple[str, Bound]]:
 
 def policies(name: str) -> list[Policy]:
     legal = legal_policies(name)
-    return [p for p in (*CASTING, *OTHERS) if isinstance(p, torch.dtype) or p in legal]
+    return [p for p in (*CASTING, *OTHERS) if (CastPolicy.fp32 if isinstance(p, torch.dtype) else p) in legal]
 
 
 def outcomes(part: int) -> dict[Policy, list[tuple[AutocastPlan, Outcome]]]:

@@ -13,6 +13,7 @@ One op call
     recording_ops: kernels of custom ops that record the dtypes they get.
     autocast_plans: carries out the reference's plan by hand and compares it with a call in a region.
     override_effects: the same for a call under an override.
+    override_sweep: runs the op database under a casting policy of every op that it calls; also a script.
     operands: random operands in every layout.
     promoting_calls: calls of every op that promotes, and their outcomes as values.
 

@@ -16,6 +16,8 @@ from torch_promote.reference.autocast.state import AutocastState, DeviceAutocast
 
 __all__ = ["my_autocast_is_in_force", "overrides_in_force", "state_in_force"]
 
+#: Excluded while the kernel of an op runs; see csrc/region/inside_kernel.h.
+_NOT_IN_KERNELS = torch._C.DispatchKey.ADInplaceOrView
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
 #: The policy bytes of an op that stock's policy does not list.
 _UNLISTED = (0,) * len(DEVICE_TYPES)
@@ -35,24 +37,37 @@ def my_autocast_is_in_force() -> bool:
 def overrides_in_force() -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
     """Returns the policies in force in this thread that differ from stock, by overload and device type.
 
+    Inside the kernel of an op, policies other than stock's cast nothing.
+
     Example:
         >>> import torch_promote as tp
         >>> with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
         ...     overrides_in_force()["aten::mm"]["cpu"]
         <CastPolicy.fp32: 'fp32'>
     """
-    return _overrides_of(_C.current_policy_id()) if my_autocast_is_in_force() else MappingProxyType({})
+    policy_id = _C.current_policy_id() if my_autocast_is_in_force() else None
+    return MappingProxyType({}) if policy_id is None else _overrides_of(policy_id, _is_inside_kernel())
+
+
+def _is_inside_kernel() -> bool:
+    return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(_NOT_IN_KERNELS))
 
 
 @functools.lru_cache(maxsize=64)
-def _overrides_of(policy_id: int) -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
+def _overrides_of(policy_id: int, inside_kernel: bool) -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
     """The policies in force that differ from stock; the id is that of the policy in force, and the key of the cache."""
     del policy_id
     found = {}
     for name, bytes_ in _C.current_policy().items():
         changed = zip(DEVICE_TYPES, bytes_, _stock_bytes().get(name, _UNLISTED), strict=True)
-        found[name] = MappingProxyType({device: _policy(byte) for device, byte, stock in changed if byte != stock})
+        policies = {device: _policy(byte) for device, byte, stock in changed if byte != stock}
+        if inside_kernel:
+            policies = {d: p if p in _CASTING_NOTHING else CastPolicy.fallthrough for d, p in policies.items()}
+        found[name] = MappingProxyType(policies)
     return MappingProxyType(found)
+
+
+_CASTING_NOTHING = (CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
 
 
 @functools.cache
@@ -88,11 +103,13 @@ def state_in_force() -> AutocastState | None:
     if not any(enabled for enabled, _ in devices):
         return None
     policy_id = _C.current_policy_id() if my_autocast_is_in_force() else None
-    return _state(devices, torch.is_autocast_cache_enabled(), policy_id)
+    return _state(devices, torch.is_autocast_cache_enabled(), policy_id, _is_inside_kernel())
 
 
 @functools.lru_cache(maxsize=64)
-def _state(devices: tuple[tuple[bool, torch.dtype], ...], cache_enabled: bool, policy_id: int | None) -> AutocastState:
+def _state(
+    devices: tuple[tuple[bool, torch.dtype], ...], cache_enabled: bool, policy_id: int | None, inside_kernel: bool
+) -> AutocastState:
     by_type = {d: DeviceAutocast(*values) for d, values in zip(DEVICE_TYPES, devices, strict=True)}
-    overrides = MappingProxyType({}) if policy_id is None else _overrides_of(policy_id)
+    overrides = MappingProxyType({}) if policy_id is None else _overrides_of(policy_id, inside_kernel)
     return AutocastState(by_type, cache_enabled, overrides)

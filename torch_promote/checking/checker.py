@@ -20,7 +20,10 @@ from torch_promote.checking.overloads import has_our_kernel, is_composite, overl
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.checking.stock_run import StockRun, written_results
 from torch_promote.checking.uninitialized_results import NOT_REPEATABLE
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.named import stock_policy
 from torch_promote.reference.autocast.plan import AutocastState
+from torch_promote.reference.autocast.state import TURNS
 from torch_promote.reference.ops.infer import Inference
 
 __all__ = ["Checker", "Level"]
@@ -28,6 +31,8 @@ __all__ = ["Checker", "Level"]
 Level = Literal["dtype", "bits"]
 """What calls are compared with: "dtype": the reference; "bits": also stock autocast, bit for bit."""
 
+#: What stock does with an op that it casts nothing for.
+_STOCK_CASTS_NOTHING = (None, CastPolicy.fallthrough)
 #: Namespaces whose ops compute nothing.
 _IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
 
@@ -105,8 +110,10 @@ class Checker:
             self.report.with_policy[str(op)] += 1
             for outer in calls:
                 outer.casts_inside = True
-        # A kernel of ours might cast where the plan has no policy, and the result's dtype might not show it.
-        if self.level == "bits" and (expectation.has_policy or (plan is not None and has_our_kernel(op))):
+        # A kernel of ours might cast where the plan has no policy, and the result's dtype might not show it. Under
+        # overrides, it might do so inside the kernel of any op.
+        may_cast = plan is not None and (has_our_kernel(op) or bool(state and state.overrides))
+        if self.level == "bits" and (expectation.has_policy or may_cast):
             call.stock_too = self._comparable(expectation, args, state)
         return self._push(call)
 
@@ -127,7 +134,7 @@ class Checker:
             reason = "the op's policy is overridden"
         elif overload_name(op) in NOT_REPEATABLE:
             reason = "PyTorch does not repeat its bits"
-        elif state is not None and state.overrides and not expectation.has_policy:
+        elif state is not None and not expectation.has_policy and _may_differ_inside(op, args, state):
             reason = "the policy of an op that it calls may be overridden"
         elif any(is_fake(leaf) for leaf in tensors_in(args)):
             reason = "fake tensors have no bits"
@@ -249,6 +256,18 @@ def _is_repeated(outer: Expectation, op: torch._ops.OpOverload, state: AutocastS
 
 def _is_overridden(name: str, args: Sequence[Any], state: AutocastState) -> bool:
     return any(state.override(name, tensor.device.type) is not None for tensor in tensors_in(args))
+
+
+def _may_differ_inside(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState) -> bool:
+    """Whether overrides may give an op without a policy other bits than stock, because of the ops that it calls.
+
+    Inside kernels, policies other than stock's cast nothing, so only ops that stock casts there make a difference.
+    """
+    if not state.overrides:
+        return False
+    if _is_composite_call(op, args) or torch.is_inference_mode_enabled():
+        return True
+    return any(stock_policy(name, device) not in _STOCK_CASTS_NOTHING for name in state.overrides for device in TURNS)
 
 
 def _is_composite_call(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:

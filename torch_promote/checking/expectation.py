@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.checking.expected_promotion import promoted_values
+from torch_promote.checking.expected_promotion import dtype_if_product, promoted_values
 from torch_promote.checking.overloads import argument_names, find_overload, leaves, overload_name, tensor_arguments
 from torch_promote.errors import PromotionRuleError
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
@@ -48,6 +48,8 @@ class Expectation:
         inference: Dtypes, shape and strides of the results; NO_RULE if no rule covers the op.
         error: Why the call should raise; None if it should not.
         arguments: The dtype of each tensor that the op receives after autocast's casts, by argument path.
+        if_product: The dtype that the tensors may have instead, all of them: that of the promotion rule in force, if
+            the op is a matrix product for which the reference has no rule.
         row_is_missing: Whether PyTorch's autocast has a kernel for the op, while the op table has no row for it.
     """
 
@@ -57,6 +59,7 @@ class Expectation:
     error: str | None
     arguments: Mapping[str, torch.dtype]
     row_is_missing: bool = False
+    if_product: torch.dtype | None = None
 
     @property
     def has_policy(self) -> bool:
@@ -106,7 +109,7 @@ class Expectation:
         assert self.plan is not None
         runs = find_overload(self.plan.runs)
         got = {path: tensor.dtype for path, tensor in tensor_arguments(runs, args)}
-        if got == self.arguments:
+        if got == self.arguments or (got and set(got.values()) == {self.if_product}):
             return None
         wrong = [path for path in self.arguments if got.get(path) is not self.arguments[path]]
         wrong += [path for path in got if path not in self.arguments]
@@ -153,7 +156,9 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         return Expectation(op, plan, NO_RULE, None, planned)
     try:
         values = dict(promoted_values(runs, values))
-        return Expectation(op, plan, infer(runs, (), values), None, planned)
+        if_product = dtype_if_product(runs, planned.values())
+        planned |= _dtypes_of_operands(values)
+        return Expectation(op, plan, infer(runs, (), values), None, planned, if_product=if_product)
     except (PromotionError, PromotionRuleError) as error:
         return Expectation(op, plan, None, str(error), planned)
 
@@ -173,6 +178,17 @@ def _cast_values(plan: AutocastPlan, values: Mapping[str, Any]) -> dict[str, Any
         strides = None if source.strides is None else temporary_strides(source.shape, source.strides)
         made[cast.argument] = Operand(cast.to, source.shape, strides, source.device)
     return {name: replace_tensors(name, value, made) for name, value in values.items()}
+
+
+def _dtypes_of_operands(values: Mapping[str, Any]) -> dict[str, torch.dtype]:
+    """Returns the dtypes of the casts that autocast and the promotion rule make, by argument path."""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, Operand):  # a NamedTuple, which is a tuple too
+            found[name] = value.dtype
+        elif isinstance(value, list | tuple):
+            found |= {f"{name}[{i}]": one.dtype for i, one in enumerate(value) if isinstance(one, Operand)}
+    return found
 
 
 def _names(dtypes: Sequence[torch.dtype | None]) -> str:

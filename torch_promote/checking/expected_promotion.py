@@ -15,7 +15,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,27 @@ def promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> M
             if isinstance(operand, Operand) and not operand.wrapped and argument not in written:
                 result[argument] = _replaced(result[argument], element, _cast(operand, dtype))
     return result
+
+
+def dtype_if_product(runs: torch._ops.OpOverload, dtypes: Iterable[torch.dtype]) -> torch.dtype | None:
+    """Returns the dtype in which the rule in force runs an op without a reference rule, if the op is a matrix product.
+
+    The reference has rules for the products with a kernel, such as `mm`, and none for composites, such as `matmul`.
+
+    Args:
+        runs: The overload that runs.
+        dtypes: The dtypes of its tensors, after autocast's casts.
+
+    Returns:
+        The common dtype; None if no rule acts on products here, or if the reference has a rule for the op.
+    """
+    number = _C.promotion_in_force()
+    if number is None or foreign_rule() is None or (functional_of(runs) or overload_name(runs)) in rule_table():
+        return None
+    from torch_promote.promoting.hooks import matmul_of, rule_of
+
+    given = list(dtypes)
+    return rule_of(number).common(given) if given and matmul_of(number) else None
 
 
 @dataclass(frozen=True, slots=True)

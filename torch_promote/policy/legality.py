@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,17 @@ __all__ = ["check_legal", "legal_policies", "legal_text", "why_illegal"]
 
 #: Legal for every overload that takes a tensor, including one that writes to an argument.
 _CASTING_NOTHING = (CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
+
+#: Ops that return their argument's data, or memory of its kind, and compute nothing. An op whose schema declares that a
+#: result shares its argument's data, and the copying version of such an op (the tag `view_copy`), are recognized
+#: without being listed.
+_MOVES_DATA = re.compile(
+    r"clone|copy|lift|\w+_clone|_foreach_copy|copy_sparse_to_sparse|copy_strided|_copy_from(_and_resize)?"
+    r"|_?to_(copy|cpu|dense|mkldnn|sparse|sparse_csr|sparse_csc|sparse_bsr|sparse_bsc)|_cast_\w+|_pin_memory"
+    r"|_unsafe_view|unsafe_(chunk|split|split_with_sizes)|reshape|_reshape_copy|_reshape_from_tensor|_mkldnn_reshape"
+    r"|(empty|zeros|ones|full|rand|randn|randint)_like|new_\w+|resize(_as)?(_sparse)?|_resize_output"
+    r"|sparse_resize(_and_clear)?"
+)
 
 
 def legal_policies(op: Row | str) -> tuple[CastPolicy, ...]:
@@ -97,6 +109,7 @@ class _Facts:
     starts_with_tensor: bool = False
     has_optional_dtype: bool = False
     has_form_with_dtype: bool = False
+    moves_data: bool = False
 
 
 def _facts(op: Row | str) -> _Facts:
@@ -105,6 +118,7 @@ def _facts(op: Row | str) -> _Facts:
         return _Facts()
     row = op if isinstance(op, Row) else rows_by_name().get(op)
     arguments = schema.arguments
+    name = row.name if row is not None else str(op)
     return _Facts(
         exists=True,
         takes_tensors=any(_holds_tensors(argument.type) for argument in arguments),
@@ -112,7 +126,22 @@ def _facts(op: Row | str) -> _Facts:
         starts_with_tensor=bool(arguments) and arguments[0].type.kind() == "TensorType",
         has_optional_dtype=any(str(argument.real_type) == "Optional[ScalarType]" for argument in arguments),
         has_form_with_dtype=row is not None and bool(row.redispatch_overload),
+        moves_data=row is None and _moves_data(name, schema),
     )
+
+
+def _moves_data(name: str, schema: Any) -> bool:
+    """Whether an op returns data of its argument, or memory of its kind, and computes nothing."""
+    op, _, overload = name.partition(".")
+    namespace, _, op = op.partition("::")
+    if any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns):
+        return True
+    if namespace not in ("aten", "prims"):
+        return False
+    if _MOVES_DATA.fullmatch(op):
+        return True
+    found = getattr(getattr(getattr(torch.ops, namespace), op, None), overload or "default", None)
+    return op.endswith("_copy") and torch.Tag.view_copy in getattr(found, "tags", ())
 
 
 def _holds_tensors(kind: Any) -> bool:
@@ -130,6 +159,12 @@ def _why_illegal(facts: _Facts, policy: CastPolicy | torch.dtype) -> str | None:
         return None if facts.writes else "it does not write to an argument, so there is no dtype to match"
     if facts.writes:
         return "it writes to an argument, and autocast never casts that argument"
+    if facts.moves_data:
+        return (
+            "it returns its argument's data, or memory of the same dtype, and computes nothing, and the kernels of "
+            "other ops call it and read the result in the dtype that they passed. Override the op that computes with "
+            "the result"
+        )
     if policy is CastPolicy.fp32_set_opt_dtype:
         if not facts.has_optional_dtype:
             return "its schema has no optional dtype argument"

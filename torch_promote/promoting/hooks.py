@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ from torch_promote.reference.promotion.states import Operand
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, describe
 
-__all__ = ["matmul_of", "promotion_change", "rule_of"]
+__all__ = ["Owner", "matmul_of", "promotion_change", "rule_of"]
 
 _CODES = {dtype: _C.scalar_type(dtype) for dtype in ALL_DTYPES}
 
@@ -33,6 +35,23 @@ _CODES = {dtype: _C.scalar_type(dtype) for dtype in ALL_DTYPES}
 _CASTING = {"numpy": "numpy_same_kind", "array_api": "safe", "strict": "no"}
 
 
+#: How many rules stay registered after the last region object with them is gone.
+_KEPT = 16
+
+
+class Owner:
+    """Keeps a rule registered. Each region object with the rule holds it, and so does a compiled graph.
+
+    Attributes:
+        number: The rule's number in the extension.
+    """
+
+    __slots__ = ("__weakref__", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 class _Known(NamedTuple):
     """A rule that is registered with the extension.
 
@@ -40,21 +59,28 @@ class _Known(NamedTuple):
         rule: The rule.
         mode: What the lint does with the promotions that it finds; 0 without a lint.
         matmul: Whether the rule acts on matrix products.
+        key: Its key in `_numbers`.
     """
 
     rule: PromotionRule
     mode: int
     matmul: bool
+    key: _Key
 
 
-#: The rules by their number in the extension.
+#: The rule's address and the options. Holding the rule keeps its address from being reused.
+_Key = tuple[int, bool, int, int]
+
+_lock = threading.RLock()
+#: The rules by their number in the extension, in the order in which regions were last made with them.
 _known: dict[int, _Known] = {}
+_numbers: dict[_Key, int] = {}
+_owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
+#: The rules of regions that compiled functions open: their graphs hold numbers.
+_traced: dict[int, Owner] = {}
 
-#: The number and the rule, by the rule's address and the options. Holding the rule keeps its address from being reused.
-_numbers: dict[tuple[int, bool, int, int], tuple[int, PromotionRule]] = {}
 
-
-def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -> int:
+def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -> tuple[int, Owner]:
     """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops if needed.
 
     Args:
@@ -62,13 +88,33 @@ def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -
         matmul: Whether the rule acts on matrix products.
         kinds: The kinds of promotion that the lint looks for, as bits; 0 for none.
         mode: What the lint does with them.
+
+    Returns:
+        The number, and what keeps the rule registered.
     """
+    _register_ops()
+    _checkpoint.install()
     key = (id(rule), matmul, kinds, mode)
-    if key not in _numbers:
-        _register_ops()
-        _checkpoint.install()
-        _numbers[key] = (_register(rule, matmul, kinds, mode), rule)
-    return _C.register_promotion_change(_numbers[key][0])
+    with _lock:
+        number = _numbers.get(key)
+        if number is None:
+            _drop_unused()
+            number = _numbers[key] = _register(rule, matmul, kinds, mode, key)
+        _known[number] = _known.pop(number)
+        owner = _owners.get(number)
+        if owner is None:
+            owner = _owners[number] = Owner(number)
+        if torch._guards.TracingContext.try_get() is not None:
+            _traced[number] = owner
+        return _C.register_promotion_change(number), owner
+
+
+def _drop_unused() -> None:
+    """Drops all but the last rules that no region object has. Policies that are in force somewhere keep theirs."""
+    unowned = [number for number in _known if number not in _owners]
+    for number in unowned[:-_KEPT]:
+        if _C.drop_promotion(number):
+            del _numbers[_known.pop(number).key]
 
 
 def rule_of(number: int) -> PromotionRule:
@@ -92,7 +138,7 @@ def _register_ops() -> None:
         )
 
 
-def _register(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -> int:
+def _register(rule: PromotionRule, matmul: bool, kinds: int, mode: int, key: _Key) -> int:
     default_dtype = torch.get_default_dtype()
     options = _C.PromotionOptions(
         rule.zero_dim_is_weak,
@@ -103,7 +149,7 @@ def _register(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -> int:
         mode,
     )
     number = _C.register_promotion(rule.name, options, _CODES[default_dtype], _tables(rule.under(default_dtype)))
-    _known[number] = _Known(rule, mode, matmul)
+    _known[number] = _Known(rule, mode, matmul, key)
     return number
 
 

@@ -18,6 +18,7 @@ from torch_promote.promoting.lint import Lint, PromotionEvent, check_handler, ki
 from torch_promote.regions.base import Region
 
 if TYPE_CHECKING:
+    from torch_promote.promoting.hooks import Owner
     from torch_promote.reference.promotion_rules import PromotionRule
 
 __all__ = ["promotion"]
@@ -64,7 +65,7 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         ('aten::add.Tensor', torch.float16)
     """
 
-    __slots__ = ("_arguments", "_lint")
+    __slots__ = ("_arguments", "_lint", "_owner")
 
     def __init__(
         self,
@@ -85,7 +86,11 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         if handler is not None:
             check_handler(handler)
         mode = on_promotion if handler is None else _CALL
-        self._packed = RegionSpec(policy_change=_change_of(rule, mode, matmul, kinds)).pack()
+        if torch.compiler.is_dynamo_compiling():
+            change, self._owner = _traced_change_of(rule, mode, matmul, kinds), None
+        else:
+            change, self._owner = _change_of(rule, mode, matmul, kinds)
+        self._packed = RegionSpec(policy_change=change).pack()
         self._arguments = (rule, on_promotion, matmul, kinds)
         self._lint = None
         if on_promotion is not None and not torch.compiler.is_dynamo_compiling():
@@ -105,8 +110,8 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         return f"promotion({', '.join(parts)})"
 
 
-def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> int:
-    """Returns the number of the change of policy that is asked for."""
+def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> tuple[int, Owner]:
+    """Returns the number of the change of policy that is asked for, and what keeps its rule registered."""
     if not isinstance(matmul, bool):
         raise OptionError(f"matmul is True or False, got {matmul!r} of type {type(matmul).__name__}.")
     if on_promotion is None:
@@ -128,8 +133,12 @@ def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -
     return promotion_change(_rule_of(rule, promotion_rule), matmul, bits, mode)
 
 
+def _traced_change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> int:
+    return _change_of(rule, on_promotion, matmul, kinds)[0]
+
+
 # Dynamo calls it while it traces, and keeps the number.
-_change_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_traced_change_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _rule_of(rule: Any, promotion_rule: Callable[[Any], PromotionRule]) -> PromotionRule:

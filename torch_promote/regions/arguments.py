@@ -163,7 +163,12 @@ def policy_number(policy: object, overrides: Mapping[Any, Any] | None) -> int:
     """Returns the number in the extension of what a region does to the policy; equal arguments get one number."""
     chosen = None if policy is None else Policy.of(policy)  # type: ignore[arg-type]
     try:
-        return _register(chosen, None if overrides is None else tuple(overrides.items()))
+        asked = None if overrides is None else tuple(overrides.items())
+        number = _register(chosen, asked)
+        if not _C.touch_change(number):  # the extension has dropped it since: others were used in between
+            _register.cache_clear()
+            number = _register(chosen, asked)
+        return number
     except (AttributeError, TypeError):  # not a mapping, or a value without a hash, which has an error of its own
         parse_overrides(overrides)  # type: ignore[arg-type]
         raise
@@ -173,7 +178,7 @@ def policy_number(policy: object, overrides: Mapping[Any, Any] | None) -> int:
 policy_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _register(policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | None) -> int:
     changes = [] if policy is None else list(policy.changes)
     for name, value in parse_overrides(dict(overrides or ())):

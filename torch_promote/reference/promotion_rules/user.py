@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -22,6 +24,12 @@ PairFunction = Callable[[torch.dtype, torch.dtype], torch.dtype | None]
 
 #: The dtypes for which a function is called, in all pairs.
 PAIR_DTYPES: tuple[torch.dtype, ...] = tuple(CODES.values())
+
+
+#: The builders of the rules that `make_rule` has made and somebody holds, by the rules' content.
+_builds: weakref.WeakValueDictionary[tuple[Any, ...], Callable[[torch.dtype], PromotionRule]] = (
+    weakref.WeakValueDictionary()
+)
 
 
 def make_rule(
@@ -74,12 +82,17 @@ def make_rule(
                 f"rule {name!r}: the floating dtype of {_shown(source)} is {_shown(answer)}, which is not floating."
             )
 
+    numbers, floats = dict(numbers or {}), dict(floats or {})
+
     @functools.cache
     def build(default: torch.dtype) -> PromotionRule:
         base = promotion_rule(over, default)
-        return _built(name, base, pairs, numbers or {}, floats or {}, build)
+        return _built(name, base, pairs, numbers, floats, build)
 
-    return build(default_dtype or torch.get_default_dtype())
+    # Two rules of one content are one object. `build` holds `over`, so that its address is not used again.
+    content = tuple(frozenset(table.items()) for table in (pairs, numbers, floats))
+    known = _builds.setdefault((name, *content, over if isinstance(over, str) else id(over)), build)
+    return known(default_dtype or torch.get_default_dtype())
 
 
 def _built(
