@@ -201,7 +201,7 @@ class BoxedKernel final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     BoxedCall call(op.schema(), *stack);
     if (writes_ == Writes::unversioned) {
-      forget_casts_of(call.written());
+      forget_casts(call.written());
     }
     // Autocast casts first; the promotion rule sees the results.
     const Promotion* promotion = current_policy().promotion.rule;

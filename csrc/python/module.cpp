@@ -1,6 +1,5 @@
 // file: the Python bindings of the extension: torch_promote._C
 #include "cache/cache_mode.h"
-#include "cache/persistent_cache.h"
 #include "cache/thread_cache.h"
 #include "cache/weight.h"
 #include "dispatch/promotion_kernels.h"
@@ -162,7 +161,7 @@ PYBIND11_MODULE(_C, m) {
     }
     set_replaying_modes(std::move(types));
   });
-  m.def("forget_persistent", &forget_persistent);
+  m.def("forget_casts", &forget_casts);
   register_typed_wrappers();
   register_unversioned_writers();
   stock_policy_table(); // now, while this thread is the only one here
