@@ -1,10 +1,12 @@
 // file: the Python bindings of the extension: torch_promote._C
 #include "cache/cache_mode.h"
+#include "cache/capture.h"
 #include "cache/thread_cache.h"
 #include "cache/weight.h"
 #include "dispatch/promotion_kernels.h"
 #include "dispatch/registration.h"
 #include "dispatch/typed_wrapper.h"
+#include "dispatch/unversioned_writers.h"
 #include "policy/op_numbers.h"
 #include "policy/op_table.h"
 #include "policy/policy_registry.h"
@@ -161,7 +163,20 @@ PYBIND11_MODULE(_C, m) {
     }
     set_replaying_modes(std::move(types));
   });
-  m.def("forget_casts", &forget_casts);
+  m.def("forget_casts", [](const py::iterable& tensors) {
+    if (any_casts()) {
+      std::vector<at::Tensor> written;
+      for (const py::handle tensor : tensors) {
+        written.push_back(tensor.cast<at::Tensor>());
+      }
+      forget_casts(written);
+    }
+  });
+  m.def("note_capture", &note_capture);
+  if (const py::module_ torch_c = py::module_::import("torch._C");
+      py::hasattr(torch_c, "_cuda_isCurrentStreamCapturing")) {
+    set_capture_query(torch_c.attr("_cuda_isCurrentStreamCapturing").cast<py::object>().release().ptr());
+  }
   register_typed_wrappers();
   register_unversioned_writers();
   stock_policy_table(); // now, while this thread is the only one here
