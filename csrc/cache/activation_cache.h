@@ -18,7 +18,9 @@ class ActivationCache {
   // Null if there is none. Also drops casts of activations that have died.
   std::shared_ptr<CastEntry> find(const Source& source, at::ScalarType dtype);
   void insert(std::shared_ptr<CastEntry> entry);
+  void drop_if(bool (*test)(const CastEntry&));
   void clear();
+  void swap(ActivationCache& other);
   size_t count() const;
   size_t bytes() const;
 

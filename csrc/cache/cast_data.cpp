@@ -97,6 +97,12 @@ bool CastData::is_fresh(const Source& source) const {
          (!plain_ || (version_ == counter_.current_version() && stream_ == stream_of(source.impl)));
 }
 
+bool CastData::frees_without_python() const {
+  const auto has_object = [](const auto& impl) { return impl.pyobj_slot()->load_pyobj() != nullptr; };
+  return plain_ && !has_object(*storage_.unsafeGetStorageImpl()) &&
+         !(held_.defined() && has_object(*held_.unsafeGetTensorImpl()));
+}
+
 void CastData::leak_unless_plain() {
   if (!plain_) {
     (void)held_.unsafeReleaseTensorImpl();

@@ -5,6 +5,7 @@
 #include "cache/cache_mode.h"
 #include "cache/entry.h"
 #include "cache/persistent_cache.h"
+#include "cache/stock_cache.h"
 #include "cache/weight.h"
 #include "cache/weight_cache.h"
 #include "cast/cast.h"
@@ -19,13 +20,36 @@
 
 namespace torch_promote {
 
-namespace {
-
-struct ThreadCaches {
+struct HeldCasts {
+  CastHolder holder;
   WeightCache weights;
   ActivationCache activations;
+
+  void clear() {
+    holder.end();
+    weights.clear();
+    activations.clear();
+  }
+  void drop_if(bool (*test)(const CastEntry&)) {
+    weights.drop_if(test);
+    activations.drop_if(test);
+  }
+  void swap(HeldCasts& other) {
+    holder.swap(other.holder);
+    weights.swap(other.weights);
+    activations.swap(other.activations);
+  }
+};
+
+namespace {
+
+struct ThreadCaches : HeldCasts {
   uint64_t hits = 0;
   uint64_t misses = 0;
+
+  ~ThreadCaches() {
+    tls_has_casts = false; // PyTorch's cache may be cleared later in this thread
+  }
 };
 
 ThreadCaches& caches() {
@@ -33,10 +57,36 @@ ThreadCaches& caches() {
   return instance;
 }
 
+// PyTorch cleared its cache in this thread, under its lock. What is left here is dropped before the next use.
+void drop_what_frees_without_python() {
+  if (tls_has_casts) {
+    caches().drop_if([](const CastEntry& entry) { return entry.data().frees_without_python(); });
+  }
+}
+
+// See NOTE [ When casts end ].
+void drop_outdated_casts() {
+  if (tls_has_casts && !caches().holder.is_current()) {
+    drop_casts_of_thread();
+  }
+}
+
+// Before a cast is kept.
+void hold_casts() {
+  tls_has_casts = true;
+  caches().holder.begin(&drop_what_frees_without_python);
+}
+
+// The autograd engine carries the autocast key to threads of its own. There a region of PyTorch may be open, in which a
+// checkpoint runs its function again, or none: then casts kept there would never be dropped.
+bool is_in_region() {
+  return tls_region_open || nesting_depth() > 0;
+}
+
 // Beyond stock's condition: the thread has a region, whose end will clear the cache; and jit.trace is not recording. It
 // would record a cast from the cache as a constant.
 bool keeps_casts(const Source& source) {
-  return tls_region_open && at::autocast::is_autocast_cache_enabled() &&
+  return is_in_region() && at::autocast::is_autocast_cache_enabled() &&
          !source.thread_keys.has(c10::DispatchKey::Tracer);
 }
 
@@ -61,7 +111,7 @@ at::Tensor cast_to_keep(const Source& source, c10::ScalarType dtype, Reuse reuse
 // that is kept whole but was made below autograd: later uses would silently have no gradient.
 bool may_be_kept(const Source& source, const at::Tensor& cast) {
   return source.plain == is_plain(*cast.unsafeGetTensorImpl()) && (source.plain || cast.requires_grad()) &&
-         tls_region_open;
+         is_in_region();
 }
 
 at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::ScalarType dtype, bool persistent) {
@@ -86,8 +136,8 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
     return entry->use(source);
   }
   const auto keep = [&](const std::shared_ptr<CastEntry>& entry) {
+    hold_casts();
     here.weights.insert(key, entry);
-    tls_has_casts = true;
   };
   SourceSignature signature(source);
   if (persistent) {
@@ -127,8 +177,8 @@ at::Tensor cast_of_activation(const Source& source, c10::ScalarType dtype) {
   if (may_be_kept(source, result)) {
     ++here.misses;
     CastData data(std::move(signature), source, result);
+    hold_casts();
     here.activations.insert(std::make_shared<CastEntry>(source.tensor, std::move(data), result, Reuse::data_only));
-    tls_has_casts = true;
   }
   return result;
 }
@@ -163,6 +213,7 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   if (!keeps_casts(source) || source.has_tangent) {
     return cast(source, dtype);
   }
+  drop_outdated_casts();
   if (is_stock_weight(source)) {
     const bool persistent = tls_cache_mode == CacheMode::persistent && !tls_results_may_alias &&
                             may_share_data(source) && has_unique_storage(tensor, /*is_view=*/false);
@@ -178,6 +229,7 @@ void forget_casts_of(const std::vector<at::Tensor>& tensors) {
 }
 
 CacheInfo cast_cache_info() {
+  drop_outdated_casts();
   const ThreadCaches& here = caches();
   const PersistentInfo persistent = persistent_info();
   CacheInfo info;
@@ -194,11 +246,44 @@ CacheInfo cast_cache_info() {
 
 void drop_casts_of_thread() {
   tls_has_casts = false;
-  caches().weights.clear();
-  caches().activations.clear();
+  caches().clear();
+}
+
+void drop_casts_beyond_stock() {
+  if (caches().holder.is_watching()) {
+    caches().drop_if([](const CastEntry& entry) { return entry.reuse() != Reuse::shared_grad_fn; });
+  } else {
+    drop_casts_of_thread();
+  }
+}
+
+struct CastsOfRegions : HeldCasts {
+  ~CastsOfRegions() {
+    clear();
+  }
+};
+
+std::shared_ptr<CastsOfRegions> take_casts() {
+  drop_outdated_casts();
+  if (!tls_has_casts) {
+    return nullptr;
+  }
+  tls_has_casts = false;
+  auto taken = std::make_shared<CastsOfRegions>();
+  taken->swap(caches());
+  return taken;
+}
+
+void put_casts(CastsOfRegions& taken) {
+  drop_outdated_casts();
+  if (!tls_has_casts && taken.holder.is_current()) {
+    tls_has_casts = true;
+    caches().swap(taken);
+  }
 }
 
 void clear_cast_cache() {
+  ++stock_clears;
   end_cast_cache();
   clear_persistent();
 }

@@ -46,7 +46,10 @@ class WeightCache {
   void insert(const WeightKey& key, std::shared_ptr<CastEntry> entry);
   // Drops the casts of these tensors, and of tensors that share a storage with one of them.
   void forget(const std::vector<at::Tensor>& tensors);
+  void drop_if(bool (*test)(const CastEntry&));
   void clear();
+  // Exchanges the casts, and not the counts.
+  void swap(WeightCache& other);
 
   size_t count() const {
     return places_.size();
