@@ -14,6 +14,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -257,7 +258,16 @@ void drop_casts_beyond_stock() {
   }
 }
 
+namespace {
+
+// How often the caches were cleared by hand, for the casts of suspended regions.
+std::atomic<uint64_t> hand_clears = 0;
+
+} // namespace
+
 struct CastsOfRegions : HeldCasts {
+  uint64_t clears = hand_clears;
+
   ~CastsOfRegions() {
     clear();
   }
@@ -276,14 +286,14 @@ std::shared_ptr<CastsOfRegions> take_casts() {
 
 void put_casts(CastsOfRegions& taken) {
   drop_outdated_casts();
-  if (!tls_has_casts && taken.holder.is_current()) {
+  if (!tls_has_casts && taken.holder.is_current() && taken.clears == hand_clears) {
     tls_has_casts = true;
     caches().swap(taken);
   }
 }
 
 void clear_cast_cache() {
-  ++stock_clears;
+  ++hand_clears;
   end_cast_cache();
   clear_persistent();
 }

@@ -71,8 +71,7 @@ struct CastsOfRegions;
 std::shared_ptr<CastsOfRegions> take_casts();
 void put_casts(CastsOfRegions& taken);
 
-// Drops the casts of all threads and all persistent ones: those of this thread now, and those of others and of
-// suspended regions before their next use.
+// Drops this thread's casts, those of suspended regions, and all persistent ones.
 void clear_cast_cache();
 
 } // namespace torch_promote

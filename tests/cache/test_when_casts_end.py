@@ -361,15 +361,6 @@ def test_clearing_clears_the_casts_of_every_thread(where: str) -> None:
         assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
 
 
-def test_clear_cache_clears_the_casts_of_every_thread() -> None:
-    w = weight()
-    with ours():
-        X @ w
-        write_unseen(w)
-        in_another_thread(tp.clear_cache)
-        assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
-
-
 def test_threads_that_begin_and_end_regions_at_once_miss_no_clearing() -> None:
     stop = threading.Event()
 
