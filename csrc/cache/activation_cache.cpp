@@ -49,6 +49,19 @@ void ActivationCache::take_out(const WritesSince& writes, std::vector<std::share
   }
 }
 
+void ActivationCache::drop_if(bool (*test)(const CastEntry&)) {
+  for (auto& place : entries_) {
+    if (place != nullptr && test(*place)) {
+      drop(place);
+    }
+  }
+}
+
+void ActivationCache::swap(ActivationCache& other) {
+  entries_.swap(other.entries_);
+  std::swap(next_, other.next_);
+}
+
 void ActivationCache::clear() {
   for (auto& place : entries_) {
     drop(place);

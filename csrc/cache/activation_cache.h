@@ -21,7 +21,9 @@ class ActivationCache {
   void insert(std::shared_ptr<CastEntry> entry);
   // Takes out the casts of what was written to.
   void take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone);
+  void drop_if(bool (*test)(const CastEntry&));
   void clear();
+  void swap(ActivationCache& other);
   size_t count() const;
   size_t bytes() const;
 

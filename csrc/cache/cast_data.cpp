@@ -107,6 +107,12 @@ void CastData::record_on(const c10::Stream& stream) const {
   c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(storage_.data_ptr(), stream);
 }
 
+bool CastData::frees_without_python() const {
+  const auto has_object = [](const auto& impl) { return impl.pyobj_slot()->load_pyobj() != nullptr; };
+  return plain_ && !has_object(*storage_.unsafeGetStorageImpl()) &&
+         !(held_.defined() && has_object(*held_.unsafeGetTensorImpl()));
+}
+
 void CastData::leak_unless_plain() {
   if (!plain_) {
     (void)held_.unsafeReleaseTensorImpl();

@@ -86,6 +86,8 @@ class CastData {
   size_t bytes() const {
     return plain_ ? storage_.nbytes() : 0;
   }
+  // Whether freeing the data runs no Python: no Python object belongs to it.
+  bool frees_without_python() const;
   // For the end of the thread: Python may have been finalized, and freeing a subclass's tensor needs it.
   void leak_unless_plain();
 

@@ -51,6 +51,9 @@ class CastEntry {
   at::ScalarType dtype() const {
     return data_.dtype();
   }
+  Reuse reuse() const {
+    return reuse_;
+  }
   CastData& data() {
     return data_;
   }

@@ -71,6 +71,22 @@ void WeightCache::take_out(const WritesSince& writes, std::vector<std::shared_pt
   }
 }
 
+void WeightCache::drop_if(bool (*test)(const CastEntry&)) {
+  std::vector<std::shared_ptr<CastEntry>> gone;
+  for (size_t at = places_.size(); at-- > 0;) {
+    if (test(*places_[at].entry)) {
+      gone.push_back(take_out(at));
+    }
+  }
+}
+
+void WeightCache::swap(WeightCache& other) {
+  places_.swap(other.places_);
+  index_.swap(other.index_);
+  std::swap(next_to_sweep_, other.next_to_sweep_);
+  std::swap(last_capture_, other.last_capture_);
+}
+
 void WeightCache::clear() {
   std::vector<Place> gone;
   gone.swap(places_);

@@ -48,7 +48,10 @@ class WeightCache {
   void insert(const WeightKey& key, std::shared_ptr<CastEntry> entry);
   // Takes out the casts of what was written to.
   void take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone);
+  void drop_if(bool (*test)(const CastEntry&));
   void clear();
+  // Exchanges the casts, and not the counts.
+  void swap(WeightCache& other);
 
   size_t count() const {
     return places_.size();

@@ -70,11 +70,10 @@ bool WritesSince::include(const at::TensorImpl* tensor, const c10::StorageImpl* 
   return after(tensor) || after(storage);
 }
 
-void HoldsCasts::put(bool holds) {
-  if (holds != holds_) {
-    holds_ = holds;
-    threads_with_casts += holds ? 1 : -1;
-  }
+bool HoldsCasts::change() {
+  holds_ = !holds_;
+  threads_with_casts += holds_ ? 1 : -1;
+  return holds_;
 }
 
 bool any_thread_holds_casts() {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace torch_promote {
@@ -65,9 +66,17 @@ class HoldsCasts {
   ~HoldsCasts() {
     put(false);
   }
-  void put(bool holds);
+  // Returns what it was.
+  bool put(bool holds) {
+    return holds == holds_ ? holds_ : !change();
+  }
+  void swap(HoldsCasts& other) {
+    std::swap(holds_, other.holds_);
+  }
 
  private:
+  bool change(); // returns the new value
+
   bool holds_ = false;
 };
 bool any_thread_holds_casts();
