@@ -20,9 +20,9 @@ namespace torch_promote {
 // A tensor that shares the weight's data and has its own version counter can change the weight without a trace. The
 // usual one is `weight.data`: PyTorch copies the BackendMeta when it makes that tensor, and the copy drops the casts
 // and increases the weight's alias epoch. While another tensor or a storage object shares the data, no cast is served
-// or stored (has_unique_storage). A hook on `step` invalidates the casts of optimizers whose kernels do not increase
-// the version. Two writes remain undetected: one through the `.data` of a view that is gone before the next use, and
-// that of a collective into a weight; see docs/casts.md.
+// or stored (has_unique_storage). Writes of fused optimizers are noted; see NOTE [ Unversioned writes ]. Two writes
+// remain undetected: one through the `.data` of a view that is gone before the next use, and that of a collective into
+// a weight; see docs/casts.md.
 
 // A number that changes when a tensor is made that shares the weight's data under its own version counter. 0 if another
 // library's BackendMeta occupies the weight's slot. Within a region too, casts that stock would make again are valid

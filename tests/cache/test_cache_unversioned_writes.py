@@ -43,9 +43,7 @@ def step(*weights: torch.Tensor) -> None:
     with torch.no_grad():
         grads = [torch.ones_like(w) for w in weights]
         flags = {"nesterov": False, "maximize": False, "is_first_step": False}
-        torch._fused_sgd_(
-            list(weights), grads, [], weight_decay=0.0, momentum=0.0, lr=1.0, dampening=0.0, **flags
-        )
+        torch._fused_sgd_(list(weights), grads, [], weight_decay=0.0, momentum=0.0, lr=1.0, dampening=0.0, **flags)
 
 
 def in_thread(action: Callable[[], object]) -> None:
