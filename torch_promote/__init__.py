@@ -48,6 +48,7 @@ from torch_promote.errors import (
     UnsupportedDeviceError,
 )
 from torch_promote.integrations import compile as _compile
+from torch_promote.integrations import cuda_graphs as _cuda_graphs
 from torch_promote.integrations import higher_order as _higher_order
 from torch_promote.integrations import optimizers as _kept_casts
 from torch_promote.integrations.checkpoint import checkpoint_contexts
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
 
 _compile.install(my_autocast, promotion)
 _kept_casts.keep_from_replaying_modes()
+_cuda_graphs.tell_captures_apart()
 _higher_order.pass_over(AUTOCAST_KEY)
 use_environment()
 keep_package()

@@ -13,8 +13,8 @@ constexpr std::array<const char*, 3> kCacheModeNames = {"weights", "persistent",
 // Set by the innermost open region that specifies a mode.
 inline constinit thread_local CacheMode tls_cache_mode = CacheMode::weights;
 
-// Whether this thread has an open region, whose end will clear the cache. The autograd engine carries the autocast key
-// to threads of its own, which have none: casts kept there would never be dropped.
+// Whether an autocast region of ours is open in this thread. (Regions that name no device, such as those of
+// `promotion`, are no autocast regions.)
 inline constinit thread_local bool tls_region_open = false;
 
 } // namespace torch_promote

@@ -20,14 +20,17 @@ namespace torch_promote {
 // A tensor that shares the weight's data and has its own version counter can change the weight without a trace. The
 // usual one is `weight.data`: PyTorch copies the BackendMeta when it makes that tensor, and the copy drops the casts
 // and increases the weight's alias epoch. While another tensor or a storage object shares the data, no cast is served
-// or stored (has_unique_storage). A hook on `step` invalidates the casts of optimizers whose kernels do not increase
-// the version. Two writes remain undetected: one through the `.data` of a view that is gone before the next use, and
-// that of a collective into a weight; see docs/casts.md.
+// or stored (has_unique_storage). Writes of fused optimizers are noted; see NOTE [ Unversioned writes ]. Two writes
+// remain undetected: one through the `.data` of a view that is gone before the next use, and that of a collective into
+// a weight; see docs/casts.md.
 
 // A number that changes when a tensor is made that shares the weight's data under its own version counter. 0 if another
 // library's BackendMeta occupies the weight's slot. Within a region too, casts that stock would make again are valid
 // only for the epoch in which they were made.
 uint64_t alias_epoch(const at::TensorBase& weight);
+
+// Expires with the weight's data, and not before: alias_epoch has returned a number.
+WeakMeta weak_meta_of(const at::TensorBase& weight);
 
 // Whether the weight, and `tensor` if that is a view of it, are the only tensors over the data.
 bool has_unique_storage(const at::Tensor& tensor, bool is_view);
@@ -35,14 +38,25 @@ bool has_unique_storage(const at::Tensor& tensor, bool is_view);
 // The data of a persistent cast of the tensor, if there is a valid one.
 std::optional<at::Tensor> find_persistent(const Source& source, const Weight& weight, at::ScalarType dtype);
 
-// Stores the data of a cast. `signature` is that of the tensor before the cast.
-void store_persistent(const Source& source, const Weight& weight, SourceSignature signature, const at::Tensor& cast);
+// What was known when a cast began: see NOTE [ Unversioned writes ], and `alias_epoch`.
+struct Epochs {
+  uint64_t writes;
+  uint64_t aliases;
+};
 
-// Drops the casts of all weights that share a storage with one of these tensors, which are about to be written to
-// without a change of their version.
+// Stores the data of a cast, unless its source has been written to since it began. `signature` is that of the tensor
+// before the cast.
+void store_persistent(
+    const Source& source, const Weight& weight, SourceSignature signature, const at::Tensor& cast, Epochs began);
+
+// Drops the casts of all weights that share a storage with one of these tensors, which have been written to without a
+// change of their version.
 void forget_persistent(const std::vector<at::Tensor>& tensors);
 
 void clear_persistent();
+
+// Whether there may be persistent casts.
+bool any_persistent();
 
 struct PersistentInfo {
   uint64_t entries = 0;

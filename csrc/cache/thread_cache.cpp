@@ -5,27 +5,72 @@
 #include "cache/cache_mode.h"
 #include "cache/entry.h"
 #include "cache/persistent_cache.h"
+#include "cache/stock_cache.h"
 #include "cache/weight.h"
 #include "cache/weight_cache.h"
+#include "cache/write_log.h"
 #include "cast/cast.h"
 #include "policy/torch_declarations.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
 
 namespace torch_promote {
 
-namespace {
-
-struct ThreadCaches {
+struct HeldCasts {
+  CastHolder holder;
   WeightCache weights;
   ActivationCache activations;
+  HoldsCasts holds;
+  uint64_t epoch = 0; // up to which unversioned writes are known
+
+  // For each use of these casts: drops those of what has been written to, and returns the epoch at which a cast now
+  // begins. See NOTE [ Unversioned writes ].
+  uint64_t catch_up() {
+    if (!holds.put(true)) { // before the epoch is read: from now on, writes are logged
+      epoch = write_epoch;
+    } else if (write_epoch.load(std::memory_order_relaxed) != epoch) {
+      std::vector<std::shared_ptr<CastEntry>> gone;
+      const WritesSince writes(epoch);
+      epoch = writes.until();
+      weights.take_out(writes, gone);
+      activations.take_out(writes, gone);
+    }
+    return epoch;
+  }
+  void clear() {
+    holder.end();
+    holds.put(false);
+    weights.clear();
+    activations.clear();
+  }
+  void drop_if(bool (*test)(const CastEntry&)) {
+    weights.drop_if(test);
+    activations.drop_if(test);
+  }
+  void swap(HeldCasts& other) {
+    holder.swap(other.holder);
+    holds.swap(other.holds);
+    std::swap(epoch, other.epoch);
+    weights.swap(other.weights);
+    activations.swap(other.activations);
+  }
+};
+
+namespace {
+
+struct ThreadCaches : HeldCasts {
   uint64_t hits = 0;
   uint64_t misses = 0;
+
+  ~ThreadCaches() {
+    tls_has_casts = false; // PyTorch's cache may be cleared later in this thread
+  }
 };
 
 ThreadCaches& caches() {
@@ -33,10 +78,37 @@ ThreadCaches& caches() {
   return instance;
 }
 
+// PyTorch cleared its cache in this thread, under its lock. What is left here is dropped before the next use.
+void drop_what_frees_without_python() {
+  if (tls_has_casts) {
+    caches().drop_if([](const CastEntry& entry) { return entry.data().frees_without_python(); });
+  }
+}
+
+// See NOTE [ When casts end ].
+void drop_outdated_casts() {
+  if (tls_has_casts && !caches().holder.is_current()) {
+    drop_casts_of_thread();
+  }
+}
+
+// Before a cast is kept.
+void hold_casts() {
+  tls_has_casts = true;
+  caches().holder.begin(&drop_what_frees_without_python);
+  caches().holds.put(true); // again: the cast may have run code that ended the region
+}
+
+// The autograd engine carries the autocast key to threads of its own. There a region of PyTorch may be open, in which a
+// checkpoint runs its function again, or none: then casts kept there would never be dropped.
+bool is_in_region() {
+  return tls_region_open || nesting_depth() > 0;
+}
+
 // Beyond stock's condition: the thread has a region, whose end will clear the cache; and jit.trace is not recording. It
 // would record a cast from the cache as a constant.
 bool keeps_casts(const Source& source) {
-  return tls_region_open && at::autocast::is_autocast_cache_enabled() &&
+  return is_in_region() && at::autocast::is_autocast_cache_enabled() &&
          !source.thread_keys.has(c10::DispatchKey::Tracer);
 }
 
@@ -61,33 +133,37 @@ at::Tensor cast_to_keep(const Source& source, c10::ScalarType dtype, Reuse reuse
 // that is kept whole but was made below autograd: later uses would silently have no gradient.
 bool may_be_kept(const Source& source, const at::Tensor& cast) {
   return source.plain == is_plain(*cast.unsafeGetTensorImpl()) && (source.plain || cast.requires_grad()) &&
-         tls_region_open;
+         is_in_region();
 }
 
 at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::ScalarType dtype, bool persistent) {
   const bool data_only = weight.reuse == Reuse::data_only;
+  ThreadCaches& here = caches();
+  const uint64_t began = here.catch_up();
   // If the data is all that the use needs, the region's cache need not be filled. A shared_grad_fn weight gets an entry
   // even under no_grad: stock makes its node at the first use, and the node's number decides the order of the backward.
   if (persistent && data_only && !source.needs_node) {
     if (std::optional<at::Tensor> data = find_persistent(source, weight, dtype)) {
-      ++caches().hits;
+      ++here.hits;
       return *std::move(data);
     }
   }
   // Within a region stock goes on using a trainable weight's cast whatever is written behind PyTorch's back; so do we.
-  const uint64_t epoch = data_only ? alias_epoch(*weight.owner) : 0;
+  const uint64_t aliases = data_only || persistent ? alias_epoch(*weight.owner) : 0;
+  const uint64_t epoch = data_only ? aliases : 0;
   if (data_only && epoch == 0) {
     return cast(source, dtype);
   }
-  ThreadCaches& here = caches();
   const WeightKey key(source, weight, dtype);
   if (const std::shared_ptr<CastEntry> entry = here.weights.find(source, key, epoch)) {
     ++here.hits;
     return entry->use(source);
   }
   const auto keep = [&](const std::shared_ptr<CastEntry>& entry) {
-    here.weights.insert(key, entry);
-    tls_has_casts = true;
+    if (!was_written(source.tensor, began)) {
+      hold_casts();
+      here.weights.insert(key, entry);
+    }
   };
   SourceSignature signature(source);
   if (persistent) {
@@ -110,7 +186,7 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   }
   CastData data(std::move(signature), source, result);
   if (persistent) {
-    store_persistent(source, weight, *std::move(second), data.held(source.impl));
+    store_persistent(source, weight, *std::move(second), data.held(source.impl), {began, aliases});
   }
   keep(std::make_shared<CastEntry>(*weight.owner, std::move(data), result, weight.reuse, epoch));
   return result;
@@ -118,17 +194,21 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
 
 at::Tensor cast_of_activation(const Source& source, c10::ScalarType dtype) {
   ThreadCaches& here = caches();
+  const uint64_t began = here.catch_up();
   if (const std::shared_ptr<CastEntry> entry = here.activations.find(source, dtype)) {
     ++here.hits;
     return entry->use(source);
   }
   SourceSignature signature(source);
   at::Tensor result = cast_to_keep(source, dtype, Reuse::data_only);
-  if (may_be_kept(source, result)) {
+  if (!may_be_kept(source, result)) {
+    return result;
+  }
+  if (!was_written(source.tensor, began)) {
     ++here.misses;
     CastData data(std::move(signature), source, result);
+    hold_casts();
     here.activations.insert(std::make_shared<CastEntry>(source.tensor, std::move(data), result, Reuse::data_only));
-    tls_has_casts = true;
   }
   return result;
 }
@@ -163,6 +243,7 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   if (!keeps_casts(source) || source.has_tangent) {
     return cast(source, dtype);
   }
+  drop_outdated_casts();
   if (is_stock_weight(source)) {
     const bool persistent = tls_cache_mode == CacheMode::persistent && !tls_results_may_alias &&
                             may_share_data(source) && has_unique_storage(tensor, /*is_view=*/false);
@@ -171,13 +252,25 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   return tls_cache_mode == CacheMode::weights ? cast(source, dtype) : cast_beyond_stock(source, dtype);
 }
 
-void forget_casts_of(const std::vector<at::Tensor>& tensors) {
-  caches().weights.forget(tensors);
-  caches().activations.clear();
+void forget_casts(const std::vector<at::Tensor>& tensors) {
+  if (!any_casts()) {
+    return;
+  }
+  note_writes(tensors); // first: see forget_persistent
   forget_persistent(tensors);
+  if (tls_has_casts) {
+    caches().catch_up();
+  }
+}
+
+bool any_casts() {
+  // The caller's write comes first. A cast that is announced later then reads what has been written.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return any_thread_holds_casts() || any_persistent();
 }
 
 CacheInfo cast_cache_info() {
+  drop_outdated_casts();
   const ThreadCaches& here = caches();
   const PersistentInfo persistent = persistent_info();
   CacheInfo info;
@@ -194,11 +287,53 @@ CacheInfo cast_cache_info() {
 
 void drop_casts_of_thread() {
   tls_has_casts = false;
-  caches().weights.clear();
-  caches().activations.clear();
+  caches().clear();
+}
+
+void drop_casts_beyond_stock() {
+  if (caches().holder.is_watching()) {
+    caches().drop_if([](const CastEntry& entry) { return entry.reuse() != Reuse::shared_grad_fn; });
+  } else {
+    drop_casts_of_thread();
+  }
+}
+
+namespace {
+
+// How often the caches were cleared by hand, for the casts of suspended regions.
+std::atomic<uint64_t> hand_clears = 0;
+
+} // namespace
+
+struct CastsOfRegions : HeldCasts {
+  uint64_t clears = hand_clears;
+
+  ~CastsOfRegions() {
+    clear();
+  }
+};
+
+std::shared_ptr<CastsOfRegions> take_casts() {
+  drop_outdated_casts();
+  if (!tls_has_casts) {
+    return nullptr;
+  }
+  tls_has_casts = false;
+  auto taken = std::make_shared<CastsOfRegions>();
+  taken->swap(caches());
+  return taken;
+}
+
+void put_casts(CastsOfRegions& taken) {
+  drop_outdated_casts();
+  if (!tls_has_casts && taken.holder.is_current() && taken.clears == hand_clears) {
+    tls_has_casts = true;
+    caches().swap(taken);
+  }
 }
 
 void clear_cast_cache() {
+  ++hand_clears;
   end_cast_cache();
   clear_persistent();
 }

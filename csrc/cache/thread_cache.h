@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -29,9 +30,12 @@ class ResultsMayAlias {
   bool before_;
 };
 
-// Drops this thread's casts, and the persistent ones, of tensors that share a storage with one of these, which are
-// about to be written to without a change of their version.
-void forget_casts_of(const std::vector<at::Tensor>& tensors);
+// Drops the casts, persistent ones and those of all threads, of tensors that share a storage with one of these, which
+// have just been written to without a change of their version. See NOTE [ Unversioned writes ].
+void forget_casts(const std::vector<at::Tensor>& tensors);
+
+// Whether a thread holds or makes casts, or a weight may have persistent ones. To be called after a write.
+bool any_casts();
 
 struct CacheInfo {
   uint64_t entries = 0;            // casts held now
@@ -46,7 +50,7 @@ struct CacheInfo {
 
 CacheInfo cast_cache_info();
 
-// Drops this thread's casts. The end of the thread's outermost region calls it; most regions have made none.
+// Drops this thread's casts. The end of the thread's outermost autocast region calls it; most regions have made none.
 inline constinit thread_local bool tls_has_casts = false;
 void drop_casts_of_thread();
 inline void end_cast_cache() {
@@ -55,7 +59,22 @@ inline void end_cast_cache() {
   }
 }
 
-// Drops this thread's casts and all persistent ones.
+// Drops the casts that stock would not keep. The end of our outermost region calls it where a region of torch.autocast
+// is still open; the other casts end with that. See NOTE [ When casts end ].
+void drop_casts_beyond_stock();
+inline void end_cast_cache_of_regions() {
+  if (tls_has_casts) {
+    drop_casts_beyond_stock();
+  }
+}
+
+// The casts of regions that are suspended. `take_casts` takes this thread's, null if there are none. `put_casts` makes
+// them a thread's again, unless that has casts of a region around, or PyTorch's cache was cleared meanwhile.
+struct CastsOfRegions;
+std::shared_ptr<CastsOfRegions> take_casts();
+void put_casts(CastsOfRegions& taken);
+
+// Drops this thread's casts, those of suspended regions, and all persistent ones.
 void clear_cast_cache();
 
 } // namespace torch_promote

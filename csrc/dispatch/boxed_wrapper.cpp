@@ -196,13 +196,10 @@ bool cast_as(const Decision& decision, BoxedCall& call) {
 
 class BoxedKernel final : public c10::OperatorKernel {
  public:
-  BoxedKernel(OpNumber op, Writes writes, Closed closed) : op_(op), writes_(writes), closed_(closed) {}
+  BoxedKernel(OpNumber op, Closed closed) : op_(op), closed_(closed) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     BoxedCall call(op.schema(), *stack);
-    if (writes_ == Writes::unversioned) {
-      forget_casts_of(call.written());
-    }
     // Autocast casts first; the promotion rule sees the results.
     const Promotion* promotion = current_policy().promotion.rule;
     const PromotingOp* promoting = acted_on(promotion, op_);
@@ -259,18 +256,17 @@ class BoxedKernel final : public c10::OperatorKernel {
 
  private:
   OpNumber op_;
-  Writes writes_;
   Closed closed_;
 };
 
 } // namespace
 
-c10::BoxedKernel boxed_kernel_of(OpNumber op, Writes writes) {
-  return c10::BoxedKernel::makeFromFunctor(std::make_unique<BoxedKernel>(op, writes, Closed::no));
+c10::BoxedKernel boxed_kernel_of(OpNumber op) {
+  return c10::BoxedKernel::makeFromFunctor(std::make_unique<BoxedKernel>(op, Closed::no));
 }
 
-torch::CppFunction boxed_kernel(OpNumber op, Writes writes, Closed closed) {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, writes, closed));
+torch::CppFunction boxed_kernel(OpNumber op, Closed closed) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, closed));
 }
 
 } // namespace torch_promote

@@ -8,14 +8,11 @@
 
 namespace torch_promote {
 
-// Whether the op bumps the version of the tensors that it writes. If not, each call drops the cached casts of these.
-enum class Writes : bool { versioned, unversioned };
-
 // Whether the ops that the op calls count as inside its kernel in inference mode too; see NOTE [ Inside kernels ].
 enum class Closed : bool { no, yes };
 
 // The kernel of the op with this number.
-c10::BoxedKernel boxed_kernel_of(OpNumber op, Writes writes);
-torch::CppFunction boxed_kernel(OpNumber op, Writes writes, Closed closed);
+c10::BoxedKernel boxed_kernel_of(OpNumber op);
+torch::CppFunction boxed_kernel(OpNumber op, Closed closed = Closed::no);
 
 } // namespace torch_promote

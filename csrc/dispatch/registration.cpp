@@ -3,30 +3,30 @@
 
 #include "dispatch/boxed_wrapper.h"
 #include "policy/dispatch_key.h"
+#include "policy/fork_safe_mutex.h"
 #include "policy/op_numbers.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 
 #include <mutex>
-#include <string_view>
 
 namespace torch_promote {
 
 namespace {
 
 // Held while an op gets its kernel and its number: whoever finds the number may rely on the kernel.
-std::mutex& registration_mutex() {
-  static auto* instance = new std::mutex; // never destroyed: threads may outlive static destructors
+ForkSafeMutex& registration_mutex() {
+  static auto* instance = new ForkSafeMutex; // never destroyed: threads may outlive static destructors
   return *instance;
 }
 
-OpNumber add_boxed(const std::string& op, const std::string& overload, Writes writes, Closed closed = Closed::no) {
+OpNumber add_boxed(const std::string& op, const std::string& overload, Closed closed = Closed::no) {
   const size_t colons = op.find("::");
   TORCH_CHECK_VALUE(colons != std::string::npos, "an op's name has a namespace, as in 'aten::mm'; got '", op, "'");
   const OpNumber number = count_of_op_numbers();
   library_on_autocast_key(op.substr(0, colons).c_str())
-      .impl(join_overload(op.substr(colons + 2), overload).c_str(), boxed_kernel(number, writes, closed));
+      .impl(join_overload(op.substr(colons + 2), overload).c_str(), boxed_kernel(number, closed));
   return add_op_number(join_overload(op, overload));
 }
 
@@ -52,7 +52,7 @@ OpNumber register_op(const std::string& op, const std::string& overload) {
     return *known;
   }
   check_free(op, overload);
-  return add_boxed(op, overload, Writes::versioned);
+  return add_boxed(op, overload);
 }
 
 OpNumber number_for_promotion(
@@ -66,16 +66,10 @@ OpNumber number_for_promotion(
   return add_op_number(join_overload(op, overload));
 }
 
-void register_own_kernels() {
+void register_closed_ops() {
   const std::lock_guard<std::mutex> lock(registration_mutex());
-  for (const std::string_view name : kUnversionedWriters) {
-    const size_t dot = name.find('.');
-    add_boxed(
-        std::string(name.substr(0, dot)), std::string(dot == name.npos ? "" : name.substr(dot + 1)),
-        Writes::unversioned);
-  }
   for (const char* name : kClosedOps) {
-    add_boxed(name, "", Writes::versioned, Closed::yes);
+    add_boxed(name, "", Closed::yes);
   }
 }
 

@@ -1,6 +1,7 @@
 // file: the changes of policy and the policy tables that regions of this process use or have used lately
 #include "policy/policy_registry.h"
 
+#include "policy/fork_safe_mutex.h"
 #include "policy/op_numbers.h"
 
 #include <c10/util/Exception.h>
@@ -46,7 +47,7 @@ using Tables = std::map<Fingerprint, std::unique_ptr<const KeptTable>>;
 using Composed = std::map<std::tuple<const PolicyTable*, PromotionReference, uint32_t>, const PolicyTable*>;
 
 struct Registry {
-  std::mutex mutex;
+  ForkSafeMutex mutex;
   uint64_t clock = 0;
   uint64_t serials = 0;
   uint32_t last_number = 0;

@@ -19,6 +19,7 @@ TORCH_API void set_autocast_cache_enabled(bool enabled);
 TORCH_API int increment_nesting();
 TORCH_API int decrement_nesting();
 TORCH_API void clear_cache();
+TORCH_API Tensor cached_cast(at::ScalarType to_type, const Tensor& arg, c10::DeviceType device_type);
 
 } // namespace at::autocast
 

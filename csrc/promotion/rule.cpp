@@ -1,6 +1,7 @@
 // file: a promotion rule as lookup tables, with the options of its region
 #include "promotion/rule.h"
 
+#include "policy/fork_safe_mutex.h"
 #include "policy/policy_registry.h"
 #include "promotion/callbacks.h"
 
@@ -15,7 +16,7 @@ namespace torch_promote {
 namespace {
 
 struct Promotions {
-  std::mutex mutex;
+  ForkSafeMutex mutex;
   uint32_t last_number = 0;
   std::map<uint32_t, std::unique_ptr<const Promotion>> all;
 };

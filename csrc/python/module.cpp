@@ -1,11 +1,12 @@
 // file: the Python bindings of the extension: torch_promote._C
 #include "cache/cache_mode.h"
-#include "cache/persistent_cache.h"
+#include "cache/capture.h"
 #include "cache/thread_cache.h"
 #include "cache/weight.h"
 #include "dispatch/promotion_kernels.h"
 #include "dispatch/registration.h"
 #include "dispatch/typed_wrapper.h"
+#include "dispatch/unversioned_writers.h"
 #include "policy/op_numbers.h"
 #include "policy/op_table.h"
 #include "policy/policy_registry.h"
@@ -162,9 +163,22 @@ PYBIND11_MODULE(_C, m) {
     }
     set_replaying_modes(std::move(types));
   });
-  m.def("forget_persistent", &forget_persistent);
+  m.def("forget_casts", [](const py::iterable& tensors) {
+    if (any_casts()) {
+      std::vector<at::Tensor> written;
+      for (const py::handle tensor : tensors) {
+        written.push_back(tensor.cast<at::Tensor>());
+      }
+      forget_casts(written);
+    }
+  });
+  m.def("note_capture", &note_capture);
+  m.def("set_capture_functions", [](const py::object& is_capturing, const py::function& on_first) {
+    set_capture_functions(is_capturing.inc_ref().ptr(), on_first.inc_ref().ptr());
+  });
   register_typed_wrappers();
-  register_own_kernels();
+  register_unversioned_writers();
+  register_closed_ops();
   stock_policy_table(); // now, while this thread is the only one here
   m.attr("TORCH_VERSION") = TORCH_VERSION;
 

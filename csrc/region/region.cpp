@@ -1,6 +1,7 @@
 // file: enters and leaves regions, and mirrors them in PyTorch's own autocast state
 #include "region/region.h"
 
+#include "cache/stock_cache.h"
 #include "cache/thread_cache.h"
 #include "policy/torch_declarations.h"
 #include "region/current_policy.h"
@@ -23,12 +24,22 @@ struct Frame {
   const void* owner;
   RegionSpec spec;
   ThreadState before;
-  PolicyPtr around;    // the policy that its change is applied to; never null
-  PolicyPtr policy;    // the policy inside; never null once the region is open
-  int graph_task = -1; // see PromotionState; looked up only under a promotion rule
+  PolicyPtr around;                      // the policy that its change is applied to; never null
+  PolicyPtr policy;                      // the policy inside; never null once the region is open
+  int graph_task = -1;                   // see PromotionState; looked up only under a promotion rule
+  bool may_be_inside_stock_cast = false; // see tls_may_be_inside_stock_cast
 
   bool names(size_t device) const {
     return spec.devices[device].named;
+  }
+  bool enables_a_device() const {
+    return std::any_of(
+        spec.devices.begin(), spec.devices.end(), [](auto& device) { return device.named && device.enabled; });
+  }
+  // Whether this is an autocast region. One that names no device (`promotion`, a policy alone) is none: PyTorch does
+  // not count it, and no cast lives until its end.
+  bool is_autocast() const {
+    return std::any_of(spec.devices.begin(), spec.devices.end(), [](auto& device) { return device.named; });
   }
 };
 
@@ -135,27 +146,41 @@ void restore(const Frame& frame) {
   }
 }
 
-void leave_nesting() {
-  // As in stock, caches live as long as the outermost region. Ours belongs to this thread, stock's to the process.
-  if (at::autocast::decrement_nesting() == 0) {
-    at::autocast::clear_cache();
+// As in stock, caches live as long as the outermost region of the thread, ours or PyTorch's.
+void end_caches() {
+  end_cast_cache();
+  clear_stock_cache();
+}
+
+void leave_nesting(const Frame& frame) {
+  if (!frame.is_autocast()) {
+    return;
   }
-  if (thread().frames.empty()) {
-    end_cast_cache();
+  if (at::autocast::decrement_nesting() == 0) {
+    end_caches();
+  } else if (!tls_region_open) {
+    end_cast_cache_of_regions();
   }
 }
 
-void put_graph_task() {
-  tls_region_open = !thread().frames.empty();
-  tls_promotion.graph_task = thread().frames.empty() ? -1 : thread().frames.back().graph_task;
+// Call it whenever the frames have changed.
+void put_flags() {
+  const auto& frames = thread().frames;
+  tls_region_open = false;
+  tls_may_be_inside_stock_cast = false;
+  for (const Frame& frame : frames) {
+    tls_region_open |= frame.is_autocast();
+    tls_may_be_inside_stock_cast |= frame.may_be_inside_stock_cast;
+  }
+  tls_promotion.graph_task = frames.empty() ? -1 : frames.back().graph_task;
 }
 
 void end_innermost() {
   const Frame frame = std::move(thread().frames.back());
   thread().frames.pop_back();
-  put_graph_task();
+  put_flags();
   restore(frame);
-  leave_nesting();
+  leave_nesting(frame);
 }
 
 // Composes the policies of the frames from `first` on anew, and returns the innermost one. `before` is the policy that
@@ -178,7 +203,7 @@ void end_below(size_t position) {
   auto& frames = thread().frames;
   const Frame frame = std::move(frames[position]);
   frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
-  put_graph_task();
+  put_flags();
   // The next region that changes the same state takes over what the ended one would have restored; if there is none, it
   // is restored now. Every region sets the key, and nearly every one the cache flag.
   for (size_t device = 0; device < kNumDevices; ++device) {
@@ -207,8 +232,10 @@ void end_below(size_t position) {
   if (none_sets_cache && !frame.spec.keeps_cache) {
     at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
   }
-  std::for_each(
-      frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [](Frame& f) { --f.before.nesting; });
+  if (frame.is_autocast()) {
+    std::for_each(
+        frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [](Frame& f) { --f.before.nesting; });
+  }
   const PolicyTable* policy = recompose(frames, position, frame.before.policy, frame.around);
   if (writes_slots(frame)) {
     put_policy(policy, any_writes_slots());
@@ -216,7 +243,7 @@ void end_below(size_t position) {
   ThreadKeys keys = ThreadKeys::read();
   put_key(keys, policy);
   keys.write();
-  leave_nesting();
+  leave_nesting(frame);
 }
 
 } // namespace
@@ -230,11 +257,19 @@ void enter_region(const void* owner, const RegionSpec& spec) {
   if (writes_slots(frame) && !any_writes_slots()) {
     read_slots_outside();
   }
+  const bool expected_off = !thread().frames.empty() && !thread().frames.back().enables_a_device();
   thread().frames.push_back(frame);
+  Frame& entered = thread().frames.back();
   if (policy->promotion.rule != nullptr) {
-    thread().frames.back().graph_task = torch::autograd::get_current_graph_task_id();
+    entered.graph_task = torch::autograd::get_current_graph_task_id();
   }
-  put_graph_task();
+  entered.before.nesting = frame.is_autocast() ? at::autocast::increment_nesting() - 1 : nesting_depth();
+  entered.may_be_inside_stock_cast =
+      entered.before.nesting > 0 && !expected_off && !keys.enabled(Device::cpu) && !keys.enabled(Device::cuda);
+  if (entered.before.nesting == 0) {
+    end_cast_cache(); // what could not be freed under PyTorch's lock
+  }
+  put_flags();
 
   for (size_t i = 0; i < kNumDevices; ++i) {
     const RegionSpec::PerDevice& wanted = spec.devices[i];
@@ -248,7 +283,6 @@ void enter_region(const void* owner, const RegionSpec& spec) {
   }
   put_key(keys, policy);
   keys.write();
-  thread().frames.back().before.nesting = at::autocast::increment_nesting() - 1;
   if (!spec.keeps_cache && spec.cache_enabled != frame.before.cache_enabled) {
     at::autocast::set_autocast_cache_enabled(spec.cache_enabled);
   }
@@ -296,8 +330,9 @@ size_t depth() {
 }
 
 struct Suspended {
-  std::vector<Frame> frames; // outermost first
-  ThreadState inside;        // the state in the innermost of them when they were suspended
+  std::vector<Frame> frames;             // outermost first
+  ThreadState inside;                    // the state in the innermost of them when they were suspended
+  std::shared_ptr<CastsOfRegions> casts; // null unless no autocast region was around them
 };
 
 // Regions of torch.autocast that the body opened inside ours are suspended and resumed too: the devices' state and the
@@ -311,7 +346,12 @@ std::shared_ptr<Suspended> suspend(size_t base) {
   result->inside = ThreadState::read();
   result->frames.assign(frames.begin() + static_cast<std::ptrdiff_t>(base), frames.end());
   const ThreadState& around = result->frames.front().before;
-  const int ours = static_cast<int>(result->frames.size());
+  const auto ours = static_cast<int>(
+      std::count_if(result->frames.begin(), result->frames.end(), [](auto& frame) { return frame.is_autocast(); }));
+  const bool outermost = around.nesting == 0 && result->inside.nesting > 0;
+  if (outermost) {
+    result->casts = take_casts();
+  }
   for (int nesting = result->inside.nesting; nesting > around.nesting + ours; --nesting) {
     at::autocast::decrement_nesting();
   }
@@ -319,6 +359,9 @@ std::shared_ptr<Suspended> suspend(size_t base) {
     end_innermost();
   }
   write_devices(around);
+  if (outermost) {
+    end_caches(); // where only regions of PyTorch were open
+  }
   return result;
 }
 
@@ -360,9 +403,12 @@ void resume(const Suspended& regions) {
     read_slots_outside();
   }
   thread().frames.insert(thread().frames.end(), resumed.begin(), resumed.end());
-  put_graph_task();
+  put_flags();
   for (int opened = found.nesting; opened < inside.nesting; ++opened) {
     at::autocast::increment_nesting();
+  }
+  if (regions.casts != nullptr) {
+    put_casts(*regions.casts);
   }
   inside.write_key();
   at::autocast::set_autocast_cache_enabled(inside.cache_enabled);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cache/cache_mode.h"
+#include "cache/stock_cache.h"
 #include "policy/dispatch_key.h"
 #include "policy/torch_declarations.h"
 #include "region/current_policy.h"
@@ -72,7 +73,7 @@ struct ThreadState {
   bool key_excluded;
   bool cache_enabled;
   CacheMode cache_mode;
-  int nesting; // how many regions are open in this thread, stock's and ours
+  int nesting; // PyTorch's count of the autocast regions that are open in this thread, stock's and ours
   const PolicyTable* policy;
 
   // Everything but the nesting, which has no getter.
@@ -91,8 +92,7 @@ struct ThreadState {
   }
   static ThreadState read() {
     ThreadState state = read(ThreadKeys::read());
-    state.nesting = at::autocast::increment_nesting() - 1;
-    at::autocast::decrement_nesting();
+    state.nesting = nesting_depth();
     return state;
   }
   void write_key() const {

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 import torch_promote as tp
@@ -228,3 +229,24 @@ def test_a_graph_of_make_fx_follows_its_weight(grad: bool) -> None:
         graph = make_fx(call)(model.w, X)
     other = torch.randn(16, 4)
     assert_same(graph(other, X), call(other, X))
+
+
+class CastsIntoABuffer(TorchDispatchMode):
+    """Casts into the middle of a larger buffer, as a mode with an arena would."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in CASTS:
+            return result
+        buffer = torch.zeros(result.numel() + 8, dtype=result.dtype)
+        return buffer[8:].view(result.shape).copy_(result)
+
+
+def test_a_cast_that_does_not_start_at_its_storage() -> None:
+    w, x = nn.Parameter(torch.randn(4, 4)), torch.randn(2, 4)
+    with ours():
+        with CastsIntoABuffer(), torch.no_grad():
+            first = x @ w
+        second = x @ w
+    assert torch.equal(first, second)
+    second.sum().backward()

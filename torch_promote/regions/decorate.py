@@ -31,7 +31,11 @@ def decorate(region: AbstractContextManager[Any], packed: str, func: Any) -> Any
 
         @functools.wraps(func)
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await Awaited(Steps(region), func(*args, **kwargs))
+            steps = Steps(region)
+            try:
+                return await Awaited(steps, func(*args, **kwargs))
+            finally:
+                steps.end()
 
     elif inspect.isasyncgenfunction(body):
 
@@ -53,13 +57,20 @@ def decorate(region: AbstractContextManager[Any], packed: str, func: Any) -> Any
                     except BaseException as error:
                         step = generator.athrow(error)
             finally:
-                await Awaited(steps, generator.aclose())
+                try:
+                    await Awaited(steps, generator.aclose())
+                finally:
+                    steps.end()
 
     elif inspect.isgeneratorfunction(body):
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return (yield from drive(Steps(region), func(*args, **kwargs)))
+            steps = Steps(region)
+            try:
+                return (yield from drive(steps, func(*args, **kwargs)))
+            finally:
+                steps.end()
 
         if inspect.isfunction(func) and func.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:
             wrapper = types.coroutine(wrapper)

@@ -39,6 +39,13 @@ class Steps:
     def __exit__(self, *error: object) -> None:
         self._suspended = _C.suspend_regions(self._base)
 
+    def end(self) -> None:
+        """Drops the suspended regions and their casts.
+
+        Call it after the last step: the traceback of an error may keep this object alive for long.
+        """
+        self._suspended = None
+
 
 def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
     """Runs a generator-like body, and each of its steps in `steps`.

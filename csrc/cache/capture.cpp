@@ -1,0 +1,72 @@
+// file: which CUDA graph is being captured
+#include <Python.h>
+
+#include "cache/capture.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <atomic>
+
+namespace torch_promote {
+
+namespace {
+
+std::atomic<uint64_t> captures_begun{0};
+std::atomic<bool> captures_are_counted{false};
+// Never released: the extension stays loaded.
+PyObject* ask_is_capturing = nullptr;
+PyObject* on_first_capture = nullptr;
+
+// Whether a function returns True.
+bool call_python(PyObject* function) {
+  if (function == nullptr || function == Py_None || Py_IsInitialized() == 0) {
+    return false;
+  }
+  const PyGILState_STATE gil = PyGILState_Ensure();
+  PyObject* const answer = PyObject_CallNoArgs(function);
+  const bool is_true = answer == Py_True;
+  if (answer == nullptr) {
+    PyErr_WriteUnraisable(function);
+  }
+  Py_XDECREF(answer);
+  PyGILState_Release(gil);
+  return is_true;
+}
+
+template <class Guard>
+bool is_capturing(const Guard& guard, c10::Device device) {
+  if constexpr (requires { guard.isStreamCapturing(guard.getStream(device)); }) {
+    return guard.isStreamCapturing(guard.getStream(device));
+  } else {
+    return call_python(ask_is_capturing);
+  }
+}
+
+} // namespace
+
+uint64_t capture_on_cuda(const Source& source) {
+  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) {
+    return 0; // a fake tensor in a build without CUDA
+  }
+  const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+  // A tensor that is not plain may compute its device in Python.
+  const c10::Device device = source.plain ? source.impl.device() : guard.getDevice();
+  if (!is_capturing(guard, device)) {
+    return 0;
+  }
+  if (!captures_are_counted.exchange(true)) {
+    call_python(on_first_capture);
+  }
+  return 1 + captures_begun.load(std::memory_order_relaxed);
+}
+
+void note_capture() {
+  captures_begun.fetch_add(1, std::memory_order_relaxed);
+}
+
+void set_capture_functions(PyObject* is_capturing, PyObject* on_first) {
+  ask_is_capturing = is_capturing;
+  on_first_capture = on_first;
+}
+
+} // namespace torch_promote

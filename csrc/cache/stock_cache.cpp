@@ -1,0 +1,117 @@
+// file: notices when PyTorch's own autocast cache is cleared
+#include "cache/stock_cache.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cstddef>
+
+namespace torch_promote {
+
+namespace {
+
+// Trivially destructible: PyTorch's cache may be destroyed after our static objects.
+constinit std::atomic<size_t> holders = 0;
+constinit std::atomic<size_t> sentinels = 0;
+constinit std::atomic<void (*)()> when_cleared = nullptr;
+constinit thread_local bool tls_region_ends = false;
+
+class Sentinel final : public c10::BackendMeta {
+ public:
+  Sentinel() {
+    ++sentinels;
+  }
+  ~Sentinel() override {
+    --sentinels;
+    if (!tls_region_ends) {
+      ++stock_clears;
+      when_cleared.load()();
+    }
+  }
+  Sentinel(const Sentinel&) = delete;
+  Sentinel& operator=(const Sentinel&) = delete;
+};
+
+// Meets the conditions under which stock's `cached_cast` keeps a cast.
+class StockKeepsCasts {
+ public:
+  StockKeepsCasts() {
+    at::autocast::set_autocast_cache_enabled(true);
+    at::autocast::set_autocast_dtype(c10::DeviceType::CPU, at::kBFloat16);
+  }
+  StockKeepsCasts(const StockKeepsCasts&) = delete;
+  StockKeepsCasts& operator=(const StockKeepsCasts&) = delete;
+  ~StockKeepsCasts() {
+    at::autocast::set_autocast_cache_enabled(cache_enabled_);
+    at::autocast::set_autocast_dtype(c10::DeviceType::CPU, dtype_);
+  }
+
+ private:
+  bool cache_enabled_ = at::autocast::is_autocast_cache_enabled();
+  at::ScalarType dtype_ = at::autocast::get_autocast_dtype(c10::DeviceType::CPU);
+};
+
+// An empty float32 leaf that requires a gradient. Each thread has its own: stock finds casts by their source, and two
+// threads that plant at the same time must not write to one tensor.
+const at::Tensor& leaf() {
+  static thread_local const at::Tensor instance = [] {
+    at::Tensor tensor = at::detail::empty_cpu({0}, at::TensorOptions(at::kFloat));
+    tensor.unsafeGetTensorImpl()->set_requires_grad(true);
+    return tensor;
+  }();
+  return instance;
+}
+
+// Has stock cache an empty cast, unseen by modes, the profiler and autograd, and gives that a sentinel.
+void plant() {
+  const c10::InferenceMode normal_mode(false);
+  const c10::impl::ForceDispatchKeyGuard only_kernels(
+      c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+  const at::DisableRecordFunctionGuard no_profiler;
+  const StockKeepsCasts keeps;
+  const at::Tensor cast = at::autocast::cached_cast(at::kBFloat16, leaf(), c10::DeviceType::CPU);
+  c10::TensorImpl& impl = *cast.unsafeGetTensorImpl();
+  if (cast.use_count() > 1 && impl.get_backend_meta() == nullptr) {
+    impl.set_backend_meta(c10::make_intrusive<Sentinel>());
+  }
+}
+
+} // namespace
+
+void CastHolder::begin(void (*on_clear)()) {
+  if (holds_) {
+    return;
+  }
+  clears_ = stock_clears.load();
+  holds_ = true;
+  ++holders; // before the sentinels are counted: a region that ends in another thread counts in the other order
+  watching_ = sentinels.load() > 0;
+  if (!watching_ && !tls_may_be_inside_stock_cast) {
+    when_cleared = on_clear;
+    plant();
+    watching_ = sentinels.load() > 0;
+  }
+}
+
+void CastHolder::end() {
+  if (holds_) {
+    holds_ = false;
+    --holders;
+  }
+}
+
+void clear_stock_cache() {
+  tls_region_ends = true;
+  at::autocast::clear_cache();
+  tls_region_ends = false;
+  if (holders.load() > 0 && sentinels.load() == 0) {
+    plant();
+  }
+}
+
+} // namespace torch_promote

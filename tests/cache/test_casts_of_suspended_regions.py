@@ -1,0 +1,251 @@
+"""The casts of regions that are held across a step of a coroutine or generator go and come with the regions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_promote as tp
+from helpers.casts import CastCount, Region, ours, stock
+from helpers.comparison import assert_same
+
+X = torch.linspace(-1, 1, 8 * 16).view(8, 16)
+BIG = 4096
+
+
+def weight() -> Any:
+    torch.manual_seed(0)
+    return nn.Parameter(torch.randn(16, 16))
+
+
+def entries() -> int:
+    return tp.cache_info()["entries"]
+
+
+def gradient_of(outputs: list[torch.Tensor], w: torch.Tensor) -> torch.Tensor:
+    total = sum((output.float() * (index + 0.37)).square().mean() for index, output in enumerate(outputs))
+    return torch.autograd.grad(total, w)[0]
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def resume_in_another_thread(steps: Iterator[Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(next, steps, None).result(timeout=60)
+
+
+# --- tasks
+
+
+async def others_enter_regions(region: Region) -> None:
+    for _ in range(3):
+        with region():
+            X @ weight()
+        await asyncio.sleep(0)
+
+
+async def others_hold_a_region(region: Region) -> None:
+    with region():
+        for _ in range(3):
+            X @ weight()
+            await asyncio.sleep(0)
+
+
+async def others_do_nothing(region: Region) -> None:
+    await asyncio.sleep(0)
+
+
+OTHERS = (others_do_nothing, others_enter_regions, others_hold_a_region)
+
+
+@pytest.mark.parametrize("others", OTHERS, ids=lambda others: others.__name__)
+@pytest.mark.parametrize("nested", [False, True], ids=["one region", "nested"])
+def test_a_region_held_across_await_has_stocks_gradients(others: Callable[..., Awaitable[None]], nested: bool) -> None:
+    def program(region: Region) -> list[Any]:
+        w = weight()
+
+        async def held() -> list[Any]:
+            outputs = []
+            with region(), region() if nested else contextlib.nullcontext():
+                for _ in range(4):
+                    outputs += [X @ w, torch.relu(X) @ w]
+                    await asyncio.sleep(0)
+            return outputs
+
+        async def main() -> list[Any]:
+            outputs, _ = await asyncio.gather(held(), others(region))
+            return outputs
+
+        outputs = asyncio.run(main())
+        return [*outputs, gradient_of(outputs, w)]
+
+    assert_same(program(ours), program(stock))
+
+
+@pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
+def test_a_decorated_coroutine_casts_a_weight_once(cache: str) -> None:
+    w = weight()
+
+    @ours(cache=cache)
+    async def held() -> list[Any]:
+        outputs = []
+        for _ in range(4):
+            outputs.append(X @ w)
+            await asyncio.sleep(0)
+            outputs.append(X @ w)
+        return outputs
+
+    async def main() -> list[Any]:
+        outputs, _ = await asyncio.gather(held(), others_enter_regions(ours))
+        return outputs
+
+    outputs = asyncio.run(main())
+    with stock():
+        of_stock = [X @ w for _ in range(8)]
+    assert_same([*outputs, gradient_of(outputs, w)], [*of_stock, gradient_of(of_stock, w)])
+    assert entries() == 0
+
+
+# --- generators, step by step
+
+
+@ours()
+def products(w: Any, times: int) -> Iterator[Any]:
+    for _ in range(times):
+        yield X @ w
+
+
+def test_nobody_else_sees_the_casts() -> None:
+    w = weight()
+    steps = products(w, 3)
+    next(steps)
+    assert entries() == 0
+    with ours(), CastCount(of=w) as count:
+        X @ w
+    assert count.casts == 1
+    with CastCount(of=w) as count:
+        next(steps)
+    assert count.casts == 0
+    assert list(steps) != []
+    assert entries() == 0
+
+
+def test_two_that_take_turns_keep_their_casts_apart() -> None:
+    w = weight()
+    first, second = products(w, 4), products(w, 4)
+    outputs: list[Any] = [[], []]
+    for _ in range(4):
+        for steps, found in zip((first, second), outputs, strict=True):
+            found.append(next(steps))
+    for found in outputs:
+        with stock():
+            of_stock = [X @ w for _ in range(4)]
+        assert_same(gradient_of(found, w), gradient_of(of_stock, w))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: torch.no_grad()(w.mul_)(3),
+        lambda w: (w.data.mul_(3), torch.clear_autocast_cache()),
+        lambda w: (w.data.mul_(3), tp.clear_cache()),
+    ],
+    ids=["in place", "torch.clear_autocast_cache", "clear_cache"],
+)
+def test_what_changes_between_two_steps_is_cast_again(change: Callable[[Any], Any]) -> None:
+    w = weight()
+    steps = products(w, 2)
+    next(steps)
+    change(w)
+    assert torch.equal(next(steps), X.bfloat16() @ w.detach().bfloat16())
+
+
+@pytest.mark.parametrize("end", ["close", "del", "exhausted", "thrown into"])
+def test_the_memory_ends_with_the_regions(end: str) -> None:
+    w = nn.Parameter(torch.zeros(BIG, BIG))
+
+    @ours()
+    def body() -> Iterator[None]:
+        torch.ones(1, BIG) @ w
+        yield
+        torch.ones(1, BIG) @ w
+
+    steps = body()
+    next(steps)
+    before = resident_bytes()
+    if end == "close":
+        steps.close()
+    elif end == "exhausted":
+        assert list(steps) == []
+    elif end == "thrown into":
+        with pytest.raises(ValueError, match="thrown"):
+            steps.throw(ValueError("thrown"))
+    del steps
+    assert before - resident_bytes() > BIG * BIG
+
+
+def test_another_thread_may_go_on() -> None:
+    w = weight()
+    steps = products(w, 4)
+    outputs = [next(steps), resume_in_another_thread(steps), next(steps), resume_in_another_thread(steps)]
+    assert len({output.grad_fn.next_functions[1][0] for output in outputs}) == 1
+    assert resume_in_another_thread(steps) is None
+    assert entries() == 0
+
+
+def test_inside_a_region_the_casts_stay_with_that() -> None:
+    w = weight()
+    with ours():
+        steps = products(w, 3)
+        next(steps)
+        assert entries() == 1
+        with CastCount(of=w) as count:
+            X @ w
+            next(steps)
+        assert count.casts == 0
+    assert entries() == 0
+    assert torch.equal(next(steps), X.bfloat16() @ w.detach().bfloat16())
+    assert entries() == 0
+
+
+def test_resumed_inside_another_region_the_casts_of_that_stay() -> None:
+    w, other = weight(), weight()
+    steps = products(w, 3)
+    next(steps)
+    with ours():
+        X @ other
+        assert torch.equal(next(steps), X.bfloat16() @ w.detach().bfloat16())
+        with CastCount(of=other) as count:
+            X @ other
+        assert count.casts == 0
+    assert entries() == 0
+
+
+def test_regions_of_pytorch_held_inside_promotion_leave_no_casts() -> None:
+    w = weight()
+
+    @tp.promotion("jax")
+    def body() -> Iterator[Any]:
+        with stock():
+            yield X @ w
+            yield X @ w
+
+    steps = body()
+    outputs = []
+    for output in steps:
+        assert entries() == 0
+        outputs.append(output)
+    with stock():
+        of_stock = [X @ w for _ in range(2)]
+    assert_same([*outputs, gradient_of(outputs, w)], [*of_stock, gradient_of(of_stock, w)])
