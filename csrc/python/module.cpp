@@ -1,5 +1,6 @@
 // file: the Python bindings of the extension: torch_promote._C
 #include "cache/cache_mode.h"
+#include "cache/outside_writers.h"
 #include "cache/persistent_cache.h"
 #include "cache/thread_cache.h"
 #include "cache/weight.h"
@@ -10,6 +11,7 @@
 #include "policy/op_table.h"
 #include "policy/policy_registry.h"
 #include "promotion/call.h"
+#include "python/call_on_store.h"
 #include "python/dispatch_observer.h"
 #include "python/promotion_hooks.h"
 #include "python/region_bindings.h"
@@ -150,7 +152,7 @@ std::vector<std::vector<unsigned int>> bytes_of(const PolicyTable& table) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The compiled part of torch_promote: the wrappers on AutocastPrivateUse1, the regions and the cast cache.";
-  if (!add_region_functions(m.ptr())) {
+  if (!add_region_functions(m.ptr()) || !add_call_on_store(m.ptr())) {
     throw py::error_already_set();
   }
   py::object parameter = py::module_::import("torch.nn").attr("Parameter");
@@ -163,6 +165,8 @@ PYBIND11_MODULE(_C, m) {
     set_replaying_modes(std::move(types));
   });
   m.def("forget_persistent", &forget_persistent);
+  m.def("note_captured_writes", &note_captured_writes);
+  m.def("watch_unversioned_writers", &watch_unversioned_writers);
   register_typed_wrappers();
   register_unversioned_writers();
   stock_policy_table(); // now, while this thread is the only one here
