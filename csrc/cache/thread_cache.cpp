@@ -178,7 +178,7 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   return tls_cache_mode == CacheMode::weights ? cast(source, dtype) : cast_beyond_stock(source, dtype);
 }
 
-void forget_casts_of(const std::vector<at::Tensor>& tensors) {
+void forget_casts(const std::vector<at::Tensor>& tensors) {
   caches().weights.forget(tensors);
   caches().activations.clear();
   forget_persistent(tensors);

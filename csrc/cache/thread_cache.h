@@ -31,7 +31,7 @@ class ResultsMayAlias {
 
 // Drops this thread's casts, and the persistent ones, of tensors that share a storage with one of these, which are
 // about to be written to without a change of their version.
-void forget_casts_of(const std::vector<at::Tensor>& tensors);
+void forget_casts(const std::vector<at::Tensor>& tensors);
 
 struct CacheInfo {
   uint64_t entries = 0;            // casts held now

@@ -121,17 +121,6 @@ class BoxedCall {
     return tensors;
   }
 
-  std::vector<at::Tensor> tensors() const {
-    std::vector<at::Tensor> tensors;
-    for (size_t i = 0; i < arguments_.size(); ++i) {
-      any_tensor(values_[i], [&tensors](const at::Tensor& tensor) {
-        tensors.push_back(tensor);
-        return false;
-      });
-    }
-    return tensors;
-  }
-
   // The widest dtype among eligible tensors and tensor lists. As in the typed wrapper, optional ones do not count.
   at::ScalarType join(Device device) const {
     PromoteJoin join(device);
@@ -212,7 +201,7 @@ class BoxedKernel final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     BoxedCall call(op.schema(), *stack);
     if (writes_ == Writes::unversioned) {
-      forget_casts_of(call.written());
+      forget_casts(call.written());
     }
     // Autocast casts first; the promotion rule sees the results.
     const Promotion* promotion = current_policy().promotion.rule;
@@ -268,20 +257,6 @@ class BoxedKernel final : public c10::OperatorKernel {
   Writes writes_;
 };
 
-// See watch_unversioned_writers.
-class WatchingKernel final : public c10::OperatorKernel {
- public:
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
-    const BoxedCall call(op.schema(), *stack);
-    std::vector<at::Tensor> written = call.written();
-    if (written.empty()) { // the schemas of collectives do not say what they write
-      written = call.tensors();
-    }
-    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
-    forget_casts_of(written);
-  }
-};
-
 } // namespace
 
 c10::BoxedKernel boxed_kernel_of(OpNumber op, Writes writes) {
@@ -290,10 +265,6 @@ c10::BoxedKernel boxed_kernel_of(OpNumber op, Writes writes) {
 
 torch::CppFunction boxed_kernel(OpNumber op, Writes writes) {
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, writes));
-}
-
-torch::CppFunction watching_kernel() {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<WatchingKernel>());
 }
 
 } // namespace torch_promote

@@ -15,7 +15,4 @@ enum class Writes : bool { versioned, unversioned };
 c10::BoxedKernel boxed_kernel_of(OpNumber op, Writes writes);
 torch::CppFunction boxed_kernel(OpNumber op, Writes writes);
 
-// The kernel that `watch_unversioned_writers` registers.
-torch::CppFunction watching_kernel();
-
 } // namespace torch_promote

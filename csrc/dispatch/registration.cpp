@@ -8,7 +8,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <mutex>
 #include <string_view>
 
@@ -73,30 +72,6 @@ void register_unversioned_writers() {
         std::string(name.substr(0, dot)), std::string(dot == name.npos ? "" : name.substr(dot + 1)),
         Writes::unversioned);
   }
-}
-
-void watch_unversioned_writers() {
-  static const bool once = [] {
-    const auto watch = [](std::string_view name) {
-      const size_t colons = name.find("::");
-      const size_t dot = name.find('.');
-      const std::string op(name.substr(0, dot));
-      const std::string overload(dot == name.npos ? "" : name.substr(dot + 1));
-      const auto handle = c10::Dispatcher::singleton().findSchema({op, overload});
-      // What another library does there is left alone; a PyTorch that has kernels of its own bumps the versions.
-      if (!handle.has_value() || handle->hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) {
-        return;
-      }
-      auto* library = new torch::Library( // never destroyed, as in library_on_autocast_key
-          torch::Library::IMPL, std::string(name.substr(0, colons)), c10::DispatchKey::ADInplaceOrView, __FILE__,
-          __LINE__);
-      library->impl(std::string(name.substr(colons + 2)).c_str(), watching_kernel());
-    };
-    std::for_each(kUnversionedWriters.begin(), kUnversionedWriters.end(), watch);
-    std::for_each(kCollectives.begin(), kCollectives.end(), watch);
-    return true;
-  }();
-  (void)once;
 }
 
 } // namespace torch_promote

@@ -1,9 +1,9 @@
 // file: the Python bindings of the extension: torch_promote._C
 #include "cache/cache_mode.h"
 #include "cache/outside_writers.h"
-#include "cache/persistent_cache.h"
 #include "cache/thread_cache.h"
 #include "cache/weight.h"
+#include "dispatch/collectives.h"
 #include "dispatch/promotion_kernels.h"
 #include "dispatch/registration.h"
 #include "dispatch/typed_wrapper.h"
@@ -164,9 +164,9 @@ PYBIND11_MODULE(_C, m) {
     }
     set_replaying_modes(std::move(types));
   });
-  m.def("forget_persistent", &forget_persistent);
+  m.def("forget_casts", &forget_casts);
   m.def("note_captured_writes", &note_captured_writes);
-  m.def("watch_unversioned_writers", &watch_unversioned_writers);
+  m.def("watch_collectives", &watch_collectives);
   register_typed_wrappers();
   register_unversioned_writers();
   stock_policy_table(); // now, while this thread is the only one here

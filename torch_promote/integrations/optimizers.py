@@ -48,4 +48,4 @@ forget_after_steps._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _forget(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_dynamo_compiling():
         return  # a compiled step bumps the versions of what it writes
-    _C.forget_persistent([weight for group in optimizer.param_groups for weight in group["params"]])
+    _C.forget_casts([weight for group in optimizer.param_groups for weight in group["params"]])
