@@ -1,6 +1,7 @@
 // file: the Python bindings of the extension: torch_promote._C
 #include "cache/cache_mode.h"
 #include "cache/outside_writers.h"
+#include "cache/persistent_cache.h"
 #include "cache/thread_cache.h"
 #include "cache/weight.h"
 #include "dispatch/collectives.h"
@@ -136,6 +137,15 @@ unsigned int scalar_type_of(const py::object& dtype) {
   return static_cast<unsigned int>(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
 }
 
+// For the hook on the step of an optimizer that has these weights.
+void note_step(const py::iterable& weights) {
+  std::vector<at::Tensor> written;
+  for (const py::handle weight : weights) {
+    written.push_back(weight.cast<at::Tensor>());
+  }
+  forget_casts(written);
+}
+
 struct SuspendedHandle {
   std::shared_ptr<Suspended> regions;
 };
@@ -165,7 +175,8 @@ PYBIND11_MODULE(_C, m) {
     set_replaying_modes(std::move(types));
   });
   m.def("forget_casts", &forget_casts);
-  m.def("note_captured_writes", &note_captured_writes);
+  m.def("note_step", &note_step);
+  m.def("clear_persistent", &clear_persistent);
   m.def("watch_collectives", &watch_collectives);
   register_typed_wrappers();
   register_unversioned_writers();
