@@ -41,6 +41,14 @@ void ActivationCache::insert(std::shared_ptr<CastEntry> entry) {
   next_ = (next_ + 1) % kCount;
 }
 
+void ActivationCache::take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone) {
+  for (auto& place : entries_) {
+    if (place != nullptr && place->is_among(writes)) {
+      gone.push_back(std::exchange(place, nullptr));
+    }
+  }
+}
+
 void ActivationCache::clear() {
   for (auto& place : entries_) {
     drop(place);

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <memory>
+#include <vector>
 
 namespace torch_promote {
 
@@ -18,6 +19,8 @@ class ActivationCache {
   // Null if there is none. Also drops casts of activations that have died.
   std::shared_ptr<CastEntry> find(const Source& source, at::ScalarType dtype);
   void insert(std::shared_ptr<CastEntry> entry);
+  // Takes out the casts of what was written to.
+  void take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone);
   void clear();
   size_t count() const;
   size_t bytes() const;

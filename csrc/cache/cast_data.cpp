@@ -7,13 +7,14 @@
 
 namespace torch_promote {
 
+c10::Stream current_stream(const at::TensorImpl& impl) {
+  return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(impl.device());
+}
+
 namespace {
 
-int64_t stream_of(const at::TensorImpl& impl) {
-  if (!impl.is_cuda()) {
-    return 0;
-  }
-  return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(impl.device()).id();
+c10::StreamId stream_of(const at::TensorImpl& impl) {
+  return impl.is_cuda() ? current_stream(impl).id() : 0;
 }
 
 // A new tensor over the same data and version, detached from every graph.
@@ -62,6 +63,7 @@ CastData::CastData(SourceSignature signature, const Source& source, const at::Te
   version_ = counter_.current_version();
   stream_ = stream_of(impl);
   shaped_as_source_ = impl.strides() == source.impl.strides();
+  offset_ = impl.storage_offset();
   if (!cast.requires_grad()) {
     held_ = cast; // the tensor itself, so that tools which know tensors by identity recognize it
   } else if (!shaped_as_source_) {
@@ -77,6 +79,7 @@ at::Tensor CastData::alias(const at::TensorImpl& source) const {
   at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage_), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(dtype_));
   at::TensorImpl& impl = *result.unsafeGetTensorImpl();
+  impl.set_storage_offset(offset_);
   impl.set_sizes_and_strides(source.sizes(), source.strides());
   impl.set_version_counter(counter_);
   return result;
@@ -90,11 +93,18 @@ const at::Tensor& CastData::held(const at::TensorImpl& source) {
   return held_;
 }
 
-bool CastData::is_fresh(const Source& source) const {
+bool CastData::is_unchanged(const Source& source) const {
   // An op that returned its argument, or a view of it, may have let its caller write into the cast; the cast's version
   // tells.
-  return signature_.matches(source) &&
-         (!plain_ || (version_ == counter_.current_version() && stream_ == stream_of(source.impl)));
+  return signature_.matches(source) && (!plain_ || version_ == counter_.current_version());
+}
+
+bool CastData::is_fresh(const Source& source) const {
+  return is_unchanged(source) && (!plain_ || stream_ == stream_of(source.impl));
+}
+
+void CastData::record_on(const c10::Stream& stream) const {
+  c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(storage_.data_ptr(), stream);
 }
 
 void CastData::leak_unless_plain() {

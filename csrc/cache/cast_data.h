@@ -4,6 +4,7 @@
 #include "cast/source.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/intrusive_ptr.h>
@@ -13,7 +14,11 @@
 
 namespace torch_promote {
 
+// Of a tensor on a GPU: this thread's stream on its device.
+c10::Stream current_stream(const at::TensorImpl& impl);
+
 using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
+using WeakMeta = c10::weak_intrusive_ptr<c10::BackendMeta>;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 // Detects that a source has changed since it was cast. The signature holds the storage weakly, so that its address
@@ -52,6 +57,8 @@ class CastData {
   CastData(SourceSignature signature, const Source& source, const at::Tensor& cast);
 
   // Whether the data is still the cast of `source`.
+  bool is_unchanged(const Source& source) const;
+  // The same, and whether the data may be used on the current stream.
   bool is_fresh(const Source& source) const;
   const SourceSignature& signature() const {
     return signature_;
@@ -59,6 +66,10 @@ class CastData {
   // The cast of `source`, detached from every graph. If it is not plain, this is the tensor that was cast, graph and
   // all.
   const at::Tensor& held(const at::TensorImpl& source);
+  // The same, of a cast that was made without a node.
+  const at::Tensor& tensor() const {
+    return held_;
+  }
   // A new tensor over the data of a plain cast, which may be given a node.
   at::Tensor alias(const at::TensorImpl& source) const;
   at::ScalarType dtype() const {
@@ -67,6 +78,11 @@ class CastData {
   bool is_plain() const {
     return plain_;
   }
+  c10::StreamId stream() const {
+    return stream_;
+  }
+  // Keeps the memory of a plain cast from being reused before work on a stream is done.
+  void record_on(const c10::Stream& stream) const;
   size_t bytes() const {
     return plain_ ? storage_.nbytes() : 0;
   }
@@ -82,8 +98,9 @@ class CastData {
   c10::VariableVersion counter_;
   uint32_t version_ = 0;         // of the cast, when it was made
   bool shaped_as_source_ = true; // the cast has the source's strides
+  int64_t offset_ = 0;           // in its storage
   at::Tensor held_;              // if the cast itself has a node: undefined until `held` is called
-  int64_t stream_ = 0;           // CUDA: where the cast was made. Another stream may run before it is done.
+  c10::StreamId stream_ = 0;     // CUDA: where the cast was made. Another stream may run before it is done.
 };
 
 } // namespace torch_promote

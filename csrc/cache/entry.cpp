@@ -1,6 +1,8 @@
 // file: one cast in a cache: its validity, and the tensor that each use gets
 #include "cache/entry.h"
 
+#include "cache/persistent_cache.h"
+
 #include <ATen/core/grad_mode.h>
 
 #include <utility>
@@ -8,7 +10,12 @@
 namespace torch_promote {
 
 CastEntry::CastEntry(const at::TensorBase& owner, CastData data, const at::Tensor& cast, Reuse reuse, uint64_t epoch)
-    : owner_(owner.getIntrusivePtr()), data_(std::move(data)), reuse_(reuse), epoch_(epoch) {
+    : owner_address_(owner.unsafeGetTensorImpl()), data_(std::move(data)), reuse_(reuse), epoch_(epoch) {
+  if (epoch != 0) {
+    meta_.emplace(weak_meta_of(owner));
+  } else {
+    owner_.emplace(owner.getIntrusivePtr());
+  }
   if (data_.is_plain() && reuse == Reuse::shared_grad_fn) {
     remember_node_of(cast);
     if (!sequence_nr_.has_value() && !at::GradMode::is_enabled()) {

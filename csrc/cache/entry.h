@@ -3,6 +3,7 @@
 
 #include "cache/cast_data.h"
 #include "cache/weight.h"
+#include "cache/write_log.h"
 #include "cast/cast.h"
 
 #include <ATen/core/Tensor.h>
@@ -34,18 +35,18 @@ class CastEntry {
   CastEntry(const at::TensorBase& owner, CastData data, const at::Tensor& cast, Reuse reuse, uint64_t epoch = 0);
 
   bool is_dead() const {
-    return owner_.expired();
+    return meta_.has_value() ? meta_->expired() : owner_->expired();
   }
   // Whether `source`, whose owner's epoch is now `epoch`, is unchanged since it was cast.
   bool is_fresh(const Source& source, uint64_t epoch = 0) const {
     return data_.is_fresh(source) && epoch == epoch_;
   }
-  // Whether the tensor is the source, or shares the source's storage.
-  bool is_cast_of(const at::TensorImpl& tensor) const {
-    return is_owned_by(tensor) || data_.signature().same_storage(tensor);
+  // Whether the source, or the weight that it is a view of, is among what was written to.
+  bool is_among(const WritesSince& writes) const {
+    return writes.include(owner_address_, data_.signature().storage());
   }
   bool is_owned_by(const at::TensorImpl& tensor) const {
-    return owner_._unsafe_get_target() == &tensor;
+    return owner_address_ == &tensor;
   }
   at::ScalarType dtype() const {
     return data_.dtype();
@@ -65,7 +66,11 @@ class CastEntry {
   at::Tensor use_in_same_graph(const Source& source);
   void remember_node_of(const at::Tensor& cast);
 
-  WeakTensor owner_;
+  const at::TensorImpl* owner_address_; // to compare with
+  // One of the two. A weight that stock's cache does not refer to is recognized by its BackendMeta, because
+  // torch.utils.swap_tensors refuses tensors with weak references.
+  std::optional<WeakTensor> owner_;
+  std::optional<WeakMeta> meta_;
   CastData data_;
   Reuse reuse_;
   uint64_t epoch_;

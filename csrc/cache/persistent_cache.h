@@ -29,20 +29,34 @@ namespace torch_promote {
 // only for the epoch in which they were made.
 uint64_t alias_epoch(const at::TensorBase& weight);
 
+// Expires with the weight's data, and not before: alias_epoch has returned a number.
+WeakMeta weak_meta_of(const at::TensorBase& weight);
+
 // Whether the weight, and `tensor` if that is a view of it, are the only tensors over the data.
 bool has_unique_storage(const at::Tensor& tensor, bool is_view);
 
 // The data of a persistent cast of the tensor, if there is a valid one.
 std::optional<at::Tensor> find_persistent(const Source& source, const Weight& weight, at::ScalarType dtype);
 
-// Stores the data of a cast. `signature` is that of the tensor before the cast.
-void store_persistent(const Source& source, const Weight& weight, SourceSignature signature, const at::Tensor& cast);
+// What was known when a cast began: see NOTE [ Unversioned writes ], and `alias_epoch`.
+struct Epochs {
+  uint64_t writes;
+  uint64_t aliases;
+};
 
-// Drops the casts of all weights that share a storage with one of these tensors, which are about to be written to
-// without a change of their version.
+// Stores the data of a cast, unless its source has been written to since it began. `signature` is that of the tensor
+// before the cast.
+void store_persistent(
+    const Source& source, const Weight& weight, SourceSignature signature, const at::Tensor& cast, Epochs began);
+
+// Drops the casts of all weights that share a storage with one of these tensors, which have been written to without a
+// change of their version.
 void forget_persistent(const std::vector<at::Tensor>& tensors);
 
 void clear_persistent();
+
+// Whether there may be persistent casts.
+bool any_persistent();
 
 struct PersistentInfo {
   uint64_t entries = 0;

@@ -8,12 +8,14 @@
 #include "cache/persistent_cache.h"
 #include "cache/weight.h"
 #include "cache/weight_cache.h"
+#include "cache/write_log.h"
 #include "cast/cast.h"
 #include "policy/torch_declarations.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -25,8 +27,30 @@ namespace {
 struct ThreadCaches {
   WeightCache weights;
   ActivationCache activations;
+  HoldsCasts holds;
+  uint64_t epoch = 0; // up to which the caches know of unversioned writes
   uint64_t hits = 0;
   uint64_t misses = 0;
+
+  void announce() {
+    tls_has_casts = true;
+    holds.put(true);
+  }
+  // For each use of these caches: drops what has been written to, and returns the epoch at which a cast now begins. See
+  // NOTE [ Unversioned writes ].
+  uint64_t catch_up() {
+    if (!tls_has_casts) {
+      announce(); // before the epoch is read: from now on, writes are logged
+      epoch = write_epoch;
+    } else if (write_epoch.load(std::memory_order_relaxed) != epoch) {
+      std::vector<std::shared_ptr<CastEntry>> gone;
+      const WritesSince writes(epoch);
+      epoch = writes.until();
+      weights.take_out(writes, gone);
+      activations.take_out(writes, gone);
+    }
+    return epoch;
+  }
 };
 
 ThreadCaches& caches() {
@@ -67,28 +91,32 @@ bool may_be_kept(const Source& source, const at::Tensor& cast) {
 
 at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::ScalarType dtype, bool persistent) {
   const bool data_only = weight.reuse == Reuse::data_only;
+  ThreadCaches& here = caches();
+  const uint64_t began = here.catch_up();
   // If the data is all that the use needs, the region's cache need not be filled. A shared_grad_fn weight gets an entry
   // even under no_grad: stock makes its node at the first use, and the node's number decides the order of the backward.
   if (persistent && data_only && !source.needs_node) {
     if (std::optional<at::Tensor> data = find_persistent(source, weight, dtype)) {
-      ++caches().hits;
+      ++here.hits;
       return *std::move(data);
     }
   }
   // Within a region stock goes on using a trainable weight's cast whatever is written behind PyTorch's back; so do we.
-  const uint64_t epoch = data_only ? alias_epoch(*weight.owner) : 0;
+  const uint64_t aliases = data_only || persistent ? alias_epoch(*weight.owner) : 0;
+  const uint64_t epoch = data_only ? aliases : 0;
   if (data_only && epoch == 0) {
     return cast(source, dtype);
   }
-  ThreadCaches& here = caches();
   const WeightKey key(source, weight, dtype);
   if (const std::shared_ptr<CastEntry> entry = here.weights.find(source, key, epoch)) {
     ++here.hits;
     return entry->use(source);
   }
   const auto keep = [&](const std::shared_ptr<CastEntry>& entry) {
-    here.weights.insert(key, entry);
-    tls_has_casts = true;
+    here.announce(); // again: the cast may have run code that ended the region
+    if (!was_written(source.tensor, began)) {
+      here.weights.insert(key, entry);
+    }
   };
   SourceSignature signature(source);
   if (persistent) {
@@ -111,7 +139,7 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   }
   CastData data(std::move(signature), source, result);
   if (persistent) {
-    store_persistent(source, weight, *std::move(second), data.held(source.impl));
+    store_persistent(source, weight, *std::move(second), data.held(source.impl), {began, aliases});
   }
   keep(std::make_shared<CastEntry>(*weight.owner, std::move(data), result, weight.reuse, epoch));
   return result;
@@ -119,17 +147,21 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
 
 at::Tensor cast_of_activation(const Source& source, c10::ScalarType dtype) {
   ThreadCaches& here = caches();
+  const uint64_t began = here.catch_up();
   if (const std::shared_ptr<CastEntry> entry = here.activations.find(source, dtype)) {
     ++here.hits;
     return entry->use(source);
   }
   SourceSignature signature(source);
   at::Tensor result = cast_to_keep(source, dtype, Reuse::data_only);
-  if (may_be_kept(source, result)) {
+  if (!may_be_kept(source, result)) {
+    return result;
+  }
+  here.announce();
+  if (!was_written(source.tensor, began)) {
     ++here.misses;
     CastData data(std::move(signature), source, result);
     here.activations.insert(std::make_shared<CastEntry>(source.tensor, std::move(data), result, Reuse::data_only));
-    tls_has_casts = true;
   }
   return result;
 }
@@ -179,9 +211,20 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
 }
 
 void forget_casts(const std::vector<at::Tensor>& tensors) {
-  caches().weights.forget(tensors);
-  caches().activations.clear();
+  if (!any_casts()) {
+    return;
+  }
+  note_writes(tensors); // first: see forget_persistent
   forget_persistent(tensors);
+  if (tls_has_casts) {
+    caches().catch_up();
+  }
+}
+
+bool any_casts() {
+  // The caller's write comes first. A cast that is announced later then reads what has been written.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return any_thread_holds_casts() || any_persistent();
 }
 
 CacheInfo cast_cache_info() {
@@ -201,6 +244,7 @@ CacheInfo cast_cache_info() {
 
 void drop_casts_of_thread() {
   tls_has_casts = false;
+  caches().holds.put(false);
   caches().weights.clear();
   caches().activations.clear();
 }

@@ -29,9 +29,12 @@ class ResultsMayAlias {
   bool before_;
 };
 
-// Drops this thread's casts, and the persistent ones, of tensors that share a storage with one of these, which are
-// about to be written to without a change of their version.
+// Drops the casts, persistent ones and those of all threads, of tensors that share a storage with one of these, which
+// have just been written to without a change of their version. See NOTE [ Unversioned writes ].
 void forget_casts(const std::vector<at::Tensor>& tensors);
+
+// Whether a thread holds or makes casts, or a weight may have persistent ones. To be called after a write.
+bool any_casts();
 
 struct CacheInfo {
   uint64_t entries = 0;            // casts held now

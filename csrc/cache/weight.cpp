@@ -3,12 +3,12 @@
 
 #include "cache/weight.h"
 
+#include "cache/capture.h"
 #include "cast/source.h"
 #include "policy/torch_declarations.h"
 
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -60,16 +60,6 @@ bool has_replaying_mode() {
   return false;
 }
 
-// While a CUDA graph is captured nothing is computed, and the graph is replayed with other weights. PyTorch 2.11 has no
-// function that reports a capture.
-template <class Guard>
-bool is_capturing(const Guard& guard, c10::Device device) {
-  if constexpr (requires { guard.isStreamCapturing(guard.getStream(device)); }) {
-    return guard.isStreamCapturing(guard.getStream(device));
-  }
-  return false;
-}
-
 } // namespace
 
 // Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13). Stock asks for inference mode, not for tensors made in
@@ -103,8 +93,7 @@ bool may_share_data(const Source& source) {
   if (source.thread_keys.has(DispatchKey::Python) && (has_infra_mode() || has_replaying_mode())) {
     return false;
   }
-  return !source.impl.is_cuda() ||
-         !is_capturing(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA), source.tensor.device());
+  return current_capture(source) == 0;
 }
 
 void set_parameter_type(PyTypeObject* type) {

@@ -1,6 +1,8 @@
 // file: one thread's casts of weights, until its outermost region ends
 #include "cache/weight_cache.h"
 
+#include "cache/capture.h"
+
 #include <c10/util/hash.h>
 
 #include <algorithm>
@@ -26,6 +28,7 @@ WeightKey::WeightKey(const Source& source, const Weight& of, c10::ScalarType to)
     : weight(of.owner->unsafeGetTensorImpl()),
       part(of.is_view ? hash_of_part(source.impl) : 0),
       dtype(to),
+      capture(of.reuse == Reuse::shared_grad_fn ? current_capture(source) : 0), // the other kind has none in a capture
       reuse(of.reuse) {}
 
 WeightCache::~WeightCache() {
@@ -54,17 +57,14 @@ void WeightCache::insert(const WeightKey& key, std::shared_ptr<CastEntry> entry)
     gone = take_out(found->second); // inserted by code that ran inside this cast
   }
   const auto dead = sweep();
+  const auto captured = take_out_other_captures(key.capture);
   places_.push_back({key, std::move(entry)});
   index_[key] = places_.size() - 1; // if this throws, the entry is merely not found
 }
 
-void WeightCache::forget(const std::vector<at::Tensor>& tensors) {
-  std::vector<std::shared_ptr<CastEntry>> gone;
+void WeightCache::take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone) {
   for (size_t at = places_.size(); at-- > 0;) {
-    const bool written = std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-      return tensor.defined() && places_[at].entry->is_cast_of(*tensor.unsafeGetTensorImpl());
-    });
-    if (written) {
+    if (places_[at].entry->is_among(writes)) {
       ++stale_;
       gone.push_back(take_out(at));
     }
@@ -88,6 +88,20 @@ size_t WeightCache::bytes() const {
     bytes += place.entry->data().bytes();
   }
   return bytes;
+}
+
+// Casts of earlier captures have no more uses.
+std::vector<std::shared_ptr<CastEntry>> WeightCache::take_out_other_captures(uint64_t capture) {
+  std::vector<std::shared_ptr<CastEntry>> gone;
+  if (capture == 0 || capture == std::exchange(last_capture_, capture)) {
+    return gone;
+  }
+  for (size_t at = places_.size(); at-- > 0;) {
+    if (places_[at].key.capture != 0 && places_[at].key.capture != capture) {
+      gone.push_back(take_out(at));
+    }
+  }
+  return gone;
 }
 
 // Moves the last entry to the place that becomes free.

@@ -22,13 +22,15 @@ struct WeightKey {
   const at::TensorImpl* weight;
   size_t part; // a hash of the geometry of a view; 0 for the weight itself
   c10::ScalarType dtype;
+  // The CUDA graph that PyTorch captures; see cache/capture.h.
+  uint64_t capture;
   Reuse reuse; // one leaf may be used in both ways, and uses with their own nodes must not get the shared one
 };
 
 struct HashOfWeightKey {
   size_t operator()(const WeightKey& key) const {
     return reinterpret_cast<uintptr_t>(key.weight) ^ key.part ^ (static_cast<size_t>(key.dtype) << 56) ^
-           (static_cast<size_t>(key.reuse) << 48);
+           (static_cast<size_t>(key.reuse) << 48) ^ (key.capture << 32);
   }
 };
 
@@ -44,8 +46,8 @@ class WeightCache {
   // Null if there is none. Drops it if the source has changed.
   std::shared_ptr<CastEntry> find(const Source& source, const WeightKey& key, uint64_t epoch);
   void insert(const WeightKey& key, std::shared_ptr<CastEntry> entry);
-  // Drops the casts of these tensors, and of tensors that share a storage with one of them.
-  void forget(const std::vector<at::Tensor>& tensors);
+  // Takes out the casts of what was written to.
+  void take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone);
   void clear();
 
   size_t count() const {
@@ -67,10 +69,12 @@ class WeightCache {
 
   std::shared_ptr<CastEntry> take_out(size_t at);
   std::array<std::shared_ptr<CastEntry>, 2> sweep();
+  std::vector<std::shared_ptr<CastEntry>> take_out_other_captures(uint64_t capture);
 
   std::vector<Place> places_;
   ska::flat_hash_map<WeightKey, size_t, HashOfWeightKey> index_; // into places_
   size_t next_to_sweep_ = 0;
+  uint64_t last_capture_ = 0;
   uint64_t stale_ = 0;
   uint64_t dropped_ = 0;
 };

@@ -196,13 +196,10 @@ bool cast_as(const Decision& decision, BoxedCall& call) {
 
 class BoxedKernel final : public c10::OperatorKernel {
  public:
-  BoxedKernel(OpNumber op, Writes writes) : op_(op), writes_(writes) {}
+  explicit BoxedKernel(OpNumber op) : op_(op) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     BoxedCall call(op.schema(), *stack);
-    if (writes_ == Writes::unversioned) {
-      forget_casts(call.written());
-    }
     // Autocast casts first; the promotion rule sees the results.
     const Promotion* promotion = current_policy().promotion.rule;
     const PromotingOp* promoting = acted_on(promotion, op_);
@@ -254,17 +251,16 @@ class BoxedKernel final : public c10::OperatorKernel {
 
  private:
   OpNumber op_;
-  Writes writes_;
 };
 
 } // namespace
 
-c10::BoxedKernel boxed_kernel_of(OpNumber op, Writes writes) {
-  return c10::BoxedKernel::makeFromFunctor(std::make_unique<BoxedKernel>(op, writes));
+c10::BoxedKernel boxed_kernel_of(OpNumber op) {
+  return c10::BoxedKernel::makeFromFunctor(std::make_unique<BoxedKernel>(op));
 }
 
-torch::CppFunction boxed_kernel(OpNumber op, Writes writes) {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, writes));
+torch::CppFunction boxed_kernel(OpNumber op) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op));
 }
 
 } // namespace torch_promote

@@ -8,11 +8,8 @@
 
 namespace torch_promote {
 
-// Whether the op bumps the version of the tensors that it writes. If not, each call drops the cached casts of these.
-enum class Writes : bool { versioned, unversioned };
-
 // The kernel of the op with this number.
-c10::BoxedKernel boxed_kernel_of(OpNumber op, Writes writes);
-torch::CppFunction boxed_kernel(OpNumber op, Writes writes);
+c10::BoxedKernel boxed_kernel_of(OpNumber op);
+torch::CppFunction boxed_kernel(OpNumber op);
 
 } // namespace torch_promote

@@ -256,7 +256,7 @@ void register_promoting_op(const PromotingOpRequest& request) {
       request.each,
       request.matmul,
       request.refuses,
-      boxed_kernel_of(number, Writes::versioned),
+      boxed_kernel_of(number),
   };
   if (is_new) {
     register_kernel(*op);

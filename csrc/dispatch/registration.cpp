@@ -3,13 +3,13 @@
 
 #include "dispatch/boxed_wrapper.h"
 #include "policy/dispatch_key.h"
+#include "policy/fork_safe_mutex.h"
 #include "policy/op_numbers.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 
 #include <mutex>
-#include <string_view>
 
 namespace torch_promote {
 
@@ -17,17 +17,17 @@ namespace {
 
 // Held while an op gets its number, and for an override its kernel as well. An op that gets its number for promotion
 // gets its kernel afterwards, in register_promoting_op.
-std::mutex& registration_mutex() {
-  static auto* instance = new std::mutex; // never destroyed: threads may outlive static destructors
+ForkSafeMutex& registration_mutex() {
+  static auto* instance = new ForkSafeMutex; // never destroyed: threads may outlive static destructors
   return *instance;
 }
 
-OpNumber add_boxed(const std::string& op, const std::string& overload, Writes writes) {
+OpNumber add_boxed(const std::string& op, const std::string& overload) {
   const size_t colons = op.find("::");
   TORCH_CHECK_VALUE(colons != std::string::npos, "an op's name has a namespace, as in 'aten::mm'; got '", op, "'");
   const OpNumber number = count_of_op_numbers();
   library_on_autocast_key(op.substr(0, colons).c_str())
-      .impl(join_overload(op.substr(colons + 2), overload).c_str(), boxed_kernel(number, writes));
+      .impl(join_overload(op.substr(colons + 2), overload).c_str(), boxed_kernel(number));
   return add_op_number(join_overload(op, overload));
 }
 
@@ -52,7 +52,7 @@ OpNumber register_op(const std::string& op, const std::string& overload) {
     return *known;
   }
   check_free(op, overload);
-  return add_boxed(op, overload, Writes::versioned);
+  return add_boxed(op, overload);
 }
 
 std::pair<OpNumber, bool> number_for_promotion(const std::string& op, const std::string& overload) {
@@ -62,16 +62,6 @@ std::pair<OpNumber, bool> number_for_promotion(const std::string& op, const std:
   }
   check_free(op, overload);
   return {add_op_number(join_overload(op, overload)), true};
-}
-
-void register_unversioned_writers() {
-  const std::lock_guard<std::mutex> lock(registration_mutex());
-  for (const std::string_view name : kUnversionedWriters) {
-    const size_t dot = name.find('.');
-    add_boxed(
-        std::string(name.substr(0, dot)), std::string(dot == name.npos ? "" : name.substr(dot + 1)),
-        Writes::unversioned);
-  }
 }
 
 } // namespace torch_promote

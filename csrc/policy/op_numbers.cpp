@@ -1,6 +1,8 @@
 // file: the number of each op that may have a policy, and its name
 #include "policy/op_numbers.h"
 
+#include "policy/fork_safe_mutex.h"
+
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -10,7 +12,7 @@ namespace torch_promote {
 namespace {
 
 struct OpNumbers {
-  std::mutex mutex;
+  ForkSafeMutex mutex;
   std::unordered_map<std::string, OpNumber> by_name;
   std::vector<std::string> names; // by number
 

@@ -1,6 +1,7 @@
 // file: every change of policy and every policy table that regions of this process have used
 #include "policy/policy_registry.h"
 
+#include "policy/fork_safe_mutex.h"
 #include "policy/op_numbers.h"
 
 #include <c10/util/Exception.h>
@@ -34,7 +35,7 @@ constexpr ScalarType kDigits[1U << kBitsPerSlot] = {
 // clang-format on
 
 struct Registry {
-  std::mutex mutex;
+  ForkSafeMutex mutex;
   std::vector<PolicyChange> changes{{}}; // number 0 changes nothing
   std::map<PolicyChange, uint32_t> numbers{{{}, 0}};
   std::map<Fingerprint, std::unique_ptr<const PolicyTable>> tables;

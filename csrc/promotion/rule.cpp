@@ -1,6 +1,7 @@
 // file: a promotion rule as lookup tables, with the options of its region
 #include "promotion/rule.h"
 
+#include "policy/fork_safe_mutex.h"
 #include "promotion/callbacks.h"
 
 #include <c10/core/DefaultDtype.h>
@@ -15,7 +16,7 @@ namespace torch_promote {
 namespace {
 
 struct Promotions {
-  std::mutex mutex;
+  ForkSafeMutex mutex;
   std::vector<std::unique_ptr<const Promotion>> all; // by number, less 1
 };
 

@@ -1,5 +1,6 @@
 // file: the Python bindings of the extension: torch_promote._C
 #include "cache/cache_mode.h"
+#include "cache/capture.h"
 #include "cache/outside_writers.h"
 #include "cache/persistent_cache.h"
 #include "cache/thread_cache.h"
@@ -8,6 +9,7 @@
 #include "dispatch/promotion_kernels.h"
 #include "dispatch/registration.h"
 #include "dispatch/typed_wrapper.h"
+#include "dispatch/unversioned_writers.h"
 #include "policy/op_numbers.h"
 #include "policy/op_table.h"
 #include "policy/policy_registry.h"
@@ -137,11 +139,24 @@ unsigned int scalar_type_of(const py::object& dtype) {
   return static_cast<unsigned int>(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
 }
 
-// For the hook on the step of an optimizer that has these weights.
-void note_step(const py::iterable& weights) {
-  std::vector<at::Tensor> written;
-  for (const py::handle weight : weights) {
-    written.push_back(weight.cast<at::Tensor>());
+std::vector<at::Tensor> to_tensors(const py::iterable& objects) {
+  std::vector<at::Tensor> tensors;
+  for (const py::handle object : objects) {
+    tensors.push_back(object.cast<at::Tensor>());
+  }
+  return tensors;
+}
+
+// The optimizer of these weights has made a step. If a CUDA graph is being captured, each of its replays will make the
+// step again.
+void note_step(const py::list& weights) {
+  const bool captured = !weights.empty() && current_capture(Source(weights[0].cast<at::Tensor>())) != 0;
+  if (!captured && !any_casts()) {
+    return;
+  }
+  const std::vector<at::Tensor> written = to_tensors(weights);
+  if (captured) {
+    note_captured_writes(written);
   }
   forget_casts(written);
 }
@@ -174,10 +189,19 @@ PYBIND11_MODULE(_C, m) {
     }
     set_replaying_modes(std::move(types));
   });
-  m.def("forget_casts", &forget_casts);
+  m.def("forget_casts", [](const py::iterable& tensors) {
+    if (any_casts()) {
+      forget_casts(to_tensors(tensors));
+    }
+  });
   m.def("note_step", &note_step);
   m.def("clear_persistent", &clear_persistent);
   m.def("watch_collectives", &watch_collectives);
+  m.def("note_capture", &note_capture);
+  if (const py::module_ torch_c = py::module_::import("torch._C");
+      py::hasattr(torch_c, "_cuda_isCurrentStreamCapturing")) {
+    set_capture_query(torch_c.attr("_cuda_isCurrentStreamCapturing").cast<py::object>().release().ptr());
+  }
   register_typed_wrappers();
   register_unversioned_writers();
   stock_policy_table(); // now, while this thread is the only one here

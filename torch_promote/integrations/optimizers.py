@@ -46,7 +46,8 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _note_step(optimizer: Optimizer) -> None:
-    _C.note_step(weight for group in optimizer.param_groups for weight in group["params"])
+    for group in optimizer.param_groups:
+        _C.note_step(group["params"])
 
 
 def _note_steps(steps: tuple[Optimizer, Any] | None) -> None:

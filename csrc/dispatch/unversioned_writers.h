@@ -1,0 +1,22 @@
+// file: ops that write weights without increasing their version
+#pragma once
+
+#include <array>
+
+namespace torch_promote {
+
+// The fused optimizers, and FSDP2's op that gathers shards into the unsharded weights. Their wrappers note what they
+// write, so that the caches drop its casts; see NOTE [ Unversioned writes ].
+inline constexpr std::array kUnversionedWriters = {
+    "aten::_fused_adagrad_",       "aten::_fused_adagrad_.tensor_lr",
+    "aten::_fused_adam_",          "aten::_fused_adam_.tensor_lr",
+    "aten::_fused_adamw_",         "aten::_fused_adamw_.tensor_lr",
+    "aten::_fused_sgd_",           "aten::_fused_sgd_.tensor_lr",
+    "fsdp::split_with_sizes_copy",
+};
+
+// The wrappers are kernels on ADInplaceOrView, where PyTorch increases versions, and has no kernel for these ops. They
+// run in every thread, in regions and outside of them, also under no_grad and in inference mode.
+void register_unversioned_writers();
+
+} // namespace torch_promote
