@@ -149,7 +149,7 @@ std::vector<at::Tensor> to_tensors(const py::iterable& objects) {
 
 // The optimizer of these weights has made a step. If a CUDA graph is being captured, each of its replays will make the
 // step again.
-void note_step(const py::list& weights) {
+void note_step(const py::sequence& weights) {
   const bool captured = !weights.empty() && current_capture(Source(weights[0].cast<at::Tensor>())) != 0;
   if (!captured && !any_casts()) {
     return;
