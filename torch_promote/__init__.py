@@ -48,6 +48,7 @@ from torch_promote.errors import (
     UnsupportedDeviceError,
 )
 from torch_promote.integrations import compile as _compile
+from torch_promote.integrations import cuda_graphs as _cuda_graphs
 from torch_promote.integrations import higher_order as _higher_order
 from torch_promote.integrations import optimizers as _kept_casts
 from torch_promote.integrations import unversioned_writes as _unversioned_writes
@@ -83,6 +84,7 @@ _compile.install(my_autocast, promotion)
 _kept_casts.keep_from_replaying_modes()
 _kept_casts.forget_after_steps()
 _unversioned_writes.install()
+_cuda_graphs.tell_captures_apart()
 _higher_order.pass_over(AUTOCAST_KEY)
 use_environment()
 

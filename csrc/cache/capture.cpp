@@ -12,19 +12,25 @@ namespace torch_promote {
 namespace {
 
 std::atomic<uint64_t> captures_begun{0};
-PyObject* capture_query = nullptr; // never released: the extension stays loaded
+std::atomic<bool> captures_are_counted{false};
+// Never released: the extension stays loaded.
+PyObject* ask_is_capturing = nullptr;
+PyObject* on_first_capture = nullptr;
 
-bool ask_python() {
-  if (capture_query == nullptr || Py_IsInitialized() == 0) {
+// Whether a function returns True.
+bool call_python(PyObject* function) {
+  if (function == nullptr || function == Py_None || Py_IsInitialized() == 0) {
     return false;
   }
   const PyGILState_STATE gil = PyGILState_Ensure();
-  PyObject* const answer = PyObject_CallNoArgs(capture_query);
-  const bool capturing = answer == Py_True;
+  PyObject* const answer = PyObject_CallNoArgs(function);
+  const bool is_true = answer == Py_True;
+  if (answer == nullptr) {
+    PyErr_WriteUnraisable(function);
+  }
   Py_XDECREF(answer);
-  PyErr_Clear();
   PyGILState_Release(gil);
-  return capturing;
+  return is_true;
 }
 
 template <class Guard>
@@ -32,7 +38,7 @@ bool is_capturing(const Guard& guard, c10::Device device) {
   if constexpr (requires { guard.isStreamCapturing(guard.getStream(device)); }) {
     return guard.isStreamCapturing(guard.getStream(device));
   } else {
-    return ask_python();
+    return call_python(ask_is_capturing);
   }
 }
 
@@ -45,15 +51,22 @@ uint64_t capture_on_cuda(const Source& source) {
   const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
   // A tensor that is not plain may compute its device in Python.
   const c10::Device device = source.plain ? source.impl.device() : guard.getDevice();
-  return is_capturing(guard, device) ? 1 + captures_begun.load(std::memory_order_relaxed) : 0;
+  if (!is_capturing(guard, device)) {
+    return 0;
+  }
+  if (!captures_are_counted.exchange(true)) {
+    call_python(on_first_capture);
+  }
+  return 1 + captures_begun.load(std::memory_order_relaxed);
 }
 
 void note_capture() {
   captures_begun.fetch_add(1, std::memory_order_relaxed);
 }
 
-void set_capture_query(PyObject* function) {
-  capture_query = function;
+void set_capture_functions(PyObject* is_capturing, PyObject* on_first) {
+  ask_is_capturing = is_capturing;
+  on_first_capture = on_first;
 }
 
 } // namespace torch_promote

@@ -17,7 +17,8 @@ namespace torch_promote {
 // Casts are therefore shared within one capture, and not across its borders.
 //
 // PyTorch tells whether a stream is capturing, and nothing about which graph. The captures are told apart by a count,
-// which a hook on `torch.cuda.CUDAGraph.capture_begin` increases (torch_promote/integrations/cuda_graphs.py).
+// which a hook on `torch.cuda.CUDAGraph.capture_begin` increases (torch_promote/integrations/cuda_graphs.py). The first
+// capture that is met here installs the hook.
 
 // 0 outside of a capture; a different number in each capture.
 uint64_t capture_on_cuda(const Source& source);
@@ -29,8 +30,8 @@ inline uint64_t current_capture(const Source& source) {
 // Notes that a capture begins.
 void note_capture();
 
-// For PyTorch 2.11, whose device guard does not report captures: a Python function without arguments that does. Takes
-// over the reference.
-void set_capture_query(_object* function);
+// Python functions without arguments. `is_capturing` reports whether the current stream is, for PyTorch 2.11, whose
+// device guard does not; it may be None. `on_first` installs the hook. Takes over the references.
+void set_capture_functions(_object* is_capturing, _object* on_first);
 
 } // namespace torch_promote

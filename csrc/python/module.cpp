@@ -198,10 +198,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("clear_persistent", &clear_persistent);
   m.def("watch_collectives", &watch_collectives);
   m.def("note_capture", &note_capture);
-  if (const py::module_ torch_c = py::module_::import("torch._C");
-      py::hasattr(torch_c, "_cuda_isCurrentStreamCapturing")) {
-    set_capture_query(torch_c.attr("_cuda_isCurrentStreamCapturing").cast<py::object>().release().ptr());
-  }
+  m.def("set_capture_functions", [](const py::object& is_capturing, const py::function& on_first) {
+    set_capture_functions(is_capturing.inc_ref().ptr(), on_first.inc_ref().ptr());
+  });
   register_typed_wrappers();
   register_unversioned_writers();
   stock_policy_table(); // now, while this thread is the only one here

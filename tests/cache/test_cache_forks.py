@@ -1,0 +1,78 @@
+"""A fork while other threads use the cache: the child does not wait for a lock that nobody will release."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from helpers.subprocesses import environment
+
+FORKS = """
+import os, signal, sys, threading, time, torch
+from torch import nn
+import torch_promote as tp
+
+torch.set_num_threads(1)
+weights = [nn.Parameter(torch.ones(2, 2), requires_grad=False) for _ in range(1500)]
+x = torch.ones(2, 2)
+
+
+def infer(some):
+    with tp.my_autocast("cpu", cache="persistent"), torch.no_grad():
+        for w in some:
+            x @ w
+
+
+infer(weights)
+end = False
+flags = dict(weight_decay=0., momentum=0., lr=1., dampening=0., nesterov=False, maximize=False, is_first_step=False)
+
+
+def work(first):
+    while not end:
+        infer(weights[first : first + 50])
+        with tp.my_autocast("cpu", cache="persistent"), torch.no_grad():
+            torch._fused_sgd_([torch.ones(1)], [torch.ones(1)], [], **flags)  # looks through all casts
+
+
+threads = [threading.Thread(target=work, args=(first,)) for first in (0, 500, 1000)]
+for thread in threads:
+    thread.start()
+hung = forks = 0
+started = time.monotonic()
+while time.monotonic() - started < float(sys.argv[1]) and not hung:
+    child = os.fork()
+    if child == 0:
+        weights[0].detach()
+        infer(weights[:1])
+        tp.clear_cache()
+        with tp.my_autocast("cpu", overrides={"aten::exp": "fp32"}):
+            torch.ones(1).exp()
+        os._exit(0)
+    forks += 1
+    deadline = time.monotonic() + 10
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            hung += 1
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            break
+        time.sleep(0.001)
+end = True
+for thread in threads:
+    thread.join()
+print(forks, hung)
+"""
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_forks_while_threads_infer(seconds: int) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, str(seconds)]
+    env = environment(OMP_NUM_THREADS="1")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds + 60)
+    assert done.returncode == 0, done.stderr
+    forks, hung = map(int, done.stdout.split())
+    assert forks > 2
+    assert hung == 0
