@@ -34,8 +34,20 @@ bool is_written_by_a_graph(const c10::StorageImpl& storage) {
   return captured.storages.count(&storage) != 0;
 }
 
+std::atomic<c10::DeleterFnPtr> slice_deleter = nullptr;
+
+// A part of a storage object is a storage object that owns the whole one, by a deleter in libtorch_python.
+const c10::DataPtr& data_of_whole(const c10::StorageImpl& storage) {
+  const c10::DataPtr* data = &storage.data_ptr();
+  const c10::DeleterFnPtr deleter = slice_deleter;
+  while (deleter != nullptr && data->get_deleter() == deleter) {
+    data = &static_cast<const c10::StorageImpl*>(data->get_context())->data_ptr();
+  }
+  return *data;
+}
+
 bool is_shared_or_foreign(const c10::StorageImpl& storage) {
-  const c10::DataPtr& data = storage.data_ptr();
+  const c10::DataPtr& data = data_of_whole(storage);
   if (const at::MapAllocator* map = at::MapAllocator::fromDataPtr(data)) {
     return (map->flags() & (at::ALLOCATOR_MAPPED_SHARED | at::ALLOCATOR_MAPPED_SHAREDMEM)) != 0;
   }
@@ -44,13 +56,20 @@ bool is_shared_or_foreign(const c10::StorageImpl& storage) {
   }
   // CUDA IPC and slices of storage objects put a deleter of their own in the place of the allocator's.
   const c10::DeleterFnPtr deleter = storage.allocator()->raw_deleter();
-  return deleter != nullptr && data.get_deleter() != deleter;
+  return deleter != nullptr && storage.data_ptr().get_deleter() != deleter;
 }
 
 } // namespace
 
 bool has_outside_writers(const c10::StorageImpl& storage) {
   return is_shared_or_foreign(storage) || is_written_by_a_graph(storage);
+}
+
+void recognize_slices(const at::Tensor& whole, const at::Tensor& slice) {
+  const c10::DataPtr& data = slice.storage().data_ptr();
+  if (data.get_context() == whole.storage().unsafeGetStorageImpl()) {
+    slice_deleter = data.get_deleter();
+  }
 }
 
 void note_captured_writes(const std::vector<at::Tensor>& tensors) {

@@ -150,7 +150,7 @@ std::vector<at::Tensor> to_tensors(const py::iterable& objects) {
 // The optimizer of these weights has made a step. If a CUDA graph is being captured, each of its replays will make the
 // step again.
 void note_step(const py::sequence& weights) {
-  const bool captured = !weights.empty() && current_capture(Source(weights[0].cast<at::Tensor>())) != 0;
+  const bool captured = !weights.empty() && is_captured(Source(weights[0].cast<at::Tensor>()));
   if (!captured && !any_casts()) {
     return;
   }
@@ -195,7 +195,8 @@ PYBIND11_MODULE(_C, m) {
     }
   });
   m.def("note_step", &note_step);
-  m.def("clear_persistent", &clear_persistent);
+  m.def("forget_beyond_stock", &forget_beyond_stock);
+  m.def("recognize_slices", &recognize_slices);
   m.def("watch_collectives", &watch_collectives);
   m.def("note_capture", &note_capture);
   m.def("set_capture_functions", [](const py::object& is_capturing, const py::function& on_first) {

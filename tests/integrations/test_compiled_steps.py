@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,7 +66,7 @@ def two_optimizers(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
 
 
 def fused_op(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
-    # An Adam that remembers nothing, so that each step is lr in each direction. PyTorch compiles the op with amsgrad only.
+    # An Adam that remembers nothing: each step is lr in each direction. PyTorch compiles the op with amsgrad only.
     gradient, averages, count = torch.ones(4, 4), [[torch.zeros(4, 4)] for _ in range(3)], torch.ones(())
     flags = {"lr": 1.0, "beta1": 0.0, "beta2": 0.0, "weight_decay": 0.0, "eps": 0.0, "amsgrad": True, "maximize": False}
 
@@ -163,7 +163,7 @@ def test_an_op_that_fails_halfway(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["foreach", "fused"])
-def graphs_of_a_step(request: pytest.FixtureRequest) -> Iterator[Callable[..., str]]:
+def graphs_of_a_step(request: pytest.FixtureRequest) -> Callable[..., str]:
     program = f"""
 import sys
 if sys.argv[1] == "with":
@@ -198,7 +198,7 @@ for function in (optimizer.step, update, write):
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment(), timeout=200)
         return done.stdout
 
-    yield run
+    return run
 
 
 def test_the_graphs_of_a_step_are_those_without_the_package(graphs_of_a_step: Callable[..., str]) -> None:
@@ -223,6 +223,11 @@ for step in (*steps, *steps):
 
 def test_a_step_that_was_compiled_before_the_first_region() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", COMPILED_FIRST], capture_output=True, text=True, check=True, env=environment(), timeout=200
+        [sys.executable, "-c", COMPILED_FIRST],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(),
+        timeout=200,
     )
     assert done.stdout.split() == ["-1.0", "-2.0", "-3.0", "-4.0"]

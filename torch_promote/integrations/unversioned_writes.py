@@ -45,6 +45,8 @@ def watch() -> None:
     _C.watch_collectives()
     _watch_preserved_versions()
     _watch_replays()
+    storage = torch.UntypedStorage(2)
+    _C.recognize_slices(*(torch.empty(0, dtype=torch.uint8).set_(part) for part in (storage, storage[:1])))
 
 
 # Dynamo calls it while it traces.
@@ -84,7 +86,7 @@ def _reporting(run: Callable[[list[Any]], Any], written: list[int]) -> Callable[
 @functools.cache
 def _watch_preserved_versions() -> None:
     """Makes the end of `_unsafe_preserve_version_counter` report its tensors, which have been written to."""
-    context = torch.autograd._unsafe_preserve_version_counter
+    context = torch.autograd.grad_mode._unsafe_preserve_version_counter
     end = context.__exit__
 
     @functools.wraps(end)
@@ -96,13 +98,13 @@ def _watch_preserved_versions() -> None:
 
 
 def _watch_replays() -> None:
-    """Makes each replay of a CUDA graph drop all persistent casts: nothing tells what the graph writes."""
+    """Makes each replay of a CUDA graph drop all casts beyond stock's: nothing tells what the graph writes."""
     graph: Any = torch.cuda.CUDAGraph
     replay = graph.replay
 
     @functools.wraps(replay)
     def replay_and_forget(self: Any) -> None:
         replay(self)
-        _C.clear_persistent()
+        _C.forget_beyond_stock()
 
     graph.replay = replay_and_forget
