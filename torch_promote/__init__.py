@@ -51,6 +51,7 @@ from torch_promote.integrations import compile as _compile
 from torch_promote.integrations import cuda_graphs as _cuda_graphs
 from torch_promote.integrations import higher_order as _higher_order
 from torch_promote.integrations import optimizers as _kept_casts
+from torch_promote.integrations import unversioned_writes as _unversioned_writes
 from torch_promote.integrations.checkpoint import checkpoint_contexts
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.policy import Policy
@@ -81,6 +82,8 @@ if TYPE_CHECKING:
 
 _compile.install(my_autocast, promotion)
 _kept_casts.keep_from_replaying_modes()
+_kept_casts.forget_after_steps()
+_unversioned_writes.install()
 _cuda_graphs.tell_captures_apart()
 _higher_order.pass_over(AUTOCAST_KEY)
 use_environment()

@@ -44,14 +44,19 @@ bool is_capturing(const Guard& guard, c10::Device device) {
 
 } // namespace
 
-uint64_t capture_on_cuda(const Source& source) {
-  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) {
-    return 0; // a fake tensor in a build without CUDA
+bool is_captured(const Source& source) {
+  if (!source.impl.key_set().has_backend(c10::BackendComponent::CUDABit) ||
+      !c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) {
+    return false; // among others, a fake tensor in a build without CUDA
   }
   const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
   // A tensor that is not plain may compute its device in Python.
   const c10::Device device = source.plain ? source.impl.device() : guard.getDevice();
-  if (!is_capturing(guard, device)) {
+  return is_capturing(guard, device);
+}
+
+uint64_t capture_on_cuda(const Source& source) {
+  if (!is_captured(source)) {
     return 0;
   }
   if (!captures_are_counted.exchange(true)) {

@@ -27,6 +27,9 @@ inline uint64_t current_capture(const Source& source) {
   return cuda ? capture_on_cuda(source) : 0;
 }
 
+// Whether a capture is under way on this thread's stream of the tensor's device. Installs nothing.
+bool is_captured(const Source& source);
+
 // Notes that a capture begins.
 void note_capture();
 

@@ -114,8 +114,12 @@ class WeightCasts final : public BackendMeta {
     PersistentCasts gone;
     const std::lock_guard<std::mutex> lock(mutex_);
     gone.swap(casts_);
-    epoch_.store(next_epoch(), std::memory_order_relaxed);
+    begin_epoch();
     return {};
+  }
+
+  void begin_epoch() const {
+    epoch_.store(next_epoch(), std::memory_order_relaxed);
   }
 
   uint64_t epoch() const {
@@ -290,6 +294,16 @@ bool any_persistent() {
 
 void clear_persistent() {
   drop_if([](const CastData& /*cast*/) { return true; });
+}
+
+void forget_beyond_stock() {
+  {
+    const std::lock_guard<std::mutex> lock(weight_registry().mutex);
+    for (const WeightCasts* weight : weight_registry().weights) {
+      weight->begin_epoch();
+    }
+  }
+  clear_persistent();
 }
 
 PersistentInfo persistent_info() {

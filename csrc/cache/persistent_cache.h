@@ -55,6 +55,10 @@ void forget_persistent(const std::vector<at::Tensor>& tensors);
 
 void clear_persistent();
 
+// After a write that may have been to any weight: drops all persistent casts, and in the regions of all threads those
+// that stock would make again.
+void forget_beyond_stock();
+
 // Whether there may be persistent casts.
 bool any_persistent();
 

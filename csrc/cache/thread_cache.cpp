@@ -4,6 +4,7 @@
 #include "cache/activation_cache.h"
 #include "cache/cache_mode.h"
 #include "cache/entry.h"
+#include "cache/outside_writers.h"
 #include "cache/persistent_cache.h"
 #include "cache/stock_cache.h"
 #include "cache/weight.h"
@@ -218,6 +219,10 @@ bool is_allocated_by_pytorch(const Source& source) {
   return source.impl.unsafe_storage().allocator() != nullptr;
 }
 
+bool may_outlive_region(const Source& source) {
+  return !has_outside_writers(*source.impl.unsafe_storage().unsafeGetStorageImpl());
+}
+
 // The modes that the user asks for by name also reuse casts that stock makes again.
 at::Tensor cast_beyond_stock(const Source& source, c10::ScalarType dtype) {
   if (tls_results_may_alias || !may_share_data(source)) {
@@ -228,7 +233,8 @@ at::Tensor cast_beyond_stock(const Source& source, c10::ScalarType dtype) {
     // they rely on the version and the alias epoch alone.
     const bool unique = has_unique_storage(source.tensor, weight->is_view);
     if (unique || weight->is_view) {
-      return cast_of_weight(source, *weight, dtype, unique && tls_cache_mode == CacheMode::persistent);
+      return cast_of_weight(
+          source, *weight, dtype, unique && tls_cache_mode == CacheMode::persistent && may_outlive_region(source));
     }
   } else if (tls_cache_mode == CacheMode::all && !source.tensor.is_inference() && is_allocated_by_pytorch(source)) {
     return cast_of_activation(source, dtype);
@@ -246,7 +252,8 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   drop_outdated_casts();
   if (is_stock_weight(source)) {
     const bool persistent = tls_cache_mode == CacheMode::persistent && !tls_results_may_alias &&
-                            may_share_data(source) && has_unique_storage(tensor, /*is_view=*/false);
+                            may_share_data(source) && has_unique_storage(tensor, /*is_view=*/false) &&
+                            may_outlive_region(source);
     return cast_of_weight(source, {Reuse::shared_grad_fn, &tensor, /*is_view=*/false}, dtype, persistent);
   }
   return tls_cache_mode == CacheMode::weights ? cast(source, dtype) : cast_beyond_stock(source, dtype);

@@ -1,8 +1,11 @@
 // file: the Python bindings of the extension: torch_promote._C
 #include "cache/cache_mode.h"
 #include "cache/capture.h"
+#include "cache/outside_writers.h"
+#include "cache/persistent_cache.h"
 #include "cache/thread_cache.h"
 #include "cache/weight.h"
+#include "dispatch/collectives.h"
 #include "dispatch/promotion_kernels.h"
 #include "dispatch/registration.h"
 #include "dispatch/typed_wrapper.h"
@@ -11,6 +14,7 @@
 #include "policy/op_table.h"
 #include "policy/policy_registry.h"
 #include "promotion/call.h"
+#include "python/call_on_store.h"
 #include "python/dispatch_observer.h"
 #include "python/promotion_hooks.h"
 #include "python/region_bindings.h"
@@ -135,6 +139,28 @@ unsigned int scalar_type_of(const py::object& dtype) {
   return static_cast<unsigned int>(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
 }
 
+std::vector<at::Tensor> to_tensors(const py::iterable& objects) {
+  std::vector<at::Tensor> tensors;
+  for (const py::handle object : objects) {
+    tensors.push_back(object.cast<at::Tensor>());
+  }
+  return tensors;
+}
+
+// The optimizer of these weights has made a step. If a CUDA graph is being captured, each of its replays will make the
+// step again.
+void note_step(const py::sequence& weights) {
+  const bool captured = !weights.empty() && is_captured(Source(weights[0].cast<at::Tensor>()));
+  if (!captured && !any_casts()) {
+    return;
+  }
+  const std::vector<at::Tensor> written = to_tensors(weights);
+  if (captured) {
+    note_captured_writes(written);
+  }
+  forget_casts(written);
+}
+
 struct SuspendedHandle {
   std::shared_ptr<Suspended> regions;
 };
@@ -151,7 +177,7 @@ std::vector<std::vector<unsigned int>> bytes_of(const PolicyTable& table) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The compiled part of torch_promote: the wrappers on AutocastPrivateUse1, the regions and the cast cache.";
-  if (!add_region_functions(m.ptr())) {
+  if (!add_region_functions(m.ptr()) || !add_call_on_store(m.ptr())) {
     throw py::error_already_set();
   }
   py::object parameter = py::module_::import("torch.nn").attr("Parameter");
@@ -165,13 +191,13 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("forget_casts", [](const py::iterable& tensors) {
     if (any_casts()) {
-      std::vector<at::Tensor> written;
-      for (const py::handle tensor : tensors) {
-        written.push_back(tensor.cast<at::Tensor>());
-      }
-      forget_casts(written);
+      forget_casts(to_tensors(tensors));
     }
   });
+  m.def("note_step", &note_step);
+  m.def("forget_beyond_stock", &forget_beyond_stock);
+  m.def("recognize_slices", &recognize_slices);
+  m.def("watch_collectives", &watch_collectives);
   m.def("note_capture", &note_capture);
   m.def("set_capture_functions", [](const py::object& is_capturing, const py::function& on_first) {
     set_capture_functions(is_capturing.inc_ref().ptr(), on_first.inc_ref().ptr());

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 TRAIN = """
 import contextlib, sys
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 import torch_promote as tp
 
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
+rendezvous, world_size, cache, rank = sys.argv[1:]
+dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=int(world_size))
 
-def train(autocast, one_region):
+def train(autocast, one_region, last_dim, reshard):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    placement = (lambda parameter: Shard(parameter.ndim - 1)) if last_dim else None
     for layer in (model[0], model[2], model):
-        fully_shard(layer)
+        fully_shard(layer, shard_placement_fn=placement, reshard_after_forward=reshard)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     x, y = torch.randn(32, 8), torch.randn(32, 4)
     losses = []
@@ -36,22 +42,26 @@ def train(autocast, one_region):
             losses.append(loss.item())
     return losses
 
-ours, stock = lambda: tp.my_autocast("cpu"), lambda: torch.autocast("cpu")
-right = train(stock, one_region=False)
-for autocast, one_region in ((ours, False), (ours, True), (stock, True)):
-    print(train(autocast, one_region) == right)
+ours, stock = lambda: tp.my_autocast("cpu", cache=cache), lambda: torch.autocast("cpu")
+for last_dim in (False, True):
+    for reshard in (True, False):
+        right = train(stock, False, last_dim, reshard)
+        for autocast, one_region in ((ours, False), (ours, True), (stock, True)):
+            print(train(autocast, one_region, last_dim, reshard) == right)
 dist.destroy_process_group()
 """
 
 
-def test_gathered_weights_are_cast_again(tmp_path: object) -> None:
-    command = [sys.executable, "-c", TRAIN, f"{tmp_path}/rendezvous"]
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("cache", ["weights", "persistent"])
+def test_gathered_weights_are_cast_again(tmp_path: Path, cache: str, world_size: int) -> None:
+    command = [sys.executable, "-c", TRAIN, f"{tmp_path}/rendezvous", str(world_size), cache]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    ranks = [subprocess.Popen([*command, rank], **pipes) for rank in "01"]  # type: ignore[call-overload]
+    ranks = [subprocess.Popen([*command, str(rank)], **pipes) for rank in range(world_size)]  # type: ignore[call-overload]
     try:
         for process in ranks:
             out, err = process.communicate(timeout=120)
-            assert out.split() == ["True", "True", "False"], out + err
+            assert out.split() == ["True", "True", "False"] * 4, out + err
     finally:
         for process in ranks:
             process.kill()

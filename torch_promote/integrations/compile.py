@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.abc
-import importlib.machinery
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from torch_promote import _C
+from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.export import record_enter, record_exit
 
 __all__ = ["GraphRegion", "graph_enter", "graph_exit", "graphs_open_regions", "install", "policy_digest"]
@@ -186,34 +183,6 @@ def _enterable_from_outside(region_type: type) -> None:
         builder.VariableBuilder._type_dispatch_impl(trace_numpy)[region_type] = build
 
 
-class _RunAfterImport(importlib.abc.MetaPathFinder):
-    """Runs a function as soon as somebody imports a module. Importing Dynamo here would take a second."""
-
-    def __init__(self, name: str, function: Callable[[], None]) -> None:
-        self.name = name
-        self.function = function
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is not None and spec.loader is not None:
-            self._wrap(spec.loader)
-        return spec
-
-    def _wrap(self, loader: Any) -> None:
-        exec_module = loader.exec_module
-
-        def exec_then_run(module: ModuleType) -> None:
-            exec_module(module)
-            self.function()
-
-        loader.exec_module = exec_then_run
-
-
 _DYNAMO = "torch._dynamo"
 _DISK_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 
@@ -225,11 +194,6 @@ def install(*region_types: type) -> None:
     Args:
         region_types: The classes `my_autocast` and `promotion`.
     """
-    for name, function in (
-        (_DYNAMO, functools.partial(_register_with_dynamo, *region_types)),
-        (_DISK_CACHE, _complete_disk_cache_keys),
-    ):
-        if name in sys.modules:
-            function()
-        else:
-            sys.meta_path.insert(0, _RunAfterImport(name, function))
+    # Importing Dynamo here would take a second.
+    run_after_import(_DYNAMO, functools.partial(_register_with_dynamo, *region_types))
+    run_after_import(_DISK_CACHE, _complete_disk_cache_keys)

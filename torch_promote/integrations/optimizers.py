@@ -1,12 +1,12 @@
-"""Hooks that invalidate cached casts: after optimizers that write without bumping a version, and in replaying modes.
+"""Hooks that invalidate cached casts: after steps of optimizers, and in modes that replay ops.
 
-A cast that the cache keeps longer than stock does is valid as long as the cache detects every change of its source
-(csrc/cache/weight.h, csrc/cache/persistent_cache.h; docs/casts.md). Two parts of PyTorch need a hook for that.
+Fused optimizers, PyTorch's and others', write weights through kernels that do not increase the version, so the cache
+cannot detect these writes by itself (csrc/cache/write_log.h; docs/casts.md). The other writers of this kind are in
+unversioned_writes.py.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch.utils.checkpoint
@@ -29,23 +29,31 @@ def keep_from_replaying_modes() -> None:
 
 
 def forget_after_steps() -> None:
-    """Makes each `step` of an optimizer drop the persistent casts of its parameters.
+    """Makes each `step` of an optimizer, on any thread, drop the casts of its parameters.
 
-    Fused optimizers, PyTorch's and others', write through kernels that do not bump the version of a tensor.
+    The hook is installed when the package is imported: a step that is compiled, or captured in a CUDA graph, before the
+    first region has to be known too.
     """
-    _register()
+    register_optimizer_step_post_hook(_after_step)
 
 
-@functools.cache
-def _register() -> None:
-    register_optimizer_step_post_hook(_forget)
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if not torch.compiler.is_dynamo_compiling():
+        _note_step(optimizer)
+    elif not torch.compiler.is_exporting():
+        # See NOTE [ After a compiled frame ]. `stored` reads as the steps before, in this frame.
+        _after_frame.stored = (optimizer, _after_frame.stored)
 
 
-# Dynamo calls it while it traces.
-forget_after_steps._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def _note_step(optimizer: Optimizer) -> None:
+    for group in optimizer.param_groups:
+        _C.note_step(group["params"])
 
 
-def _forget(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if torch.compiler.is_dynamo_compiling():
-        return  # a compiled step bumps the versions of what it writes
-    _C.forget_casts([weight for group in optimizer.param_groups for weight in group["params"]])
+def _note_steps(steps: tuple[Optimizer, Any] | None) -> None:
+    while steps is not None:
+        optimizer, steps = steps
+        _note_step(optimizer)
+
+
+_after_frame = _C.CallOnStore(_note_steps)

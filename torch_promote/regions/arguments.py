@@ -21,8 +21,7 @@ from torch_promote.errors import (
     UnsupportedDeviceError,
     did_you_mean,
 )
-from torch_promote.integrations import checkpoint
-from torch_promote.integrations.optimizers import forget_after_steps
+from torch_promote.integrations import checkpoint, unversioned_writes
 from torch_promote.native.policy_changes import register_change
 from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec
 from torch_promote.policy.cast_policy import CastPolicy
@@ -71,8 +70,7 @@ def allows_cache(cache: object, cache_enabled: object) -> bool:
         )
     if cache in _C.CACHE_MODES[1:]:
         _install_checkpoint_hooks()
-    if cache == "persistent":
-        forget_after_steps()
+        unversioned_writes.watch()
     return allowed
 
 

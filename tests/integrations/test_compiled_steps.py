@@ -1,0 +1,233 @@
+"""Compiled code that writes weights without increasing their version: persistent casts of them are made again."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_promote as tp
+from helpers.persistent_casts import ours
+from helpers.subprocesses import environment
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "nothing_persists")
+
+EYE = torch.eye(4)
+Step = Callable[[], object]
+#: Makes a step that changes a weight, given a function that compiles.
+Maker = Callable[[nn.Parameter, Callable[..., Any]], Step]
+
+
+class BehindPyTorchsBack(torch.optim.Optimizer):
+    """As optimizers of other libraries do, it writes in a kernel that Dynamo and the dispatcher do not see."""
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        super().__init__(weights, {})
+        self.memory = [(ctypes.c_float * weight.numel()).from_address(weight.data_ptr()) for weight in weights]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        torch._dynamo.graph_break()
+        for memory in self.memory:
+            memory[:] = [number - 1 for number in memory]
+
+
+def optimizer(kind: str, **flags: Any) -> Maker:
+    def make(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
+        return compiled(getattr(torch.optim, kind)([w], lr=1.0, **flags).step)
+
+    return make
+
+
+def train_step(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
+    updates = torch.optim.SGD([w], lr=0.25, fused=True)
+
+    def step() -> None:
+        updates.zero_grad()
+        (EYE @ w).sum().backward()
+        updates.step()
+
+    return compiled(step)
+
+
+def two_optimizers(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
+    first, other = BehindPyTorchsBack([w]), torch.optim.SGD([nn.Parameter(torch.ones(4))], lr=1.0)
+
+    def step() -> None:
+        first.step()
+        other.step()
+
+    return compiled(step)
+
+
+def fused_op(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
+    # An Adam that remembers nothing: each step is lr in each direction. PyTorch compiles the op with amsgrad only.
+    gradient, averages, count = torch.ones(4, 4), [[torch.zeros(4, 4)] for _ in range(3)], torch.ones(())
+    flags = {"lr": 1.0, "beta1": 0.0, "beta2": 0.0, "weight_decay": 0.0, "eps": 0.0, "amsgrad": True, "maximize": False}
+
+    def step() -> None:
+        torch._fused_adamw_([w], [gradient], *averages, [count], **flags)
+
+    return compiled(step)
+
+
+def in_place(write: Callable[[torch.Tensor], object]) -> Maker:
+    def make(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
+        return compiled(torch.no_grad()(lambda: write(w)))
+
+    return make
+
+
+STEPS: dict[str, Maker] = {
+    "fused SGD": optimizer("SGD", fused=True),
+    "fused AdamW": optimizer("AdamW", fused=True),
+    "foreach SGD": optimizer("SGD", foreach=True),
+    "single-tensor Adagrad": optimizer("Adagrad"),
+    "a whole step": train_step,
+    "behind PyTorch's back": lambda w, compiled: compiled(BehindPyTorchsBack([w]).step),
+    "two optimizers": two_optimizers,
+    "a fused op": fused_op,
+    "sub_": in_place(lambda w: w.sub_(1)),
+    "copy_": in_place(lambda w: w.copy_(w - 1)),
+    "data": in_place(lambda w: w.data.sub_(1)),
+    "detach": in_place(lambda w: w.detach().sub_(1)),
+}
+
+
+@torch.no_grad()
+def corner(w: torch.Tensor) -> float:
+    """An element, read without a tensor over the weight's data: that would drop the casts."""
+    return w.clone()[0, 0].item()
+
+
+def product(w: torch.Tensor) -> float:
+    with ours(), torch.no_grad():
+        return (EYE @ w)[0, 0].item()
+
+
+def check(make: Maker, backend: str) -> None:
+    w = nn.Parameter(torch.full((4, 4), 8.0))
+    w.grad = torch.ones_like(w)
+    step = make(w, lambda function: torch.compile(function, backend=backend))
+    seen = []
+    for _ in range(4):
+        assert product(w) == pytest.approx(corner(w), rel=1e-2)
+        seen.append(product(w))
+        step()
+    assert len(set(seen)) == 4, seen
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
+def test_a_compiled_step_drops_the_casts_of_what_it_writes(make: Maker, backend: str) -> None:
+    check(make, backend)
+
+
+@pytest.mark.parametrize("make", [STEPS["fused AdamW"], STEPS["a fused op"]], ids=["step", "op"])
+def test_a_step_compiled_by_inductor(make: Maker) -> None:
+    check(make, "inductor")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
+def test_every_step_compiled_by_inductor(make: Maker) -> None:
+    check(make, "inductor")
+
+
+def test_other_weights_keep_their_casts() -> None:
+    w, frozen = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4), requires_grad=False)
+    w.grad = torch.ones_like(w)
+    step = torch.compile(torch.optim.AdamW([w], fused=True).step, backend="aot_eager")
+    product(frozen)
+    step()
+    assert tp.cache_info()["persistent_entries"] == 1
+
+
+def test_an_op_that_fails_halfway(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = nn.Parameter(torch.ones(4, 4))
+    seen: list[Any] = []
+    monkeypatch.setattr(tp.integrations.unversioned_writes._C, "forget_casts", seen.extend)
+
+    def run(args: list[Any]) -> None:
+        args.clear()
+        raise RuntimeError("halfway")
+
+    with pytest.raises(RuntimeError, match="halfway"):
+        tp.integrations.unversioned_writes._reporting(run, [1])([0, w])
+    assert seen == [w]
+
+
+@pytest.fixture(params=["foreach", "fused"])
+def graphs_of_a_step(request: pytest.FixtureRequest) -> Callable[..., str]:
+    program = f"""
+import sys
+if sys.argv[1] == "with":
+    import torch_promote
+import torch
+def backend(graph, inputs):
+    print(graph.code)
+    return graph
+w = torch.nn.Parameter(torch.ones(4, 4))
+w.grad = torch.ones_like(w)
+optimizer = torch.optim.AdamW([w], {request.param}=True)
+def update():
+    w.grad.mul_(2)
+    optimizer.step()
+    w.grad.zero_()
+def write():
+    with torch.no_grad():
+        w.sub_(w.grad)
+for function in (optimizer.step, update, write):
+    for fullgraph in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend=backend, fullgraph=fullgraph)
+        for _ in range(3):
+            try:
+                compiled()
+            except torch._dynamo.exc.Unsupported as error:
+                print(str(error).splitlines()[0])
+"""
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-c", program, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment(), timeout=200)
+        return done.stdout
+
+    return run
+
+
+def test_the_graphs_of_a_step_are_those_without_the_package(graphs_of_a_step: Callable[..., str]) -> None:
+    graphs = graphs_of_a_step("with")
+    assert graphs.count("def forward") >= 3
+    assert graphs == graphs_of_a_step("without")
+
+
+COMPILED_FIRST = """
+import torch, torch_promote as tp
+w, eye = torch.nn.Parameter(torch.ones(4, 4)), torch.eye(4)
+w.grad = torch.ones_like(w)
+steps = [torch.compile(torch.optim.SGD([w], lr=1.0, fused=True).step, backend=b) for b in ("eager", "aot_eager")]
+for step in steps:
+    step()
+for step in (*steps, *steps):
+    with tp.my_autocast("cpu", cache="persistent"), torch.no_grad():
+        print((eye @ w)[0, 0].item(), end=" ")
+    step()
+"""
+
+
+def test_a_step_that_was_compiled_before_the_first_region() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED_FIRST],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(),
+        timeout=200,
+    )
+    assert done.stdout.split() == ["-1.0", "-2.0", "-3.0", "-4.0"]

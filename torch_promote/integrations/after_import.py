@@ -1,0 +1,46 @@
+"""Runs a function after somebody has imported a module, without importing it."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+__all__ = ["run_after_import"]
+
+
+class _RunAfterImport(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, function: Callable[[], None]) -> None:
+        self.name = name
+        self.function = function
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            self._wrap(spec.loader)
+        return spec
+
+    def _wrap(self, loader: Any) -> None:
+        exec_module = loader.exec_module
+
+        def exec_then_run(module: ModuleType) -> None:
+            exec_module(module)
+            self.function()
+
+        loader.exec_module = exec_then_run
+
+
+def run_after_import(name: str, function: Callable[[], None]) -> None:
+    """Runs `function` as soon as somebody imports the module, or now if that has happened."""
+    if name in sys.modules:
+        function()
+    else:
+        sys.meta_path.insert(0, _RunAfterImport(name, function))

@@ -1,0 +1,110 @@
+"""Drops casts of weights that other parts of PyTorch write without increasing the version.
+
+NOTE [ Where unversioned writes are detected ]
+
+- Fused optimizers called as ops (`torch._fused_adamw_`): kernels beside PyTorch's, csrc/dispatch/unversioned_writers.h.
+- Steps of optimizers, whatever kernels they use: a hook, optimizers.py.
+- Code compiled by AOTAutograd, the base of most backends of torch.compile: it writes below autograd, and increases the
+  versions of what eager code would have increased. Where that is nothing (a fused optimizer), `install` has the
+  compiled function report its writes.
+- FSDP2 gathers shards under a context manager that resets the versions; so does DDP with buffers. The end of the
+  context reports the tensors: from the import of FSDP2 on, or from the first region that keeps casts longer than stock.
+- Collectives, and replays of CUDA graphs: `watch`, for those regions only. The graph of an optimizer step needs no
+  replay to be known: weights that are stepped during a capture are never persistent.
+
+Each of these costs nothing where no cast exists, and changes no graph of torch.compile.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_promote import _C
+from torch_promote.integrations.after_import import run_after_import
+
+__all__ = ["install", "watch"]
+
+_AOT_WRAPPERS = "torch._functorch._aot_autograd.runtime_wrappers"
+_FSDP = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
+
+
+def install() -> None:
+    """Detects writes of compiled functions and of FSDP2, from when these are imported."""
+    run_after_import(_AOT_WRAPPERS, _watch_compiled_functions)
+    run_after_import(_FSDP, _watch_preserved_versions)
+
+
+@functools.cache
+def watch() -> None:
+    """Detects what only the cache modes beyond stock's are affected by: collectives and replays of CUDA graphs."""
+    _C.watch_collectives()
+    _watch_preserved_versions()
+    _watch_replays()
+    storage = torch.UntypedStorage(2)
+    _C.recognize_slices(*(torch.empty(0, dtype=torch.uint8).set_(part) for part in (storage, storage[:1])))
+
+
+# Dynamo calls it while it traces.
+watch._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _watch_compiled_functions() -> None:
+    """Makes compiled functions report the inputs that they write without increasing their versions.
+
+    Source: torch/_functorch/_aot_autograd/runtime_wrappers.py, RuntimeWrapper (v2.13).
+    """
+    wrapper = sys.modules[_AOT_WRAPPERS].RuntimeWrapper
+    post_compile = wrapper.post_compile
+
+    @functools.wraps(post_compile)
+    def post_compile_and_report(self: Any, *args: Any, runtime_metadata: Any, **kwargs: Any) -> Callable[..., Any]:
+        run = post_compile(self, *args, runtime_metadata=runtime_metadata, **kwargs)
+        inputs = enumerate(runtime_metadata.input_info)
+        written = [at for at, info in inputs if info.mutates_data and info.mutations_hidden_from_autograd]
+        return _reporting(run, written) if written else run
+
+    wrapper.post_compile = post_compile_and_report
+
+
+def _reporting(run: Callable[[list[Any]], Any], written: list[int]) -> Callable[[list[Any]], Any]:
+    @functools.wraps(run)
+    def run_and_report(args: list[Any]) -> Any:
+        tensors = [args[at] for at in written]  # `run` empties the list
+        try:
+            return run(args)
+        finally:
+            _C.forget_casts(tensors)
+
+    return run_and_report
+
+
+@functools.cache
+def _watch_preserved_versions() -> None:
+    """Makes the end of `_unsafe_preserve_version_counter` report its tensors, which have been written to."""
+    context = torch.autograd.grad_mode._unsafe_preserve_version_counter
+    end = context.__exit__
+
+    @functools.wraps(end)
+    def end_and_report(self: Any, *error: Any) -> None:
+        end(self, *error)
+        _C.forget_casts(self.tensors)
+
+    context.__exit__ = end_and_report  # type: ignore[method-assign]
+
+
+def _watch_replays() -> None:
+    """Makes each replay of a CUDA graph drop all casts beyond stock's: nothing tells what the graph writes."""
+    graph: Any = torch.cuda.CUDAGraph
+    replay = graph.replay
+
+    @functools.wraps(replay)
+    def replay_and_forget(self: Any) -> None:
+        replay(self)
+        _C.forget_beyond_stock()
+
+    graph.replay = replay_and_forget
