@@ -1,5 +1,6 @@
 # make demo      trains a small GPT under fp32, torch.autocast and my_autocast, and compares their bits
 # make test      runs the tests (make test ARGS="-k cache -x" for some of them; JOBS=0 for one process)
+#                (TORCH_PROMOTE_CHECK_CASTS=1 make test compares every reused cast with a fresh one)
 # make test-all  runs the tests that are marked slow as well
 # make test-jax  compares the promotion rules with JAX and ml_dtypes as well, which it installs
 # make parity    PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)

@@ -44,6 +44,13 @@ def nothing_persists() -> Iterator[None]:
     assert (info["persistent_entries"], info["persistent_bytes"]) == (0, 0)
 
 
+@pytest.fixture
+def stale_casts_on_purpose() -> Iterator[None]:
+    """For tests of documented limits: with TORCH_PROMOTE_CHECK_CASTS=1 their stale casts would raise."""
+    with tp.check_casts(False):
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_seeds_for_absent_devices() -> Iterator[None]:
     """`torch.manual_seed` does not queue seeds for devices that are absent.

@@ -13,7 +13,9 @@ Where things are:
 - `promotion`, promotion by a rule of one's choice: torch_promote.promoting; the rules,
   and `make_rule`: torch_promote.reference.promotion_rules (loaded when first used)
 - errors, all subclasses of `TorchPromoteError`: torch_promote.errors
-- `crosscheck`: torch_promote.checking.crosscheck; `reference`: torch_promote.reference (loaded when first used)
+- `crosscheck`: torch_promote.checking.crosscheck; `check_casts`: torch_promote.checking.check_casts (both loaded when
+  first used)
+- `reference`: torch_promote.reference (loaded when first used)
 - the command `torch-promote`: torch_promote.cli.program
 
 Example:
@@ -24,6 +26,7 @@ Example:
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from torch_promote.dispatch_keys import AUTOCAST_KEY
@@ -44,6 +47,7 @@ from torch_promote.errors import (
     PromotionWriteError,
     RegionError,
     RuleDefinitionError,
+    StaleCastError,
     TorchPromoteError,
     UnsupportedDeviceError,
 )
@@ -70,6 +74,7 @@ from torch_promote.regions.defaults import (
 
 if TYPE_CHECKING:
     from torch_promote import reference
+    from torch_promote.checking.check_casts import check_casts
     from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, crosscheck
     from torch_promote.modules.module_policies import (
         format_module_policy,
@@ -87,6 +92,8 @@ _unversioned_writes.install()
 _cuda_graphs.tell_captures_apart()
 _higher_order.pass_over(AUTOCAST_KEY)
 use_environment()
+if os.environ.get("TORCH_PROMOTE_CHECK_CASTS"):
+    importlib.import_module("torch_promote.checking.check_casts").use_environment()
 keep_package()
 
 __version__ = "0.1.0"
@@ -112,10 +119,12 @@ __all__ = [
     "RegionError",
     "RegisteredPolicy",
     "RuleDefinitionError",
+    "StaleCastError",
     "TorchPromoteError",
     "UnsupportedDeviceError",
     "__version__",
     "cache_info",
+    "check_casts",
     "checkpoint_contexts",
     "clear_cache",
     "crosscheck",
@@ -136,6 +145,7 @@ __all__ = [
 
 #: What a training loop does not need is loaded when it is first asked for, and from where.
 _LAZY = {
+    "check_casts": "torch_promote.checking.check_casts",
     "CrosscheckError": "torch_promote.checking.report",
     "CrosscheckReport": "torch_promote.checking.report",
     "crosscheck": "torch_promote.checking.crosscheck",

@@ -18,6 +18,7 @@ __all__ = [
     "PromotionWriteError",
     "RegionError",
     "RuleDefinitionError",
+    "StaleCastError",
     "TorchPromoteError",
     "UnsupportedDeviceError",
 ]
@@ -111,6 +112,48 @@ class PromotionWarning(UserWarning):
 
 class RuleDefinitionError(TorchPromoteError, ValueError):
     """An invalid promotion rule: a pair without a result, two results for one pair, an unknown name."""
+
+
+class StaleCastError(TorchPromoteError, RuntimeError):
+    """A cast that the cache would have reused although its source has changed; see `check_casts`.
+
+    Attributes:
+        weight: The source: its name if a module has it, its shape and dtype.
+        dtype: The dtype of the cast.
+        mode: The cache mode in force.
+        first_line: The line of Python that made the cast.
+        this_line: The line that would have used it.
+        difference: How the cast differs from a fresh one.
+
+    Example:
+        >>> where = {"first_line": "train.py:3 in step: y = model(x)", "this_line": "train.py:5 in step: y = model(x)"}
+        >>> name = "layers.0.weight (Parameter, 4 x 4, float32)"
+        >>> print(StaleCastError(name, "bfloat16", "weights", **where, difference="1 of 16 elements differ"))
+        the cast of layers.0.weight (Parameter, 4 x 4, float32) to bfloat16 has stale data: 1 of 16 elements differ.
+          cache mode: weights
+          first cast: train.py:3 in step: y = model(x)
+          this use:   train.py:5 in step: y = model(x)
+        Something wrote to the tensor in between and did not change its _version. After such a write (through
+        weight.data, a NumPy array, a raw kernel) call torch_promote.clear_cache(), or write in place under
+        torch.no_grad(), or open the region with cache="none". See "Limits" in docs/casts.md.
+    """
+
+    def __init__(self, weight: str, dtype: str, mode: str, first_line: str, this_line: str, difference: str) -> None:
+        self.weight, self.dtype, self.mode = weight, dtype, mode
+        self.first_line, self.this_line, self.difference = first_line, this_line, difference
+        # pickle recreates the error from these arguments
+        super().__init__(weight, dtype, mode, first_line, this_line, difference)
+
+    def __str__(self) -> str:
+        return (
+            f"the cast of {self.weight} to {self.dtype} has stale data: {self.difference}.\n"
+            f"  cache mode: {self.mode}\n"
+            f"  first cast: {self.first_line}\n"
+            f"  this use:   {self.this_line}\n"
+            "Something wrote to the tensor in between and did not change its _version. After such a write (through\n"
+            "weight.data, a NumPy array, a raw kernel) call torch_promote.clear_cache(), or write in place under\n"
+            'torch.no_grad(), or open the region with cache="none". See "Limits" in docs/casts.md.'
+        )
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:

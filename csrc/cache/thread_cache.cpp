@@ -3,6 +3,7 @@
 
 #include "cache/activation_cache.h"
 #include "cache/cache_mode.h"
+#include "cache/check.h"
 #include "cache/entry.h"
 #include "cache/outside_writers.h"
 #include "cache/persistent_cache.h"
@@ -137,6 +138,32 @@ bool may_be_kept(const Source& source, const at::Tensor& cast) {
          is_in_region();
 }
 
+// For each cast that is kept.
+void made(const at::Tensor& cast) {
+  ++caches().misses;
+  if (are_casts_checked()) {
+    remember_line_of(cast);
+  }
+}
+
+// What each use of a kept cast returns: the cast, which a check compares with a fresh one. `is_still_kept` looks the
+// cast up again.
+template <class IsStillKept>
+at::Tensor reused(const Source& source, at::Tensor cast, const IsStillKept& is_still_kept) {
+  ++caches().hits;
+  if (are_casts_checked() && is_stale(source, cast, is_still_kept)) {
+    forget_casts({source.tensor});
+    raise_stale_cast(source, cast);
+  }
+  return cast;
+}
+
+// Whether the persistent cache would return this very cast; another thread may have stored a newer one.
+bool is_persistent(const Source& source, const Weight& weight, const at::Tensor& cast) {
+  const std::optional<at::Tensor> found = find_persistent(source, weight, cast.scalar_type());
+  return found.has_value() && found->is_alias_of(cast);
+}
+
 at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::ScalarType dtype, bool persistent) {
   const bool data_only = weight.reuse == Reuse::data_only;
   ThreadCaches& here = caches();
@@ -145,8 +172,7 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   // even under no_grad: stock makes its node at the first use, and the node's number decides the order of the backward.
   if (persistent && data_only && !source.needs_node) {
     if (std::optional<at::Tensor> data = find_persistent(source, weight, dtype)) {
-      ++here.hits;
-      return *std::move(data);
+      return reused(source, *data, [&] { return is_persistent(source, weight, *data); });
     }
   }
   // Within a region stock goes on using a trainable weight's cast whatever is written behind PyTorch's back; so do we.
@@ -157,8 +183,10 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   }
   const WeightKey key(source, weight, dtype);
   if (const std::shared_ptr<CastEntry> entry = here.weights.find(source, key, epoch)) {
-    ++here.hits;
-    return entry->use(source);
+    return reused(source, entry->use(source), [&] {
+      here.catch_up();
+      return here.weights.find(source, key, data_only ? alias_epoch(*weight.owner) : 0) == entry;
+    });
   }
   const auto keep = [&](const std::shared_ptr<CastEntry>& entry) {
     if (!was_written(source.tensor, began)) {
@@ -169,18 +197,17 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   SourceSignature signature(source);
   if (persistent) {
     if (std::optional<at::Tensor> data = find_persistent(source, weight, dtype)) {
-      ++here.hits;
       CastData kept(std::move(signature), source, *data);
       const auto entry = std::make_shared<CastEntry>(*weight.owner, std::move(kept), *data, weight.reuse, epoch);
       keep(entry);
-      return entry->use(source);
+      return reused(source, entry->use(source), [&] { return is_persistent(source, weight, *data); });
     }
   }
   at::Tensor result = cast_to_keep(source, dtype, weight.reuse);
   if (!may_be_kept(source, result)) {
     return result;
   }
-  ++here.misses;
+  made(result);
   std::optional<SourceSignature> second;
   if (persistent) {
     second = signature;
@@ -197,8 +224,10 @@ at::Tensor cast_of_activation(const Source& source, c10::ScalarType dtype) {
   ThreadCaches& here = caches();
   const uint64_t began = here.catch_up();
   if (const std::shared_ptr<CastEntry> entry = here.activations.find(source, dtype)) {
-    ++here.hits;
-    return entry->use(source);
+    return reused(source, entry->use(source), [&] {
+      here.catch_up();
+      return here.activations.find(source, dtype) == entry;
+    });
   }
   SourceSignature signature(source);
   at::Tensor result = cast_to_keep(source, dtype, Reuse::data_only);
@@ -206,7 +235,7 @@ at::Tensor cast_of_activation(const Source& source, c10::ScalarType dtype) {
     return result;
   }
   if (!was_written(source.tensor, began)) {
-    ++here.misses;
+    made(result);
     CastData data(std::move(signature), source, result);
     hold_casts();
     here.activations.insert(std::make_shared<CastEntry>(source.tensor, std::move(data), result, Reuse::data_only));

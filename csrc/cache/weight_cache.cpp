@@ -58,7 +58,13 @@ void WeightCache::insert(const WeightKey& key, std::shared_ptr<CastEntry> entry)
   }
   const auto dead = sweep();
   const auto captured = take_out_other_captures(key.capture);
-  places_.push_back({key, std::move(entry)});
+  std::vector<std::shared_ptr<CastEntry>> crowded_out;
+  if (key.reuse == Reuse::data_only) {
+    const size_t bytes = entry->data().bytes();
+    crowded_out = make_room(key, bytes);
+    bytes_beyond_stock_[key.weight] += bytes;
+  }
+  places_.push_back({key, std::move(entry), inserted_++});
   index_[key] = places_.size() - 1; // if this throws, the entry is merely not found
 }
 
@@ -84,13 +90,16 @@ void WeightCache::swap(WeightCache& other) {
   places_.swap(other.places_);
   index_.swap(other.index_);
   std::swap(next_to_sweep_, other.next_to_sweep_);
+  bytes_beyond_stock_.swap(other.bytes_beyond_stock_);
   std::swap(last_capture_, other.last_capture_);
+  std::swap(inserted_, other.inserted_);
 }
 
 void WeightCache::clear() {
   std::vector<Place> gone;
   gone.swap(places_);
   index_.clear();
+  bytes_beyond_stock_.clear();
   next_to_sweep_ = 0;
   gone.clear();
   if (places_.capacity() == 0) {
@@ -123,13 +132,45 @@ std::vector<std::shared_ptr<CastEntry>> WeightCache::take_out_other_captures(uin
 // Moves the last entry to the place that becomes free.
 std::shared_ptr<CastEntry> WeightCache::take_out(size_t at) {
   std::shared_ptr<CastEntry> gone = std::move(places_[at].entry);
-  index_.erase(places_[at].key);
+  const WeightKey& key = places_[at].key;
+  if (key.reuse == Reuse::data_only) {
+    // None if the last cast with elements went before this one, which has none.
+    const auto held = bytes_beyond_stock_.find(key.weight);
+    if (held != bytes_beyond_stock_.end() && (held->second -= gone->data().bytes()) == 0) {
+      bytes_beyond_stock_.erase(held);
+    }
+  }
+  index_.erase(key);
   if (at != places_.size() - 1) {
     places_[at] = std::move(places_.back());
     index_[places_[at].key] = at;
   }
   places_.pop_back();
   return gone;
+}
+
+std::vector<std::shared_ptr<CastEntry>> WeightCache::make_room(const WeightKey& key, size_t bytes) {
+  std::vector<std::shared_ptr<CastEntry>> gone;
+  const size_t bound = static_cast<size_t>(key.weight->numel()) * key.weight->itemsize();
+  const auto is_in_the_way = [&key](const Place& place) {
+    return place.key.weight == key.weight && place.key.reuse == Reuse::data_only;
+  };
+  for (;;) {
+    const auto held = bytes_beyond_stock_.find(key.weight);
+    if (held == bytes_beyond_stock_.end() || held->second + bytes <= bound) {
+      return gone;
+    }
+    size_t oldest = places_.size();
+    for (size_t at = 0; at < places_.size(); ++at) {
+      if (is_in_the_way(places_[at]) && (oldest == places_.size() || places_[at].number < places_[oldest].number)) {
+        oldest = at;
+      }
+    }
+    if (oldest == places_.size()) {
+      return gone;
+    }
+    gone.push_back(take_out(oldest));
+  }
 }
 
 // Examines two entries at each insertion, round robin. Dead entries therefore stay few, and no insertion pays for a

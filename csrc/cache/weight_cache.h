@@ -45,6 +45,9 @@ class WeightCache {
 
   // Null if there is none. Drops it if the source has changed.
   std::shared_ptr<CastEntry> find(const Source& source, const WeightKey& key, uint64_t epoch);
+  // Of one weight, the casts that stock would make again (its views, for example) take at most as many bytes as the
+  // weight, or as one cast. A program may use thousands of views of a weight. The oldest go first, as with persistent
+  // casts, so that both caches hold the same data.
   void insert(const WeightKey& key, std::shared_ptr<CastEntry> entry);
   // Takes out the casts of what was written to.
   void take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone);
@@ -68,16 +71,20 @@ class WeightCache {
   struct Place {
     WeightKey key;
     std::shared_ptr<CastEntry> entry;
+    uint64_t number; // in the order of insertion
   };
 
   std::shared_ptr<CastEntry> take_out(size_t at);
+  std::vector<std::shared_ptr<CastEntry>> make_room(const WeightKey& key, size_t bytes);
   std::array<std::shared_ptr<CastEntry>, 2> sweep();
   std::vector<std::shared_ptr<CastEntry>> take_out_other_captures(uint64_t capture);
 
   std::vector<Place> places_;
-  ska::flat_hash_map<WeightKey, size_t, HashOfWeightKey> index_; // into places_
+  ska::flat_hash_map<WeightKey, size_t, HashOfWeightKey> index_;         // into places_
+  ska::flat_hash_map<const at::TensorImpl*, size_t> bytes_beyond_stock_; // by weight
   size_t next_to_sweep_ = 0;
   uint64_t last_capture_ = 0;
+  uint64_t inserted_ = 0;
   uint64_t stale_ = 0;
   uint64_t dropped_ = 0;
 };

@@ -1,6 +1,7 @@
 // file: the Python bindings of the extension: torch_promote._C
 #include "cache/cache_mode.h"
 #include "cache/capture.h"
+#include "cache/check.h"
 #include "cache/outside_writers.h"
 #include "cache/persistent_cache.h"
 #include "cache/thread_cache.h"
@@ -15,6 +16,7 @@
 #include "policy/policy_registry.h"
 #include "promotion/call.h"
 #include "python/call_on_store.h"
+#include "python/cast_check_hooks.h"
 #include "python/dispatch_observer.h"
 #include "python/promotion_hooks.h"
 #include "python/region_bindings.h"
@@ -293,6 +295,12 @@ PYBIND11_MODULE(_C, m) {
     return result;
   });
   m.def("clear_cache", &clear_cast_cache);
+  m.def("set_cast_check_hooks", &set_cast_check_hooks);
+  m.def("set_checks_casts", [](bool on) { checks_casts.store(on); });
+  m.def("cast_check_counts", [] {
+    const CastCheckCounts counts = cast_check_counts();
+    return py::make_tuple(counts.checked, counts.skipped);
+  });
   m.def("has_backend_meta", [](const at::Tensor& tensor) { // for tests
     return tensor.unsafeGetTensorImpl()->get_backend_meta() != nullptr;
   });

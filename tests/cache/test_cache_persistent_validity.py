@@ -139,6 +139,7 @@ def test_compiled_updates_are_seen() -> None:
         assert torch.equal(product(w), right(w))
 
 
+@pytest.mark.usefixtures("stale_casts_on_purpose")
 def test_a_change_that_nobody_sees_needs_clear_cache() -> None:
     """The limits that docs/casts.md tells of."""
     w = weight()

@@ -242,6 +242,7 @@ def behind_the_version(w: Any) -> None:
 UNSEEN = [through_data, through_numpy, behind_the_version]
 
 
+@pytest.mark.usefixtures("stale_casts_on_purpose")
 @pytest.mark.parametrize("change", UNSEEN, ids=lambda change: change.__name__)
 def test_the_cache_is_cleared_by_hand_after_a_change_that_no_version_tells(change: Callable[[Any], None]) -> None:
     w = weight()

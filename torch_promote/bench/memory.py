@@ -15,7 +15,7 @@ __all__ = ["peak_bytes"]
 _BEGIN = "torch_promote: the step begins"
 
 
-def peak_bytes(step: Callable[[], Any], device: str) -> int:
+def peak_bytes(step: Callable[[], Any], device: str, *, warm: bool = True) -> int:
     """Runs a step twice and returns the peak memory of the second run, in bytes above the memory held before it.
 
     Uses no dispatch mode and no hooks, with which casts would take another path. The first run creates what outlives a
@@ -24,6 +24,7 @@ def peak_bytes(step: Callable[[], Any], device: str) -> int:
     Args:
         step: A forward, with or without a backward.
         device: The device of the memory, "cpu" or "cuda".
+        warm: False: run the step once and return the peak of that run, so that what outlives a step counts too.
 
     Example:
         >>> def step():
@@ -34,11 +35,12 @@ def peak_bytes(step: Callable[[], Any], device: str) -> int:
         >>> peak_bytes(step, "cpu")
         2048
     """
-    return _on_cuda(step) if device == "cuda" else _on_cpu(step)
+    return _on_cuda(step, warm) if device == "cuda" else _on_cpu(step, warm)
 
 
-def _on_cuda(step: Callable[[], Any]) -> int:
-    step()
+def _on_cuda(step: Callable[[], Any], warm: bool) -> int:
+    if warm:
+        step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -47,13 +49,14 @@ def _on_cuda(step: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _on_cpu(step: Callable[[], Any]) -> int:
+def _on_cpu(step: Callable[[], Any], warm: bool) -> int:
     from torch.profiler import ProfilerActivity, profile, record_function  # here, because the import is slow
 
     # acc_events has no effect with one cycle; without it, some releases of PyTorch warn.
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
     with _quiet_profiler(), profiler:
-        step()
+        if warm:
+            step()
         with record_function(_BEGIN):
             pass
         step()

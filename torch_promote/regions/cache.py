@@ -19,7 +19,7 @@ def cache_info() -> dict[str, int]:
 
     The cache does not detect writes that leave the version unchanged, such as `weight.data.copy_(...)` and writes
     through a NumPy array or another alias. After these call `clear_cache()`, in the middle of a region or if there are
-    casts that outlive regions.
+    casts that outlive regions. `check_casts` finds such writes.
 
     Returns:
         `entries` and `bytes` (of their data) held now; `hits`, `misses` (casts made and kept), `stale` (dropped because

@@ -1,0 +1,235 @@
+// file: compares reused casts with fresh ones, while torch_promote.check_casts is on
+#include "cache/check.h"
+
+#include "cache/cache_mode.h"
+#include "cache/capture.h"
+#include "cache/cast_data.h"
+#include "policy/fork_safe_mutex.h"
+
+#include <ATen/ops/_to_copy_ops.h>
+#include <ATen/ops/equal_ops.h>
+#include <ATen/ops/view_ops.h>
+#include <ATen/record_function.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+namespace torch_promote {
+
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+std::atomic<uint64_t> count_checked = 0;
+std::atomic<uint64_t> count_skipped = 0;
+
+// --- Lines of first casts, beside the caches: entries need no member for them.
+
+struct FirstCast {
+  // Weakly, so that the address that the table has for a key stays taken.
+  std::optional<WeakStorage> storage;
+  std::optional<WeakTensor> tensor;
+  std::string line;
+
+  bool is_gone() const {
+    return storage.has_value() ? storage->expired() : tensor->expired();
+  }
+};
+
+// Never destroyed: autograd's threads may outlive static objects.
+struct FirstCasts {
+  ForkSafeMutex mutex;
+  std::unordered_map<const void*, FirstCast> by_address;
+  size_t next_sweep = 64;
+};
+
+FirstCasts& first_casts() {
+  static FirstCasts* instance = new FirstCasts;
+  return *instance;
+}
+
+// Uses of a plain cast share its storage; a cast that is not plain is one tensor for all uses.
+const void* address_of(const at::Tensor& cast) {
+  const at::TensorImpl& impl = *cast.unsafeGetTensorImpl();
+  return is_plain(impl) ? static_cast<const void*>(impl.unsafe_storage().unsafeGetStorageImpl()) : &impl;
+}
+
+std::string line_of_first_cast(const at::Tensor& cast) {
+  const std::lock_guard<std::mutex> lock(first_casts().mutex);
+  const auto found = first_casts().by_address.find(address_of(cast));
+  return found == first_casts().by_address.end() ? std::string() : found->second.line;
+}
+
+// --- Comparing
+
+class NoMemoryReport final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t, size_t, size_t, c10::Device) override {}
+  bool memoryProfilingEnabled() const override {
+    return false;
+  }
+};
+
+// In its scope ops on plain tensors run PyTorch's kernels alone: no autograd, autocast, functorch, dispatch mode, or
+// tracer, and no profiler sees them.
+class Unobserved {
+ public:
+  Unobserved()
+      : keys_(
+            DispatchKeySet(DispatchKey::BackendSelect),
+            c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset),
+        profilers_(/*is_enabled=*/false),
+        memory_(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<NoMemoryReport>()) {}
+
+ private:
+  c10::impl::ForceDispatchKeyGuard keys_;
+  at::RecordFunctionGuard profilers_;
+  c10::DebugInfoGuard memory_;
+};
+
+// The tensor, or one over the memory of a subclass that has memory of its own. Undefined for wrappers and fake tensors.
+at::Tensor in_plain_memory(const at::Tensor& tensor) {
+  at::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  if (is_plain(impl)) {
+    return tensor;
+  }
+  constexpr DispatchKeySet kSubclass({DispatchKey::Python, DispatchKey::PythonTLSSnapshot});
+  if (!has_only_plain_keys(impl.key_set() - kSubclass) || !impl.has_storage() || impl.has_symbolic_sizes_strides() ||
+      !(impl.is_cpu() || impl.is_cuda())) {
+    return {};
+  }
+  const c10::Storage& storage = impl.unsafe_storage();
+  if (storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr) {
+    return {};
+  }
+  const DispatchKey key = impl.is_cuda() ? DispatchKey::CUDA : DispatchKey::CPU;
+  at::Tensor result =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), DispatchKeySet(key), impl.dtype());
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(impl.sizes(), impl.strides(), impl.storage_offset());
+  return result;
+}
+
+// The plain tensors that a tensor consists of; empty if they are unknown.
+std::vector<at::Tensor> plain_parts(const at::Tensor& tensor) {
+  if (at::Tensor whole = in_plain_memory(tensor); whole.defined()) {
+    return {std::move(whole)};
+  }
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& part : cast_check_callbacks.parts(tensor)) {
+    result.push_back(in_plain_memory(part));
+    if (!result.back().defined()) {
+      return {};
+    }
+  }
+  return result;
+}
+
+at::ScalarType bits_dtype(size_t itemsize) {
+  return itemsize == 1 ? at::kByte : itemsize == 2 ? at::kShort : itemsize == 4 ? at::kInt : at::kLong;
+}
+
+// Not the values: a NaN differs from itself, and 0 equals -0.
+bool have_same_bits(const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) {
+    return false;
+  }
+  const at::ScalarType bits = bits_dtype(a.dtype().itemsize());
+  return at::_ops::equal::call(at::_ops::view_dtype::call(a, bits), at::_ops::view_dtype::call(b, bits));
+}
+
+enum class Outcome : uint8_t { same, differs, unknown };
+struct Comparison {
+  Outcome outcome;
+  at::Tensor kept; // if they differ: the first parts that do
+  at::Tensor fresh;
+};
+
+Comparison compare(const Source& source, const at::Tensor& cast) {
+  if (current_capture(source) != 0) { // nothing is computed
+    return {Outcome::unknown, {}, {}};
+  }
+  const std::vector<at::Tensor> sources = plain_parts(source.tensor);
+  const std::vector<at::Tensor> kept = plain_parts(cast);
+  if (sources.empty() || sources.size() != kept.size()) {
+    return {Outcome::unknown, {}, {}};
+  }
+  const Unobserved unobserved;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    at::Tensor fresh = at::_ops::_to_copy::call(sources[i], kept[i].scalar_type(), {}, {}, {}, false, {});
+    if (!have_same_bits(kept[i], fresh)) {
+      return {Outcome::differs, kept[i], std::move(fresh)};
+    }
+  }
+  return {Outcome::same, {}, {}};
+}
+
+} // namespace
+
+void remember_line_of(const at::Tensor& cast) {
+  FirstCast first;
+  first.line = cast_check_callbacks.calling_line();
+  const at::TensorImpl& impl = *cast.unsafeGetTensorImpl();
+  if (is_plain(impl)) {
+    first.storage.emplace(impl.unsafe_storage().getWeakStorageImpl());
+  } else {
+    first.tensor.emplace(cast.getIntrusivePtr());
+  }
+  FirstCasts& all = first_casts();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.by_address.insert_or_assign(address_of(cast), std::move(first));
+  if (all.by_address.size() >= all.next_sweep) {
+    std::erase_if(all.by_address, [](const auto& item) { return item.second.is_gone(); });
+    all.next_sweep = 2 * all.by_address.size() + 64;
+  }
+}
+
+bool is_stale(const Source& source, const at::Tensor& cast, c10::function_ref<bool()> is_still_kept) {
+  const Outcome outcome = compare(source, cast).outcome;
+  if (outcome == Outcome::unknown) {
+    ++count_skipped;
+    return false;
+  }
+  ++count_checked;
+  if (outcome == Outcome::same) {
+    return false;
+  }
+  // A thread that writes in place changes the data before the version. Give it time to finish.
+  constexpr int kTries = 20;
+  for (int i = 0; i < kTries; ++i) {
+    if (!is_still_kept()) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return is_still_kept();
+}
+
+void raise_stale_cast(const Source& source, const at::Tensor& cast) {
+  Comparison found = compare(source, cast);
+  if (found.outcome == Outcome::same) { // written back by another thread
+    found.kept = found.fresh = cast;
+  }
+  const std::string line = line_of_first_cast(cast);
+  {
+    const Unobserved unobserved;
+    cast_check_callbacks.raise(
+        source.tensor, found.kept, found.fresh, kCacheModeNames[static_cast<size_t>(tls_cache_mode)], line);
+  }
+  TORCH_CHECK(false, "a kept cast is stale");
+}
+
+CastCheckCounts cast_check_counts() {
+  return {count_checked.load(), count_skipped.load()};
+}
+
+} // namespace torch_promote

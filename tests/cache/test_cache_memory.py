@@ -1,0 +1,195 @@
+"""The memory that casts take: no more than stock's by default, and how much more in the modes that keep more."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import torch_promote as tp
+from helpers.casts import Region, ours, stock
+from helpers.models import EVERY_MODEL, loss_of, made, region_of
+from torch_promote.bench.memory import peak_bytes
+
+pytestmark = pytest.mark.usefixtures("nothing_persists")
+
+#: Takes a maker of regions, a model and its input.
+Use = Callable[[Region, nn.Module, torch.Tensor], Any]
+
+
+def train(region: Region, model: nn.Module, x: torch.Tensor) -> None:
+    for _ in range(2):
+        with region():
+            loss = loss_of(model, x)
+        loss.backward()
+
+
+def train_in_one_region(region: Region, model: nn.Module, x: torch.Tensor) -> None:
+    with region():
+        for _ in range(2):
+            loss_of(model, x).backward()
+
+
+def train_with_checkpoints(region: Region, model: nn.Module, x: torch.Tensor, reentrant: bool = False) -> None:
+    with region():
+        y = checkpoint(model, x.clone().requires_grad_(), use_reentrant=reentrant)
+        y = checkpoint(model, y.float().reshape(-1)[: x.numel()].view_as(x), use_reentrant=reentrant)
+        loss = y.float().square().mean()
+    loss.backward()
+
+
+def without_autograd(region: Region, model: nn.Module, x: torch.Tensor, no_autograd: Any = torch.no_grad) -> None:
+    with region(), no_autograd():
+        for _ in range(3):
+            model(x)
+
+
+def frozen(region: Region, model: nn.Module, x: torch.Tensor) -> None:
+    without_autograd(region, model.requires_grad_(False), x)
+
+
+def partly_frozen(region: Region, model: nn.Module, x: torch.Tensor) -> None:
+    for parameter in list(model.parameters())[::2]:
+        parameter.requires_grad_(False)
+    train(region, model, x.clone().requires_grad_())
+
+
+USES: dict[str, Use] = {
+    "train": train,
+    "one region": train_in_one_region,
+    "checkpoint": train_with_checkpoints,
+    "reentrant checkpoint": functools.partial(train_with_checkpoints, reentrant=True),
+    "no_grad": without_autograd,
+    "inference_mode": functools.partial(without_autograd, no_autograd=torch.inference_mode),
+    "frozen": frozen,
+    "partly frozen": partly_frozen,
+}
+
+
+def peak(use: Use, region: Region, model: nn.Module, x: torch.Tensor) -> int:
+    """The most bytes that the program holds at a time, above the model and its input; casts that outlive it count."""
+    model = copy.deepcopy(model)
+    use(region, copy.deepcopy(model), x)  # what PyTorch allocates once
+    tp.clear_cache()
+    return peak_bytes(lambda: use(region, model, x), "cpu", warm=False)
+
+
+@EVERY_MODEL
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_the_default_mode_takes_no_more_memory_than_stock(use: Use, name: str) -> None:
+    model, x = made(name)
+    assert 0 < peak(use, ours, model, x) <= 1.05 * peak(use, stock, model, x)
+
+
+class Layers(nn.Module):
+    """Layers whose weights are large beside their activations."""
+
+    def __init__(self, count: int = 16, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+class Slices(nn.Module):
+    """Every length of one parameter, as a decoder's positions or a growing vocabulary have it."""
+
+    def __init__(self, length: int = 256) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(length, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for length in range(1, len(self.weight) + 1):
+            y = x @ self.weight[:length].t()
+        return y
+
+
+class Shared(nn.Module):
+    """One weight in all layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(16):
+            x = torch.tanh(nn.functional.linear(x, self.weight))
+        return x
+
+
+X = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+LARGE: dict[str, Callable[[], nn.Module]] = {"layers": Layers, "slices": Slices, "shared": Shared}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("model", LARGE.values(), ids=LARGE)
+def test_models_that_consist_of_weights(model: Callable[[], nn.Module], use: Use) -> None:
+    torch.manual_seed(0)
+    made = model()
+    assert 0 < peak(use, ours, made, X) <= 1.05 * peak(use, stock, made, X)
+
+
+#: Where a mode takes more memory than stock, as docs/casts.md says: at least these times stock's.
+MORE: dict[tuple[str, str, str], float] = {
+    ("layers", "frozen", "persistent"): 5,
+    ("layers", "frozen", "all"): 5,
+    ("layers", "inference_mode", "persistent"): 5,
+    ("layers", "inference_mode", "all"): 5,
+    ("slices", "no_grad", "persistent"): 1.5,
+    ("slices", "no_grad", "all"): 1.5,
+    ("slices", "frozen", "all"): 1.5,
+}
+
+
+@pytest.mark.parametrize(("model", "use", "cache"), MORE)
+def test_the_other_modes_take_more_where_they_keep_more(model: str, use: str, cache: str) -> None:
+    """Else the tests above could not fail."""
+    made = LARGE[model]()
+    assert peak(USES[use], region_of(cache), made, X) > MORE[model, use, cache] * peak(USES[use], stock, made, X)
+
+
+@pytest.mark.parametrize("cache", ["persistent", "all"])
+@pytest.mark.parametrize("use", ["no_grad", "inference_mode", "frozen"])
+@pytest.mark.parametrize("model", LARGE.values(), ids=LARGE)
+def test_casts_beyond_stock_take_at_most_the_bytes_of_their_weights(
+    model: Callable[[], nn.Module], use: str, cache: str
+) -> None:
+    made = model()
+    weights = sum(parameter.nbytes for parameter in made.parameters())
+    assert peak(USES[use], region_of(cache), made, X) <= peak(USES[use], stock, made, X) + weights + X.nbytes
+
+
+def held_after(cache: str, model: nn.Module, no_autograd: Any) -> tuple[int, int]:
+    """The bytes of casts in the region's last moment, and after it."""
+    with ours(cache=cache), no_autograd():
+        model(X)
+        inside = tp.cache_info()
+    after = tp.cache_info()
+    bytes_of = [info["bytes"] + info["persistent_bytes"] for info in (inside, after)]
+    tp.clear_cache()
+    return bytes_of[0], bytes_of[1]
+
+
+@pytest.mark.parametrize("no_autograd", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("model", LARGE.values(), ids=LARGE)
+def test_the_default_mode_keeps_nothing_of_frozen_weights(model: Callable[[], nn.Module], no_autograd: Any) -> None:
+    frozen_model = model().requires_grad_(False)
+    assert held_after("weights", frozen_model, no_autograd) == (0, 0)
+
+
+def test_persistent_casts_take_at_most_the_bytes_of_their_weights() -> None:
+    for model in (Layers(), Slices(), Shared()):
+        weights = sum(parameter.nbytes for parameter in model.parameters())
+        for _ in range(3):
+            with ours(cache="persistent"), torch.no_grad():
+                model(X)
+            assert 0 < tp.cache_info()["persistent_bytes"] <= weights
+        assert tp.cache_info()["bytes"] == 0
+        tp.clear_cache()

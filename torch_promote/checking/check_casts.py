@@ -1,0 +1,222 @@
+"""`check_casts`: compares every reused cast with a fresh one, and raises if their bits differ.
+
+Functions without a docstring that names a user are called by the extension (csrc/python/cast_check_hooks.cpp).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+
+from torch_promote import _C
+from torch_promote.checking.call_site import calling_line
+from torch_promote.errors import OptionError, StaleCastError
+
+__all__ = ["VARIABLE", "check_casts", "use_environment"]
+
+#: The environment variable that switches the check on for the whole process.
+VARIABLE = "TORCH_PROMOTE_CHECK_CASTS"
+
+_lock = threading.Lock()
+_open: list[check_casts] = []
+_in_environment = False
+
+
+class check_casts:  # noqa: N801 (what people write after `with`)
+    """Compares every cast that the cache reuses in the block with a fresh cast, bit for bit.
+
+    The block covers all threads of the process, those of the autograd engine included, and every cache mode. The fresh
+    cast is invisible to dispatch modes, hooks, profilers and autograd. It takes the time of a cast, and its memory
+    until the comparison is done. The environment variable TORCH_PROMOTE_CHECK_CASTS=1 does the same for a whole
+    program. Open the block outside of compiled functions.
+
+    Args:
+        enabled: False: check nothing in the block, for code that uses stale casts on purpose. Of several open blocks,
+            the one entered last decides.
+
+    Raises:
+        OptionError: `enabled` is not a bool.
+        StaleCastError: In the block, from the op that would have used the stale cast. The cast is dropped, so the
+            next use makes a new one.
+
+    Example:
+        >>> import torch, torch_promote as tp
+        >>> x, weight = torch.ones(4, 4), torch.nn.Parameter(torch.ones(4, 4))
+        >>> with tp.check_casts() as checks, tp.my_autocast("cpu"):
+        ...     y = x @ weight @ weight
+        >>> checks.checked, checks.skipped
+        (1, 0)
+        >>> with tp.check_casts(), tp.my_autocast("cpu"):
+        ...     y = x @ weight
+        ...     _ = weight.data.mul_(2)  # does not change weight._version
+        ...     try:
+        ...         y = x @ weight
+        ...     except tp.StaleCastError as error:
+        ...         print(str(error).partition(" has")[0])
+        the cast of a Parameter (4 x 4, float32) to bfloat16
+    """
+
+    __slots__ = ("_begin", "_end", "enabled")
+
+    def __init__(self, enabled: bool = True) -> None:
+        if not isinstance(enabled, bool):
+            raise OptionError(f"enabled is {enabled!r}, which is not a bool. Legal: True, False.")
+        self.enabled = enabled
+        self._begin = self._end = (0, 0)
+
+    @property
+    def checked(self) -> int:
+        """How many uses of kept casts were compared in the block, so far or until its end."""
+        return self._count(0)
+
+    @property
+    def skipped(self) -> int:
+        """How many uses could not be compared: fake tensors, unknown subclasses, and a CUDA graph's capture."""
+        return self._count(1)
+
+    def _count(self, kind: int) -> int:
+        with _lock:
+            is_open = any(block is self for block in _open)
+        return (_C.cast_check_counts() if is_open else self._end)[kind] - self._begin[kind]
+
+    def __enter__(self) -> check_casts:
+        self._begin = _C.cast_check_counts()
+        with _lock:
+            _open.append(self)
+            _switch()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with _lock:
+            # Blocks of several threads may end in any order.
+            position = max(i for i, block in enumerate(_open) if block is self)
+            del _open[position]
+            _switch()
+        self._end = _C.cast_check_counts()
+
+
+def use_environment() -> None:
+    """Switches the check on if the environment says so.
+
+    Raises:
+        OptionError: TORCH_PROMOTE_CHECK_CASTS is neither empty nor 0 nor 1.
+    """
+    global _in_environment
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", "0", "1"):
+        raise OptionError(f"{VARIABLE} is {value!r}. Legal: 1 (check every reused cast), 0.")
+    with _lock:
+        _in_environment = value == "1"
+        _switch()
+
+
+def _switch() -> None:
+    """Tells the extension whether to check. The caller holds the lock."""
+    on = _open[-1].enabled if _open else _in_environment
+    if on:
+        _C.set_cast_check_hooks(sys.modules[__name__])
+    _C.set_checks_casts(on)
+
+
+def line_of_this_thread() -> str:
+    """Returns the line of Python that this thread runs, outside of PyTorch and this package."""
+    try:
+        return calling_line()
+    except ValueError:
+        return "a thread that runs no Python, such as one of autograd's"
+
+
+def parts_of(wrapper: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the tensors that a functorch wrapper or a subclass consists of; none if they are unknown."""
+    functorch = torch._C._functorch
+    if functorch.is_functorch_wrapped_tensor(wrapper):
+        unwrapped = functorch.get_unwrapped(wrapper)
+        return parts_of(unwrapped) if functorch.is_functorch_wrapped_tensor(unwrapped) else [unwrapped]
+    flatten: Any = getattr(type(wrapper), "__tensor_flatten__", None)
+    if flatten is None:
+        return []
+    parts: list[torch.Tensor] = []
+    with torch._C.DisableTorchFunction():
+        names, _ = flatten(wrapper)
+        for name in names:
+            part = getattr(wrapper, name)
+            parts += parts_of(part) if hasattr(type(part), "__tensor_flatten__") else [part]
+    return parts
+
+
+def raise_stale(source: torch.Tensor, kept: torch.Tensor, fresh: torch.Tensor, mode: str, first_line: str) -> NoReturn:
+    """Raises the error for a stale cast. Ops in here pass by autograd, autocast and dispatch modes."""
+    with torch._C.DisableTorchFunction():
+        raise StaleCastError(
+            weight=_described(source),
+            dtype=str(kept.dtype).removeprefix("torch."),
+            mode=mode,
+            first_line=first_line or "unknown: it was made before the check began",
+            this_line=line_of_this_thread(),
+            difference=_difference(kept, fresh),
+        )
+
+
+def _difference(kept: torch.Tensor, fresh: torch.Tensor) -> str:
+    if kept.shape != fresh.shape:
+        return f"its shape is {tuple(kept.shape)}, that of a fresh cast {tuple(fresh.shape)}"
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(kept.element_size(), torch.int64)
+    differs = kept.view(bits) != fresh.view(bits)
+    count = int(differs.sum())
+    if count == 0:
+        return "another thread restored the weight meanwhile"
+    index = tuple(differs.nonzero()[0].tolist())
+    return (
+        f"{count} of {kept.numel()} elements differ, the first at {list(index)}: "
+        f"{kept[index].item()} instead of {fresh[index].item()}"
+    )
+
+
+def _described(source: torch.Tensor) -> str:
+    """The name of a weight if a module has it, what it is, and its shape and dtype."""
+    owner = source._base if source._is_view() and source._base is not None else source
+    shape = " x ".join(map(str, source.shape)) or "0-dim"
+    dtype = str(source.dtype).removeprefix("torch.")
+    name = _name_of(owner)
+    kind = "Parameter" if isinstance(owner, torch.nn.Parameter) else "Tensor"
+    if owner is not source:
+        return f"a view ({shape}, {dtype}) of {name or f'a {kind}'}"
+    return f"{name} ({kind}, {shape}, {dtype})" if name else f"a {kind} ({shape}, {dtype})"
+
+
+def _name_of(weight: torch.Tensor) -> str:
+    """The longest name that a live module gives the tensor: that of the outermost module. "" if there is none."""
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+    owners = {id(module): name for module in modules for name in _names_in(module, weight)}
+    if not owners:
+        return ""
+    names = (
+        f"{path}.{owners[id(child)]}" if path else owners[id(child)]
+        for module in modules
+        for path, child in _named_modules(module)
+        if id(child) in owners
+    )
+    return max(names, key=lambda name: (name.count("."), name), default="")
+
+
+def _names_in(module: torch.nn.Module, weight: torch.Tensor) -> Iterator[str]:
+    for own in ("_parameters", "_buffers"):
+        for name, tensor in module.__dict__.get(own, {}).items():
+            if tensor is weight:
+                yield name
+
+
+def _named_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    try:
+        yield from module.named_modules(remove_duplicate=False)
+    except Exception:  # a module whose __init__ has not finished, or that overrides this
+        yield "", module
