@@ -15,7 +15,7 @@ namespace {
 
 // Storages that captured graphs write to. Held weakly: the address of a dead one stays taken, and means no other.
 struct CapturedWrites {
-  std::mutex mutex;
+  ForkSafeMutex mutex;
   ska::flat_hash_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
   std::atomic<bool> any = false; // to be read without the lock
 };
