@@ -46,7 +46,7 @@ parity: build
 lint: build
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/clang-format --dry-run -Werror csrc/*/*.h csrc/*/*.cpp
+	$(VENV)/bin/clang-format --dry-run -Werror csrc/*/*.h csrc/*/*.cpp tests/cuda_stand_in/*.h tests/cuda_stand_in/*.cpp
 	$(VENV)/bin/mypy
 
 docs-pages: build

@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
+from cuda_stand_in import for_pytest
+
+for_pytest.start_if_asked()  # before anything imports torch
+
 import torch
 
 import torch_promote as tp
 from helpers.thread_state import thread_state
 from torch_promote.checking import pretend_cuda as cuda
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    for_pytest.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for_pytest.check(config)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ Any test
     comparison: `assert_same`, which compares results bit for bit.
     thread_state: the autocast state of a thread, to compare before and after.
     subprocesses: the environment of Python processes that tests start.
+    on_stand_in: runs tests and programs on the CUDA device made of host memory (tests/cuda_stand_in).
 
 One op call
     side_by_side: runs a call under stock and under ours, and compares the two runs.

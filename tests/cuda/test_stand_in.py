@@ -1,0 +1,420 @@
+"""The stand-in device itself: what it gives is what the CPU gives, and what it counts is what happened."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import cuda_stand_in
+import torch_promote as tp
+from helpers.comparison import assert_same
+from helpers.subprocesses import environment
+
+pytestmark = pytest.mark.usefixtures("stand_in")
+
+
+def on(value: object, device: str) -> object:
+    """The same tensors on a device, as leaves."""
+    if isinstance(value, Tensor):
+        return value.detach().to(device).requires_grad_(value.requires_grad)
+    if isinstance(value, list | tuple):
+        return type(value)(on(element, device) for element in value)
+    return value
+
+
+CALLS: dict[str, tuple[Callable[..., object], Callable[[], list[object]]]] = {
+    "product": (torch.mm, lambda: [torch.randn(3, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)]),
+    "broadcast": (torch.add, lambda: [torch.randn(3, 1), torch.randn(4, requires_grad=True)]),
+    "with a number": (lambda x: 2 * x + 1.5, lambda: [torch.randn(3, requires_grad=True)]),
+    "0-dim of the CPU": (lambda x: x * torch.tensor(2.0), lambda: [torch.randn(3)]),
+    "two results": (torch.max, lambda: [torch.randn(3, 4, requires_grad=True), 1]),
+    "a list of tensors": (torch.cat, lambda: [[torch.randn(2, 3, requires_grad=True), torch.randn(1, 3)]]),
+    "views": (lambda x: x.t()[1:].unsqueeze(0).expand(2, -1, -1), lambda: [torch.randn(3, 4, requires_grad=True)]),
+    "split": (lambda x: x.split(2), lambda: [torch.randn(5, requires_grad=True)]),
+    "indices": (lambda x, i: x[i], lambda: [torch.randn(5, 2, requires_grad=True), torch.tensor([0, 4, 0])]),
+    "a mask": (lambda x: x[x > 0], lambda: [torch.randn(9, requires_grad=True)]),
+    "conjugate": (lambda x: x.conj() @ x.mH, lambda: [torch.randn(2, 2, dtype=torch.complex64, requires_grad=True)]),
+    "imaginary part": (lambda x: x.conj().imag + 1, lambda: [torch.randn(3, dtype=torch.complex64)]),
+    "softmax": (torch.softmax, lambda: [torch.randn(3, 4, requires_grad=True), -1]),
+    "convolution": (
+        nn.functional.conv2d,
+        lambda: [torch.randn(1, 2, 6, 6, requires_grad=True), torch.randn(3, 2, 3, 3, requires_grad=True)],
+    ),
+    "norm": (
+        lambda x, w: nn.functional.layer_norm(x, (4,), w),
+        lambda: [torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)],
+    ),
+    "foreach": (lambda *x: torch._foreach_mul(list(x), 2.0), lambda: [torch.randn(3), torch.randn(2, 2)]),
+    "inverse": (torch.linalg.inv, lambda: [torch.eye(3) + 0.1 * torch.ones(3, 3)]),
+    "attention": (
+        nn.functional.scaled_dot_product_attention,
+        lambda: [torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3)],
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_attention() -> Iterator[None]:
+    """The CPU has a fused kernel for attention, which the device has not."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def run(call: Callable[..., object], arguments: list[object]) -> list[Tensor | None]:
+    """The results, and the gradients of all leaves."""
+    result = call(*arguments)
+    results = list(result) if isinstance(result, tuple | list) else [result]
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(arguments) if getattr(leaf, "requires_grad", False)]
+    if leaves:
+        sum(r.abs().sum() for r in results if r.requires_grad).backward()
+    return [*results, *(leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_results_and_gradients_are_the_cpus(name: str) -> None:
+    call, make = CALLS[name]
+    arguments = make()
+    expected = run(call, arguments)
+    actual = run(call, on(arguments, "cuda"))
+    assert len(actual) == len(expected) > 0
+    for ours, cpus in zip(actual, expected, strict=True):
+        assert ours.device == torch.device("cuda", 0)
+        assert ours.stride() == cpus.stride()
+        assert_same(ours.cpu().contiguous(), cpus.contiguous())
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.arange(5), lambda: torch.full((2,), 3.0), lambda: torch.tril_indices(3, 3)]
+)
+def test_factories_make_what_they_make_on_the_cpu(make: Callable[[], Tensor]) -> None:
+    expected = make()
+    with torch.device("cuda"):
+        actual = make()
+    assert actual.is_cuda
+    assert_same(actual.cpu(), expected)
+
+
+def test_random_numbers_are_the_cpus() -> None:
+    torch.manual_seed(3)
+    expected = torch.randn(4)
+    torch.manual_seed(3)
+    assert_same(torch.randn(4, device="cuda").cpu(), expected)
+
+
+def test_tensors_show_their_values_and_numbers() -> None:
+    x = torch.tensor([1.0, 2.0], device="cuda")
+    assert repr(x) == "tensor([1., 2.], device='cuda:0')"
+    assert x.tolist() == [1.0, 2.0]
+    assert x.sum().item() == 3.0
+
+
+# --- views, writes
+
+
+def test_views_share_storage_and_a_write_into_one_is_seen() -> None:
+    x = torch.zeros(2, 3, device="cuda")
+    row, flat = x[1], x.view(-1)
+    assert row._is_view()
+    assert row.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    before = x._version
+    row.add_(1)
+    flat[0] = 5
+    assert x.tolist() == [[5, 0, 0], [1, 1, 1]]
+    assert x._version == row._version == before + 2
+
+
+def test_in_place_returns_the_tensor_itself() -> None:
+    x = torch.ones(3, device="cuda")
+    address = x.data_ptr()
+    assert x.add_(1).mul_(2) is x
+    assert x.data_ptr() == address
+    assert x.tolist() == [4, 4, 4]
+
+
+def test_out_is_written_and_resized() -> None:
+    x = torch.arange(6.0, device="cuda").view(2, 3)
+    out = torch.empty(0, device="cuda")
+    assert torch.add(x, x, out=out) is out
+    assert_same(out.cpu(), 2 * x.cpu())
+    values, places = torch.empty(0, device="cuda"), torch.empty(0, dtype=torch.long, device="cuda")
+    torch.max(x, 1, out=(values, places))
+    assert (values.tolist(), places.tolist()) == ([2, 5], [2, 2])
+    part = torch.zeros(4, device="cuda")
+    torch.mul(x[0], 2, out=part[1:])
+    assert part.tolist() == [0, 0, 2, 4]
+
+
+def test_storages_are_set_and_resized() -> None:
+    x = torch.arange(4.0, device="cuda")
+    y = torch.empty(0, device="cuda")
+    y.set_(x)
+    assert y.data_ptr() == x.data_ptr()
+    y.set_(x.untyped_storage(), 1, (2,), (2,))
+    assert y.tolist() == [1, 3]
+    y.set_(x.untyped_storage())
+    assert y.tolist() == [0, 1, 2, 3]
+    assert x.resize_(2).tolist() == [0, 1]
+    assert x.resize_(6).tolist()[:2] == [0, 1]
+    y.set_()
+    assert y.shape == (0,)
+    x.data = torch.full((2,), 7.0, device="cuda")
+    assert x.tolist() == [7, 7]
+
+
+def test_inference_mode() -> None:
+    normal = torch.ones(2, 2, device="cuda")
+    with torch.inference_mode():
+        made = torch.randn(2, 2, device="cuda") @ normal
+        view_of_normal, view_of_made = normal[0], made[0].t()
+        normal.add_(1)
+        made.add_(1)
+    assert made.is_inference()
+    assert view_of_made.is_inference()
+    assert not view_of_normal.is_inference()
+    assert normal.tolist() == [[2, 2], [2, 2]]
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+        made.add_(1)
+
+
+# --- programs
+
+
+class Net(nn.Module):
+    """Two layers share their weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+        self.head = nn.Linear(8, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.block(self.embedding(tokens)))
+
+
+def train(net: nn.Module, device: str) -> list[Tensor]:
+    net = copy.deepcopy(net).to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
+    tokens = torch.arange(10, device=device).view(2, 5) % 7
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().cpu())
+    return [*losses, *(p.detach().cpu() for p in net.parameters())]
+
+
+def test_training_a_transformer_gives_the_cpus_bits() -> None:
+    net = Net()
+    for ours, cpus in zip(train(net, "cuda"), train(net, "cpu"), strict=True):
+        assert_same(ours, cpus)
+
+
+def test_tied_weights_stay_tied() -> None:
+    net = Net().cuda()
+    assert net.head.weight is net.embedding.weight
+    assert all(p.is_cuda for p in net.parameters())
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+def test_backward_runs_on_a_thread_of_the_device(device: str) -> None:
+    threads = []
+    x = torch.ones(2, device=device, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda _: threads.append((threading.get_native_id(), torch.cuda.current_device())))
+    y.sum().backward()
+    [(thread, current)] = threads
+    assert thread != threading.get_native_id()
+    assert current == torch.device(device).index
+
+
+def test_autocast_regions_of_stock_and_ours_are_on() -> None:
+    x, w = torch.randn(3, 4, device="cuda"), torch.randn(4, 5, device="cuda", requires_grad=True)
+    for region in (torch.autocast("cuda"), tp.my_autocast("cuda")):
+        with region:
+            assert (x @ w).dtype == torch.float16
+            assert torch.exp(x.half()).dtype == torch.float32
+    (half,) = torch.autograd.grad((x.half() @ w.half()).sum(), w)
+    with tp.my_autocast("cuda"):
+        (actual,) = torch.autograd.grad((x @ w).sum(), w)
+    assert_same(actual, half)
+
+
+def test_an_op_inside_a_kernel_sees_no_autocast() -> None:
+    """The kernels are the CPU's: a region of the CPU must not act inside of them."""
+    x = torch.randn(30, 4, device="cuda")
+    expected = torch.cdist(x.cpu(), x.cpu())
+    with torch.autocast("cpu"):
+        assert_same(torch.cdist(x, x).cpu(), expected)
+
+
+def test_grad_scaler() -> None:
+    w = torch.ones(2, device="cuda", requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([w], lr=1.0), torch.amp.GradScaler("cuda", init_scale=4.0)
+    assert scaler.is_enabled()
+    scaler.scale(w.sum()).backward()
+    scaler.step(optimizer)
+    assert w.tolist() == [0, 0]
+    w.grad.fill_(float("inf"))
+    scaler.update()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert w.tolist() == [0, 0]
+    assert scaler.get_scale() == 2.0
+
+
+# --- devices and streams
+
+
+def test_two_devices() -> None:
+    x, y = torch.ones(2, device="cuda:0"), torch.ones(2, device="cuda:1")
+    assert torch.cuda.device_count() == 2
+    assert (y + 1).device == torch.device("cuda", 1)
+    assert y.to("cuda:0").add_(x).tolist() == [2, 2]
+    with torch.cuda.device(1):
+        assert torch.cuda.current_device() == 1
+        assert torch.zeros(1, device="cuda").device.index == 1
+    assert torch.cuda.current_device() == 0
+    with pytest.raises(RuntimeError, match=r"found at least two devices, cuda:0 and cuda:1"):
+        x + y
+    with pytest.raises(RuntimeError, match=r"at least two devices, cuda:1 and cuda:0"):
+        torch.cat([y, x])
+
+
+def test_streams_are_of_the_thread_and_reach_the_backward() -> None:
+    stream = torch.cuda.Stream()
+    default = torch.cuda.current_stream()
+    assert default == torch.cuda.default_stream() != stream
+    seen = []
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    with torch.cuda.stream(stream):
+        assert torch.cuda.current_stream() == stream
+        thread = threading.Thread(target=lambda: seen.append(torch.cuda.current_stream()))
+        thread.start()
+        thread.join()
+        y = x * 2
+    y.register_hook(lambda _: seen.append(torch.cuda.current_stream()))
+    y.sum().backward()
+    assert seen == [default, stream]
+
+
+def test_events_and_recorded_memory_are_counted() -> None:
+    x, stream = torch.ones(2, device="cuda"), torch.cuda.Stream()
+    with cuda_stand_in.counting() as counts:
+        stream.wait_stream(torch.cuda.current_stream())
+        x.record_stream(stream)
+    assert (counts.events_recorded, counts.events_waited_for, counts.data_ptrs_recorded) == (1, 1, 1)
+
+
+def test_a_capturing_stream_says_so() -> None:
+    other = torch.cuda.Stream()
+    with cuda_stand_in.capturing():
+        assert torch.cuda.is_current_stream_capturing()
+        assert torch._C._cuda_isCurrentStreamCapturing()
+        with torch.cuda.stream(other):
+            assert not torch.cuda.is_current_stream_capturing()
+    assert not torch.cuda.is_current_stream_capturing()
+
+
+# --- counts
+
+
+def test_kernels_are_counted_and_views_are_none() -> None:
+    x = torch.randn(4, 4, device="cuda")
+    with cuda_stand_in.counting() as counts:
+        x.t()[1:].unsqueeze(0).view(1, 3, 4)
+    assert counts.total == 0
+    with cuda_stand_in.counting() as counts:
+        (x @ x).add_(1).relu().half()
+    assert sorted(counts.kernels) == ["aten::add_.Tensor", "aten::copy_", "aten::mm", "aten::relu"]
+    assert counts.total == 4
+
+
+def test_bytes_are_counted_on_their_device() -> None:
+    gc.collect()
+    with cuda_stand_in.counting() as counts:
+        x = torch.empty(256, device="cuda")
+        y = x + 1
+        del y
+        z = torch.empty(10, device="cuda:1")
+        view = x[:3]
+    assert (counts.peak_bytes, counts.kept_bytes) == (2048, 1024)
+    assert cuda_stand_in.live_bytes(1) == z.nbytes == 40
+    del x
+    assert cuda_stand_in.live_bytes() == torch.cuda.memory_allocated()
+    del view
+    assert torch.cuda.memory_allocated() + 1024 == counts.kept_bytes + cuda_stand_in.live_bytes()
+
+
+def test_a_resized_out_counts() -> None:
+    with cuda_stand_in.counting() as counts:
+        out = torch.empty(0, device="cuda")
+        torch.arange(100, out=out)
+    assert counts.kept_bytes == out.nbytes == 400
+    with cuda_stand_in.counting() as counts:
+        del out
+    assert counts.kept_bytes == -400
+
+
+# --- what it is for
+
+
+def test_a_planted_wrong_cast_is_found() -> None:
+    x, w = torch.randn(3, 4, device="cuda"), torch.randn(5, 4, device="cuda", requires_grad=True)
+
+    def products(region: object) -> tuple[Tensor, Tensor]:
+        with region:
+            result = nn.functional.linear(x, w)
+        return result, torch.autograd.grad(result.float().sum(), w)[0]
+
+    for ours, stock in zip(products(tp.my_autocast("cuda")), products(torch.autocast("cuda")), strict=True):
+        assert_same(ours, stock)
+    wrong = tp.my_autocast("cuda", overrides={"linear": "fp32"})
+    with pytest.raises(AssertionError):
+        assert_same(products(wrong)[0], products(torch.autocast("cuda"))[0])
+    with tp.crosscheck() as report, wrong:
+        nn.functional.linear(x, w)
+    assert list(report.mismatches) == []
+
+
+def test_processes_that_multiprocessing_spawns_have_it() -> None:
+    program = """
+import multiprocessing, operator, torch
+if __name__ == "__main__":
+    import cuda_stand_in
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(torch.cuda.is_available), pool.apply(torch.cuda.device_count))
+"""
+    done = subprocess.run(
+        [sys.executable, "-m", "cuda_stand_in", "-c", program],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["True", "2"]
+
+
+def test_too_late_is_an_error_with_the_remedy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch, cuda_stand_in as s; s.start()"],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert "PyTorch is already imported" in done.stderr
+    assert "before `import torch`" in done.stderr

@@ -1,0 +1,76 @@
+"""Compiles the stand-in for the installed PyTorch, without importing it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+#: Compiled together: parsing PyTorch's headers takes most of the time.
+SOURCES = ("device.cpp", "kernels.cpp")
+FOLDER = HERE.parents[1] / "build" / "cuda_stand_in"
+
+
+def torch_folder() -> Path:
+    """The folder of the installed PyTorch."""
+    found = importlib.util.find_spec("torch")
+    assert found is not None, "PyTorch is not installed"
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
+def why_not() -> str | None:
+    """Why the stand-in cannot be had here; None if it can."""
+    if torch_folder().joinpath("lib", "libtorch_cuda.so").exists():
+        return (
+            f"PyTorch {importlib.metadata.version('torch')} is built with CUDA: its own kernels are registered for "
+            "device type cuda. The stand-in needs a CPU build of PyTorch; with a GPU, use --device cuda."
+        )
+    if _compiler() is None:
+        return "the stand-in is compiled on demand, and there is no C++ compiler. Install g++."
+    return None
+
+
+def _compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+def command(target: Path) -> list[str]:
+    """The compiler's command line; the source comes on stdin."""
+    torch = torch_folder()
+    return [
+        _compiler() or "g++",
+        *("-x", "c++", "-", "-x", "none", "-o", str(target), "-shared", "-fPIC"),
+        *("-std=c++20", "-O1", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"),
+        # ATen's headers for all ops are most of what would be parsed. The second macro makes them an error.
+        *("-DAT_PER_OPERATOR_HEADERS", "-DTORCH_ASSERT_ONLY_METHOD_OPERATORS"),
+        *("-I", str(HERE), "-isystem", str(torch / "include")),
+        *("-isystem", str(torch / "include" / "torch" / "csrc" / "api" / "include")),
+        *("-L", str(torch / "lib"), "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch / 'lib'}"),
+    ]
+
+
+def library() -> Path:
+    """Returns the compiled library's path, and compiles it first if nobody has. Safe in several processes at once."""
+    parts = [*map(Path.read_bytes, sorted(HERE.glob("*.[ch]*"))), importlib.metadata.version("torch").encode()]
+    key = hashlib.sha256(b"\0".join([*parts, *map(str.encode, command(Path("target")))])).hexdigest()[:16]
+    target = FOLDER / f"{key}.so"
+    if target.exists():
+        return target
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with FOLDER.joinpath("lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            unfinished = target.with_suffix(".unfinished")
+            source = "".join(f'#include "{name}"\n' for name in SOURCES)
+            done = subprocess.run(command(unfinished), input=source, text=True, capture_output=True, check=False)
+            if done.returncode != 0:
+                raise RuntimeError(f"the stand-in does not compile:\n{done.stderr}")
+            unfinished.replace(target)
+    return target

@@ -1,0 +1,185 @@
+"""Starting the stand-in in this process, and what tests measure and set."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cuda_stand_in import build
+
+__all__ = [
+    "Counts",
+    "capturing",
+    "counting",
+    "kernels",
+    "live_bytes",
+    "peak_bytes",
+    "reset",
+    "running",
+    "start",
+]
+
+_library: ctypes.CDLL | None = None
+
+
+def running() -> bool:
+    """Whether this process has the stand-in."""
+    return _library is not None
+
+
+def start(devices: int = 2) -> None:
+    """Gives this process the stand-in. Nothing happens if it has it.
+
+    Args:
+        devices: How many devices there are, one or two.
+
+    Raises:
+        RuntimeError: torch is already imported, or `why_not` has a reason.
+    """
+    global _library
+    if running():
+        return
+    if reason := build.why_not():
+        raise RuntimeError(reason)
+    if "torch" in sys.modules:
+        raise RuntimeError(
+            "PyTorch is already imported, and asks for devices while it is. Start the stand-in first: "
+            "cuda_stand_in.start() before `import torch`, or pytest --device cuda-stand-in."
+        )
+    if devices not in (1, 2):
+        raise ValueError(f"the stand-in has one or two devices, not {devices}.")
+    _library = ctypes.CDLL(str(build.library()))
+    for name in ("live_bytes", "peak_bytes", "events_recorded", "events_waited_for", "data_ptrs_recorded"):
+        getattr(_library, f"stand_in_{name}").restype = ctypes.c_int64
+    _library.stand_in_kernels.restype = ctypes.c_char_p
+    _library.stand_in_set_capturing.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int]
+    _library.stand_in_set_device_count(devices)
+    from cuda_stand_in import torch_cuda
+
+    torch_cuda.provide()
+    _start_in_spawned_processes(devices)
+
+
+def _start_in_spawned_processes(devices: int) -> None:
+    """Processes that multiprocessing spawns import torch when they unpickle their work: too early for anything else."""
+    from multiprocessing import spawn
+
+    stock = spawn.get_command_line
+
+    def get_command_line(**arguments: object) -> list[str]:
+        line = stock(**arguments)
+        at = line.index("-c") + 1
+        tests = str(Path(__file__).parents[1])
+        line[at] = (
+            f"import sys; sys.path.insert(0, {tests!r}); import cuda_stand_in as s; s.start({devices}); {line[at]}"
+        )
+        return line
+
+    spawn.get_command_line = get_command_line
+
+
+def device_count() -> int:
+    """How many devices there are."""
+    return _c().stand_in_device_count()
+
+
+def _c() -> ctypes.CDLL:
+    if _library is None:
+        raise RuntimeError("the stand-in is not running in this process. See cuda_stand_in.start.")
+    return _library
+
+
+# --- what is measured
+
+
+def kernels() -> Counter[str]:
+    """How often each kernel ran since `reset`, such as {"aten::mm": 3}. Views are no kernels."""
+    lines = _c().stand_in_kernels().decode().splitlines()
+    return Counter({name: int(count) for name, count in map(str.split, lines)})
+
+
+def live_bytes(device: int = 0) -> int:
+    """The bytes of all tensors on a device."""
+    return _c().stand_in_live_bytes(device)
+
+
+def peak_bytes(device: int = 0) -> int:
+    """The most bytes that were live on a device since `reset`."""
+    return _c().stand_in_peak_bytes(device)
+
+
+def reset() -> None:
+    """Sets all counts to zero, and the peaks to what is live. No stream is capturing any more."""
+    _c().stand_in_reset()
+
+
+def reset_peak() -> None:
+    """Sets the peaks to what is live."""
+    _c().stand_in_reset_peak()
+
+
+@dataclass
+class Counts:
+    """What happened in a `counting` block.
+
+    Attributes:
+        kernels: How often each kernel ran.
+        peak_bytes: The most bytes that were live on device 0, beyond those that were before the block.
+        kept_bytes: The bytes that are live on device 0 after the block and were not before it.
+        events_recorded: Events that were recorded on a stream.
+        events_waited_for: How often a stream was made to wait for an event.
+        data_ptrs_recorded: How often memory was marked as used by another stream.
+    """
+
+    kernels: Counter[str] = field(default_factory=Counter)
+    peak_bytes: int = 0
+    kept_bytes: int = 0
+    events_recorded: int = 0
+    events_waited_for: int = 0
+    data_ptrs_recorded: int = 0
+
+    @property
+    def total(self) -> int:
+        """The number of kernels that ran."""
+        return self.kernels.total()
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Counts]:
+    """Counts what happens in the block; the counts are there when it has ended. Not to be nested: it resets them."""
+    reset()
+    before = live_bytes()
+    counts = Counts()
+    yield counts
+    counts.kernels = kernels()
+    counts.peak_bytes = peak_bytes() - before
+    counts.kept_bytes = live_bytes() - before
+    counts.events_recorded = _c().stand_in_events_recorded()
+    counts.events_waited_for = _c().stand_in_events_waited_for()
+    counts.data_ptrs_recorded = _c().stand_in_data_ptrs_recorded()
+
+
+# --- what is set
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """In the block, the current stream says that it is capturing a CUDA graph. Kernels run as always."""
+    import torch
+
+    stream = torch.cuda.current_stream()
+    _c().stand_in_set_capturing(stream.device_index, stream.stream_id, 1)
+    try:
+        yield
+    finally:
+        _c().stand_in_set_capturing(stream.device_index, stream.stream_id, 0)
+
+
+def is_capturing(device: int, stream: int) -> bool:
+    """Whether a stream says that it is capturing."""
+    return bool(_c().stand_in_is_capturing(device, ctypes.c_int64(stream)))

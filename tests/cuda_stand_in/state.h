@@ -1,0 +1,58 @@
+// file: what the stand-in device counts, and what tests set
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace cuda_stand_in {
+
+constexpr int max_devices = 2;
+
+struct Memory {
+  std::atomic<int64_t> live{0};
+  std::atomic<int64_t> peak{0};
+
+  void add(int64_t bytes) {
+    const int64_t now = live += bytes;
+    int64_t before = peak.load();
+    while (before < now && !peak.compare_exchange_weak(before, now)) {
+    }
+  }
+};
+
+struct State {
+  std::atomic<int> devices{max_devices};
+  Memory memory[max_devices];
+  std::atomic<int64_t> events_recorded{0};
+  std::atomic<int64_t> events_waited_for{0};
+  std::atomic<int64_t> data_ptrs_recorded{0};
+  std::mutex mutex; // protects what follows
+  std::map<std::string, int64_t> kernels;
+  std::set<std::pair<int, int64_t>> capturing; // streams, as a device index and an id
+};
+
+// Never destroyed: tensors may outlive static objects.
+inline State& state() {
+  static State& it = *new State;
+  return it;
+}
+
+c10::Allocator* allocator();
+
+// A storage of the device over the memory of a CPU storage, which it owns. Its bytes count from now on.
+c10::Storage adopt(const c10::Storage& cpu, c10::DeviceIndex device);
+// Gives `storage`, of the device, the memory of a CPU storage.
+void replace_memory(const c10::Storage& storage, const c10::Storage& cpu);
+// Makes a storage of the device at least `bytes` long, keeping what it holds.
+void grow(const c10::Storage& storage, size_t bytes);
+
+} // namespace cuda_stand_in

@@ -1,0 +1,45 @@
+"""Runs test files and programs on the stand-in device: in a process of their own, as it has to be there before torch.
+
+See cuda_stand_in.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cuda_stand_in
+from helpers.subprocesses import environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_tests(*arguments: str, timeout: float = 280) -> str:
+    """Runs pytest on the stand-in, and returns its output. Fails if it fails; skips where there is no stand-in."""
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--device", "cuda-stand-in", *arguments]
+    return _run(command, timeout)
+
+
+def run_program(code: str, *arguments: str, timeout: float = 120) -> str:
+    """Runs code on the stand-in, and returns its output."""
+    return _run(["-m", "cuda_stand_in", "-c", code, *arguments], timeout)
+
+
+def _run(command: list[str], timeout: float) -> str:
+    if reason := cuda_stand_in.why_not():
+        pytest.skip(reason)
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environment(),
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
