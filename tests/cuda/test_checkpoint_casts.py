@@ -1,4 +1,4 @@
-"""A checkpoint's recomputation runs on the device's thread, in regions of PyTorch: casts are kept there as under stock."""
+"""A checkpoint's recomputation on the device's thread runs in regions of PyTorch, which keep casts as under stock."""
 
 from __future__ import annotations
 
