@@ -85,16 +85,16 @@ if TYPE_CHECKING:
     )
     from torch_promote.reference.promotion_rules import PromotionRule, make_rule
 
-_compile.install(my_autocast, promotion)
-_kept_casts.keep_from_replaying_modes()
-_kept_casts.forget_after_steps()
-_unversioned_writes.install()
-_cuda_graphs.tell_captures_apart()
-_higher_order.pass_over(AUTOCAST_KEY)
-use_environment()
-if os.environ.get("TORCH_PROMOTE_CHECK_CASTS"):
-    importlib.import_module("torch_promote.checking.check_casts").use_environment()
-keep_package()
+if keep_package():  # not in a second import
+    _compile.install(my_autocast, promotion)
+    _kept_casts.keep_from_replaying_modes()
+    _kept_casts.forget_after_steps()
+    _unversioned_writes.install()
+    _cuda_graphs.tell_captures_apart()
+    _higher_order.pass_over(AUTOCAST_KEY)
+    use_environment()
+    if os.environ.get("TORCH_PROMOTE_CHECK_CASTS"):
+        importlib.import_module("torch_promote.checking.check_casts").use_environment()
 
 __version__ = "0.1.0"
 

@@ -2,6 +2,7 @@
 #include "cache/outside_writers.h"
 
 #include <ATen/MapAllocator.h>
+#include <c10/core/Allocator.h>
 #include <c10/util/flat_hash_map.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -51,12 +52,12 @@ bool is_shared_or_foreign(const c10::StorageImpl& storage) {
   if (const at::MapAllocator* map = at::MapAllocator::fromDataPtr(data)) {
     return (map->flags() & (at::ALLOCATOR_MAPPED_SHARED | at::ALLOCATOR_MAPPED_SHAREDMEM)) != 0;
   }
-  if (storage.allocator() == nullptr) {
-    return true;
-  }
-  // CUDA IPC and slices of storage objects put a deleter of their own in the place of the allocator's.
-  const c10::DeleterFnPtr deleter = storage.allocator()->raw_deleter();
-  return deleter != nullptr && storage.data_ptr().get_deleter() != deleter;
+  // Memory of PyTorch's own has the allocator's deleter, also where the storage names no allocator (torch.load). CUDA
+  // IPC and slices of storage objects have other deleters.
+  const bool is_named = storage.allocator() != nullptr;
+  const c10::Allocator* allocator = is_named ? storage.allocator() : c10::GetAllocator(storage.device_type());
+  const c10::DeleterFnPtr deleter = allocator->raw_deleter();
+  return deleter != nullptr ? storage.data_ptr().get_deleter() != deleter : !is_named;
 }
 
 } // namespace

@@ -187,7 +187,6 @@ _DYNAMO = "torch._dynamo"
 _DISK_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 
 
-@functools.cache
 def install(*region_types: type) -> None:
     """Makes regions traceable, now or when Dynamo is imported.
 

@@ -56,15 +56,17 @@ def check_extension() -> None:
         _put_back(kept)
 
 
-def keep_package() -> None:
-    """Keeps this package for the life of the process.
+def keep_package() -> bool:
+    """Keeps this package for the life of the process. Returns whether this is its first import.
 
     What it registers with PyTorch, asyncio and Python's import system can be neither registered twice nor removed. So a
     second import has to use the modules of the first one, which have the state of what is registered.
     """
     from torch_promote import _C
 
+    is_first = "_package" not in vars(_C)
     vars(_C).setdefault("_package", sys.modules[_PACKAGE])
+    return is_first
 
 
 def _put_back(module: ModuleType) -> None:

@@ -6,7 +6,6 @@ generator are entered again at each of its steps.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
@@ -177,7 +176,6 @@ def registered_policies() -> Mapping[tuple[str, str], CastPolicy | torch.dtype]:
         return {place: value for place, (value, _) in _registered.items()}
 
 
-@functools.cache  # a default that was set since stays if the package is imported again
 def use_environment() -> None:
     """Sets the default policy that the environment variable names, if it is set.
 
