@@ -23,7 +23,7 @@ std::shared_ptr<CastEntry> ActivationCache::find(const Source& source, at::Scala
     if (place == nullptr || !place->is_owned_by(source.impl) || place->dtype() != dtype) {
       continue;
     }
-    if (place->is_fresh(source)) {
+    if (place->is_fresh(source) && place->data().lock()) {
       return place;
     }
     drop(place);

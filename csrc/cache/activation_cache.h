@@ -13,10 +13,11 @@ namespace torch_promote {
 
 // Query, key and value, or gate and up, are projections of one activation. With this cache it is cast once, and
 // autograd saves one copy. A cast stays until its activation dies, four other activations have been cast, or the
-// thread's outermost region ends.
+// thread's outermost region ends, be that through a backward. A cast that is larger than its activation stays only as
+// long as autograd has saved it.
 class ActivationCache {
  public:
-  // Null if there is none. Also drops casts of activations that have died.
+  // Null if there is none; else its data is locked. Also drops casts of activations that have died.
   std::shared_ptr<CastEntry> find(const Source& source, at::ScalarType dtype);
   void insert(std::shared_ptr<CastEntry> entry);
   // Takes out the casts of what was written to.

@@ -107,9 +107,24 @@ void CastData::record_on(const c10::Stream& stream) const {
   c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(storage_.data_ptr(), stream);
 }
 
+void CastData::let_go() {
+  weak_storage_.emplace(storage_.getWeakStorageImpl());
+  held_.reset();
+  storage_ = c10::Storage();
+}
+
+bool CastData::lock() {
+  if (weak_storage_.has_value()) {
+    storage_ = c10::Storage(weak_storage_->lock());
+    weak_storage_.reset();
+    return static_cast<bool>(storage_);
+  }
+  return true;
+}
+
 bool CastData::frees_without_python() const {
   const auto has_object = [](const auto& impl) { return impl.pyobj_slot()->load_pyobj() != nullptr; };
-  return plain_ && !has_object(*storage_.unsafeGetStorageImpl()) &&
+  return plain_ && !(storage_ && has_object(*storage_.unsafeGetStorageImpl())) &&
          !(held_.defined() && has_object(*held_.unsafeGetTensorImpl()));
 }
 

@@ -84,7 +84,14 @@ class CastData {
   // Keeps the memory of a plain cast from being reused before work on a stream is done.
   void record_on(const c10::Stream& stream) const;
   size_t bytes() const {
-    return plain_ ? storage_.nbytes() : 0;
+    return storage_ ? storage_.nbytes() : 0;
+  }
+  // Holds the data only as long as somebody else does, such as autograd for the backward of an op that used the cast.
+  // Before each use, `lock` has to be called, and after it, `let_go`. The cast has to have the source's strides.
+  void let_go();
+  bool lock(); // false if the data is gone
+  bool is_shaped_as_source() const {
+    return shaped_as_source_;
   }
   // Whether freeing the data runs no Python: no Python object belongs to it.
   bool frees_without_python() const;
@@ -97,6 +104,7 @@ class CastData {
   at::ScalarType dtype_;
   // The members below describe a plain cast.
   c10::Storage storage_;
+  std::optional<WeakStorage> weak_storage_; // in place of `storage_`, after `let_go`
   c10::VariableVersion counter_;
   uint32_t version_ = 0;         // of the cast, when it was made
   bool shaped_as_source_ = true; // the cast has the source's strides

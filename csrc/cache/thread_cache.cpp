@@ -195,9 +195,14 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
 at::Tensor cast_of_activation(const Source& source, c10::ScalarType dtype) {
   ThreadCaches& here = caches();
   const uint64_t began = here.catch_up();
+  const bool is_larger = c10::elementSize(dtype) > source.tensor.dtype().itemsize();
   if (const std::shared_ptr<CastEntry> entry = here.activations.find(source, dtype)) {
     ++here.hits;
-    return entry->use(source);
+    at::Tensor used = entry->use(source);
+    if (is_larger) {
+      entry->data().let_go();
+    }
+    return used;
   }
   SourceSignature signature(source);
   at::Tensor result = cast_to_keep(source, dtype, Reuse::data_only);
@@ -207,6 +212,12 @@ at::Tensor cast_of_activation(const Source& source, c10::ScalarType dtype) {
   if (!was_written(source.tensor, began)) {
     ++here.misses;
     CastData data(std::move(signature), source, result);
+    if (is_larger) {
+      if (!data.is_shaped_as_source()) {
+        return result;
+      }
+      data.let_go();
+    }
     hold_casts();
     here.activations.insert(std::make_shared<CastEntry>(source.tensor, std::move(data), result, Reuse::data_only));
   }

@@ -1,8 +1,9 @@
-"""Kept casts live as long as stock's would: until the thread's outermost autocast region ends, or a call clears them."""
+"""Kept casts live as long as stock's: until the thread's outermost autocast region ends, or a call clears them."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import subprocess
@@ -525,11 +526,11 @@ def test_a_thread_that_ends_inside_a_region_is_no_holder_any_more() -> None:
     w = weight()
     kept = weakref.ref(w)
 
-    def work() -> None:
+    def work(of: Any) -> None:
         ours().__enter__()
-        X @ w
+        X @ of
 
-    in_another_thread(work)
+    in_another_thread(functools.partial(work, w))
     torch.clear_autocast_cache()
     del w
     gc.collect()

@@ -14,8 +14,9 @@ def cache_info() -> dict[str, int]:
     one for each target dtype. With `cache="persistent"` and `cache="all"` it also holds casts of other weights (frozen
     ones, other dtypes) and of views of weights, and with `cache="all"` the last four casts of activations. An entry is
     valid as long as its source is unchanged: same version (`tensor._version`), same storage, same data pointer. It does
-    not keep its source alive. The end of the thread's outermost region drops all entries. The casts that outlive
-    regions, with `cache="persistent"`, are stored with the weights themselves and belong to the process.
+    not keep its source alive. The end of the thread's outermost autocast region, ours or PyTorch's, drops all entries,
+    and so does `torch.clear_autocast_cache()`. The casts that outlive regions, with `cache="persistent"`, are stored
+    with the weights themselves and belong to the process.
 
     The cache does not detect writes that leave the version unchanged, such as `weight.data.copy_(...)` and writes
     through a NumPy array or another alias. After these call `clear_cache()`, in the middle of a region or if there are
@@ -41,7 +42,7 @@ def cache_info() -> dict[str, int]:
 
 
 def clear_cache() -> None:
-    """Drops every cast that this thread's cache holds, and those of the whole process that outlive regions.
+    """Drops every cast that this thread or a suspended region holds, and those of the process that outlive regions.
 
     Call it after a write to a weight that does not bump its version: in the middle of a region, and at any time after
     you used `cache="persistent"`; see `cache_info`.
