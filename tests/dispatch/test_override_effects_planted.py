@@ -46,7 +46,7 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "optional": (aten.clamp.Tensor, (t(BF16), t(F32), None)),
     "write": (aten.mul_.Tensor, (t(BF16), t(F32, 1))),
     "write doubles": (aten.mul_.Tensor, (t(BF16), t(F64, 1))),
-    "fill": (aten.zeros_like.default, (t(BF16),)),
+    "sum": (aten.nansum.default, (t(BF16),)),
 }
 
 
@@ -116,7 +116,7 @@ PLANTED: list[tuple[Callable[[MonkeyPatch], None], str, Policy]] = [
     (containers_are_left_alone, "list", CastPolicy.promote),
     (containers_are_left_alone, "dict", CastPolicy.lower_precision_fp),
     (the_last_written_tensor_decides, "write two", CastPolicy.match_self),
-    (a_dtype_argument_too_few, "fill", CastPolicy.fp32_set_opt_dtype),
+    (a_dtype_argument_too_few, "sum", CastPolicy.fp32_set_opt_dtype),
 ]
 IDS = [f"{bug.__name__} {name} {policy}" for bug, name, policy in PLANTED]
 
@@ -145,7 +145,7 @@ SWAPPED: list[tuple[str, Policy, str]] = [
     ("dict", CastPolicy.fp32, "fp16"),
     ("write", CastPolicy.match_self, "keep"),
     ("write doubles", CastPolicy.keep, "match_self"),
-    ("fill", CastPolicy.fp32_set_opt_dtype, "keep"),
+    ("sum", CastPolicy.fp32_set_opt_dtype, "keep"),
 ]
 
 

@@ -138,7 +138,7 @@ def test_regions_left_in_any_order(left: tuple[str, ...]) -> None:
 def test_a_region_that_cannot_be_entered_changes_nothing() -> None:
     unheard_of = (1 << 24) - 1
     with ours(cache="all"), leaves_no_trace():
-        with pytest.raises(RuntimeError, match="no set of overrides has the number"):
+        with pytest.raises(RuntimeError, match="no change of policy has the number"):
             _C.enter_region(object(), RegionSpec(cache_mode="persistent", policy_change=unheard_of).pack())
         assert seen() == ("all", True)
 

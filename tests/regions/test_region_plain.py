@@ -340,5 +340,5 @@ def test_a_spec_that_is_none_of_ours_is_refused_as_ever() -> None:
 def test_a_region_with_an_unheard_of_policy_is_refused_as_ever() -> None:
     region = tp.my_autocast("cpu")
     region._packed = RegionSpec(policy_change=(1 << 24) - 1).pack()
-    with leaves_no_trace(), pytest.raises(RuntimeError, match="no set of overrides has the number"):
+    with leaves_no_trace(), pytest.raises(RuntimeError, match="no change of policy has the number"):
         region.__enter__()

@@ -111,7 +111,7 @@ def test_leaving_in_the_middle(way: str) -> None:
 def test_a_region_that_cannot_be_entered_leaves_no_trace() -> None:
     unheard_of = (1 << 24) - 1  # a set of overrides with a number that no set has
     with tp.my_autocast("cpu", FP16), leaves_no_trace():
-        with pytest.raises(RuntimeError, match="no set of overrides has the number"):
+        with pytest.raises(RuntimeError, match="no change of policy has the number"):
             _C.enter_region(object(), RegionSpec((DeviceSpec("cpu", BF16, True),), policy_change=unheard_of).pack())
         assert autocast_dtype() == FP16
 

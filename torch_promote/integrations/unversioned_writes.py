@@ -39,18 +39,22 @@ def install() -> None:
     run_after_import(_FSDP, _watch_preserved_versions)
 
 
-@functools.cache
 def watch() -> None:
     """Detects what only the cache modes beyond stock's are affected by: collectives and replays of CUDA graphs."""
-    _C.watch_collectives()
-    _watch_preserved_versions()
-    _watch_replays()
+    _watch()
     storage = torch.UntypedStorage(2)
     _C.recognize_slices(*(torch.empty(0, dtype=torch.uint8).set_(part) for part in (storage, storage[:1])))
 
 
 # Dynamo calls it while it traces.
 watch._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _watch() -> None:
+    _C.watch_collectives()
+    _watch_preserved_versions()
+    _watch_replays()
 
 
 def _watch_compiled_functions() -> None:

@@ -165,7 +165,10 @@ def _of_entry(entry: Entry, schema: Any) -> PromotingOp | None:
     inner = entry.op.removeprefix("aten::")
     if each:
         inner = term.names[0]
-        term = rule_table()[f"aten::{inner}"].terms[0]
+        on_elements = rule_table()[f"aten::{inner}"]
+        term = on_elements.terms[0]
+        if term.rule == "one_dtype" and on_elements.family == "matrices":
+            return PromotingOp(entry.op, "", _places_of_each(inner, (), schema), COMMON, each=True, matmul=True)
     if term.rule not in _COMPUTES or len(entry.terms) != 1 or schema.name.endswith("_backward"):
         return None
     names = [argument.name for argument in schema.arguments]
