@@ -170,6 +170,15 @@ def test_storages_are_set_and_resized() -> None:
     assert x.tolist() == [7, 7]
 
 
+def test_a_deep_copy_is_on_the_device() -> None:
+    x = torch.arange(4.0, device="cuda:1").requires_grad_()
+    y = copy.deepcopy(x)
+    assert y.device == x.device
+    assert y.requires_grad
+    assert y.tolist() == x.tolist()
+    assert y.data_ptr() != x.data_ptr()
+
+
 def test_inference_mode() -> None:
     normal = torch.ones(2, 2, device="cuda")
     with torch.inference_mode():
@@ -220,6 +229,19 @@ def test_training_a_transformer_gives_the_cpus_bits() -> None:
     net = Net()
     for ours, cpus in zip(train(net, "cuda"), train(net, "cpu"), strict=True):
         assert_same(ours, cpus)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
+def test_fused_cells_are_close_to_the_cpus_which_are_not_fused(cell: type[nn.Module]) -> None:
+    net, x = cell(5, 6, 2), torch.randn(4, 3, 5)
+    on_device = copy.deepcopy(net).cuda()
+    expected, actual = net(x)[0], on_device(x.cuda())[0]
+    torch.testing.assert_close(actual.cpu(), expected)
+    weights = torch.randn_like(expected)
+    (expected * weights).sum().backward()
+    (actual * weights.cuda()).sum().backward()
+    for ours, cpus in zip(on_device.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.cpu(), cpus.grad)
 
 
 def test_tied_weights_stay_tied() -> None:

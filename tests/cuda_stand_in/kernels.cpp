@@ -191,6 +191,9 @@ class Call {
     TORCH_CHECK_NOT_IMPLEMENTED(
         result.layout() == c10::kStrided && !result.is_quantized() && result.has_storage(),
         "the stand-in has dense tensors only, and ", op_.schema().name(), " returns another kind");
+    if (result._is_zerotensor()) {
+      return zeros_without_memory(result);
+    }
     const c10::DispatchKeySet bits = result.key_set() & lazy_bits;
     Tensor tensor;
     if (const Pair* source = pair_of(result.storage())) {
@@ -202,6 +205,19 @@ class Call {
       tensor = at::detail::make_tensor<c10::TensorImpl>(
           adopt_once(result.storage()), c10::DispatchKeySet(c10::DispatchKey::CUDA) | bits, result.dtype());
     }
+    copy_geometry(result, tensor);
+    return tensor;
+  }
+
+  // Some derivatives are zeros that have a shape and no memory.
+  Tensor zeros_without_memory(const Tensor& result) const {
+    const c10::Device device(c10::kCUDA, index_of(device_));
+    c10::Storage storage(
+        c10::Storage::use_byte_size_t(), result.storage().nbytes(), c10::DataPtr(nullptr, device), nullptr, false);
+    const Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+        std::move(storage),
+        result.key_set().remove_backend(c10::BackendComponent::CPUBit) | c10::DispatchKeySet(c10::DispatchKey::CUDA),
+        result.dtype());
     copy_geometry(result, tensor);
     return tensor;
   }

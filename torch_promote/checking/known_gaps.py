@@ -19,6 +19,7 @@ import torch
 from torch_promote.checking.comparison import is_fake
 from torch_promote.checking.expectation import Finding
 from torch_promote.checking.overloads import overload_name
+from torch_promote.checking.pretend_cuda import STAND_IN
 from torch_promote.errors import TorchPromoteError
 
 __all__ = [
@@ -40,7 +41,7 @@ _WRONG = ("pytorch", "reference", "ours")
 _KINDS = ("dtype", "shape", "strides", "casts", "bits", "error", "row")
 _SAMPLE_KINDS = (*_KINDS, "requires_grad", "structure", "value")
 _WHATS = ("ours against stock", "reference against stock", "reference against ours")
-_DEVICES = ("cpu", "cuda", "fake-cuda", "*")
+_DEVICES = ("cpu", "cuda", "fake-cuda", STAND_IN, "*")
 
 
 class GapError(TorchPromoteError, ValueError):

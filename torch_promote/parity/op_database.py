@@ -64,7 +64,7 @@ def generated(name: str, dtype: torch.dtype, options: Options) -> list[Any]:
     _seed_numpy(seed)
     # Not op.sample_inputs, which walks the stack for each sample to find the name of the test.
     if not options.fake:
-        return list(op.sample_inputs_func(op, options.device, dtype, grad))
+        return list(op.sample_inputs_func(op, options.device_type, dtype, grad))
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         samples = list(op.sample_inputs_func(op, "cpu", dtype, grad))
     return [_on_fake_cuda(sample) for sample in samples]
