@@ -229,6 +229,9 @@ struct CUDAHooks final : CUDAHooksInterface {
     return device < 0 ? cuda_stand_in::current_device : exchangeDevice(device);
   }
   void deviceSynchronize(DeviceIndex) const override {}
+  std::string showConfig() const override {
+    return "  - CUDA: a stand-in\n";
+  }
   Allocator* getCUDADeviceAllocator() const override {
     return cuda_stand_in::allocator();
   }

@@ -5,6 +5,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_to_copy_ops.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
@@ -42,6 +43,8 @@ class Call {
     for (auto it = stack->end() - static_cast<int64_t>(arguments); it != stack->end(); ++it) {
       *it = on_cpu(*it);
     }
+    replace_half_to_float(stack);
+    narrow_statistics(stack);
     {
       // The kernel may call other ops. A CUDA kernel's would see CUDA's autocast state, and these are of the CPU.
       const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -51,6 +54,10 @@ class Call {
     for (const Pair& pair : pairs_) {
       write_back(pair);
     }
+    if (result_dtype_) {
+      convert(stack->back(), *result_dtype_);
+    }
+    widen_statistics(stack);
     const size_t results = op_.schema().returns().size();
     for (auto it = stack->end() - static_cast<int64_t>(results); it != stack->end(); ++it) {
       *it = on_cuda(*it);
@@ -142,6 +149,59 @@ class Call {
         "Expected all tensors to be on the same device, but found at least two devices, ", *device_, " and ", device,
         "! (", op_.schema().name(), " on the stand-in)");
     device_ = device_ ? device_ : device;
+  }
+
+  // CUDA's softmax of a half tensor can give float32 without a tensor in between. The CPU's kernels cannot, and the one
+  // of the backward writes float32 into memory for halves.
+  void replace_half_to_float(Stack* stack) {
+    const std::string& name = op_.schema().name();
+    if ((name == "aten::_softmax" || name == "aten::_log_softmax") && stack->back().toBool()) {
+      convert((*stack)[stack->size() - 3], at::kFloat);
+      stack->back() = false;
+    } else if (name == "aten::_softmax_backward_data" || name == "aten::_log_softmax_backward_data") {
+      const at::ScalarType grad = (*stack)[stack->size() - 4].toTensor().scalar_type();
+      const auto input = static_cast<at::ScalarType>(stack->back().toInt());
+      if (grad != input) {
+        result_dtype_ = input;
+        stack->back() = static_cast<int64_t>(grad);
+      }
+    }
+  }
+
+  // CUDA's batch norm of halves has its statistics in float32, the CPU's does not unless the weights are in float32.
+  void widen_statistics(Stack* stack) {
+    const std::string& name = op_.schema().name();
+    const auto& returns = op_.schema().returns();
+    if ((name == "aten::native_batch_norm" || name == "aten::_native_batch_norm_legit" ||
+         name == "aten::_batch_norm_with_update") &&
+        returns[0].alias_info() == nullptr) {
+      convert((*stack)[stack->size() - returns.size() + 1], at::kFloat);
+      convert((*stack)[stack->size() - returns.size() + 2], at::kFloat);
+    }
+  }
+
+  void narrow_statistics(Stack* stack) {
+    if (op_.schema().name() != "aten::native_batch_norm_backward" &&
+        op_.schema().name() != "aten::batch_norm_backward") {
+      return;
+    }
+    IValue* arguments = &(*stack)[stack->size() - op_.schema().arguments().size()];
+    const at::ScalarType input = arguments[1].toTensor().scalar_type();
+    const bool in_float = std::any_of(arguments + 2, arguments + 5, [](const IValue& value) {
+      return value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() == at::kFloat;
+    });
+    if (!in_float && at::isReducedFloatingType(input)) {
+      convert(arguments[5], input);
+      convert(arguments[6], input);
+    }
+  }
+
+  static void convert(IValue& value, at::ScalarType dtype) {
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() != dtype &&
+        value.toTensor().scalar_type() != at::kDouble) {
+      value = at::_ops::_to_copy::redispatch(
+          c10::DispatchKeySet(c10::DispatchKey::CPU), value.toTensor(), dtype, {}, {}, {}, false, {});
+    }
   }
 
   // --- results
@@ -252,6 +312,7 @@ class Call {
   std::vector<Pair> pairs_;
   std::vector<std::pair<c10::Storage, c10::Storage>> adopted_;
   std::optional<c10::Device> device_;
+  std::optional<at::ScalarType> result_dtype_; // if not the kernel's
 };
 
 void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
@@ -345,6 +406,11 @@ void record_stream(Tensor& self, c10::Stream stream) {
   c10::impl::VirtualGuardImpl(c10::kCUDA).recordDataPtrOnStream(self.storage().data_ptr(), stream);
 }
 
+void no(const c10::OperatorHandle& op, Stack* stack) {
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  stack->emplace_back(false);
+}
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) {
@@ -360,8 +426,14 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Tensor", set_tensor);
   m.impl("set_", set_nothing);
   m.impl("record_stream", record_stream);
-  // Its kernel for all devices would look for one of CUDA.
-  m.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+  // Their kernels for all devices would look for CUDA's own.
+  for (const char* name : {"copy_", "convolution", "_convolution", "convolution_backward"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+  }
+  for (const char* name :
+       {"_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor", "_use_miopen_ctc_loss", "_use_miopen_ctc_loss.Tensor"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no>());
+  }
   // A kernel for all devices would come before the fallback. CUDA has a kernel of its own where the CPU has one.
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {

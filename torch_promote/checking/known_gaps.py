@@ -85,7 +85,7 @@ class SampleGap:
 
     def covers(self, entry: str, device: str) -> bool:
         """Whether the gap names an entry and a device."""
-        return fnmatch.fnmatchcase(entry, self.entry) and self.device in (device, "*")
+        return fnmatch.fnmatchcase(entry, self.entry) and _is_on(self.device, device)
 
     def explains(self, kind: str, what: str, sample: str, text: str) -> bool:
         """Whether the gap explains a mismatch in an entry that it covers; `sample` is a label, `float32/3/mixed`."""
@@ -94,6 +94,11 @@ class SampleGap:
             and fnmatch.fnmatchcase(sample.partition("/")[0], self.dtype)
             and fnmatch.fnmatchcase(text, self.text)
         )
+
+
+def _is_on(named: str, device: str) -> bool:
+    # The stand-in's kernels are the CPU's.
+    return named in (device, "*") or (named == "cpu" and device == STAND_IN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ class Nondeterministic:
 
     def covers(self, entry: str, device: str) -> bool:
         """Whether this names an entry and a device."""
-        return fnmatch.fnmatchcase(entry, self.entry) and self.device in (device, "*")
+        return fnmatch.fnmatchcase(entry, self.entry) and _is_on(self.device, device)
 
 
 @functools.cache
