@@ -17,10 +17,12 @@ from torch.utils._pytree import tree_map
 
 from torch_promote.parity.model import Options
 
-__all__ = ["NO_FAKE", "generated", "op_database", "supported_dtypes"]
+__all__ = ["DENSE_ONLY", "NO_FAKE", "generated", "op_database", "supported_dtypes"]
 
 #: The beginning of the error for a sample that has no fake form.
 NO_FAKE = "no fake tensor is made of a tensor with the layout"
+#: What the device cuda-stand-in says of a sample with a sparse tensor.
+DENSE_ONLY = "the stand-in has dense tensors only"
 
 
 @functools.cache
