@@ -67,6 +67,10 @@ c10::Allocator* allocator() {
   return &it;
 }
 
+c10::DeviceIndex index_of(std::optional<c10::Device> device) {
+  return device && device->has_index() ? device->index() : current_device;
+}
+
 c10::Storage adopt(const c10::Storage& cpu, c10::DeviceIndex device) {
   return {c10::Storage::use_byte_size_t(), cpu.nbytes(), adopted(cpu, device), allocator(), /*resizable=*/true};
 }
