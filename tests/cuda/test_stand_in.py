@@ -49,6 +49,18 @@ CALLS: dict[str, tuple[Callable[..., object], Callable[[], list[object]]]] = {
         nn.functional.conv2d,
         lambda: [torch.randn(1, 2, 6, 6, requires_grad=True), torch.randn(3, 2, 3, 3, requires_grad=True)],
     ),
+    "depthwise convolution": (
+        lambda x, w: nn.functional.conv3d(x, w, groups=2),
+        lambda: [torch.randn(1, 2, 4, 4, 4, requires_grad=True), torch.randn(2, 1, 2, 2, 2, requires_grad=True)],
+    ),
+    "transposed convolution": (
+        nn.functional.conv_transpose2d,
+        lambda: [torch.randn(1, 2, 6, 6, requires_grad=True), torch.randn(2, 3, 3, 3, requires_grad=True)],
+    ),
+    "loss of sequences": (
+        lambda x: nn.functional.ctc_loss(x.log_softmax(-1), torch.tensor([[1, 2]]).to(x.device), [5], [2]),
+        lambda: [torch.randn(5, 1, 3, requires_grad=True)],
+    ),
     "norm": (
         lambda x, w: nn.functional.layer_norm(x, (4,), w),
         lambda: [torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)],
@@ -170,6 +182,15 @@ def test_storages_are_set_and_resized() -> None:
     assert x.tolist() == [7, 7]
 
 
+def test_a_deep_copy_is_on_the_device() -> None:
+    x = torch.arange(4.0, device="cuda:1").requires_grad_()
+    y = copy.deepcopy(x)
+    assert y.device == x.device
+    assert y.requires_grad
+    assert y.tolist() == x.tolist()
+    assert y.data_ptr() != x.data_ptr()
+
+
 def test_inference_mode() -> None:
     normal = torch.ones(2, 2, device="cuda")
     with torch.inference_mode():
@@ -220,6 +241,31 @@ def test_training_a_transformer_gives_the_cpus_bits() -> None:
     net = Net()
     for ours, cpus in zip(train(net, "cuda"), train(net, "cpu"), strict=True):
         assert_same(ours, cpus)
+
+
+@pytest.mark.parametrize("op", [torch.softmax, torch.log_softmax])
+def test_softmax_of_halves_in_float32(op: Callable[..., Tensor]) -> None:
+    half = torch.randn(3, 4, dtype=torch.float16).requires_grad_()
+    x = half.detach().cuda().requires_grad_()
+    expected, actual = op(half.float(), -1), op(x, -1, dtype=torch.float32)
+    weights = torch.randn(3, 4)
+    (expected * weights).sum().backward()
+    (actual * weights.cuda()).sum().backward()
+    assert_same(actual.detach().cpu(), expected.detach())
+    assert_same(x.grad.cpu(), half.grad)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
+def test_fused_cells_are_close_to_the_cpus_which_are_not_fused(cell: type[nn.Module]) -> None:
+    net, x = cell(5, 6, 2), torch.randn(4, 3, 5)
+    on_device = copy.deepcopy(net).cuda()
+    expected, actual = net(x)[0], on_device(x.cuda())[0]
+    torch.testing.assert_close(actual.cpu(), expected)
+    weights = torch.randn_like(expected)
+    (expected * weights).sum().backward()
+    (actual * weights.cuda()).sum().backward()
+    for ours, cpus in zip(on_device.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.cpu(), cpus.grad)
 
 
 def test_tied_weights_stay_tied() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 #: Compiled together: parsing PyTorch's headers takes most of the time.
-SOURCES = ("device.cpp", "graphs.cpp", "kernels.cpp")
+SOURCES = ("device.cpp", "graphs.cpp", "storage_kernels.cpp", "rnn.cpp", "kernels.cpp")
 FOLDER = HERE.parents[1] / "build" / "cuda_stand_in"
 
 

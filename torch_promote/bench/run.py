@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from torch_promote.bench.cases import HAND, OURS, STOCK, Case, Prepared, Settings, Timer
+from torch_promote.bench.cases import HAND, OURS, STOCK, Case, Measured, Prepared, Settings, Timer
 from torch_promote.bench.figures import Spread, overhead, ratio, spread
 from torch_promote.bench.results import Result
 from torch_promote.bench.timing import threads
+from torch_promote.checking.pretend_cuda import stand_in
 
 __all__ = ["interleaved", "run", "summary"]
 
@@ -33,9 +34,23 @@ def run(cases: Iterable[Case], settings: Settings) -> Iterator[Result]:
 def _run(case: Case, settings: Settings) -> Result:
     prepared = case.prepare(settings)
     try:
+        if settings.counted:
+            return _counted(case, prepared)
         return summary(case, prepared, interleaved(prepared.timers, settings.rounds))
     finally:
         prepared.close()
+
+
+def _counted(case: Case, prepared: Prepared) -> Result:
+    """Returns the kernels of a run of each contender, and the peak memory of its region."""
+    casts = {name: measured.casts for name, measured in prepared.measure().items()}
+    found = {}
+    for name, timer in prepared.timers.items():
+        timer()
+        with stand_in().counting() as counts:
+            kernels = int(timer())
+        found[name] = Measured(casts.get(name, {}), counts.peak_bytes, kernels)
+    return Result(case, measured=found)
 
 
 def interleaved(timers: Mapping[str, Timer], rounds: int) -> dict[str, list[float]]:
