@@ -238,9 +238,13 @@ class Call {
   std::optional<c10::Device> device_;
 };
 
+} // namespace
+
 void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
   Call(op).run(stack);
 }
+
+namespace {
 
 // --- kernels that make tensors, or change their storage
 

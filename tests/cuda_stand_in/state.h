@@ -1,6 +1,7 @@
 // file: what the stand-in device counts, and what tests set
 #pragma once
 
+#include <ATen/core/stack.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
@@ -12,6 +13,10 @@
 #include <set>
 #include <string>
 #include <utility>
+
+namespace c10 {
+class OperatorHandle;
+}
 
 namespace cuda_stand_in {
 
@@ -54,5 +59,8 @@ c10::Storage adopt(const c10::Storage& cpu, c10::DeviceIndex device);
 void replace_memory(const c10::Storage& storage, const c10::Storage& cpu);
 // Makes a storage of the device at least `bytes` long, keeping what it holds.
 void grow(const c10::Storage& storage, size_t bytes);
+
+// Carries out a call with the CPU's kernel.
+void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 } // namespace cuda_stand_in
