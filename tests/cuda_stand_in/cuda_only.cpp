@@ -152,6 +152,11 @@ Tensor cudnn_convolution_transpose(
   return at::convolution(self, weight, {}, stride, padding, dilation, true, output_padding, groups);
 }
 
+// The kernel for all devices would look for one of CUDA.
+void convolution_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  run_on_cpu(op, stack);
+}
+
 // --- attention
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> flash_attention(
@@ -208,6 +213,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward);
   m.impl("_thnn_fused_gru_cell", gru_cell);
   m.impl("_thnn_fused_gru_cell_backward", gru_cell_backward);
+  m.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
   m.impl("cudnn_convolution", cudnn_convolution);
   m.impl("cudnn_convolution_transpose", cudnn_convolution_transpose);
   m.impl("_scaled_dot_product_flash_attention", flash_attention);
