@@ -276,6 +276,22 @@ Tensor empty_strided(
           dtype.value_or(c10::typeMetaToScalarType(c10::get_default_dtype()))));
 }
 
+// A tensor of zeros without memory, which forward-mode AD uses.
+Tensor efficient_zeros(
+    at::IntArrayRef size,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout>,
+    std::optional<at::Device> device,
+    std::optional<bool>) {
+  const auto type = c10::scalarTypeToTypeMeta(dtype.value_or(c10::get_default_dtype_as_scalartype()));
+  const c10::DispatchKeySet keys({c10::DispatchKey::CUDA, c10::DispatchKey::ZeroTensor});
+  c10::DataPtr nothing(nullptr, {c10::kCUDA, index_of(device)});
+  Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(c10::Storage::use_byte_size_t(), 0, std::move(nothing), nullptr, /*resizable=*/false), keys, type);
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  return tensor;
+}
+
 // What the tensor needs of its storage.
 void grow_for(const Tensor& self) {
   grow(
@@ -342,6 +358,7 @@ TORCH_LIBRARY_IMPL(_, CUDA, m) {
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
+  m.impl("_efficientzerotensor", efficient_zeros);
   m.impl("resize_", resize);
   m.impl("set_.source_Storage", set_storage);
   m.impl("set_.source_Storage_storage_offset", set_view);
