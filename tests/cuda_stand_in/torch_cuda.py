@@ -135,5 +135,6 @@ def provide() -> None:
             if module is torch.cuda or hasattr(module, name):
                 setattr(module, name, function)
     torch.backends.cuda.is_built = yes
+    torch.backends.cudnn.is_acceptable = lambda tensor: False  # the original warns
     # What releases before 2.13 ask.
     torch._C._cuda_isCurrentStreamCapturing = is_current_stream_capturing
