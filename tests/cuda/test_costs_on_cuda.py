@@ -184,7 +184,7 @@ def kernels(region: Region, name: str, program: Program) -> cuda_stand_in.Counts
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_default_mode_runs_the_kernels_that_stock_runs(name: str, program: Program) -> None:
+def test_the_default_mode_runs_no_more_kernels_than_stock(name: str, program: Program) -> None:
     expected, found = kernels(stock, name, program), kernels(ours, name, program)
     assert found.total > 0
-    assert found.kernels == expected.kernels
+    assert found.kernels - expected.kernels == {}
