@@ -20,7 +20,14 @@ REFUSED = {"einsum": "the equation is for four dimensions, the matrices have two
 
 
 def test_the_lists_are_complete() -> None:
-    assert set(LISTS) >= {"torch_fp16", "torch_fp32", "torch_need_autocast_promote", "nn_fp16", "nn_fp32", "methods_fp32"}
+    assert set(LISTS) >= {
+        "torch_fp16",
+        "torch_fp32",
+        "torch_need_autocast_promote",
+        "nn_fp16",
+        "nn_fp32",
+        "methods_fp32",
+    }
     assert len(ENTRIES) >= 95
 
 
