@@ -89,6 +89,20 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
+#: Casts of the forward are the thread's, and the recomputation runs on the device's thread. Stock's casts are those of
+#: all threads: the first recomputation uses them, and its end drops them, although the region is still open.
+RECOMPUTED_INSIDE = ("checkpoint, backward inside", "reentrant checkpoint, backward inside")
+CASES = [
+    pytest.param(
+        name,
+        marks=[pytest.mark.xfail(reason="casts are the thread's, and stock's are all threads'", strict=False)]
+        if name in RECOMPUTED_INSIDE
+        else [],
+    )
+    for name in PROGRAMS
+]
+
+
 class Layers(nn.Module):
     """Sixteen layers, whose weights are large beside their activations."""
 
@@ -145,10 +159,17 @@ def peak(region: Region, name: str, program: Program) -> int:
     return peak_bytes(lambda: program(region, model, x), "cuda")
 
 
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize("program", CASES)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_default_mode_takes_no_more_memory_than_stock(name: str, program: Program) -> None:
-    assert 0 < peak(ours, name, program) <= 1.05 * peak(stock, name, program)
+def test_the_default_mode_takes_no_more_memory_than_stock(name: str, program: str) -> None:
+    assert 0 < peak(ours, name, PROGRAMS[program]) <= 1.05 * peak(stock, name, PROGRAMS[program])
+
+
+@pytest.mark.parametrize("program", RECOMPUTED_INSIDE)
+@pytest.mark.parametrize("name", NAMES)
+def test_recomputation_inside_the_region_takes_at_most_the_casts_of_the_forward_more(name: str, program: str) -> None:
+    casts = sum(2 * parameter.numel() for parameter in model_and_input(name)[0].parameters())
+    assert 0 < peak(ours, name, PROGRAMS[program]) <= 1.05 * peak(stock, name, PROGRAMS[program]) + casts
 
 
 def test_the_other_modes_take_more() -> None:
@@ -182,9 +203,17 @@ def kernels(region: Region, name: str, program: Program) -> cuda_stand_in.Counts
 
 
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize("program", CASES)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_default_mode_runs_no_more_kernels_than_stock(name: str, program: Program) -> None:
-    expected, found = kernels(stock, name, program), kernels(ours, name, program)
+def test_the_default_mode_runs_no_more_kernels_than_stock(name: str, program: str) -> None:
+    expected, found = kernels(stock, name, PROGRAMS[program]), kernels(ours, name, PROGRAMS[program])
     assert found.total > 0
     assert found.kernels - expected.kernels == {}
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("program", RECOMPUTED_INSIDE)
+@pytest.mark.parametrize("name", NAMES)
+def test_recomputation_inside_the_region_casts_each_weight_once_more_at_most(name: str, program: str) -> None:
+    expected, found = kernels(stock, name, PROGRAMS[program]), kernels(ours, name, PROGRAMS[program])
+    assert 0 < found.total <= expected.total + len(list(model_and_input(name)[0].parameters()))

@@ -147,25 +147,29 @@ NESTINGS: dict[str, list[dict[str, Any]]] = {
 
 
 def on_both(regions: list[Callable[[], Any]]) -> Any:
-    """Products and a softmax on both devices, before, in and after the inner regions; backward at the end."""
-    of_devices = [operands(device) for device in ("cpu", "cuda")]
+    """Products and a softmax on both devices, before, in and after the inner regions; backward at the end.
+
+    Inside, they are those of other weights: see the next test but one.
+    """
+    outside, inside = ([operands(device) for device in ("cpu", "cuda")] for _ in range(2))
     seen: list[Tensor] = []
 
-    def use() -> None:
+    def use(of_devices: list[tuple[Tensor, nn.Parameter]]) -> None:
         for x, w in of_devices:
             seen.append(torch.softmax(F.linear(x, w) + F.linear(x * 3, w), -1))
 
     with contextlib.ExitStack() as outer:
         outer.enter_context(regions[0]())
-        use()
+        use(outside)
         with contextlib.ExitStack() as inner:
             for region in regions[1:]:
                 inner.enter_context(region())
-            use()
-        use()
+            use(inside)
+            use(inside)
+        use(outside)
     for device in ("cpu", "cuda"):
         sum(y.float().square().sum() for y in seen if y.device.type == device).backward()
-    return [y.detach() for y in seen], [grads(w) for _, w in of_devices]
+    return [y.detach() for y in seen], [grads(w) for _, w in [*outside, *inside]]
 
 
 @pytest.mark.parametrize("name", NESTINGS)
@@ -188,6 +192,7 @@ def test_regions_of_stock_and_ours_in_each_other(name: str, outside: str) -> Non
 
 @pytest.mark.parametrize("outside", ["ours outside", "stock outside"])
 def test_a_weight_that_several_inner_regions_use(outside: str) -> None:
+    """One that the outer region uses too has a cast in each cache, stock's and ours, if stock's region is outside."""
     kinds = [tp.my_autocast, torch.autocast] if outside == "ours outside" else [torch.autocast, tp.my_autocast]
 
     def run(kinds: list[Any]) -> Any:
