@@ -18,6 +18,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("device") == "cpu" else None
 
 
+@pytest.fixture(autouse=True)
+def _needs_a_gpu(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("needs_gpu") and cuda_stand_in.running():
+        pytest.skip("needs a GPU; run with --device cuda")
+
+
+@pytest.fixture
+def two_devices() -> None:
+    """For tests that move tensors between devices."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices, and there is one")
+
+
 @pytest.fixture
 def cuda() -> torch.device:
     """The device."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cuda_stand_in
@@ -127,6 +128,21 @@ def test_tensors_show_their_values_and_numbers() -> None:
     assert repr(x) == "tensor([1., 2.], device='cuda:0')"
     assert x.tolist() == [1.0, 2.0]
     assert x.sum().item() == 3.0
+
+
+def test_forward_mode_derivatives_are_the_cpus() -> None:
+    def tangent(device: str) -> Tensor:
+        torch.manual_seed(0)
+        source, direction, weight = torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4).to(device)
+        with forward_ad.dual_level():
+            base = torch.ones(4, 4, device=device)
+            part = base[:2].t()
+            base.mul_(forward_ad.make_dual(source.to(device), direction.to(device)))
+            return forward_ad.unpack_dual(torch.softmax(weight @ part, 0)).tangent
+
+    actual = tangent("cuda")
+    assert actual.is_cuda
+    assert_same(actual.cpu(), tangent("cpu"))
 
 
 # --- views, writes

@@ -191,7 +191,7 @@ def provide() -> None:
                 setattr(module, name, function)
     torch._C._host_emptyCache = nothing
     torch.backends.cuda.is_built = yes
-    torch.backends.cudnn.is_acceptable = no
+    torch.backends.cudnn.is_acceptable = no  # the original warns
     torch.UntypedStorage.clone = clone_storage
     # What releases before 2.13 ask.
     torch._C._cuda_isCurrentStreamCapturing = is_current_stream_capturing

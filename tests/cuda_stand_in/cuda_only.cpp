@@ -1,10 +1,13 @@
-// file: the fused cells of LSTM and GRU, which only CUDA has. Formulas: aten/src/ATen/native/cuda/RNN.cu (v2.13)
+// file: kernels that only CUDA has, made from ops that the CPU has
 #include "state.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/convolution.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -16,13 +19,16 @@ namespace cuda_stand_in {
 
 namespace {
 
+using at::Tensor;
 using Optional = std::optional<Tensor>;
 
-// The ops of a cell are no calls of the user's: no autocast, no autograd.
+// The ops of a kernel are no calls of the user's: no autocast, no autograd.
 struct InsideAKernel {
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
 };
+
+// --- the fused cells of LSTM and GRU. Formulas: aten/src/ATen/native/cuda/RNN.cu (v2.13)
 
 // Kernels compute in float32 or float64.
 Tensor wide(const Tensor& tensor) {
@@ -99,6 +105,80 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(
       has_bias ? hidden.sum(0) : Tensor()};
 }
 
+// --- cuDNN's convolutions
+
+Tensor cudnn_convolution(
+    const Tensor& self,
+    const Tensor& weight,
+    at::IntArrayRef padding,
+    at::IntArrayRef stride,
+    at::IntArrayRef dilation,
+    int64_t groups,
+    bool,
+    bool,
+    bool) {
+  const InsideAKernel inside;
+  return at::convolution(self, weight, {}, stride, padding, dilation, false, {0}, groups);
+}
+
+Tensor cudnn_convolution_transpose(
+    const Tensor& self,
+    const Tensor& weight,
+    at::IntArrayRef padding,
+    at::IntArrayRef output_padding,
+    at::IntArrayRef stride,
+    at::IntArrayRef dilation,
+    int64_t groups,
+    bool,
+    bool,
+    bool) {
+  const InsideAKernel inside;
+  return at::convolution(self, weight, {}, stride, padding, dilation, true, output_padding, groups);
+}
+
+// --- attention
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> flash_attention(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    double dropout_p,
+    bool is_causal,
+    bool,
+    std::optional<double> scale) {
+  const InsideAKernel inside;
+  TORCH_CHECK(
+      query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16,
+      "FlashAttention only support fp16 and bf16 data type");
+  auto [output, logsumexp] =
+      at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, {}, scale);
+  // For one length of sequence, CUDA's has no cumulative lengths either. Nothing is drawn: there is no random state.
+  const Tensor state = query.new_empty({0}, at::kLong);
+  return {output,          logsumexp, Tensor(),      Tensor(),     query.sym_size(2),
+          key.sym_size(2), state,     state.clone(), state.clone()};
+}
+
+std::tuple<Tensor, Tensor, Tensor> flash_attention_backward(
+    const Tensor& grad,
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Tensor& out,
+    const Tensor& logsumexp,
+    const Tensor&,
+    const Tensor&,
+    c10::SymInt,
+    c10::SymInt,
+    double dropout_p,
+    bool is_causal,
+    const Tensor&,
+    const Tensor&,
+    std::optional<double> scale) {
+  const InsideAKernel inside;
+  return at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      grad, query, key, value, out, logsumexp, dropout_p, is_causal, {}, scale);
+}
+
 } // namespace
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
@@ -106,6 +186,10 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward);
   m.impl("_thnn_fused_gru_cell", gru_cell);
   m.impl("_thnn_fused_gru_cell_backward", gru_cell_backward);
+  m.impl("cudnn_convolution", cudnn_convolution);
+  m.impl("cudnn_convolution_transpose", cudnn_convolution_transpose);
+  m.impl("_scaled_dot_product_flash_attention", flash_attention);
+  m.impl("_scaled_dot_product_flash_attention_backward", flash_attention_backward);
 }
 
 } // namespace cuda_stand_in
