@@ -89,18 +89,12 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-#: Casts of the forward are the thread's, and the recomputation runs on the device's thread. Stock's casts are those of
-#: all threads: the first recomputation uses them, and its end drops them, although the region is still open.
+#: Here ours needs more than stock, up to the limit in docs/differences.md. The forward's casts belong to the thread,
+#: and a device's recomputation runs in a thread of the autograd engine, which makes casts of its own. Stock's casts are
+#: those of all threads: the first recomputation uses the forward's, and its end drops them, although the region is
+#: still open.
 RECOMPUTED_INSIDE = ("checkpoint, backward inside", "reentrant checkpoint, backward inside")
-CASES = [
-    pytest.param(
-        name,
-        marks=[pytest.mark.xfail(reason="casts are the thread's, and stock's are all threads'", strict=False)]
-        if name in RECOMPUTED_INSIDE
-        else [],
-    )
-    for name in PROGRAMS
-]
+CASES = [name for name in PROGRAMS if name not in RECOMPUTED_INSIDE]
 
 
 class Layers(nn.Module):
@@ -167,9 +161,9 @@ def test_the_default_mode_takes_no_more_memory_than_stock(name: str, program: st
 
 @pytest.mark.parametrize("program", RECOMPUTED_INSIDE)
 @pytest.mark.parametrize("name", NAMES)
-def test_recomputation_inside_the_region_takes_at_most_the_casts_of_the_forward_more(name: str, program: str) -> None:
-    casts = sum(2 * parameter.numel() for parameter in model_and_input(name)[0].parameters())
-    assert 0 < peak(ours, name, PROGRAMS[program]) <= 1.05 * peak(stock, name, PROGRAMS[program]) + casts
+def test_recomputation_inside_the_region_takes_at_most_one_set_of_casts_more(name: str, program: str) -> None:
+    one_set = sum(2 * parameter.numel() for parameter in model_and_input(name)[0].parameters())
+    assert 0 < peak(ours, name, PROGRAMS[program]) <= 1.05 * peak(stock, name, PROGRAMS[program]) + one_set
 
 
 def test_the_other_modes_take_more() -> None:
@@ -211,9 +205,16 @@ def test_the_default_mode_runs_no_more_kernels_than_stock(name: str, program: st
     assert found.kernels - expected.kernels == {}
 
 
+#: The kernels of a cast.
+CASTS = {"aten::_to_copy", "aten::copy_"}
+
+
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("program", RECOMPUTED_INSIDE)
 @pytest.mark.parametrize("name", NAMES)
 def test_recomputation_inside_the_region_casts_each_weight_once_more_at_most(name: str, program: str) -> None:
     expected, found = kernels(stock, name, PROGRAMS[program]), kernels(ours, name, PROGRAMS[program])
-    assert 0 < found.total <= expected.total + len(list(model_and_input(name)[0].parameters()))
+    more = found.kernels - expected.kernels
+    assert found.total > 0
+    assert set(more) <= CASTS
+    assert more.total() <= len(list(model_and_input(name)[0].parameters()))

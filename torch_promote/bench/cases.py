@@ -34,7 +34,8 @@ class Settings:
         threads: The number of threads that PyTorch computes in.
         slice_seconds: The approximate time that a contender runs in each round.
         tiny: Whether the models are small enough for a test.
-        counted: Count kernels and bytes in place of times, on the stand-in device; `device` is "cuda" then.
+        counted: Count kernels and bytes in place of times; `device` is "cuda" then. On a GPU, a run with times counts
+            them too.
     """
 
     device: str = "cpu"

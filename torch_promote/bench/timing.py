@@ -2,8 +2,8 @@
 
 On the CPU with one thread, it measures the CPU time of this process, which excludes the time that other programs take;
 on a quiet machine this equals wall-clock time. With several threads, CPU time would be the sum over the threads, so it
-measures wall-clock time. On a GPU, it measures wall-clock time, and waits for the GPU before it reads the clock. On the
-stand-in, whose times mean nothing, the clock is the number of kernels that have run, and a slice is a single run.
+measures wall-clock time. On a GPU, it measures wall-clock time, and waits for the GPU before it reads the clock. If the
+settings say so, it counts the kernels of a single run instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from torch_promote.bench.cases import Settings, Timer
-from torch_promote.checking.pretend_cuda import stand_in
+from torch_promote.bench.kernels import count_kernels
 
 __all__ = ["stopwatch", "threads"]
 
@@ -31,6 +31,8 @@ def stopwatch(
     region: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Timer:
     """Returns a function that runs a statement for a slice, and returns the time of one run in nanoseconds.
+
+    With `settings.counted`, the function returns the number of kernels of one run.
 
     The first run of a slice does not count: it fills the cast cache of the new region.
 
@@ -46,7 +48,7 @@ def stopwatch(
     def count_a_run() -> float:
         with region():
             timer.timeit(1)
-            return timer.timeit(1)
+            return float(count_kernels(lambda: timer.timeit(1)))
 
     def time_a_slice() -> float:
         nonlocal runs
@@ -67,8 +69,6 @@ def _runs_in(seconds: float, timer: timeit.Timer) -> int:
 
 
 def _clock(settings: Settings) -> Callable[[], float]:
-    if settings.counted:
-        return lambda: float(stand_in().kernels().total())
     if settings.device == "cpu":
         return time.process_time if settings.clock == "cpu" else time.perf_counter
 

@@ -42,6 +42,8 @@ columns:
 Each figure is the median over the rounds, with the quartiles in brackets.
 Absolute times come last, to give a sense of scale.
 
+On cuda, tables of kernels and peak bytes follow those of times.
+
 On cuda-stand-in, a CUDA device of host memory that source checkouts have, times
 mean nothing. The tables show the number of kernels in one run, and the peak
 bytes of two runs in a region. Neither varies, so there are no rounds. Models
@@ -197,6 +199,7 @@ def _draw(data: _Data) -> list[Any]:
         drawn += [suite, _ratios(results)]
         counted = [result for result in results if result["casts"]]
         drawn += ["", _steps(counted)] if counted else []
+        drawn += ["", "kernels in a run, peak bytes of two", _counts(results)] if results[0]["kernels"] else []
         drawn.append("")
     if data["clock"] == "kernels":
         return [*drawn, f"torch {data['torch']}, {STAND_IN}: kernels in a run, peak bytes of two"]
