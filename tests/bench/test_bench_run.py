@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.autograd.profiler_util import DeviceType
+from torch._C._autograd import DeviceType
 
 from torch_promote.bench import run
 from torch_promote.bench.cases import HAND, OURS, PLAIN, STOCK, Case, Prepared, Settings, Timer

@@ -36,8 +36,8 @@ The JSON of `torch-promote bench --json`. Times are nanoseconds per run; a sprea
       overheads_ns         by base and contender (stock, ours): spread of the time minus the base's
       times_ns             by contender: spread of the time
       casts                by contender, models only: casts in a step, of weights, activations and gradients
-      peak_bytes           by contender: peak memory of a step, above the memory held before it; models only. On CUDA, all
-                           cases: of two runs in a region, above the memory held before the region
+      peak_bytes           by contender: peak memory of a step, above the memory held before it; models only. On CUDA,
+                           all cases: of two runs in a region, above the memory held before the region
       kernels              by contender, on CUDA only: kernels in a run, after a first one in the same region. On a GPU,
                            torch.profiler counts them, without copies and fills of memory
 

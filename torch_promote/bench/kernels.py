@@ -32,7 +32,7 @@ def count_kernels(run: Callable[[], Any]) -> int:
 
 
 def _count_profiled(run: Callable[[], Any]) -> int:
-    from torch.autograd.profiler_util import DeviceType
+    from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile  # here, because the import is slow
 
     torch.cuda.synchronize()
