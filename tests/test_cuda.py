@@ -20,3 +20,4 @@ def test_on_the_stand_in(group: int, request: pytest.FixtureRequest) -> None:
     output = run_tests(*map(str, FILES[group::GROUPS]), "-m", marks)
     assert " passed" in output
     assert "skipped" not in output
+    assert "xfailed" not in output  # a limit is a test of the limit

@@ -1,6 +1,6 @@
 """Tests that need a CUDA device: a GPU (pytest --device cuda) or the stand-in (pytest --device cuda-stand-in).
 
-Without --device, nothing here is collected; tests/test_cuda.py runs each file on the stand-in.
+Without --device, nothing here is collected; tests/test_cuda.py runs the files on the stand-in.
 """
 
 from __future__ import annotations
