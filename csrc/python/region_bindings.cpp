@@ -20,8 +20,9 @@ namespace {
 // `my_autocast` and `promotion` are Python classes with short Python methods, and what a method does in the usual case
 // is one call of a function in this file. Methods in C would save their Python frames, about a third of the cost of a
 // region. But Dynamo (PyTorch 2.11 to 2.15) traces a context manager only if its `__enter__` and `__exit__` are Python
-// functions: it reads their `__func__`. As for torch.autocast, a signal handler that raises at the first or last
-// instruction of such a method (KeyboardInterrupt) leaves the region open.
+// functions: it reads their `__func__`. CPython calls the handlers of signals between instructions of Python functions.
+// If one raises (KeyboardInterrupt), undo_enter and torch_promote/regions/interrupts.py see to it that no region stays
+// open.
 
 // Objects of Python that this file uses; never released.
 struct PythonObjects {
@@ -162,17 +163,22 @@ bool without_throwing(const Function& function) {
   return false;
 }
 
+// The owner of the region that this thread entered last, if it has completed. It is compared, never dereferenced.
+constinit thread_local const void* tls_last_entered = nullptr;
+
 // enter_region(owner, packed) -> int: what is around the region that Python handles.
 PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   if (count != 2) {
     PyErr_SetString(PyExc_TypeError, "enter_region(owner, packed) takes two arguments");
     return nullptr;
   }
+  tls_last_entered = nullptr;
   const std::optional<bool> loop = loop_runs();
   const RegionSpec* spec = loop.has_value() ? unpack_text(args[1]) : nullptr;
   if (spec == nullptr || !without_throwing([&] { enter_region(owner_of(args[0]), *spec); })) {
     return nullptr;
   }
+  tls_last_entered = owner_of(args[0]);
   return PyLong_FromLong(
       (*loop ? kRunningLoop : 0) | (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0));
 }
@@ -184,6 +190,15 @@ PyObject* py_exit_region(PyObject* /*module*/, PyObject* owner) {
     return nullptr;
   }
   return PyLong_FromLong(!open ? -1 : at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0);
+}
+
+// undo_enter(owner): after an error in `__enter__`. Ends the region if enter_region has opened it.
+PyObject* py_undo_enter(PyObject* /*module*/, PyObject* owner) {
+  if (std::exchange(tls_last_entered, nullptr) == owner_of(owner) &&
+      !without_throwing([&] { exit_region(owner_of(owner)); })) {
+    return nullptr;
+  }
+  Py_RETURN_NONE;
 }
 
 // What `torch.cuda` answered when it was last asked whether autocast can be enabled. Only "yes" is kept, and only as
@@ -292,6 +307,7 @@ PyCFunction as_c_function(Function* function) {
 PyMethodDef kRegionFunctions[] = {
     {"enter_region", as_c_function(&py_enter_region), METH_FASTCALL, nullptr},
     {"exit_region", &py_exit_region, METH_O, nullptr},
+    {"undo_enter", &py_undo_enter, METH_O, nullptr},
     {"pack_plain_region", as_c_function(&py_pack_plain_region), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -57,13 +57,13 @@ def test_all_uses_of_kept_casts_are_compared(name: str, cache: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e5m2])
 def test_every_dtype(dtype: torch.dtype) -> None:
     weight = trainable()
-    with check_casts() as checks, ours(overrides={"clone": dtype}):
-        torch.clone(weight)
-        torch.clone(weight)
+    with check_casts() as checks, ours(overrides={"dropout": dtype}):
+        torch.dropout(weight, 0.5, False)
+        torch.dropout(weight, 0.5, False)
         assert checks.checked == 1
         weight.data.mul_(2)
         with pytest.raises(tp.StaleCastError, match=f"to {str(dtype).removeprefix('torch.')} has stale data"):
-            torch.clone(weight)
+            torch.dropout(weight, 0.5, False)
 
 
 def test_a_cast_to_float32() -> None:

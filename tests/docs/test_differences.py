@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.casts import CastCount, Region, half, ours, stock
+from helpers.subprocesses import environment
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 F8 = torch.float8_e4m3fn
@@ -348,7 +349,7 @@ def test_a_region_held_across_an_await_does_not_show_in_other_tasks() -> None:
     assert output["ours"] == b"[True] [False, False]\n" * 2
 
 
-# --- not among the eight
+# --- found later
 
 
 def requires_grad_after_a_use_below_autograd(region: Region) -> bool:
@@ -370,3 +371,16 @@ def requires_grad_after_a_use_below_autograd(region: Region) -> bool:
 def test_a_use_below_autograd_does_not_cut_later_uses_off_from_their_gradient() -> None:
     assert not requires_grad_after_a_use_below_autograd(stock)
     assert requires_grad_after_a_use_below_autograd(ours)
+
+
+def left_open(kind: str, interrupts: int) -> int:
+    command = [sys.executable, "-m", "helpers.interrupts", kind, str(interrupts)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=environment())
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="not tried on this version of CPython")
+def test_an_interrupt_leaves_no_region_open() -> None:
+    assert left_open("stock", 300) > 0
+    assert left_open("my_autocast", 2000) == 0
+    assert left_open("promotion", 2000) == 0

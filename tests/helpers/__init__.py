@@ -31,6 +31,7 @@ Programs
     two_processes: what each process of the distributed tests runs.
 
 Regions and policies
+    interrupts: a program that interrupts regions by signals, and counts how often one stays open.
     probes: what a program can see of the region it is in.
     program_defaults: a fixture that checks and restores the default policy and registered policies.
     policies: random policies for hypothesis, ways to copy one, and a policy with its file.

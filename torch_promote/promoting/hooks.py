@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -73,7 +74,7 @@ _Key = tuple[int, bool, int, int]
 
 _lock = threading.RLock()
 #: The rules by their number in the extension, in the order in which regions were last made with them.
-_known: dict[int, _Known] = {}
+_known: OrderedDict[int, _Known] = OrderedDict()
 _numbers: dict[_Key, int] = {}
 _owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
 #: The rules of regions that compiled functions open: their graphs hold numbers.
@@ -100,7 +101,7 @@ def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -
         if number is None:
             _drop_unused()
             number = _numbers[key] = _register(rule, matmul, kinds, mode, key)
-        _known[number] = _known.pop(number)
+        _known.move_to_end(number)
         owner = _owners.get(number)
         if owner is None:
             owner = _owners[number] = Owner(number)
@@ -113,8 +114,12 @@ def _drop_unused() -> None:
     """Drops all but the last rules that no region object has. Policies that are in force somewhere keep theirs."""
     unowned = [number for number in _known if number not in _owners]
     for number in unowned[:-_KEPT]:
+        key = _known[number].key
+        _numbers.pop(key, None)  # first: after an interrupt no key may lead to a rule that is gone
         if _C.drop_promotion(number):
-            del _numbers[_known.pop(number).key]
+            del _known[number]
+        else:
+            _numbers[key] = number
 
 
 def rule_of(number: int) -> PromotionRule:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
-from torch_promote._C import RUNNING_LOOP, TORCH_FUNCTION_MODE, enter_region, exit_region
+from torch_promote._C import RUNNING_LOOP, TORCH_FUNCTION_MODE, enter_region, exit_region, undo_enter
 from torch_promote.errors import DecoratorError, RegionError
 from torch_promote.integrations.asyncio_tasks import guard_tasks
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.regions.decorate import decorate
+from torch_promote.regions.interrupts import without_interrupt_at_start
 
 __all__ = ["Region"]
 
@@ -31,11 +32,16 @@ class Region:
         self._packed = packed
 
     def __enter__(self) -> Self:
-        surroundings = enter_region(self, self._packed)
-        if surroundings:
-            self._tell_surroundings(surroundings)
+        try:
+            surroundings = enter_region(self, self._packed)
+            if surroundings:
+                self._tell_surroundings(surroundings)
+        except BaseException:  # of a signal handler too, right after the call
+            undo_enter(self)
+            raise
         return self
 
+    @without_interrupt_at_start
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -64,8 +70,4 @@ class Region:
         if surroundings & RUNNING_LOOP:
             guard_tasks()
         if surroundings & TORCH_FUNCTION_MODE:
-            try:
-                record_enter(self._packed)
-            except BaseException:
-                exit_region(self)
-                raise
+            record_enter(self._packed)
