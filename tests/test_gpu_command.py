@@ -96,7 +96,11 @@ def test_a_gpu_has_every_test_that_is_not_about_the_stand_in(steps: ModuleType, 
         for device in ("cuda", "cuda-stand-in")
     }
     assert all(len(set(found)) == len(found) for found in names.values())
-    assert set(names["cuda-stand-in"]) - set(names["cuda"]) == {"stand_in", "commands_on_stand_in"}
+    assert set(names["cuda-stand-in"]) - set(names["cuda"]) == {
+        "stand_in",
+        "counts_of_stand_in",
+        "commands_on_stand_in",
+    }
     assert set(names["cuda"]) - set(names["cuda-stand-in"]) == {"distributed"}
     assert names["cuda"][-2:] == ["parity", "bench"]
     assert not any(step.may_be_empty for step in steps.steps("cuda", tmp_path, tiny=False))
