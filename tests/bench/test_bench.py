@@ -64,6 +64,7 @@ def test_json_of_a_region(capsys: Capture) -> None:
         "overheads_ns": {},
         "casts": {},
         "peak_bytes": {},
+        "kernels": {},
     }
 
 

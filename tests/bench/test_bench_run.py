@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._C._autograd import DeviceType
 
 from torch_promote.bench import run
 from torch_promote.bench.cases import HAND, OURS, PLAIN, STOCK, Case, Prepared, Settings, Timer
 from torch_promote.bench.figures import Spread
+from torch_promote.bench.kernels import count_kernels
 from torch_promote.bench.run import interleaved, summary
 from torch_promote.bench.timing import stopwatch, threads
 
@@ -82,6 +85,35 @@ def test_a_case_is_closed_even_if_it_fails() -> None:
 def test_measures_come_with_the_result() -> None:
     prepared = Prepared({OURS: lambda: 1.0, STOCK: lambda: 1.0}, measure=dict)
     assert summary(_case(prepared), prepared, {OURS: [1, 1], STOCK: [1, 1]}).measured == {}
+
+
+# --- kernels
+
+
+class _Event:
+    def __init__(self, name: str, device: DeviceType) -> None:
+        self.name = lambda: name
+        self.device_type = lambda: device
+
+
+def test_a_gpus_kernels_are_counted_without_what_the_profiler_lists_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, cpu = DeviceType.CUDA, torch.autograd.DeviceType.CPU
+    events = [
+        _Event("void at::native::vectorized_elementwise_kernel<4, ...>", gpu),
+        _Event("cudaLaunchKernel", cpu),
+        _Event("Memcpy DtoH (Device -> Pageable)", gpu),
+        _Event("Memset (Device)", gpu),
+        _Event("sm90_xmma_gemm_bf16bf16_bf16f32", gpu),
+    ]
+    results = SimpleNamespace(events=lambda: events)
+    profiler = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
+    monkeypatch.setattr("torch.profiler.profile", lambda **_: nullcontext(profiler))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    ran: list[bool] = []
+    assert count_kernels(lambda: ran.append(True)) == 2
+    assert ran == [True]
 
 
 # --- threads

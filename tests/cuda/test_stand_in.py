@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
-import gc
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import cuda_stand_in
 import torch_promote as tp
 from helpers.comparison import assert_same
-from helpers.subprocesses import environment
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
@@ -48,6 +44,18 @@ CALLS: dict[str, tuple[Callable[..., object], Callable[[], list[object]]]] = {
     "convolution": (
         nn.functional.conv2d,
         lambda: [torch.randn(1, 2, 6, 6, requires_grad=True), torch.randn(3, 2, 3, 3, requires_grad=True)],
+    ),
+    "depthwise convolution": (
+        lambda x, w: nn.functional.conv3d(x, w, groups=2),
+        lambda: [torch.randn(1, 2, 4, 4, 4, requires_grad=True), torch.randn(2, 1, 2, 2, 2, requires_grad=True)],
+    ),
+    "transposed convolution": (
+        nn.functional.conv_transpose2d,
+        lambda: [torch.randn(1, 2, 6, 6, requires_grad=True), torch.randn(2, 3, 3, 3, requires_grad=True)],
+    ),
+    "loss of sequences": (
+        lambda x: nn.functional.ctc_loss(x.log_softmax(-1), torch.tensor([[1, 2]]).to(x.device), [5], [2]),
+        lambda: [torch.randn(5, 1, 3, requires_grad=True)],
     ),
     "norm": (
         lambda x, w: nn.functional.layer_norm(x, (4,), w),
@@ -117,6 +125,21 @@ def test_tensors_show_their_values_and_numbers() -> None:
     assert x.sum().item() == 3.0
 
 
+def test_forward_mode_derivatives_are_the_cpus() -> None:
+    def tangent(device: str) -> Tensor:
+        torch.manual_seed(0)
+        source, direction, weight = torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4).to(device)
+        with forward_ad.dual_level():
+            base = torch.ones(4, 4, device=device)
+            part = base[:2].t()
+            base.mul_(forward_ad.make_dual(source.to(device), direction.to(device)))
+            return forward_ad.unpack_dual(torch.softmax(weight @ part, 0)).tangent
+
+    actual = tangent("cuda")
+    assert actual.is_cuda
+    assert_same(actual.cpu(), tangent("cpu"))
+
+
 # --- views, writes
 
 
@@ -168,6 +191,15 @@ def test_storages_are_set_and_resized() -> None:
     assert y.shape == (0,)
     x.data = torch.full((2,), 7.0, device="cuda")
     assert x.tolist() == [7, 7]
+
+
+def test_a_deep_copy_is_on_the_device() -> None:
+    x = torch.arange(4.0, device="cuda:1").requires_grad_()
+    y = copy.deepcopy(x)
+    assert y.device == x.device
+    assert y.requires_grad
+    assert y.tolist() == x.tolist()
+    assert y.data_ptr() != x.data_ptr()
 
 
 def test_inference_mode() -> None:
@@ -222,6 +254,31 @@ def test_training_a_transformer_gives_the_cpus_bits() -> None:
         assert_same(ours, cpus)
 
 
+@pytest.mark.parametrize("op", [torch.softmax, torch.log_softmax])
+def test_softmax_of_halves_in_float32(op: Callable[..., Tensor]) -> None:
+    half = torch.randn(3, 4, dtype=torch.float16).requires_grad_()
+    x = half.detach().cuda().requires_grad_()
+    expected, actual = op(half.float(), -1), op(x, -1, dtype=torch.float32)
+    weights = torch.randn(3, 4)
+    (expected * weights).sum().backward()
+    (actual * weights.cuda()).sum().backward()
+    assert_same(actual.detach().cpu(), expected.detach())
+    assert_same(x.grad.cpu(), half.grad)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
+def test_fused_cells_are_close_to_the_cpus_which_are_not_fused(cell: type[nn.Module]) -> None:
+    net, x = cell(5, 6, 2), torch.randn(4, 3, 5)
+    on_device = copy.deepcopy(net).cuda()
+    expected, actual = net(x)[0], on_device(x.cuda())[0]
+    torch.testing.assert_close(actual.cpu(), expected)
+    weights = torch.randn_like(expected)
+    (expected * weights).sum().backward()
+    (actual * weights.cuda()).sum().backward()
+    for ours, cpus in zip(on_device.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.cpu(), cpus.grad)
+
+
 def test_tied_weights_stay_tied() -> None:
     net = Net().cuda()
     assert net.head.weight is net.embedding.weight
@@ -274,147 +331,3 @@ def test_grad_scaler() -> None:
     scaler.update()
     assert w.tolist() == [0, 0]
     assert scaler.get_scale() == 2.0
-
-
-# --- devices and streams
-
-
-def test_two_devices() -> None:
-    x, y = torch.ones(2, device="cuda:0"), torch.ones(2, device="cuda:1")
-    assert torch.cuda.device_count() == 2
-    assert (y + 1).device == torch.device("cuda", 1)
-    assert y.to("cuda:0").add_(x).tolist() == [2, 2]
-    with torch.cuda.device(1):
-        assert torch.cuda.current_device() == 1
-        assert torch.zeros(1, device="cuda").device.index == 1
-    assert torch.cuda.current_device() == 0
-    with pytest.raises(RuntimeError, match=r"found at least two devices, cuda:0 and cuda:1"):
-        x + y
-    with pytest.raises(RuntimeError, match=r"at least two devices, cuda:1 and cuda:0"):
-        torch.cat([y, x])
-
-
-def test_streams_are_of_the_thread_and_reach_the_backward() -> None:
-    stream = torch.cuda.Stream()
-    default = torch.cuda.current_stream()
-    assert default == torch.cuda.default_stream() != stream
-    seen = []
-    x = torch.ones(2, device="cuda", requires_grad=True)
-    with torch.cuda.stream(stream):
-        assert torch.cuda.current_stream() == stream
-        thread = threading.Thread(target=lambda: seen.append(torch.cuda.current_stream()))
-        thread.start()
-        thread.join()
-        y = x * 2
-    y.register_hook(lambda _: seen.append(torch.cuda.current_stream()))
-    y.sum().backward()
-    assert seen == [default, stream]
-
-
-def test_events_and_recorded_memory_are_counted() -> None:
-    x, stream = torch.ones(2, device="cuda"), torch.cuda.Stream()
-    with cuda_stand_in.counting() as counts:
-        stream.wait_stream(torch.cuda.current_stream())
-        x.record_stream(stream)
-    assert (counts.events_recorded, counts.events_waited_for, counts.data_ptrs_recorded) == (1, 1, 1)
-
-
-def test_a_capturing_stream_says_so() -> None:
-    other = torch.cuda.Stream()
-    with cuda_stand_in.capturing():
-        assert torch.cuda.is_current_stream_capturing()
-        assert torch._C._cuda_isCurrentStreamCapturing()
-        with torch.cuda.stream(other):
-            assert not torch.cuda.is_current_stream_capturing()
-    assert not torch.cuda.is_current_stream_capturing()
-
-
-# --- counts
-
-
-def test_kernels_are_counted_and_views_are_none() -> None:
-    x = torch.randn(4, 4, device="cuda")
-    with cuda_stand_in.counting() as counts:
-        x.t()[1:].unsqueeze(0).view(1, 3, 4)
-    assert counts.total == 0
-    with cuda_stand_in.counting() as counts:
-        (x @ x).add_(1).relu().half()
-    assert sorted(counts.kernels) == ["aten::add_.Tensor", "aten::copy_", "aten::mm", "aten::relu"]
-    assert counts.total == 4
-
-
-def test_bytes_are_counted_on_their_device() -> None:
-    gc.collect()
-    with cuda_stand_in.counting() as counts:
-        x = torch.empty(256, device="cuda")
-        y = x + 1
-        del y
-        z = torch.empty(10, device="cuda:1")
-        view = x[:3]
-    assert (counts.peak_bytes, counts.kept_bytes) == (2048, 1024)
-    assert cuda_stand_in.live_bytes(1) == z.nbytes == 40
-    del x
-    assert cuda_stand_in.live_bytes() == torch.cuda.memory_allocated()
-    del view
-    assert torch.cuda.memory_allocated() + 1024 == counts.kept_bytes + cuda_stand_in.live_bytes()
-
-
-def test_a_resized_out_counts() -> None:
-    with cuda_stand_in.counting() as counts:
-        out = torch.empty(0, device="cuda")
-        torch.arange(100, out=out)
-    assert counts.kept_bytes == out.nbytes == 400
-    with cuda_stand_in.counting() as counts:
-        del out
-    assert counts.kept_bytes == -400
-
-
-# --- what it is for
-
-
-def test_a_planted_wrong_cast_is_found() -> None:
-    x, w = torch.randn(3, 4, device="cuda"), torch.randn(5, 4, device="cuda", requires_grad=True)
-
-    def products(region: object) -> tuple[Tensor, Tensor]:
-        with region:
-            result = nn.functional.linear(x, w)
-        return result, torch.autograd.grad(result.float().sum(), w)[0]
-
-    for ours, stock in zip(products(tp.my_autocast("cuda")), products(torch.autocast("cuda")), strict=True):
-        assert_same(ours, stock)
-    wrong = tp.my_autocast("cuda", overrides={"linear": "fp32"})
-    with pytest.raises(AssertionError):
-        assert_same(products(wrong)[0], products(torch.autocast("cuda"))[0])
-    with tp.crosscheck() as report, wrong:
-        nn.functional.linear(x, w)
-    assert list(report.mismatches) == []
-
-
-def test_processes_that_multiprocessing_spawns_have_it() -> None:
-    program = """
-import multiprocessing, operator, torch
-if __name__ == "__main__":
-    import cuda_stand_in
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        print(pool.apply(torch.cuda.is_available), pool.apply(torch.cuda.device_count))
-"""
-    done = subprocess.run(
-        [sys.executable, "-m", "cuda_stand_in", "-c", program],
-        env=environment(),
-        text=True,
-        capture_output=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["True", "2"]
-
-
-def test_too_late_is_an_error_with_the_remedy() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import torch, cuda_stand_in as s; s.start()"],
-        env=environment(),
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert "PyTorch is already imported" in done.stderr
-    assert "before `import torch`" in done.stderr

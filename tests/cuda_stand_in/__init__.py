@@ -19,8 +19,10 @@ from it have the device too. Programs use the device as they use a GPU: `torch.o
 What tests measure and set is below: `counting`, `kernels`, `live_bytes`, `capturing`. The C++ code is compiled when it
 is first needed, into build/cuda_stand_in/ (8 seconds), once for each PyTorch and each change of the code.
 
-Limits: dense tensors only, no torch.compile for the device, no kernels that only CUDA has (cuDNN, fused LSTM cells),
-and no builds of PyTorch with CUDA (`why_not`).
+What CUDA alone has kernels for (cuDNN's convolutions, fused cells, FlashAttention) is put together from other ops.
+
+Limits: dense tensors only, no torch.compile for the device, no cuDNN RNNs, no builds of PyTorch with CUDA (`why_not`);
+and not every op refuses a CPU tensor among the device's.
 """
 
 from cuda_stand_in.build import why_not

@@ -13,7 +13,8 @@ def main() -> None:
     if not arguments or arguments in (["-m"], ["-c"]):
         raise SystemExit("usage: python -m cuda_stand_in (PROGRAM | -m MODULE | -c CODE) [ARGUMENT ...]")
     if reason := cuda_stand_in.why_not():
-        raise SystemExit(reason)
+        print(reason, file=sys.stderr)
+        raise SystemExit(2)
     cuda_stand_in.start()
     if arguments[0] == "-c":
         sys.argv = ["-c", *arguments[2:]]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 #: Compiled together: parsing PyTorch's headers takes most of the time.
-SOURCES = ("device.cpp", "graphs.cpp", "kernels.cpp")
+#: `kernels.cpp` is last: it leaves out the ops that have a kernel by then.
+SOURCES = ("device.cpp", "graphs.cpp", "storage_kernels.cpp", "cuda_only.cpp", "kernels.cpp")
 FOLDER = HERE.parents[1] / "build" / "cuda_stand_in"
 
 
@@ -59,7 +60,7 @@ def command(target: Path) -> list[str]:
 def library() -> Path:
     """Returns the compiled library's path, and compiles it first if nobody has. Safe in several processes at once."""
     parts = [*map(Path.read_bytes, sorted(HERE.glob("*.[ch]*"))), importlib.metadata.version("torch").encode()]
-    key = hashlib.sha256(b"\0".join([*parts, *map(str.encode, command(Path("target")))])).hexdigest()[:16]
+    key = hashlib.sha256(b"\0".join([*parts, *map(str.encode, [*SOURCES, *command(Path("target"))])])).hexdigest()[:16]
     target = FOLDER / f"{key}.so"
     if target.exists():
         return target

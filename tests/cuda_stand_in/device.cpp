@@ -67,6 +67,10 @@ c10::Allocator* allocator() {
   return &it;
 }
 
+c10::DeviceIndex index_of(std::optional<c10::Device> device) {
+  return device && device->has_index() ? device->index() : current_device;
+}
+
 c10::Storage adopt(const c10::Storage& cpu, c10::DeviceIndex device) {
   return {c10::Storage::use_byte_size_t(), cpu.nbytes(), adopted(cpu, device), allocator(), /*resizable=*/true};
 }
@@ -234,6 +238,9 @@ struct CUDAHooks final : CUDAHooksInterface {
     return device < 0 ? cuda_stand_in::current_device : exchangeDevice(device);
   }
   void deviceSynchronize(DeviceIndex) const override {}
+  std::string showConfig() const override {
+    return "  - CUDA: a stand-in\n";
+  }
   Allocator* getCUDADeviceAllocator() const override {
     return cuda_stand_in::allocator();
   }

@@ -5,6 +5,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_to_copy_ops.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
@@ -22,11 +23,6 @@ using c10::IValue;
 
 constexpr c10::DispatchKeySet lazy_bits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
-c10::DeviceIndex index_of(std::optional<c10::Device> device) {
-  const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
-  return device && device->has_index() ? device->index() : guard.getDevice().index();
-}
-
 void copy_geometry(const Tensor& from, const Tensor& to) {
   to.unsafeGetTensorImpl()->set_sizes_and_strides(from.sizes(), from.strides(), from.storage_offset());
 }
@@ -41,6 +37,8 @@ class Call {
     for (auto it = stack->end() - static_cast<int64_t>(arguments); it != stack->end(); ++it) {
       *it = on_cpu(*it);
     }
+    replace_half_to_float(stack);
+    narrow_statistics(stack);
     {
       // The kernel may call other ops. A CUDA kernel's would see CUDA's autocast state, and these are of the CPU.
       const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -50,6 +48,10 @@ class Call {
     for (const Pair& pair : pairs_) {
       write_back(pair);
     }
+    if (result_dtype_) {
+      convert(stack->back(), *result_dtype_);
+    }
+    widen_statistics(stack);
     const size_t results = op_.schema().returns().size();
     for (auto it = stack->end() - static_cast<int64_t>(results); it != stack->end(); ++it) {
       *it = on_cuda(*it);
@@ -143,6 +145,59 @@ class Call {
     device_ = device_ ? device_ : device;
   }
 
+  // CUDA's softmax of a half tensor can give float32 without a tensor in between. The CPU's kernels cannot, and the one
+  // of the backward writes float32 into memory for halves.
+  void replace_half_to_float(Stack* stack) {
+    const std::string& name = op_.schema().name();
+    if ((name == "aten::_softmax" || name == "aten::_log_softmax") && stack->back().toBool()) {
+      convert((*stack)[stack->size() - 3], at::kFloat);
+      stack->back() = false;
+    } else if (name == "aten::_softmax_backward_data" || name == "aten::_log_softmax_backward_data") {
+      const at::ScalarType grad = (*stack)[stack->size() - 4].toTensor().scalar_type();
+      const auto input = static_cast<at::ScalarType>(stack->back().toInt());
+      if (grad != input) {
+        result_dtype_ = input;
+        stack->back() = static_cast<int64_t>(grad);
+      }
+    }
+  }
+
+  // CUDA's batch norm of halves has its statistics in float32, the CPU's does not unless the weights are in float32.
+  void widen_statistics(Stack* stack) {
+    const std::string& name = op_.schema().name();
+    const auto& returns = op_.schema().returns();
+    if ((name == "aten::native_batch_norm" || name == "aten::_native_batch_norm_legit" ||
+         name == "aten::_batch_norm_with_update") &&
+        returns[0].alias_info() == nullptr) {
+      convert((*stack)[stack->size() - returns.size() + 1], at::kFloat);
+      convert((*stack)[stack->size() - returns.size() + 2], at::kFloat);
+    }
+  }
+
+  void narrow_statistics(Stack* stack) {
+    if (op_.schema().name() != "aten::native_batch_norm_backward" &&
+        op_.schema().name() != "aten::batch_norm_backward") {
+      return;
+    }
+    IValue* arguments = &(*stack)[stack->size() - op_.schema().arguments().size()];
+    const at::ScalarType input = arguments[1].toTensor().scalar_type();
+    const bool in_float = std::any_of(arguments + 2, arguments + 5, [](const IValue& value) {
+      return value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() == at::kFloat;
+    });
+    if (!in_float && at::isReducedFloatingType(input)) {
+      convert(arguments[5], input);
+      convert(arguments[6], input);
+    }
+  }
+
+  static void convert(IValue& value, at::ScalarType dtype) {
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() != dtype &&
+        value.toTensor().scalar_type() != at::kDouble) {
+      value = at::_ops::_to_copy::redispatch(
+          c10::DispatchKeySet(c10::DispatchKey::CPU), value.toTensor(), dtype, {}, {}, {}, false, {});
+    }
+  }
+
   // --- results
 
   // What the op resized, or moved to another storage.
@@ -190,6 +245,9 @@ class Call {
     TORCH_CHECK_NOT_IMPLEMENTED(
         result.layout() == c10::kStrided && !result.is_quantized() && result.has_storage(),
         "the stand-in has dense tensors only, and ", op_.schema().name(), " returns another kind");
+    if (result._is_zerotensor()) {
+      return zeros_without_memory(result);
+    }
     const c10::DispatchKeySet bits = result.key_set() & lazy_bits;
     Tensor tensor;
     if (const Pair* source = pair_of(result.storage())) {
@@ -201,6 +259,19 @@ class Call {
       tensor = at::detail::make_tensor<c10::TensorImpl>(
           adopt_once(result.storage()), c10::DispatchKeySet(c10::DispatchKey::CUDA) | bits, result.dtype());
     }
+    copy_geometry(result, tensor);
+    return tensor;
+  }
+
+  // Some derivatives are zeros that have a shape and no memory.
+  Tensor zeros_without_memory(const Tensor& result) const {
+    const c10::Device device(c10::kCUDA, index_of(device_));
+    c10::Storage storage(
+        c10::Storage::use_byte_size_t(), result.storage().nbytes(), c10::DataPtr(nullptr, device), nullptr, false);
+    const Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+        std::move(storage),
+        result.key_set().remove_backend(c10::BackendComponent::CPUBit) | c10::DispatchKeySet(c10::DispatchKey::CUDA),
+        result.dtype());
     copy_geometry(result, tensor);
     return tensor;
   }
@@ -235,97 +306,16 @@ class Call {
   std::vector<Pair> pairs_;
   std::vector<std::pair<c10::Storage, c10::Storage>> adopted_;
   std::optional<c10::Device> device_;
+  std::optional<at::ScalarType> result_dtype_; // if not the kernel's
 };
 
 void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
   run_or_record(op, stack, [](const c10::OperatorHandle& kernel, Stack* values) { Call(kernel).run(values); });
 }
 
-// --- kernels that make tensors, or change their storage
-
-Tensor empty(
-    at::IntArrayRef size,
-    std::optional<at::ScalarType> dtype,
-    std::optional<at::Layout>,
-    std::optional<at::Device> device,
-    std::optional<bool>,
-    std::optional<at::MemoryFormat> format) {
-  const c10::DeviceGuard guard({c10::kCUDA, index_of(device)});
-  return Tensor(
-      at::detail::empty_generic(
-          size, allocator(), c10::DispatchKeySet(c10::DispatchKey::CUDA),
-          dtype.value_or(c10::typeMetaToScalarType(c10::get_default_dtype())), format));
-}
-
-Tensor empty_strided(
-    at::IntArrayRef size,
-    at::IntArrayRef stride,
-    std::optional<at::ScalarType> dtype,
-    std::optional<at::Layout>,
-    std::optional<at::Device> device,
-    std::optional<bool>) {
-  const c10::DeviceGuard guard({c10::kCUDA, index_of(device)});
-  return Tensor(
-      at::detail::empty_strided_generic(
-          size, stride, allocator(), c10::DispatchKeySet(c10::DispatchKey::CUDA),
-          dtype.value_or(c10::typeMetaToScalarType(c10::get_default_dtype()))));
-}
-
-// What the tensor needs of its storage.
-void grow_for(const Tensor& self) {
-  grow(
-      self.storage(), self.numel() == 0 ? 0
-                                        : at::detail::computeStorageNbytes(
-                                              self.sizes(), self.strides(), self.itemsize(), self.storage_offset()));
-}
-
-const Tensor& resize(const Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
-  if (self.sizes() != size) {
-    self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
-    grow_for(self);
-  }
-  if (format) {
-    self.unsafeGetTensorImpl()->empty_tensor_restride(*format);
-    grow_for(self);
-  }
-  return self;
-}
-
-Tensor& set_view(Tensor& self, c10::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
-  TORCH_CHECK(
-      source.device() == self.device(), "set_: expected a storage on ", self.device(), ", and got one on ",
-      source.device());
-  self.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(source));
-  if (stride.empty() && !size.empty()) {
-    self.unsafeGetTensorImpl()->set_storage_offset(offset);
-    self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
-  } else {
-    self.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, offset);
-  }
-  grow_for(self);
-  return self;
-}
-
-Tensor& set_storage(Tensor& self, c10::Storage source) {
-  const auto size = static_cast<int64_t>(source.nbytes() / self.itemsize());
-  return set_view(self, std::move(source), 0, {size}, {});
-}
-
-Tensor& set_tensor(Tensor& self, const Tensor& source) {
-  return self.is_same(source)
-             ? self
-             : set_view(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
-}
-
-Tensor& set_nothing(Tensor& self) {
-  const c10::DeviceGuard guard(self.device());
-  return set_view(
-      self, {c10::Storage::use_byte_size_t(), 0, allocator()->allocate(0), allocator(), /*resizable=*/true}, 0, {0},
-      {});
-}
-
-void record_stream(Tensor& self, c10::Stream stream) {
-  c10::impl::VirtualGuardImpl(c10::kCUDA).recordDataPtrOnStream(self.storage().data_ptr(), stream);
+void no(const c10::OperatorHandle& op, Stack* stack) {
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  stack->emplace_back(false);
 }
 
 } // namespace
@@ -335,16 +325,14 @@ TORCH_LIBRARY_IMPL(_, CUDA, m) {
 }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
-  m.impl("empty.memory_format", empty);
-  m.impl("empty_strided", empty_strided);
-  m.impl("resize_", resize);
-  m.impl("set_.source_Storage", set_storage);
-  m.impl("set_.source_Storage_storage_offset", set_view);
-  m.impl("set_.source_Tensor", set_tensor);
-  m.impl("set_", set_nothing);
-  m.impl("record_stream", record_stream);
-  // Its kernel for all devices would look for one of CUDA.
-  m.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+  // Their kernels for all devices would look for CUDA's own.
+  for (const char* name : {"copy_", "convolution", "_convolution", "convolution_backward"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+  }
+  for (const char* name :
+       {"_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor", "_use_miopen_ctc_loss", "_use_miopen_ctc_loss.Tensor"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no>());
+  }
   // A kernel for all devices would come before the fallback. CUDA has a kernel of its own where the CPU has one.
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -55,6 +56,8 @@ inline State& state() {
 }
 
 c10::Allocator* allocator();
+// The device's index, or the current one.
+c10::DeviceIndex index_of(std::optional<c10::Device> device);
 
 // A storage of the device over the memory of a CPU storage, which it owns. Its bytes count from now on.
 c10::Storage adopt(const c10::Storage& cpu, c10::DeviceIndex device);

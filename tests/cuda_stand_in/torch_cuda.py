@@ -128,12 +128,26 @@ def set_rng_state(state: torch.Tensor, device: Any = "cuda") -> None:
     torch.set_rng_state(state)
 
 
+_stock_clone = torch.UntypedStorage.clone
+
+
+def clone_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """torch.UntypedStorage.clone, which PyTorch's Python part makes for the devices that it was built with."""
+    if storage.device.type != "cuda":
+        return _stock_clone(storage)
+    return torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device).untyped_storage().copy_(storage)
+
+
 def nothing(*_: Any, **__: Any) -> None:
     pass
 
 
 def yes(*_: Any, **__: Any) -> bool:
     return True
+
+
+def no(*_: Any, **__: Any) -> bool:
+    return False
 
 
 def provide() -> None:
@@ -177,5 +191,7 @@ def provide() -> None:
                 setattr(module, name, function)
     torch._C._host_emptyCache = nothing
     torch.backends.cuda.is_built = yes
+    torch.backends.cudnn.is_acceptable = no  # the original warns
+    torch.UntypedStorage.clone = clone_storage
     # What releases before 2.13 ask.
     torch._C._cuda_isCurrentStreamCapturing = is_current_stream_capturing

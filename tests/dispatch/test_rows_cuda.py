@@ -1,4 +1,4 @@
-"""Compares every row of the op table with torch.autocast on CUDA: fake tensors, and real ones where there is a GPU."""
+"""Compares every row of the op table with torch.autocast on fake CUDA tensors. tests/cuda/ does so with values."""
 
 from __future__ import annotations
 
@@ -28,26 +28,19 @@ each_lower_dtype = pytest.mark.parametrize("lower", LOWER_DTYPES, ids=str)
 LISTED = [row for row in ROWS if listed(row, "cuda")]
 BANNED = [row for row in LISTED if row.cuda is CastPolicy.banned]
 
-#: Whether the tensors are fake.
-where = pytest.mark.parametrize(
-    "fake", [True, False] if torch.cuda.is_available() else [True], ids=lambda fake: "fake" if fake else "real"
-)
-
 pytestmark = pytest.mark.usefixtures("pretend_cuda")
 
 
 @each_row
 @each_lower_dtype
-@where
-def test_row(row: Row, lower: torch.dtype, fake: bool) -> None:
-    with tensors_of(fake):
+def test_row(row: Row, lower: torch.dtype) -> None:
+    with tensors_of(fake=True):
         for kind in KINDS:
-            check_row(row, kind, lower, "cuda", fake=fake)
+            check_row(row, kind, lower, "cuda", fake=True)
 
 
-@where
-def test_no_row_goes_untested(fake: bool) -> None:
-    assert [row.name for row in LISTED if row not in BANNED and not executed(row, "cuda", fake=fake)] == []
+def test_no_row_goes_untested() -> None:
+    assert [row.name for row in LISTED if row not in BANNED and not executed(row, "cuda", fake=True)] == []
 
 
 @pytest.mark.parametrize("row", BANNED, ids=lambda row: row.name)
@@ -62,9 +55,8 @@ def test_a_banned_row_is_refused_whatever_it_is_given(row: Row, lower: torch.dty
 
 
 @pytest.mark.parametrize(("row", "kinds"), known_refusals("cuda"))
-@where
-def test_what_is_known_to_be_refused_is(row: Row, kinds: tuple[str, ...], fake: bool) -> None:
-    assert [kind for kind in kinds if not refused(row, kind, "cuda", fake=fake)] == [], "delete it from REFUSED"
+def test_what_is_known_to_be_refused_is(row: Row, kinds: tuple[str, ...]) -> None:
+    assert [kind for kind in kinds if not refused(row, kind, "cuda", fake=True)] == [], "delete it from REFUSED"
 
 
 @pytest.mark.parametrize("row", LISTED, ids=lambda row: row.name)

@@ -241,6 +241,27 @@ def with_out(region: Region) -> Any:
         return torch.mm(ones(FP32), ones(FP32), out=torch.empty(2, 2)).dtype
 
 
+def test_a_weight_used_in_stock_and_in_ours_inside_it_has_two_casts() -> None:
+    x = torch.randn(8, 8)
+
+    def program(inner: Region) -> torch.Tensor:
+        torch.manual_seed(0)
+        w = nn.Parameter(torch.randn(8, 8))
+        with stock():
+            y = x @ w
+            with inner():
+                z = x @ w
+        (y.square() + z).float().sum().backward()
+        assert w.grad is not None
+        return w.grad
+
+    assert casts_made(program, ours) == casts_made(program, stock) + 1
+    one, two = program(stock), program(ours)
+    assert torch.equal(one, one.bfloat16().float())  # summed in bfloat16
+    assert not torch.equal(two, two.bfloat16().float())
+    torch.testing.assert_close(two, one, rtol=0.02, atol=0.02)
+
+
 SAME: dict[Callable[[Region], Any], Any] = {
     mm_of_float8: BF16,
     mm_of_double: FP64,

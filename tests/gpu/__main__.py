@@ -1,11 +1,11 @@
 """`make gpu`: runs everything that needs a GPU, and writes docs/gpu.md.
 
 Needs no network: it builds the extension against the installed PyTorch, in place, and runs this checkout. PyTorch must
-see a GPU; pytest, pytest-timeout and numpy have to be installed (pytest-xdist makes it faster). A step that finds no
-time left does not run, and the command then fails. With `--device cuda-stand-in` it runs on the tests' stand-in device
-and writes the page elsewhere, which tests the command itself.
+see a GPU; pytest, pytest-timeout and numpy have to be installed. A step that finds no time left does not run, and the
+command then fails. With `--device cuda-stand-in` it runs on the tests' stand-in device and writes the page elsewhere,
+which tests the command itself.
 
-Exit status: 0 all steps passed; 1 a step failed, was stopped or did not run; 2 something is missing.
+Exit status: 0 no step failed; 1 a step failed, was stopped or did not run; 2 something is missing.
 """
 
 from __future__ import annotations
@@ -46,15 +46,23 @@ def main() -> int:
     stand_in = options.device != "cuda"
     if not stand_in and not gpu:
         return _refuse(
-            f"torch {version} (CUDA {cuda}) sees no GPU. Without one: make gpu ARGS='--device cuda-stand-in'"
+            f"torch {version} of {sys.executable} finds no GPU: {_why_no_gpu(cuda)}. "
+            "To try the command without a GPU: make gpu ARGS='--device cuda-stand-in'"
         )
-    built = _build()
-    if built.returncode != 0:
-        return _refuse(f"the extension does not build against torch {version}:\n{built.stdout[-4000:]}")
+    if options.build:
+        built = _build()
+        if built.returncode != 0:
+            return _refuse(f"the extension does not build against torch {version}:\n{built.stdout[-4000:]}")
     out = options.out or Path(tempfile.mkdtemp(prefix="torch_promote-gpu-"))
     out.mkdir(parents=True, exist_ok=True)
+    chosen = list(steps(options.device, out.resolve(), tiny=options.tiny))
+    names = [step.name for step in chosen]
+    if unknown := set(options.step or ()).difference(names):
+        return _refuse(f"no step {', '.join(sorted(unknown))}. The steps: {', '.join(names)}")
     outcomes = []
-    for step in steps(options.device, out, tiny=options.tiny):
+    for step in chosen:
+        if options.step and step.name not in options.step:
+            continue
         print(f"{step.name} ...", end=" ", flush=True)
         outcome = run(step, out / f"{step.name}.log", end - time.monotonic())
         outcomes.append(outcome)
@@ -68,7 +76,7 @@ def main() -> int:
     }
     target.write_text(page(outcomes, machine), encoding="utf-8")
     print(f"wrote {target}; logs are in {out}")
-    return int(any(outcome.status != "passed" for outcome in outcomes))
+    return int(any(outcome.status not in ("passed", "skipped") for outcome in outcomes))
 
 
 def _options() -> argparse.Namespace:
@@ -78,11 +86,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cuda-stand-in"), default="cuda")
     parser.add_argument("--seconds", type=float, default=530, help="the time that all steps may take (default 530)")
     parser.add_argument("--tiny", action="store_true", help="few samples and rounds, to test the command")
+    parser.add_argument("--step", action="append", metavar="NAME", help="run only this step; repeatable")
+    parser.add_argument("--no-build", dest="build", action="store_false", help="use the extension that is there")
     parser.add_argument("--page", type=Path, metavar="FILE", help="where to write the page (default docs/gpu.md)")
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="where to write logs and results (default: a new one)"
     )
     return parser.parse_args()
+
+
+def _why_no_gpu(cuda: str) -> str:
+    if cuda == "None":
+        return "it is a CPU build; name the Python that has a CUDA build: make gpu PYTHON3=..."
+    return f"it is built for CUDA {cuda}; see whether nvidia-smi lists a GPU, and whether its driver is new enough"
 
 
 def _refuse(text: str) -> int:

@@ -27,7 +27,11 @@ def page(outcomes: Sequence[Outcome], machine: Mapping[str, str]) -> str:
     ]
     skipped = [(outcome.step.name, reason, n) for outcome in outcomes for reason, n in outcome.skipped.items()]
     if skipped:
-        parts += ["Skipped:", _table(("step", "reason", "tests"), skipped)]
+        parts += ["### Skipped tests", _table(("step", "reason", "tests"), skipped)]
+    limits = [(outcome.step.name, reason, n) for outcome in outcomes for reason, n in outcome.limits.items()]
+    if limits:
+        parts += ["### Known differences", _table(("step", "reason", "tests or samples"), limits)]
+    parts.append("Known limits: [differences.md](differences.md#limits); those of the cache: [casts.md](casts.md).")
     failed = [outcome for outcome in outcomes if outcome.log]
     for outcome in failed:
         parts += [f"### {outcome.step.name}: {outcome.status}", f"```\n{outcome.log}\n```"]
@@ -57,15 +61,25 @@ def _benchmark(data: Mapping[str, Any]) -> list[str]:
         )
         text = f"Wall-clock time of a step, the median of {data['rounds']} rounds; the ratio with its quartiles."
         parts += [text, _table(("case", "stock", "ours", "ours / stock"), lines)]
-    for key, title, show in _FIGURES:
+    counted = [result for result in results if result["kernels"].get("stock") and result["kernels"].get("ours")]
+    if counted:
         lines = (
-            (f"{result['suite']}: {result['case']}", show(result[key]["stock"]), show(result[key]["ours"]))
-            for result in results
-            if {"stock", "ours"} <= (result.get(key) or {}).keys()
+            (
+                f"{result['suite']}: {result['case']}",
+                *(result["kernels"][name] for name in ("stock", "ours")),
+                *(_bytes(result["peak_bytes"][name]) for name in ("stock", "ours")),
+            )
+            for result in counted
         )
-        if rows := list(lines):
-            parts += [title, _table(("case", "stock", "ours"), rows)]
+        head = ("case", "kernels, stock", "kernels, ours", "peak, stock", "peak, ours")
+        parts += [_COUNTS, _table(head, lines)]
     return parts
+
+
+_COUNTS = (
+    "Kernels of one step, after a first one in the same region; and the peak memory of two such steps, above the "
+    "memory held before the region. Casts that persist are held before it."
+)
 
 
 def _time(nanoseconds: float) -> str:
@@ -73,14 +87,9 @@ def _time(nanoseconds: float) -> str:
     return f"{nanoseconds / size:.3g} {unit}"
 
 
-def _mib(count: int) -> str:
-    return f"{count / 2**20:.3f}"
-
-
-_FIGURES = (
-    ("kernels", "Kernels in a step.", str),
-    ("peak_bytes", "Peak memory of a step above the memory held before it, in MiB.", _mib),
-)
+def _bytes(count: int) -> str:
+    unit, size = next(((unit, size) for unit, size in (("MiB", 2**20), ("KiB", 2**10)) if count >= size), ("bytes", 1))
+    return f"{count / size:.2f} {unit}" if size > 1 else f"{count} bytes"
 
 
 def _table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:

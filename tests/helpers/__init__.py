@@ -21,6 +21,7 @@ Programs
     program_comparison: runs code under stock's regions and ours, and compares all results.
     casts: makers of both kinds of regions, and a count of casts.
     fast_cast: one cast by itself, its bits, and which kernel made it.
+    random_programs: random programs that use one weight in many ways.
     models: small models that use weights in different ways.
     persistent_casts: products with a weight whose casts outlive the region.
     accelerate_hooks: how Accelerate replaces and restores the forward of modules.

@@ -15,9 +15,14 @@ from helpers.comparison import assert_same
 
 #: A region of ours that casts nothing: a result that it shares with stock was not cast by us.
 silenced: Region = functools.partial(tp.my_autocast, "cpu", policy="off")
+#: The same three kinds of regions of the CPU, and of any device, which a program names first: `region("cuda")`.
+ON_THE_CPU = (stock, ours, silenced)
+ANYWHERE = (torch.autocast, tp.my_autocast, functools.partial(tp.my_autocast, policy="off"))
 
 
-def assert_like_stock(run: Callable[[Region], Any], casts: bool = True) -> Any:
+def assert_like_stock(
+    run: Callable[[Region], Any], casts: bool = True, regions: tuple[Region, Region, Region] = ON_THE_CPU
+) -> Any:
     """Fails unless `run(ours)` gives what `run(stock)` gives.
 
     Stock's state is on inside our regions, so stock would do the casts if our wrappers were passed by. Therefore `run`
@@ -26,15 +31,16 @@ def assert_like_stock(run: Callable[[Region], Any], casts: bool = True) -> Any:
     Args:
         run: Takes a maker of regions; returns results in nested containers. The random state is the same each time.
         casts: False for code in which autocast has nothing to do.
+        regions: ON_THE_CPU, or ANYWHERE.
 
     Returns:
         What `run(ours)` gave.
     """
-    results = [_run(run, region) for region in (stock, ours)]
+    results = [_run(run, region) for region in regions[:2]]
     assert tree_flatten(results[0])[0], "nothing to compare"
     assert_same(results[1], results[0])
     if casts:
-        assert not _comes_out_same(run, results[0]), "our wrappers have no part in this result"
+        assert not _comes_out_same(run, regions[2], results[0]), "our wrappers have no part in this result"
     return results[1]
 
 
@@ -58,10 +64,10 @@ def _frozen(leaf: Any) -> Any:
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
-def _comes_out_same(run: Callable[[Region], Any], expected: Any) -> bool:
-    """Whether `run(silenced)` gives `expected`. If it fails instead, as checkpoint does, that is not the same."""
+def _comes_out_same(run: Callable[[Region], Any], quiet: Region, expected: Any) -> bool:
+    """Whether `run(quiet)` gives `expected`. If it fails instead, as checkpoint does, that is not the same."""
     try:
-        result = _run(run, silenced)
+        result = _run(run, quiet)
     except Exception:
         return False
     try:

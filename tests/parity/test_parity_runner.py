@@ -72,7 +72,7 @@ def test_any_device_type_is_checked_without_ours() -> None:
 def test_what_nothing_answers_to_is_an_error() -> None:
     assert_expected_inline(
         error_of(Options("gpu")),
-        """'gpu' is not a device. Legal: cpu, cuda, fake-cuda, and with --stock-only every device type of this PyTorch. Closest: cpu.""",  # noqa: E501
+        """'gpu' is not a device. Legal: cpu, cuda, fake-cuda, cuda-stand-in, and with --stock-only every device type of this PyTorch. Closest: cpu.""",  # noqa: E501
     )
     assert_expected_inline(
         error_of(Options("cpu", ops=("aten::mn",))),
@@ -105,7 +105,7 @@ def test_what_nothing_answers_to_is_an_error() -> None:
 def test_cuda_without_a_gpu_is_an_error() -> None:
     assert_expected_inline(
         error_of(Options("cuda")),
-        """device 'cuda' needs a GPU, and PyTorch finds none. Without a GPU, use fake-cuda.""",
+        """device 'cuda' needs a GPU, and PyTorch finds none. Without a GPU, use fake-cuda or cuda-stand-in.""",
     )
 
 

@@ -23,7 +23,8 @@ The JSON of `torch-promote bench --json`. Times are nanoseconds per run; a sprea
     torch, torch_promote   versions
     device, device_name    "cpu" or "cuda", and its model
     threads, rounds        the settings
-    clock                  "cpu": CPU time of the process; "wall": wall-clock time
+    clock                  "cpu": CPU time of the process; "wall": wall-clock time; "kernels": on the stand-in device,
+                           where ratios and overheads are null or empty, and kernels and bytes are counted
     results                a list with an object for each case:
       suite, case          the names
       ratio                spread of ours / stock; null if stock has no such feature
@@ -35,7 +36,10 @@ The JSON of `torch-promote bench --json`. Times are nanoseconds per run; a sprea
       overheads_ns         by base and contender (stock, ours): spread of the time minus the base's
       times_ns             by contender: spread of the time
       casts                by contender, models only: casts in a step, of weights, activations and gradients
-      peak_bytes           by contender, models only: peak memory of a step, above the memory held before it
+      peak_bytes           by contender: peak memory of a step, above the memory held before it; models only. On CUDA,
+                           all cases: of two runs in a region, above the memory held before the region
+      kernels              by contender, on CUDA only: kernels in a run, after a first one in the same region. On a GPU,
+                           torch.profiler counts them, without copies and fills of memory
 
 Example:
     >>> cases = [case for case in list_cases(Settings()) if case.name == "construct, enter, exit"]
@@ -73,4 +77,6 @@ def list_cases(settings: Settings, suites: Sequence[str] = ()) -> list[Case]:
         settings: The settings of the run.
         suites: Keys of `SUITES`; empty for all.
     """
-    return [case for suite in suites or SUITES for case in SUITES[suite](settings)]
+    # The processes of `import` do not have the stand-in.
+    chosen = suites or [suite for suite in SUITES if not (settings.counted and suite == "import")]
+    return [case for suite in chosen for case in SUITES[suite](settings)]

@@ -20,7 +20,7 @@ ALREADY_CAST = "already_cast"
 #: The low-precision dtype of all cases: CPUs and GPUs have fast kernels for it.
 LOW = torch.bfloat16
 
-#: Times a contender for a slice; returns nanoseconds per run.
+#: Times a contender for a slice; returns nanoseconds per run. In a run that counts: the kernels of one run.
 Timer = Callable[[], float]
 
 
@@ -34,6 +34,8 @@ class Settings:
         threads: The number of threads that PyTorch computes in.
         slice_seconds: The approximate time that a contender runs in each round.
         tiny: Whether the models are small enough for a test.
+        counted: Count kernels and bytes in place of times; `device` is "cuda" then. On a GPU, a run with times counts
+            them too.
     """
 
     device: str = "cpu"
@@ -41,10 +43,13 @@ class Settings:
     threads: int = 1
     slice_seconds: float = 0.005
     tiny: bool = False
+    counted: bool = False
 
     @property
     def clock(self) -> str:
-        """The clock: "cpu" for CPU time, "wall" for wall-clock time. See torch_promote/bench/timing.py."""
+        """The clock: "cpu" for CPU time, "wall" for wall-clock time, "kernels" for counts. See timing.py."""
+        if self.counted:
+            return "kernels"
         return "cpu" if self.device == "cpu" and self.threads == 1 else "wall"
 
 
@@ -53,12 +58,14 @@ class Measured:
     """Figures of a contender's step other than its time. They need no repetition.
 
     Attributes:
-        casts: The number of casts of weights, activations and gradients.
+        casts: The number of casts of weights, activations and gradients; empty if they were not counted.
         peak_bytes: The peak memory, in bytes above the memory held before.
+        kernels: The number of kernels; None if they were not counted.
     """
 
     casts: Mapping[str, int]
     peak_bytes: int
+    kernels: int | None = None
 
 
 def _nothing() -> None:

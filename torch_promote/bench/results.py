@@ -28,7 +28,7 @@ class Result:
         overheads: (ours - base) / (stock - base), by base.
         overheads_ns: ours - base and stock - base, by base and contender, in nanoseconds.
         times_ns: The time of each contender, in nanoseconds.
-        measured: Casts and memory, by contender.
+        measured: Casts, memory and kernels, by contender.
     """
 
     case: Case
@@ -53,8 +53,11 @@ class Result:
             "overheads": {base: _plain(share) for base, share in self.overheads.items()},
             "overheads_ns": {base: _all_plain(costs) for base, costs in self.overheads_ns.items()},
             "times_ns": _all_plain(self.times_ns),
-            "casts": {name: dict(measured.casts) for name, measured in self.measured.items()},
+            "casts": {name: dict(measured.casts) for name, measured in self.measured.items() if measured.casts},
             "peak_bytes": {name: measured.peak_bytes for name, measured in self.measured.items()},
+            "kernels": {
+                name: measured.kernels for name, measured in self.measured.items() if measured.kernels is not None
+            },
         }
 
 

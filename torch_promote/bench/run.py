@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
-from torch_promote.bench.cases import HAND, OURS, STOCK, Case, Prepared, Settings, Timer
+from torch_promote.bench.cases import HAND, OURS, STOCK, Case, Measured, Prepared, Settings, Timer
 from torch_promote.bench.figures import Spread, overhead, ratio, spread
+from torch_promote.bench.memory import peak_bytes
 from torch_promote.bench.results import Result
 from torch_promote.bench.timing import threads
 
@@ -31,11 +34,35 @@ def run(cases: Iterable[Case], settings: Settings) -> Iterator[Result]:
 
 
 def _run(case: Case, settings: Settings) -> Result:
+    if settings.counted:
+        return Result(case, measured=_counted(case, settings))
     prepared = case.prepare(settings)
     try:
-        return summary(case, prepared, interleaved(prepared.timers, settings.rounds))
+        result = summary(case, prepared, interleaved(prepared.timers, settings.rounds))
     finally:
         prepared.close()
+    if settings.device == "cuda" and case.suite != "import":  # its contenders are other processes
+        result = replace(result, measured=_counted(case, replace(settings, counted=True)))
+    return result
+
+
+def _counted(case: Case, settings: Settings) -> dict[str, Measured]:
+    """Returns the kernels of a run of each contender, and the peak memory of its region."""
+    prepared = case.prepare(settings)
+    try:
+        casts = {name: measured.casts for name, measured in prepared.measure().items()}
+        found = {}
+        for name, timer in prepared.timers.items():
+            runs: list[float] = []
+            peak = peak_bytes(partial(_run_into, runs, timer), settings.device)
+            found[name] = Measured(casts.get(name, {}), peak, int(runs[-1]))
+    finally:
+        prepared.close()
+    return found
+
+
+def _run_into(runs: list[float], timer: Timer) -> None:
+    runs.append(timer())
 
 
 def interleaved(timers: Mapping[str, Timer], rounds: int) -> dict[str, list[float]]:

@@ -2,7 +2,8 @@
 
 On the CPU with one thread, it measures the CPU time of this process, which excludes the time that other programs take;
 on a quiet machine this equals wall-clock time. With several threads, CPU time would be the sum over the threads, so it
-measures wall-clock time. On a GPU, it measures wall-clock time, and waits for the GPU before it reads the clock.
+measures wall-clock time. On a GPU, it measures wall-clock time, and waits for the GPU before it reads the clock. If the
+settings say so, it counts the kernels of a single run instead.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from torch_promote.bench.cases import Settings, Timer
+from torch_promote.bench.kernels import count_kernels
 
 __all__ = ["stopwatch", "threads"]
 
@@ -30,6 +32,8 @@ def stopwatch(
 ) -> Timer:
     """Returns a function that runs a statement for a slice, and returns the time of one run in nanoseconds.
 
+    With `settings.counted`, the function returns the number of kernels of one run.
+
     The first run of a slice does not count: it fills the cast cache of the new region.
 
     Args:
@@ -41,6 +45,11 @@ def stopwatch(
     timer = timeit.Timer(statement, timer=_clock(settings), globals=dict(names))
     runs = 0
 
+    def count_a_run() -> float:
+        with region():
+            timer.timeit(1)
+            return float(count_kernels(lambda: timer.timeit(1)))
+
     def time_a_slice() -> float:
         nonlocal runs
         with region():
@@ -49,7 +58,7 @@ def stopwatch(
                 runs = _runs_in(settings.slice_seconds, timer)
             return timer.timeit(runs) / runs * 1e9
 
-    return time_a_slice
+    return count_a_run if settings.counted else time_a_slice
 
 
 def _runs_in(seconds: float, timer: timeit.Timer) -> int:

@@ -19,6 +19,7 @@ import torch
 from torch_promote.checking.comparison import is_fake
 from torch_promote.checking.expectation import Finding
 from torch_promote.checking.overloads import overload_name
+from torch_promote.checking.pretend_cuda import STAND_IN
 from torch_promote.errors import TorchPromoteError
 
 __all__ = [
@@ -40,7 +41,7 @@ _WRONG = ("pytorch", "reference", "ours")
 _KINDS = ("dtype", "shape", "strides", "casts", "bits", "error", "row")
 _SAMPLE_KINDS = (*_KINDS, "requires_grad", "structure", "value")
 _WHATS = ("ours against stock", "reference against stock", "reference against ours")
-_DEVICES = ("cpu", "cuda", "fake-cuda", "*")
+_DEVICES = ("cpu", "cuda", "fake-cuda", STAND_IN, "*")
 
 
 class GapError(TorchPromoteError, ValueError):
@@ -84,7 +85,7 @@ class SampleGap:
 
     def covers(self, entry: str, device: str) -> bool:
         """Whether the gap names an entry and a device."""
-        return fnmatch.fnmatchcase(entry, self.entry) and self.device in (device, "*")
+        return fnmatch.fnmatchcase(entry, self.entry) and _is_on(self.device, device)
 
     def explains(self, kind: str, what: str, sample: str, text: str) -> bool:
         """Whether the gap explains a mismatch in an entry that it covers; `sample` is a label, `float32/3/mixed`."""
@@ -93,6 +94,11 @@ class SampleGap:
             and fnmatch.fnmatchcase(sample.partition("/")[0], self.dtype)
             and fnmatch.fnmatchcase(text, self.text)
         )
+
+
+def _is_on(named: str, device: str) -> bool:
+    # The stand-in's kernels are the CPU's.
+    return named in (device, "*") or (named == "cpu" and device == STAND_IN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,7 @@ class Nondeterministic:
 
     def covers(self, entry: str, device: str) -> bool:
         """Whether this names an entry and a device."""
-        return fnmatch.fnmatchcase(entry, self.entry) and self.device in (device, "*")
+        return fnmatch.fnmatchcase(entry, self.entry) and _is_on(self.device, device)
 
 
 @functools.cache

@@ -1,14 +1,30 @@
-"""Enabled regions of "cuda" where there is no GPU, for fake tensors and for regions in which nothing runs."""
+"""Devices in place of a GPU: enabled regions of "cuda" for fake tensors, and the stand-in of this project's tests."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import torch
 
-__all__ = ["pretend_cuda"]
+__all__ = ["STAND_IN", "pretend_cuda", "stand_in"]
+
+#: The device of host memory of tests/cuda_stand_in/, for options. Its tensors are of device type "cuda".
+STAND_IN = "cuda-stand-in"
+
+
+def stand_in() -> Any:
+    """Returns the module `cuda_stand_in` in a process that has this device; None in others.
+
+    Example:
+        >>> stand_in() is None
+        True
+    """
+    module = sys.modules.get("cuda_stand_in")
+    return module if module is not None and module.running() else None
 
 
 @contextlib.contextmanager

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from torch_promote.bench import SUITES, Case, Result, Settings, list_cases, report, run
+from torch_promote.bench.cases import OURS, STOCK
 from torch_promote.bench.plot import check_plot, save_plot
+from torch_promote.checking.pretend_cuda import STAND_IN
 from torch_promote.cli.progress import progress
 from torch_promote.cli.terminal import check_rich, show, table
 from torch_promote.errors import OptionError, UnsupportedDeviceError, did_you_mean
@@ -39,6 +41,13 @@ columns:
 
 Each figure is the median over the rounds, with the quartiles in brackets.
 Absolute times come last, to give a sense of scale.
+
+On cuda, tables of kernels and peak bytes follow those of times.
+
+On cuda-stand-in, a CUDA device of host memory that source checkouts have, times
+mean nothing. The tables show the number of kernels in one run, and the peak
+bytes of two runs in a region. Neither varies, so there are no rounds. Models
+have few features.
 
 suites:
   region     construct, enter and leave a region; one object; a decorated
@@ -71,6 +80,7 @@ examples:
   torch-promote bench --plot bench.png           a plot of the ratios
   torch-promote bench --json > bench.json        JSON
   torch-promote bench --device cuda --suite models
+  torch-promote bench --device cuda-stand-in     kernels and bytes, no GPU
   torch-promote bench --list                     the cases to choose from
 
 exit status: 0 success, independent of the figures; 2 invalid command line, or a
@@ -90,7 +100,7 @@ def add_parser(commands: Any) -> None:
     chosen = parser.add_argument_group("selection")
     chosen.add_argument("--suite", choices=list(SUITES), action="append", help="run only this suite; repeatable")
     chosen.add_argument("--case", action="append", metavar="GLOB", help="run only cases whose name matches; repeatable")
-    chosen.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="the device (default cpu)")
+    chosen.add_argument("--device", default="cpu", choices=("cpu", "cuda", STAND_IN), help="the device (default cpu)")
     chosen.add_argument("--list", action="store_true", help="run nothing; print the cases")
     how = parser.add_argument_group("execution and output")
     how.add_argument(
@@ -122,7 +132,17 @@ def _number(text: str, least: int, what: str) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         check_rich()
-    settings = Settings(arguments.device, arguments.rounds, arguments.threads)
+    settings = Settings(
+        arguments.device.removesuffix("-stand-in"),
+        arguments.rounds,
+        arguments.threads,
+        tiny=arguments.device == STAND_IN,  # its kernels are slow, and their number is the same
+        counted=arguments.device == STAND_IN,
+    )
+    if settings.counted and arguments.plot is not None:
+        raise OptionError(f"--plot draws times, and {STAND_IN} has none. Remove one of them.")
+    if settings.counted and "import" in (arguments.suite or ()):
+        raise OptionError(f"suite import times two processes, and {STAND_IN} counts kernels. Remove one of them.")
     cases = _chosen(list_cases(settings, arguments.suite or ()), arguments.case)
     if arguments.list:
         return show({"cases": [case.as_dict() for case in cases]}, _draw_list, arguments.json)
@@ -173,10 +193,16 @@ def _draw(data: _Data) -> list[Any]:
     drawn: list[Any] = []
     for suite, group in itertools.groupby(data["results"], lambda result: result["suite"]):
         results = list(group)
+        if data["clock"] == "kernels":
+            drawn += [suite, _counts(results), ""]
+            continue
         drawn += [suite, _ratios(results)]
         counted = [result for result in results if result["casts"]]
         drawn += ["", _steps(counted)] if counted else []
+        drawn += ["", "kernels in a run, peak bytes of two", _counts(results)] if results[0]["kernels"] else []
         drawn.append("")
+    if data["clock"] == "kernels":
+        return [*drawn, f"torch {data['torch']}, {STAND_IN}: kernels in a run, peak bytes of two"]
     threads = "1 thread" if data["threads"] == 1 else f"{data['threads']} threads"
     rounds = f"{data['rounds']} rounds"
     clock = "CPU time" if data["clock"] == "cpu" else "wall-clock time"
@@ -198,6 +224,18 @@ def _ratios(results: Sequence[_Data]) -> Any:
         shown = (_spread(result[key]) for key in ratios)
         shares = (_overhead(result["overheads"].get(base)) for base in bases)
         listing.add_row(result["case"], *shown, *shares, *(_time(result["times_ns"].get(name)) for name in times))
+    return listing
+
+
+def _counts(results: Sequence[_Data]) -> Any:
+    """The table of kernels and memory."""
+    shown = [name for name in _TIMES if any(name in result["kernels"] for result in results)]
+    weighed = [name for name in (OURS, STOCK) if name in shown]
+    listing = table("case", *map(_column, shown), *(f"{name}, bytes" for name in weighed), first_width=24)
+    for result in results:
+        kernels = (result["kernels"].get(name, "-") for name in shown)
+        peaks = (result["peak_bytes"].get(name, "-") for name in weighed)
+        listing.add_row(result["case"], *map(str, (*kernels, *peaks)))
     return listing
 
 

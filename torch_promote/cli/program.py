@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 import torch_promote
-from torch_promote.cli import bench, info, parity, policies, why
+from torch_promote.cli import bench, info, parity, policies, stand_in, why
 from torch_promote.cli.terminal import redirect_to_null
 from torch_promote.errors import TorchPromoteError
 
@@ -103,6 +103,8 @@ def _flush() -> None:
 def _run(argv: Sequence[str] | None) -> int:
     arguments = make_parser().parse_args(argv)
     try:
+        if stand_in.needs_another_process(getattr(arguments, "device", None)):
+            return stand_in.run_again(argv)
         status: int = arguments.run(arguments)
     except TorchPromoteError as error:
         print(f"torch-promote: error: {error}", file=sys.stderr)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch._subclasses import FakeTensorMode
 
-from torch_promote.checking.pretend_cuda import pretend_cuda
+from torch_promote.checking.pretend_cuda import STAND_IN, pretend_cuda, stand_in
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.parity.model import DEVICES, Options
 
@@ -48,7 +48,11 @@ def check_device(device: str, *, stock_only: bool = False) -> None:
         >>> check_device("meta", stock_only=True)
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("device 'cuda' needs a GPU, and PyTorch finds none. Without a GPU, use fake-cuda.")
+        raise OptionError(
+            f"device 'cuda' needs a GPU, and PyTorch finds none. Without a GPU, use fake-cuda or {STAND_IN}."
+        )
+    if device == STAND_IN and stand_in() is None:
+        raise OptionError(f"this process was not started for device {STAND_IN!r}. Use torch-promote parity.")
     if device in DEVICES:
         return
     if ":" in device:

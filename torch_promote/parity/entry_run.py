@@ -18,7 +18,7 @@ from torch_promote.checking.report import CrosscheckReport
 from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.devices import asks_for_a_gpu
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch, command_for
-from torch_promote.parity.op_database import NO_FAKE
+from torch_promote.parity.op_database import DENSE_ONLY, NO_FAKE
 from torch_promote.parity.outcome import Outcome, error_type, run, without_bits
 from torch_promote.parity.samples import NotGenerated, Sample
 from torch_promote.regions.autocast import my_autocast
@@ -81,7 +81,8 @@ class EntryRun:
     def add_not_generated(self, sample: NotGenerated) -> None:
         """Records that PyTorch could not generate samples. A mismatch, unless that is expected on the device."""
         self.not_generated[sample.dtype] = sample.why
-        expected = NO_FAKE in sample.why if self.options.fake else not self.options.has_policies
+        missing = NO_FAKE if self.options.fake else DENSE_ONLY
+        expected = missing in sample.why or not self.options.has_policies
         if not expected:
             label = f"{sample.dtype}/0/plain"
             command = command_for(self.entry, self.options, label)

@@ -9,13 +9,15 @@ from typing import Literal
 
 import torch
 
+from torch_promote.checking.pretend_cuda import STAND_IN
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.policy.op_table import DEVICE_TYPES
 
 __all__ = ["DEVICES", "Entry", "EntryResult", "Options", "SampleMismatch", "command_for", "named_dtype"]
 
-#: The devices that samples run on. "fake-cuda" simulates dtypes, shapes and strides of CUDA without a GPU.
-DEVICES = ("cpu", "cuda", "fake-cuda")
+#: The devices that samples run on. "fake-cuda" simulates dtypes, shapes and strides of CUDA without a GPU;
+#: "cuda-stand-in" is a CUDA device of host memory, for which the process has to be started.
+DEVICES = ("cpu", "cuda", "fake-cuda", STAND_IN)
 
 Source = Literal["op_db", "autocast_lists", "row", "promotion"]
 
@@ -25,7 +27,7 @@ class Options:
     """The options of a run.
 
     Attributes:
-        device: "cpu", "cuda" or "fake-cuda"; with `stock_only`, any device type of the running PyTorch.
+        device: One of `DEVICES`; with `stock_only`, any device type of the running PyTorch.
         ops: Globs for the names of entries; empty for all.
         dtypes: Names of the samples' dtypes, such as "float32"; empty for all.
         sample: The label of the only sample to run, such as "float32/3/mixed"; `ops` must select one entry.
@@ -45,7 +47,7 @@ class Options:
     @property
     def device_type(self) -> str:
         """The device type of the tensors and of the regions."""
-        return self.device.removeprefix("fake-")
+        return self.device.removeprefix("fake-").removesuffix("-stand-in")
 
     @property
     def has_policies(self) -> bool:

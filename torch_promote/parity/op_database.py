@@ -17,10 +17,12 @@ from torch.utils._pytree import tree_map
 
 from torch_promote.parity.model import Options
 
-__all__ = ["NO_FAKE", "generated", "op_database", "supported_dtypes"]
+__all__ = ["DENSE_ONLY", "NO_FAKE", "generated", "op_database", "supported_dtypes"]
 
 #: The beginning of the error for a sample that has no fake form.
 NO_FAKE = "no fake tensor is made of a tensor with the layout"
+#: What the device cuda-stand-in says of a sample with a sparse tensor.
+DENSE_ONLY = "the stand-in has dense tensors only"
 
 
 @functools.cache
@@ -64,7 +66,7 @@ def generated(name: str, dtype: torch.dtype, options: Options) -> list[Any]:
     _seed_numpy(seed)
     # Not op.sample_inputs, which walks the stack for each sample to find the name of the test.
     if not options.fake:
-        return list(op.sample_inputs_func(op, options.device, dtype, grad))
+        return list(op.sample_inputs_func(op, options.device_type, dtype, grad))
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         samples = list(op.sample_inputs_func(op, "cpu", dtype, grad))
     return [_on_fake_cuda(sample) for sample in samples]

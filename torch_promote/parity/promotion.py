@@ -57,4 +57,4 @@ def promotion_calls(dtype: torch.dtype, options: Options) -> Iterator[tuple[str,
 def _made(dtype: torch.dtype, shape: tuple[int, ...], options: Options) -> torch.Tensor:
     if options.fake:
         return torch.empty(shape, dtype=dtype, device="cuda")
-    return torch.full(shape, 2, device="cpu").to(dtype).to(options.device)
+    return torch.full(shape, 2, device="cpu").to(dtype).to(options.device_type)

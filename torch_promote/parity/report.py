@@ -222,7 +222,7 @@ def about(device: str) -> dict[str, str]:
     """Returns the versions of a run, and the name of its device.
 
     Args:
-        device: "cpu", "cuda" or "fake-cuda".
+        device: One of `DEVICES`.
 
     Example:
         >>> sorted(about("cpu"))

@@ -1,0 +1,55 @@
+"""Commands with --device cuda-stand-in start themselves again, in a process that has the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import cuda_stand_in
+import torch_promote
+from helpers.command_line import Capture, error_of, terminal_of_80_columns
+from torch_promote.cli.program import main
+
+__all__ = ["terminal_of_80_columns"]
+
+STAND_IN = ("--device", "cuda-stand-in")
+
+
+@pytest.fixture
+def available() -> None:
+    if reason := cuda_stand_in.why_not():
+        pytest.skip(reason)
+
+
+@pytest.mark.usefixtures("available")
+def test_parity_runs_there(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["parity", *STAND_IN, "--quick", "--jobs", "1", "--ops", "aten::mm"]) == 0
+    printed = capfd.readouterr().out
+    assert "parity: cuda-stand-in, quick" in printed
+    assert "rows checked        1 of 119" in printed
+    assert "No mismatch, and no stale known gap." in printed
+
+
+@pytest.mark.usefixtures("available")
+def test_an_error_keeps_its_exit_status(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *STAND_IN, "--case", "no such case"]) == 2
+    assert "--case 'no such case' matches no selected case." in capfd.readouterr().err
+
+
+def test_an_installed_package_has_none(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch_promote, "__file__", str(tmp_path / "torch_promote" / "__init__.py"))
+    assert error_of(capsys, "parity", *STAND_IN) == (
+        "torch-promote: error: device 'cuda-stand-in' is made by the tests of torch_promote, which are not installed "
+        "with the package. Run the command in a source checkout: make build, .venv/bin/python -m torch_promote. "
+        "For dtypes, shapes and strides alone, parity has fake-cuda.\n"
+    )
+
+
+def test_a_cuda_build_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tmp_path.joinpath("lib").mkdir()
+    tmp_path.joinpath("lib", "libtorch_cuda.so").touch()
+    monkeypatch.setattr(cuda_stand_in.build, "torch_folder", lambda: tmp_path)
+    reason = cuda_stand_in.why_not()
+    assert reason is not None
+    assert "is built with CUDA: its own kernels are registered for device type cuda." in reason

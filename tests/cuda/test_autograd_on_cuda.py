@@ -1,0 +1,340 @@
+"""What is built on autograd, on a device whose backward runs on a thread of its own: bits of stock."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import torch_promote as tp
+from helpers.casts import Region
+from helpers.comparison import assert_same
+from helpers.models import EVERY_MODEL, made
+from helpers.program_comparison import ANYWHERE, grads
+from helpers.program_comparison import assert_like_stock as compare
+
+pytestmark = pytest.mark.usefixtures("nothing_persists")
+
+INSIDE = pytest.mark.parametrize("inside", [False, True], ids=["backward after", "backward inside"])
+REENTRANT = pytest.mark.parametrize("use_reentrant", [False, True], ids=["not reentrant", "reentrant"])
+MODES = pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
+assert_like_stock = functools.partial(compare, regions=ANYWHERE)
+
+#: Gradients of many sizes, so that the order and the dtype of their sums show in the bits.
+SIZES = (1.0, 3e-4, 7e2, 1e-2, 3e1)
+
+
+def run_backward(region: Any, loss: Callable[[], Tensor], inside: bool) -> Tensor:
+    with region:
+        result = loss()
+        if inside:
+            result.backward()
+    if not inside:
+        result.backward()
+    return result
+
+
+# --- one weight, several uses
+
+
+def uses_of(w: Tensor, x: Tensor) -> Tensor:
+    return sum((F.linear(x * size, w).float().tanh().sum() / size for size in SIZES), torch.zeros((), device=x.device))
+
+
+def leaves() -> tuple[nn.Parameter, Tensor]:
+    return nn.Parameter(torch.randn(8, 8).cuda()), torch.randn(4, 8).cuda()
+
+
+@INSIDE
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_several_uses_of_a_weight(dtype: torch.dtype, inside: bool) -> None:
+    def program(region: Region) -> Any:
+        w, x = leaves()
+        return run_backward(region("cuda", dtype=dtype), lambda: uses_of(w, x), inside), grads(w)
+
+    assert_like_stock(program)
+
+
+def test_several_uses_share_a_node() -> None:
+    """Else the sums' bits above would agree by luck alone."""
+
+    def program(region: Region) -> Tensor:
+        w, x = leaves()
+        with region("cuda"):
+            loss = uses_of(w, x)
+        loss.backward()
+        return w.grad
+
+    apart = functools.partial(tp.my_autocast, cache="none")
+    torch.manual_seed(0)
+    shared = program(tp.my_autocast)
+    torch.manual_seed(0)
+    assert not torch.equal(shared, program(apart))
+
+
+def test_two_graphs_and_two_passes_over_one_cast() -> None:
+    def program(region: Region) -> Any:
+        w, x = leaves()
+        with region("cuda"):
+            first, second = uses_of(w, x), uses_of(w, x * 2).square()
+            first.backward(retain_graph=True)
+            second.backward()
+            first.backward()
+        return grads(w)
+
+    assert_like_stock(program)
+
+
+def test_uses_in_nested_regions_and_after_a_change() -> None:
+    def program(region: Region) -> Any:
+        w, x = leaves()
+        seen = []
+        for _ in range(3):
+            with region("cuda", dtype=torch.bfloat16):
+                loss = uses_of(w, x)
+                with region("cuda", dtype=torch.bfloat16), torch.no_grad():
+                    seen.append(uses_of(w, x))
+                loss = loss + uses_of(w, x * 2)
+            loss.backward()
+            with torch.no_grad():
+                w.sub_(w.grad * 1e-3)
+        return seen, grads(w), w
+
+    assert_like_stock(program)
+
+
+# --- checkpointing
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 12), nn.Dropout(0.3), nn.GELU(), nn.Linear(12, 8), nn.LayerNorm(8)).cuda()
+
+
+@INSIDE
+@REENTRANT
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_checkpoint(dtype: torch.dtype, use_reentrant: bool, inside: bool) -> None:
+    def program(region: Region) -> Any:
+        first, second, x = block(), block(), torch.randn(4, 8).cuda().requires_grad_()
+
+        def loss() -> Tensor:
+            hidden = checkpoint(first, x, use_reentrant=use_reentrant)
+            return checkpoint(second, hidden, use_reentrant=use_reentrant).float().square().mean()
+
+        return run_backward(region("cuda", dtype=dtype), loss, inside), grads(first, second, x)
+
+    assert_like_stock(program)
+
+
+@INSIDE
+@REENTRANT
+def test_a_checkpoint_that_uses_a_weight_several_times(use_reentrant: bool, inside: bool) -> None:
+    """The recomputation runs on the device's thread: there too, all uses share one cast and one node."""
+
+    def program(region: Region) -> Any:
+        w, x = leaves()
+        x.requires_grad_()
+        loss = functools.partial(checkpoint, uses_of, w, x, use_reentrant=use_reentrant)
+        return run_backward(region("cuda"), loss, inside), grads(w, x)
+
+    assert_like_stock(program)
+
+
+@MODES
+@INSIDE
+@REENTRANT
+@EVERY_MODEL
+def test_checkpointed_models(name: str, use_reentrant: bool, inside: bool, cache: str) -> None:
+    """A block that is used twice, and a head whose input is cast before the block too."""
+
+    def run(region: Region) -> Any:
+        torch.manual_seed(0)
+        model, x = made(name)
+        model, head, seen = model.cuda(), nn.Linear(16, 16).cuda(), []
+        for _ in range(2):
+            source = x.cuda().requires_grad_()
+
+            def loss(source: Tensor = source) -> Tensor:
+                hidden = source * 2
+                before = head(hidden)
+                for _ in range(2):
+                    hidden = checkpoint(model, hidden, use_reentrant=use_reentrant).float()
+                return (head(hidden) + before).float().square().mean()
+
+            seen += [run_backward(region(), loss, inside), source.grad]
+        return [*seen, *grads(head, model)]
+
+    ours = run(functools.partial(tp.my_autocast, "cuda", torch.bfloat16, cache=cache))
+    assert_same(ours, run(functools.partial(torch.autocast, "cuda", torch.bfloat16)))
+
+
+def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return CheckpointPolicy.MUST_SAVE if op in products else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@INSIDE
+@pytest.mark.parametrize("name", ["mlp", "qkv", "tied", "frozen", "encoder"])
+def test_selective_checkpoint(name: str, inside: bool) -> None:
+    contexts = functools.partial(create_selective_checkpoint_contexts, keep_products)
+
+    def program(region: Region) -> Any:
+        model, x = made(name)
+        model, x = model.cuda(), x.cuda().requires_grad_()
+
+        def loss() -> Tensor:
+            return checkpoint(model, x * 2, use_reentrant=False, context_fn=contexts).float().square().mean()
+
+        return run_backward(region("cuda"), loss, inside), grads(model, x)
+
+    assert_like_stock(program)
+
+
+@REENTRANT
+def test_a_region_inside_what_is_checkpointed(use_reentrant: bool) -> None:
+    def program(region: Region) -> Any:
+        model, x = block(), torch.randn(4, 8).cuda().requires_grad_()
+
+        def body(x: Tensor) -> Tensor:
+            with region("cuda", dtype=torch.bfloat16):
+                return model(model(x))
+
+        checkpoint(body, x, use_reentrant=use_reentrant).float().square().mean().backward()
+        return grads(model, x)
+
+    assert_like_stock(program)
+
+
+@REENTRANT
+def test_a_checkpoint_runs_again_with_its_overrides(use_reentrant: bool) -> None:
+    def run(checkpointed: bool) -> Any:
+        torch.manual_seed(0)
+        seen: list[Any] = []
+        w, x = leaves()
+        x.requires_grad_()
+
+        def body(x: Tensor) -> Tensor:
+            scores = torch.softmax(F.linear(x, w), -1)
+            seen.append(scores.dtype)
+            return F.linear(scores, w)
+
+        with tp.my_autocast("cuda", overrides={"softmax": "fp16", "linear": torch.bfloat16}):
+            y = checkpoint(body, x, use_reentrant=use_reentrant) if checkpointed else body(x)
+        y.float().square().sum().backward()
+        assert set(seen) == {torch.float16}
+        assert len(seen) == 1 + checkpointed
+        return y, grads(w, x)
+
+    assert_same(run(checkpointed=True), run(checkpointed=False))
+
+
+# --- autograd functions
+
+
+def function_of(cast_inputs: torch.dtype | None) -> Any:
+    given: dict[str, Any] = {} if cast_inputs is None else {"cast_inputs": cast_inputs}
+
+    class Product(torch.autograd.Function):
+        seen: list[Any] = []  # noqa: RUF012
+
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda", **given)
+        def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+            ctx.save_for_backward(x, w)
+            Product.seen.append((x.dtype, w.dtype, torch.is_autocast_enabled("cuda")))
+            return x @ w
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cuda")
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            x, w = ctx.saved_tensors
+            Product.seen.append((grad.dtype, torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")))
+            return grad @ w.t(), x.t() @ grad
+
+    return Product
+
+
+@INSIDE
+@pytest.mark.parametrize("cast_inputs", [None, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_custom_fwd_and_custom_bwd(cast_inputs: torch.dtype | None, inside: bool) -> None:
+    def program(region: Region) -> Any:
+        w, x = leaves()
+        x.requires_grad_()
+        product = function_of(cast_inputs)
+
+        def loss() -> Tensor:
+            first = product.apply(x if cast_inputs else x.half(), w if cast_inputs else w.half())
+            return (product.apply(first.float(), w.float()).float() + F.linear(x, w)).float().square().sum()
+
+        return run_backward(region("cuda"), loss, inside), grads(w, x), [str(seen) for seen in product.seen]
+
+    assert_like_stock(program)
+
+
+# --- hooks, higher derivatives
+
+
+@INSIDE
+def test_hooks(inside: bool) -> None:
+    """What module hooks and tensor hooks get, and ops in them: those of the backward run on the device's thread."""
+
+    def program(region: Region) -> Any:
+        seen: list[Tensor] = []
+        first, second = nn.Linear(8, 8).cuda(), nn.Linear(8, 8).cuda()
+        x = torch.randn(4, 8).cuda().requires_grad_()
+
+        def watch(*values: Any) -> None:
+            seen.extend(v.detach().clone() for v in torch.utils._pytree.tree_leaves(values) if isinstance(v, Tensor))
+
+        def of_backward(module: Any, given: Any, grad: Any) -> None:
+            watch(given, grad, grad[0].float() @ second.weight)
+
+        first.register_forward_hook(lambda module, given, result: watch(result, result @ second.weight))
+        first.register_full_backward_hook(of_backward)
+        second.weight.register_hook(lambda grad: watch(grad, grad.float() @ second.weight))
+        first.weight.register_post_accumulate_grad_hook(lambda p: watch(p.grad, p.grad @ p))
+        loss = run_backward(region("cuda"), lambda: second(first(x)).float().square().mean(), inside)
+        assert len(seen) == 2 + 3 + 2 + 2
+        return loss, seen, grads(first, second, x)
+
+    assert_like_stock(program)
+
+
+@INSIDE
+def test_derivatives_of_derivatives(inside: bool) -> None:
+    def program(region: Region) -> Any:
+        w, x = leaves()
+        x.requires_grad_()
+        with region("cuda", dtype=torch.bfloat16):
+            y = F.linear(torch.tanh(F.linear(x, w)), w).float().square().sum()
+            with contextlib.nullcontext() if inside else region("cuda", enabled=False):
+                (first,) = torch.autograd.grad(y, x, create_graph=True)
+                (first.square().sum() + y).backward()
+        return first.detach(), grads(w, x)
+
+    assert_like_stock(program)
+
+
+def test_saved_tensor_hooks_see_what_they_see_under_stock() -> None:
+    def program(region: Region) -> Any:
+        w, x = leaves()
+        x.requires_grad_()
+        saved: list[Any] = []
+
+        def pack(tensor: Tensor) -> Tensor:
+            saved.append((tensor.dtype, tuple(tensor.shape), tensor.device.type))
+            return tensor.cpu()
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor.cuda()), region("cuda"):
+            loss = F.linear(F.linear(x, w), w).float().square().sum()
+        loss.backward()
+        return grads(w, x), str(saved)
+
+    assert_like_stock(program)

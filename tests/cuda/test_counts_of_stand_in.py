@@ -1,0 +1,163 @@
+"""The devices, streams and counts of the stand-in, and the processes that have it."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cuda_stand_in
+import torch_promote as tp
+from helpers.comparison import assert_same
+from helpers.subprocesses import environment
+
+pytestmark = pytest.mark.usefixtures("stand_in")
+
+
+# --- devices and streams
+
+
+def test_two_devices() -> None:
+    x, y = torch.ones(2, device="cuda:0"), torch.ones(2, device="cuda:1")
+    assert torch.cuda.device_count() == 2
+    assert (y + 1).device == torch.device("cuda", 1)
+    assert y.to("cuda:0").add_(x).tolist() == [2, 2]
+    with torch.cuda.device(1):
+        assert torch.cuda.current_device() == 1
+        assert torch.zeros(1, device="cuda").device.index == 1
+    assert torch.cuda.current_device() == 0
+    with pytest.raises(RuntimeError, match=r"found at least two devices, cuda:0 and cuda:1"):
+        x + y
+    with pytest.raises(RuntimeError, match=r"at least two devices, cuda:1 and cuda:0"):
+        torch.cat([y, x])
+
+
+def test_streams_are_of_the_thread_and_reach_the_backward() -> None:
+    stream = torch.cuda.Stream()
+    default = torch.cuda.current_stream()
+    assert default == torch.cuda.default_stream() != stream
+    seen = []
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    with torch.cuda.stream(stream):
+        assert torch.cuda.current_stream() == stream
+        thread = threading.Thread(target=lambda: seen.append(torch.cuda.current_stream()))
+        thread.start()
+        thread.join()
+        y = x * 2
+    y.register_hook(lambda _: seen.append(torch.cuda.current_stream()))
+    y.sum().backward()
+    assert seen == [default, stream]
+
+
+def test_events_and_recorded_memory_are_counted() -> None:
+    x, stream = torch.ones(2, device="cuda"), torch.cuda.Stream()
+    with cuda_stand_in.counting() as counts:
+        stream.wait_stream(torch.cuda.current_stream())
+        x.record_stream(stream)
+    assert (counts.events_recorded, counts.events_waited_for, counts.data_ptrs_recorded) == (1, 1, 1)
+
+
+def test_a_capturing_stream_says_so() -> None:
+    other = torch.cuda.Stream()
+    with cuda_stand_in.capturing():
+        assert torch.cuda.is_current_stream_capturing()
+        assert torch._C._cuda_isCurrentStreamCapturing()
+        with torch.cuda.stream(other):
+            assert not torch.cuda.is_current_stream_capturing()
+    assert not torch.cuda.is_current_stream_capturing()
+
+
+# --- counts
+
+
+def test_kernels_are_counted_and_views_are_none() -> None:
+    x = torch.randn(4, 4, device="cuda")
+    with cuda_stand_in.counting() as counts:
+        x.t()[1:].unsqueeze(0).view(1, 3, 4)
+    assert counts.total == 0
+    with cuda_stand_in.counting() as counts:
+        (x @ x).add_(1).relu().half()
+    assert sorted(counts.kernels) == ["aten::add_.Tensor", "aten::copy_", "aten::mm", "aten::relu"]
+    assert counts.total == 4
+
+
+def test_bytes_are_counted_on_their_device() -> None:
+    gc.collect()
+    with cuda_stand_in.counting() as counts:
+        x = torch.empty(256, device="cuda")
+        y = x + 1
+        del y
+        z = torch.empty(10, device="cuda:1")
+        view = x[:3]
+    assert (counts.peak_bytes, counts.kept_bytes) == (2048, 1024)
+    assert cuda_stand_in.live_bytes(1) == z.nbytes == 40
+    del x
+    assert cuda_stand_in.live_bytes() == torch.cuda.memory_allocated()
+    del view
+    assert torch.cuda.memory_allocated() + 1024 == counts.kept_bytes + cuda_stand_in.live_bytes()
+
+
+def test_a_resized_out_counts() -> None:
+    with cuda_stand_in.counting() as counts:
+        out = torch.empty(0, device="cuda")
+        torch.arange(100, out=out)
+    assert counts.kept_bytes == out.nbytes == 400
+    with cuda_stand_in.counting() as counts:
+        del out
+    assert counts.kept_bytes == -400
+
+
+# --- what it is for
+
+
+def test_a_planted_wrong_cast_is_found() -> None:
+    x, w = torch.randn(3, 4, device="cuda"), torch.randn(5, 4, device="cuda", requires_grad=True)
+
+    def products(region: object) -> tuple[Tensor, Tensor]:
+        with region:
+            result = nn.functional.linear(x, w)
+        return result, torch.autograd.grad(result.float().sum(), w)[0]
+
+    for ours, stock in zip(products(tp.my_autocast("cuda")), products(torch.autocast("cuda")), strict=True):
+        assert_same(ours, stock)
+    wrong = tp.my_autocast("cuda", overrides={"linear": "fp32"})
+    with pytest.raises(AssertionError):
+        assert_same(products(wrong)[0], products(torch.autocast("cuda"))[0])
+    with tp.crosscheck() as report, wrong:
+        nn.functional.linear(x, w)
+    assert list(report.mismatches) == []
+
+
+def test_processes_that_multiprocessing_spawns_have_it() -> None:
+    program = """
+import multiprocessing, operator, torch
+if __name__ == "__main__":
+    import cuda_stand_in
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(torch.cuda.is_available), pool.apply(torch.cuda.device_count))
+"""
+    done = subprocess.run(
+        [sys.executable, "-m", "cuda_stand_in", "-c", program],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["True", "2"]
+
+
+def test_too_late_is_an_error_with_the_remedy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch, cuda_stand_in as s; s.start()"],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert "PyTorch is already imported" in done.stderr
+    assert "before `import torch`" in done.stderr

@@ -1,0 +1,331 @@
+"""Several devices in one program: two CUDA devices, CPU and CUDA, regions of both in each other, threads."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import torch_promote as tp
+from helpers.casts import Region
+from helpers.comparison import assert_same
+from helpers.probes import in_thread
+from helpers.program_comparison import ANYWHERE, grads
+from helpers.program_comparison import assert_like_stock as compare
+
+pytestmark = pytest.mark.usefixtures("nothing_persists")
+
+assert_like_stock = functools.partial(compare, regions=ANYWHERE)
+
+# --- two CUDA devices
+
+
+class Halves(nn.Module):
+    """The first half of the layers is on one device, the second on the other; one weight is used twice on each."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8).to(first), nn.Linear(8, 8).to(second)
+        self.norm = nn.LayerNorm(8).to(second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(torch.tanh(self.first(x))).to(self.second.weight.device)
+        return self.norm(self.second(torch.tanh(self.second(x))))
+
+
+def steps(model: nn.Module, region: Callable[[], Any], x: Tensor) -> list[Any]:
+    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=0.05), []
+    for _ in range(3):
+        with region():
+            y = model(x)
+            loss = y.float().square().sum()
+        loss.backward()
+        seen += [y.detach().clone(), *grads(model)]
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*seen, *(p.detach() for p in model.parameters())]
+
+
+PAIRS = [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0"), ("cpu", "cuda:1"), ("cuda:0", "cpu")]
+
+
+@pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+@pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
+def test_a_model_on_two_devices(first: str, second: str, cache: str) -> None:
+    def program(region: Region) -> Any:
+        given = {} if region is torch.autocast else {"cache": cache}
+
+        @contextlib.contextmanager
+        def both() -> Any:
+            with region("cuda", dtype=torch.bfloat16, **given), region("cpu", dtype=torch.bfloat16, **given):
+                yield
+
+        return steps(Halves(first, second), both, torch.randn(4, 8).to(first))
+
+    assert_like_stock(program)
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_the_same_values_on_both_devices_give_the_same_bits() -> None:
+    """A cast of one device must not be served on the other."""
+    weights = torch.randn(8, 8), torch.randn(8, 8)
+    there = [[w.to(device) for w in weights] for device in ("cuda:0", "cuda:1")]
+    for w in itertools.chain(*there):
+        w.requires_grad_()
+    x = torch.randn(4, 8)
+    with tp.my_autocast("cuda"):
+        results = [
+            F.linear(F.linear(x.to(device), first), second)
+            for device, (first, second) in zip(("cuda:0", "cuda:1"), there, strict=True)
+        ]
+        for result in results:
+            result.float().square().sum().backward()
+    assert [result.device.index for result in results] == [0, 1]
+    assert_same(results[0].cpu(), results[1].cpu())
+    assert_same([w.grad.cpu() for w in there[0]], [w.grad.cpu() for w in there[1]])
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_replicas_in_threads() -> None:
+    """As in DataParallel: a copy of the model on each device, called in a thread with the region's state."""
+
+    def program(region: Region) -> Any:
+        model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8)
+        replicas = [_copy(model, f"cuda:{i}") for i in range(2)]
+
+        def forward(i: int) -> Tensor:
+            with region("cuda"):
+                y = replicas[i](x[2 * i : 2 * i + 2].to(f"cuda:{i}"))
+            y.float().square().sum().backward()
+            return y
+
+        outputs = [in_thread(functools.partial(forward, i)) for i in range(2)]
+        return outputs, [grads(replica) for replica in replicas]
+
+    assert_like_stock(program)
+
+
+def _copy(model: nn.Module, device: str) -> nn.Module:
+    replica = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    replica.load_state_dict(model.state_dict())
+    return replica.to(device)
+
+
+# --- CPU and CUDA
+
+
+def operands(device: str) -> tuple[Tensor, nn.Parameter]:
+    return torch.randn(3, 4).to(device), nn.Parameter(torch.randn(5, 4).to(device))
+
+
+#: How regions of the two devices are nested: from outside to inside, each with its arguments.
+NESTINGS: dict[str, list[dict[str, Any]]] = {
+    "cuda": [{"device_type": "cuda"}],
+    "cpu": [{"device_type": "cpu"}],
+    "cpu in cuda": [{"device_type": "cuda"}, {"device_type": "cpu"}],
+    "cuda in cpu": [{"device_type": "cpu"}, {"device_type": "cuda", "dtype": torch.bfloat16}],
+    "cuda off in cuda": [{"device_type": "cuda"}, {"device_type": "cuda", "enabled": False}],
+    "cpu off in both": [{"device_type": "cuda"}, {"device_type": "cpu"}, {"device_type": "cpu", "enabled": False}],
+    "cuda off in both": [{"device_type": "cpu"}, {"device_type": "cuda"}, {"device_type": "cuda", "enabled": False}],
+    # With its cache on, stock would serve the casts of the outer dtype.
+    "another dtype": [
+        {"device_type": "cuda"},
+        {"device_type": "cuda", "dtype": torch.bfloat16, "cache_enabled": False},
+        {"device_type": "cpu"},
+    ],
+    "no cache": [{"device_type": "cuda"}, {"device_type": "cuda", "cache_enabled": False}, {"device_type": "cpu"}],
+    "on again": [{"device_type": "cuda"}, {"device_type": "cuda", "enabled": False}, {"device_type": "cuda"}],
+}
+
+
+def on_both(regions: list[Callable[[], Any]]) -> Any:
+    """Products and a softmax on both devices, before, in and after the inner regions; backward at the end.
+
+    Inside, they are those of other weights: see the next test but one.
+    """
+    outside, inside = ([operands(device) for device in ("cpu", "cuda")] for _ in range(2))
+    seen: list[Tensor] = []
+
+    def use(of_devices: list[tuple[Tensor, nn.Parameter]]) -> None:
+        for x, w in of_devices:
+            seen.append(torch.softmax(F.linear(x, w) + F.linear(x * 3, w), -1))
+
+    with contextlib.ExitStack() as outer:
+        outer.enter_context(regions[0]())
+        use(outside)
+        with contextlib.ExitStack() as inner:
+            for region in regions[1:]:
+                inner.enter_context(region())
+            use(inside)
+            use(inside)
+        use(outside)
+    for device in ("cpu", "cuda"):
+        sum(y.float().square().sum() for y in seen if y.device.type == device).backward()
+    return [y.detach() for y in seen], [grads(w) for _, w in [*outside, *inside]]
+
+
+@pytest.mark.parametrize("name", NESTINGS)
+def test_regions_of_both_devices(name: str) -> None:
+    assert_like_stock(lambda region: on_both([functools.partial(region, **given) for given in NESTINGS[name]]))
+
+
+@pytest.mark.parametrize("name", [name for name in NESTINGS if len(NESTINGS[name]) > 1])
+@pytest.mark.parametrize("outside", ["ours outside", "stock outside"])
+def test_regions_of_stock_and_ours_in_each_other(name: str, outside: str) -> None:
+    kinds = [tp.my_autocast, torch.autocast] if outside == "ours outside" else [torch.autocast, tp.my_autocast]
+
+    def run(kinds: list[Any]) -> Any:
+        torch.manual_seed(0)
+        kind = itertools.chain(kinds[:1], itertools.repeat(kinds[1]))
+        return on_both([functools.partial(next(kind), **given) for given in NESTINGS[name]])
+
+    assert_same(run(kinds), run([torch.autocast, torch.autocast]))
+
+
+@pytest.mark.parametrize("outside", ["ours outside", "stock outside"])
+def test_a_weight_that_several_inner_regions_use(outside: str) -> None:
+    """One that the outer region uses too has a cast in each cache, stock's and ours, if stock's region is outside."""
+    kinds = [tp.my_autocast, torch.autocast] if outside == "ours outside" else [torch.autocast, tp.my_autocast]
+
+    def run(kinds: list[Any]) -> Any:
+        torch.manual_seed(0)
+        x, w = operands("cuda")
+        with kinds[0]("cuda"):
+            parts = []
+            for size in (1.0, 3e-4, 7e2, 1e-2, 3e1):
+                with kinds[1]("cuda"):
+                    parts.append(F.linear(x * size, w).float().tanh().sum() / size)
+            loss = sum(parts)
+        loss.backward()
+        return loss, grads(w)
+
+    assert_same(run(kinds), run([torch.autocast, torch.autocast]))
+
+
+def test_numbers_of_the_cpu_with_tensors_of_cuda() -> None:
+    """0-dim tensors of the CPU take part in ops on CUDA: CUDA's policy holds, and they are no matter of the CPU's."""
+
+    def program(region: Region) -> Any:
+        x, w = operands("cuda")
+        half, number = x.half(), torch.tensor(1.5, requires_grad=True)
+        integer, double = torch.tensor(3), torch.tensor(0.1, dtype=torch.float64)
+        results = []
+        for device in ("cuda", "cpu"):
+            with region(device):
+                results += [
+                    torch.pow(half, number),
+                    torch.pow(number, half),
+                    torch.pow(half, integer),
+                    torch.addcmul(half, number, half),
+                    torch.addcdiv(x, half, double),
+                    F.linear(x * number, w * double.float()),
+                    torch.where(half > 0, half, number),
+                    torch.atan2(half, number),
+                    torch.dist(half, half * number),
+                    F.mse_loss(half, number.expand(3, 4).cuda()),
+                ]
+        sum(result.float().sum() for result in results).backward()
+        return results, grads(w, number)
+
+    assert_like_stock(program)
+
+
+#: The stand-in does not refuse these.
+NEEDS_GPU = [pytest.param(op, marks=pytest.mark.needs_gpu) for op in ("cat", "stack", "addcmul")]
+
+
+@pytest.mark.parametrize("op", ["addmm", "mm", "linear", *NEEDS_GPU])
+def test_mixed_tensors_are_refused_as_under_stock(op: str) -> None:
+    x, w = torch.randn(4, 4), torch.randn(4, 4, device="cuda")
+    call = {
+        "cat": lambda: torch.cat([x, w]),
+        "stack": lambda: torch.stack([w, x.half()]),
+        "addmm": lambda: torch.addmm(w, x, w),
+        "mm": lambda: torch.mm(x, w),
+        "linear": lambda: F.linear(w, x),
+        "addcmul": lambda: torch.addcmul(w, x.half(), w),
+    }[op]
+
+    def error(region: Region) -> str:
+        with region("cuda"), pytest.raises(RuntimeError) as caught:
+            call()
+        return str(caught.value).partition("\n")[0]
+
+    assert error(tp.my_autocast) == error(torch.autocast)
+
+
+def test_copies_between_devices_keep_their_dtype() -> None:
+    def program(region: Region) -> Any:
+        w = nn.Parameter(torch.randn(4, 4))
+        with region("cuda", dtype=torch.bfloat16), region("cpu", dtype=torch.float16):
+            there = w.cuda()
+            y = (there @ there).cpu()
+            z = y @ w.to(torch.bfloat16)
+            back = torch.empty(4, 4).copy_(there @ there)
+        (z.float().sum() + y.float().square().sum() + back.sum()).backward()
+        return there, y, z, back, grads(w)
+
+    assert_like_stock(program)
+
+
+def test_one_region_of_both_devices() -> None:
+    def run(region: Any) -> Any:
+        torch.manual_seed(0)
+        return on_both([region])
+
+    @contextlib.contextmanager
+    def stock() -> Any:
+        with torch.autocast("cpu", torch.bfloat16), torch.autocast("cuda", torch.bfloat16):
+            yield
+
+    assert_same(run(lambda: tp.my_autocast(["cpu", "cuda"], torch.bfloat16)), run(stock))
+
+
+# --- threads
+
+
+def test_a_thread_has_its_own_region() -> None:
+    """Results only: stock's casts are those of all threads, so it sums gradients across them."""
+
+    def program(region: Region) -> Any:
+        x, w = operands("cuda")
+
+        def plain() -> Tensor:
+            return F.linear(x, w)
+
+        def in_a_region() -> Tensor:
+            with region("cuda"):
+                return plain() + plain()
+
+        with region("cuda"):
+            results = [plain(), in_thread(plain), in_thread(in_a_region), plain()]
+        assert results[1].dtype is torch.float32
+        return results
+
+    assert_like_stock(program)
+
+
+@pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
+def test_a_region_opened_in_a_backward_hook_ends_there(cache: str) -> None:
+    """Hooks run on the device's thread, whose state is that of every later backward."""
+    x, w = operands("cuda")
+    seen = []
+
+    def hook(grad: Tensor) -> None:
+        with tp.my_autocast("cuda", cache=cache):
+            seen.append(F.linear(x, w).dtype)
+        seen.append(F.linear(x, w).dtype)
+
+    for _ in range(2):
+        y = F.linear(x, w).float()
+        y.register_hook(hook)
+        y.sum().backward()
+    assert seen == [torch.float16, torch.float32] * 2

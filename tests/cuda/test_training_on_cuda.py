@@ -1,0 +1,186 @@
+"""Training in every cache mode: losses, gradients and weights after several steps have stock's bits."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torch_promote as tp
+from helpers.casts import Region
+from helpers.comparison import assert_same
+from helpers.models import EVERY_MODEL, MODELS, loss_of, made
+from helpers.random_programs import OF_VIEWS, STEPS, Step, check_random_programs, use_frozen, use_in_inference_mode
+
+pytestmark = pytest.mark.usefixtures("nothing_persists")
+
+MODES = ("weights", "persistent", "all", "none")
+ALL_MODES = pytest.mark.parametrize("cache", MODES)
+DTYPES = (torch.float16, torch.bfloat16)
+HOWS = ("backward after", "backward inside")
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=True),
+    "AdamW": functools.partial(torch.optim.AdamW, lr=0.05, foreach=True),
+    "fused SGD": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
+    "fused AdamW": functools.partial(torch.optim.AdamW, lr=0.05, fused=True),
+}
+
+
+def stock(cache: str) -> Region:
+    """Stock's region for a mode: without its cache each use of a weight has a gradient of its own."""
+    return functools.partial(torch.autocast, "cuda", cache_enabled=cache != "none")
+
+
+def ours(cache: str) -> Region:
+    return functools.partial(tp.my_autocast, "cuda", cache=cache)
+
+
+def on_cuda(name: str) -> tuple[nn.Module, Tensor]:
+    model, x = made(name)
+    return model.cuda(), x.cuda()
+
+
+def trained(region: Region, name: str, dtype: torch.dtype, how: str, optimizer: str) -> list[Tensor]:
+    """Losses, gradients and weights of some steps, with accumulation, and an evaluation before each step."""
+    model, x = on_cuda(name)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    # Fused optimizers are for float32.
+    fused = "fused" in optimizer and name != "half precision"
+    made_optimizer = OPTIMIZERS[optimizer if fused else optimizer.removeprefix("fused ")](parameters)
+    seen = []
+    for step in range(3):
+        for batch in range(2):
+            with region(dtype=dtype):
+                loss = loss_of(model, x + batch)
+                if how == "backward inside":
+                    loss.backward()
+            if how == "backward after":
+                loss.backward()
+            seen.append(loss.detach().clone())
+        seen += [p.grad.clone() for p in parameters if p.grad is not None]
+        with torch.no_grad() if step else torch.inference_mode(), region(dtype=dtype):
+            seen += [model(x).clone(), model(x * 2).clone()]
+        made_optimizer.step()
+        made_optimizer.zero_grad(set_to_none=step == 1)
+    return [*seen, *(p.detach() for p in parameters)]
+
+
+def check(name: str, cache: str, dtype: torch.dtype, how: str, optimizer: str) -> None:
+    expected = trained(stock(cache), name, dtype, how, optimizer)
+    assert len({tensor.item() for tensor in expected if tensor.dim() == 0}) > 3, "a step changes the loss"
+    assert_same(trained(ours(cache), name, dtype, how, optimizer), expected)
+
+
+@ALL_MODES
+@EVERY_MODEL
+def test_training(name: str, cache: str) -> None:
+    """Each model and mode once; which dtype and optimizer changes from one to the next."""
+    number = list(MODELS).index(name) + MODES.index(cache)
+    check(name, cache, DTYPES[number % 2], HOWS[number // 2 % 2], list(OPTIMIZERS)[number % 4])
+
+
+@pytest.mark.slow
+@ALL_MODES
+@EVERY_MODEL
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_training_with_every_optimizer(name: str, cache: str, optimizer: str) -> None:
+    for dtype, how in itertools.product(DTYPES, HOWS):
+        check(name, cache, dtype, how, optimizer)
+
+
+def many_steps(region: Region, optimizer: str) -> list[Tensor]:
+    model, x = on_cuda("qkv")
+    made_optimizer = OPTIMIZERS[optimizer](model.parameters())
+    for step in range(12):
+        with region():
+            loss = loss_of(model, x + step / 10)
+        loss.backward()
+        made_optimizer.step()
+        made_optimizer.zero_grad()
+    return [loss.detach(), *(p.detach() for p in model.parameters())]
+
+
+@ALL_MODES
+@pytest.mark.parametrize("optimizer", ["AdamW", "fused AdamW"])
+def test_weights_after_many_steps(optimizer: str, cache: str) -> None:
+    assert_same(many_steps(ours(cache), optimizer), many_steps(stock(cache), optimizer))
+
+
+@pytest.mark.parametrize("cache", MODES[:3])
+@pytest.mark.parametrize("optimizer", ["AdamW", "fused SGD"])
+def test_steps_in_one_region_are_steps_in_a_region_each(optimizer: str, cache: str) -> None:
+    """Stock is no measure here: it would use the weights of before the first step."""
+
+    def run(one_region: bool) -> list[Tensor]:
+        model, x = on_cuda("mlp")
+        made_optimizer = OPTIMIZERS[optimizer](model.parameters())
+        with ours(cache)() if one_region else nullcontext():
+            for _ in range(4):
+                with nullcontext() if one_region else ours(cache)():
+                    loss_of(model, x).backward()
+                made_optimizer.step()
+                made_optimizer.zero_grad()
+        return [p.detach() for p in model.parameters()]
+
+    assert_same(run(one_region=True), run(one_region=False))
+
+
+# --- random programs
+
+
+def check_programs(cache: str, steps: list[Step], programs: int) -> None:
+    def with_its_mode(**arguments: Any) -> Any:
+        return tp.my_autocast("cuda", **arguments) if arguments else tp.my_autocast("cuda", cache=cache)
+
+    measure = functools.partial(torch.autocast, "cuda")
+    check_random_programs(measure, with_its_mode, steps, programs, "cuda")
+
+
+@pytest.mark.parametrize("cache", MODES[:3])
+def test_random_programs(cache: str) -> None:
+    check_programs(cache, [*OF_VIEWS, use_in_inference_mode, use_frozen], 25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", MODES[:3])
+@pytest.mark.parametrize("steps", [STEPS, OF_VIEWS, [*OF_VIEWS, use_in_inference_mode, use_frozen]], ids=len)
+def test_more_random_programs(steps: list[Step], cache: str) -> None:
+    check_programs(cache, steps, 150)
+
+
+# --- GradScaler
+
+
+def scaled(region: Region, optimizer: str) -> list[Any]:
+    """Steps with a scaled loss; one of them is skipped, because a gradient is infinite."""
+    model, x = on_cuda("mlp")
+    made_optimizer = OPTIMIZERS[optimizer](model.parameters())
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, growth_interval=2)
+    scales = []
+    for step in range(5):
+        with region(dtype=torch.float16):
+            loss = loss_of(model, x)
+        scaler.scale(loss).backward()
+        if step == 2:
+            next(model.parameters()).grad.view(-1)[3] = float("inf")
+        if step % 2:
+            scaler.unscale_(made_optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(made_optimizer)
+        scaler.update()
+        made_optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+    assert scales == [2.0**10, 2.0**11, 2.0**10, 2.0**10, 2.0**11]
+    return [loss.detach(), *(p.detach() for p in model.parameters())]
+
+
+@ALL_MODES
+@pytest.mark.parametrize("optimizer", ["AdamW", "fused AdamW"])
+def test_grad_scaler(optimizer: str, cache: str) -> None:
+    assert_same(scaled(ours(cache), optimizer), scaled(stock(cache), optimizer))
