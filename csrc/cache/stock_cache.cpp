@@ -1,4 +1,6 @@
 // file: notices when PyTorch's own autocast cache is cleared
+#include <Python.h>
+
 #include "cache/stock_cache.h"
 
 #include <ATen/EmptyTensor.h>
@@ -36,6 +38,22 @@ class Sentinel final : public c10::BackendMeta {
   Sentinel& operator=(const Sentinel&) = delete;
 };
 
+// Stock holds its lock while it casts, which may need the GIL, so nobody may wait for the lock with the GIL.
+class WithoutGil {
+ public:
+  WithoutGil() : held_(Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+  ~WithoutGil() {
+    if (held_ != nullptr) {
+      PyEval_RestoreThread(held_);
+    }
+  }
+
+ private:
+  PyThreadState* held_;
+};
+
 // Meets the conditions under which stock's `cached_cast` keeps a cast.
 class StockKeepsCasts {
  public:
@@ -68,6 +86,7 @@ const at::Tensor& leaf() {
 
 // Has stock cache an empty cast, unseen by modes, the profiler and autograd, and gives that a sentinel.
 void plant() {
+  const WithoutGil without_gil;
   const c10::InferenceMode normal_mode(false);
   const c10::impl::ForceDispatchKeyGuard only_kernels(
       c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
@@ -106,6 +125,7 @@ void CastHolder::end() {
 }
 
 void clear_stock_cache() {
+  const WithoutGil without_gil;
   tls_region_ends = true;
   at::autocast::clear_cache();
   tls_region_ends = false;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypeVar
 
 __all__ = ["without_interrupt_at_start"]
@@ -21,12 +22,16 @@ def without_interrupt_at_start(function: _Function) -> _Function:
     functions. If a handler raises as `__exit__` starts, then `__exit__` has done nothing, and the with statement does
     not call it again. A handler that is due runs after the first call instead, which has ended the region.
 
-    Source: Python/bytecodes.c, RESUME (CPython 3.11 to 3.14); in other versions nothing changes.
+    Dynamo, which knows this RESUME only elsewhere, traces the function as it was written.
+
+    Source: Python/bytecodes.c, RESUME (CPython 3.11 to 3.14).
     """
     code: Any = function.__code__  # type: ignore[attr-defined]
     resume = next((at for at in dis.get_instructions(code) if at.opname == "RESUME"), None)
     if resume is not None and resume.arg == _AT_START:
         bytecode = bytearray(code.co_code)
         bytecode[resume.offset + 1] = _AFTER_AWAIT
+        as_written = FunctionType(code, function.__globals__, function.__name__)  # type: ignore[attr-defined]
+        function._torchdynamo_inline = as_written  # type: ignore[attr-defined]
         function.__code__ = code.replace(co_code=bytes(bytecode))  # type: ignore[attr-defined]
     return function
