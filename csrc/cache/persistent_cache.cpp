@@ -108,6 +108,13 @@ class WeightCasts final : public BackendMeta {
   WeightCasts(const WeightCasts&) = delete;
   WeightCasts& operator=(const WeightCasts&) = delete;
 
+  // The weight has died, and an entry of a region still refers to this weakly.
+  void release_resources() override {
+    PersistentCasts gone;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    gone.swap(casts_);
+  }
+
   // PyTorch calls this when it makes a tensor that shares the weight's data and may have its own version counter. The
   // copy gets no BackendMeta.
   c10::intrusive_ptr<BackendMeta> clone(const c10::intrusive_ptr<BackendMeta>& /*self*/) const override {

@@ -3,6 +3,8 @@
 
 #include "cache/stock_cache.h"
 
+#include "policy/inside_kernel.h"
+
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
@@ -20,6 +22,10 @@ namespace {
 constinit std::atomic<size_t> holders = 0;
 constinit std::atomic<size_t> sentinels = 0;
 constinit std::atomic<void (*)()> when_cleared = nullptr;
+// How often our regions' ends have cleared PyTorch's cache, and how many are at it.
+constinit std::atomic<uint64_t> silent_clears = 0;
+constinit std::atomic<uint32_t> clearing = 0;
+constexpr uint64_t kNeverEqual = ~uint64_t{0};
 constinit thread_local bool tls_region_ends = false;
 
 class Sentinel final : public c10::BackendMeta {
@@ -103,14 +109,20 @@ void plant() {
 } // namespace
 
 void CastHolder::begin(void (*on_clear)()) {
-  if (holds_) {
+  if (watching_) {
     return;
   }
-  clears_ = stock_clears.load();
-  holds_ = true;
-  ++holders; // before the sentinels are counted: a region that ends in another thread counts in the other order
+  if (!holds_) {
+    clears_ = stock_clears.load();
+    silent_clears_ = silent_clears.load(); // before clearings under way are counted
+    if (clearing.load() > 0) {
+      silent_clears_ = kNeverEqual;
+    }
+    holds_ = true;
+    ++holders; // before the sentinels are counted: a region that ends in another thread counts in the other order
+  }
   watching_ = sentinels.load() > 0;
-  if (!watching_ && !tls_may_be_inside_stock_cast) {
+  if (!watching_ && !inside_kernel()) {
     when_cleared = on_clear;
     plant();
     watching_ = sentinels.load() > 0;
@@ -119,19 +131,29 @@ void CastHolder::begin(void (*on_clear)()) {
 
 void CastHolder::end() {
   if (holds_) {
-    holds_ = false;
+    holds_ = watching_ = false;
     --holders;
   }
 }
 
+bool CastHolder::may_have_missed_a_clear() const {
+  return silent_clears_ != silent_clears.load();
+}
+
 void clear_stock_cache() {
+  if (!std::exchange(tls_stock_may_have_cast, false) && holders.load() > 0) {
+    return;
+  }
   const WithoutGil without_gil;
+  ++clearing;
+  ++silent_clears;
   tls_region_ends = true;
   at::autocast::clear_cache();
   tls_region_ends = false;
   if (holders.load() > 0 && sentinels.load() == 0) {
     plant();
   }
+  --clearing;
 }
 
 } // namespace torch_promote

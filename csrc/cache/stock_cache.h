@@ -17,11 +17,14 @@ namespace torch_promote {
 // its thread, except those whose destruction could run Python. The count below tells all other holders of casts, which
 // drop them before their next use.
 //
-// PyTorch's cache belongs to the process, so the end of a region in one thread clears it for all. Where that region is
-// ours, the casts of other threads stay, and the sentinel is planted again.
+// PyTorch's cache belongs to the process, so the end of a region in one thread clears it for all. The end of a region
+// of ours leaves it alone if other threads hold casts and PyTorch has cast nothing for this thread. Otherwise it clears
+// it and plants the sentinel again; the casts of other threads stay. Meanwhile another clearing finds no sentinel. A
+// thread whose regions of ours have all ended, and which enters one inside a region of PyTorch's, may have missed the
+// end of an earlier region of PyTorch's in this way. It then drops its casts.
 //
-// Under PyTorch's lock (a dispatch mode that runs inside stock's cast) planting would deadlock. See
-// tls_may_be_inside_stock_cast.
+// Under PyTorch's lock (in a dispatch mode that runs inside stock's cast) planting would deadlock. The mode runs below
+// autograd, as kernels do, and no sentinel is planted there.
 
 // How often PyTorch's cache was cleared, not counting the ends of our regions.
 inline constinit std::atomic<uint64_t> stock_clears = 0;
@@ -32,10 +35,6 @@ inline int nesting_depth() {
   at::autocast::decrement_nesting();
   return with_one_more - 1;
 }
-
-// Set while a region of ours is open that was entered inside another autocast region with autocast off, as in an op
-// that stock autocast handles. No sentinel is planted meanwhile, and casts end with our regions.
-inline constinit thread_local bool tls_may_be_inside_stock_cast = false;
 
 // Somebody who holds casts, which depend on `stock_clears` meanwhile.
 class CastHolder {
@@ -52,8 +51,10 @@ class CastHolder {
   void end();
   // Whether the casts that are held are still valid.
   bool is_current() const {
-    return clears_ == stock_clears.load(std::memory_order_relaxed);
+    return !holds_ || clears_ == stock_clears.load(std::memory_order_relaxed);
   }
+  // Whether a region of ours has ended in another thread since casts are held.
+  bool may_have_missed_a_clear() const;
   // Whether there is a sentinel. If there is none, the end of the autocast region around ours goes unnoticed.
   bool is_watching() const {
     return watching_;
@@ -62,15 +63,22 @@ class CastHolder {
     std::swap(holds_, other.holds_);
     std::swap(watching_, other.watching_);
     std::swap(clears_, other.clears_);
+    std::swap(silent_clears_, other.silent_clears_);
   }
 
  private:
   bool holds_ = false;
   bool watching_ = false;
   uint64_t clears_ = 0;
+  uint64_t silent_clears_ = 0;
 };
 
-// Clears PyTorch's cache at the end of a region of ours: other threads keep their casts.
+// Whether PyTorch's autocast kernels may have cast weights in this thread since its cache was last cleared here: some
+// region of ours was disabled, so that PyTorch's could act inside it, or enabled CUDA, of which some ops are left to
+// PyTorch.
+inline constinit thread_local bool tls_stock_may_have_cast = false;
+
+// At the end of a region of ours, clears PyTorch's cache: other threads keep their casts.
 void clear_stock_cache();
 
 } // namespace torch_promote

@@ -36,6 +36,7 @@ struct HeldCasts {
   uint64_t catch_up() {
     if (!holds.put(true)) { // before the epoch is read: from now on, writes are logged
       epoch = write_epoch;
+      tls_has_casts = true; // so that the end of the region ends this too
     } else if (write_epoch.load(std::memory_order_relaxed) != epoch) {
       std::vector<std::shared_ptr<CastEntry>> gone;
       const WritesSince writes(epoch);
@@ -330,6 +331,12 @@ CacheInfo cast_cache_info() {
   info.persistent_entries = persistent.entries;
   info.persistent_bytes = persistent.bytes;
   return info;
+}
+
+void drop_casts_if_a_clear_was_missed() {
+  if (tls_has_casts && caches().holder.may_have_missed_a_clear()) {
+    drop_casts_of_thread();
+  }
 }
 
 void drop_casts_of_thread() {

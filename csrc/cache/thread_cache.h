@@ -53,6 +53,7 @@ CacheInfo cast_cache_info();
 // Drops this thread's casts. The end of the thread's outermost autocast region calls it; most regions have made none.
 inline constinit thread_local bool tls_has_casts = false;
 void drop_casts_of_thread();
+void drop_casts_if_a_clear_was_missed(); // see NOTE [ When casts end ]
 inline void end_cast_cache() {
   if (tls_has_casts) {
     drop_casts_of_thread();

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "policy/dispatch_key.h"
+#include "policy/inside_kernel.h"
 #include "policy/torch_declarations.h"
 #include "region/current_policy.h"
-#include "region/inside_kernel.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 

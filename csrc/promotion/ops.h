@@ -1,9 +1,9 @@
 // file: the ops that promote their operands, and the arguments that take part
 #pragma once
 
+#include "policy/inside_kernel.h"
 #include "policy/op_table.h"
 #include "promotion/rule.h"
-#include "region/inside_kernel.h"
 #include "region/promotion_state.h"
 
 #include <ATen/core/boxing/BoxedKernel.h>

@@ -27,6 +27,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
@@ -151,12 +152,25 @@ std::vector<at::Tensor> to_tensors(const py::iterable& objects) {
 
 // The optimizer of these weights has made a step. If a CUDA graph is being captured, each of its replays will make the
 // step again.
+// Of the sequence, what is a tensor: an optimizer may have something else among its parameters.
 void note_step(const py::sequence& weights) {
-  const bool captured = !weights.empty() && is_captured(Source(weights[0].cast<at::Tensor>()));
-  if (!captured && !any_casts()) {
-    return;
+  std::vector<at::Tensor> written;
+  bool captured = false;
+  c10::DeviceIndex asked = -1;
+  const bool casts = any_casts();
+  for (const py::handle weight : weights) {
+    if (!THPVariable_Check(weight.ptr())) {
+      continue;
+    }
+    const at::Tensor& tensor = THPVariable_Unpack(weight.ptr());
+    if (tensor.is_cuda() && tensor.get_device() != asked) {
+      asked = tensor.get_device();
+      captured = captured || is_captured(Source(tensor));
+    }
+    if (casts || captured) {
+      written.push_back(tensor);
+    }
   }
-  const std::vector<at::Tensor> written = to_tensors(weights);
   if (captured) {
     note_captured_writes(written);
   }

@@ -24,17 +24,12 @@ struct Frame {
   const void* owner;
   RegionSpec spec;
   ThreadState before;
-  PolicyPtr around;                      // the policy that its change is applied to; never null
-  PolicyPtr policy;                      // the policy inside; never null once the region is open
-  int graph_task = -1;                   // see PromotionState; looked up only under a promotion rule
-  bool may_be_inside_stock_cast = false; // see tls_may_be_inside_stock_cast
+  PolicyPtr around;    // the policy that its change is applied to; never null
+  PolicyPtr policy;    // the policy inside; never null once the region is open
+  int graph_task = -1; // see PromotionState; looked up only under a promotion rule
 
   bool names(size_t device) const {
     return spec.devices[device].named;
-  }
-  bool enables_a_device() const {
-    return std::any_of(
-        spec.devices.begin(), spec.devices.end(), [](auto& device) { return device.named && device.enabled; });
   }
   // Whether this is an autocast region. One that names no device (`promotion`, a policy alone) is none: PyTorch does
   // not count it, and no cast lives until its end.
@@ -107,6 +102,7 @@ void put_policy(const PolicyTable* policy, bool in_slots) {
 void put_key(ThreadKeys& keys, const PolicyTable* policy) {
   const bool on = keys.enabled(Device::cpu) || keys.enabled(Device::cuda) || policy != &stock_policy_table();
   keys.put_ours(on, !on);
+  tls_stock_may_have_cast |= !on || keys.enabled(Device::cuda);
 }
 
 // The policy that a region entered now changes: that of the region around it, which PyTorch may have carried here from
@@ -167,10 +163,8 @@ void leave_nesting(const Frame& frame) {
 void put_flags() {
   const auto& frames = thread().frames;
   tls_region_open = false;
-  tls_may_be_inside_stock_cast = false;
   for (const Frame& frame : frames) {
     tls_region_open |= frame.is_autocast();
-    tls_may_be_inside_stock_cast |= frame.may_be_inside_stock_cast;
   }
   tls_promotion.graph_task = frames.empty() ? -1 : frames.back().graph_task;
 }
@@ -257,17 +251,16 @@ void enter_region(const void* owner, const RegionSpec& spec) {
   if (writes_slots(frame) && !any_writes_slots()) {
     read_slots_outside();
   }
-  const bool expected_off = !thread().frames.empty() && !thread().frames.back().enables_a_device();
   thread().frames.push_back(frame);
   Frame& entered = thread().frames.back();
   if (policy->promotion.rule != nullptr) {
     entered.graph_task = torch::autograd::get_current_graph_task_id();
   }
   entered.before.nesting = frame.is_autocast() ? at::autocast::increment_nesting() - 1 : nesting_depth();
-  entered.may_be_inside_stock_cast =
-      entered.before.nesting > 0 && !expected_off && !keys.enabled(Device::cpu) && !keys.enabled(Device::cuda);
   if (entered.before.nesting == 0) {
     end_cast_cache(); // what could not be freed under PyTorch's lock
+  } else if (!tls_region_open) {
+    drop_casts_if_a_clear_was_missed();
   }
   put_flags();
 
@@ -411,6 +404,7 @@ void resume(const Suspended& regions) {
     put_casts(*regions.casts);
   }
   inside.write_key();
+  tls_stock_may_have_cast = true; // PyTorch's kernels may have been on in some of them
   at::autocast::set_autocast_cache_enabled(inside.cache_enabled);
   if (changes_policy) {
     put_policy(policy, /*in_slots=*/true);

@@ -76,3 +76,34 @@ def test_forks_while_threads_infer(seconds: int) -> None:
     forks, hung = map(int, done.stdout.split())
     assert forks > 2
     assert hung == 0
+
+
+HELD = """
+import os, sys, threading, time, torch
+import torch_promote as tp
+from torch_promote.promoting import hooks
+
+held = threading.Event()
+
+
+def hold():
+    with hooks._lock:
+        held.set()
+        time.sleep(0.3)
+
+
+tp.promotion("numpy")
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    tp.promotion("numpy")
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_while_a_thread_registers_a_rule() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", HELD]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0\n"

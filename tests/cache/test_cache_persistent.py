@@ -255,3 +255,13 @@ def test_weights_that_threads_make_and_drop() -> None:
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(work, range(4))) == [True] * 4
     assert held() == (0, 0)
+
+
+@pytest.mark.usefixtures("nothing_persists")
+def test_the_casts_of_a_frozen_weight_that_dies_inside_a_region_die_with_it() -> None:
+    w = nn.Parameter(torch.ones(8, 8), requires_grad=False)
+    with tp.my_autocast("cpu", cache="persistent"):
+        torch.ones(4, w.shape[0]) @ w
+        assert tp.cache_info()["persistent_bytes"] > 0
+        del w
+        assert tp.cache_info()["persistent_bytes"] == 0

@@ -379,3 +379,12 @@ def test_fx_refuses_a_root_with_a_policy() -> None:
         torch.fx.symbolic_trace(model)
     remove_module_policy(model)
     torch.fx.symbolic_trace(model)
+
+
+def test_a_replica_whose_forward_is_called_directly_uses_its_own_weights() -> None:
+    module = nn.Linear(2, 2)
+    set_module_policy(module, {"": "fp32"})
+    replica: Any = module._replicate_for_data_parallel()
+    replica.weight, replica.bias = torch.zeros(2, 2), torch.zeros(2)
+    assert torch.equal(replica.forward(torch.ones(1, 2)), torch.zeros(1, 2))
+    assert not torch.equal(module.forward(torch.ones(1, 2)), torch.zeros(1, 2))

@@ -16,7 +16,7 @@ from torch_promote.reference.autocast.state import AutocastState, DeviceAutocast
 
 __all__ = ["my_autocast_is_in_force", "overrides_in_force", "state_in_force"]
 
-#: Excluded while the kernel of an op runs; see csrc/region/inside_kernel.h.
+#: Excluded while the kernel of an op runs; see csrc/policy/inside_kernel.h.
 _NOT_IN_KERNELS = torch._C.DispatchKey.ADInplaceOrView
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
 #: The policy bytes of an op that stock's policy does not list.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NoReturn
@@ -18,13 +17,14 @@ import torch
 from torch_promote import _C
 from torch_promote.checking.call_site import calling_line
 from torch_promote.errors import OptionError, StaleCastError
+from torch_promote.native.fork_safe_lock import fork_safe_lock
 
 __all__ = ["VARIABLE", "check_casts", "use_environment"]
 
 #: The environment variable that switches the check on for the whole process.
 VARIABLE = "TORCH_PROMOTE_CHECK_CASTS"
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _open: list[check_casts] = []
 _in_environment = False
 

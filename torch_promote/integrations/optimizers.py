@@ -47,7 +47,9 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 def _note_step(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
-        _C.note_step(group["params"])
+        weights = group.get("params")
+        if isinstance(weights, (list, tuple)):  # some optimizers put other things there
+            _C.note_step(weights)
 
 
 def _note_steps(steps: tuple[Optimizer, Any] | None) -> None:

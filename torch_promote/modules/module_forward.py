@@ -32,6 +32,7 @@ from torch_promote.modules.module_policy import ModulePolicy, run_under, traced_
 __all__ = ["attach", "detach", "policy_of"]
 
 _ATTRIBUTE = "_torch_promote_policy"
+_REPLICATE = "_replicate_for_data_parallel"
 _MODULE = "_torch_promote_module"  # keyword argument: the module that is called
 
 
@@ -141,6 +142,19 @@ class _Copier(_Bound):
         return made
 
 
+class _Replicator(_Bound):
+    """The attribute `_replicate_for_data_parallel` of a module with a policy: the replica gets its own forward.
+
+    Source: torch/nn/modules/module.py, Module._replicate_for_data_parallel (v2.13).
+    """
+
+    def __call__(self) -> nn.Module:
+        module = self.__self__
+        replica: nn.Module = type(module)._replicate_for_data_parallel(module)
+        _own_forward(replica)
+        return replica
+
+
 def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...], policy: ModulePolicy | None) -> Any:
     module = function(*arguments)
     if "_forward_pre_hooks" in module.__dict__:  # otherwise the state that is restored next contains the policy
@@ -164,6 +178,7 @@ def attach(module: nn.Module, policy: ModulePolicy | None) -> None:
     attributes = module.__dict__
     attributes[_ATTRIBUTE] = policy
     _own_forward(module)
+    attributes.setdefault(_REPLICATE, _Replicator(module))
     for name in _own_copiers(type(module)):
         attributes.setdefault(name, _Copier(module, name))
     if _call_as_itself not in module._forward_pre_hooks.values():
@@ -192,8 +207,8 @@ def detach(module: nn.Module) -> None:
         if hook is _call_as_itself:
             del module._forward_pre_hooks[number]
             module._forward_pre_hooks_with_kwargs.pop(number, None)
-    for name in ("__deepcopy__", "__reduce_ex__"):
-        if isinstance(attributes.get(name), _Copier):
+    for name in (_REPLICATE, "__deepcopy__", "__reduce_ex__"):
+        if isinstance(attributes.get(name), (_Copier, _Replicator)):
             del attributes[name]
     forward = attributes.get("forward")
     if isinstance(forward, PolicyForward):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ import torch
 from torch_promote import _C
 from torch_promote.errors import PromotionRuleError, PromotionWriteError
 from torch_promote.integrations import checkpoint as _checkpoint
+from torch_promote.native.fork_safe_lock import fork_safe_lock
 from torch_promote.promoting import lint as promotion_lint
 from torch_promote.promoting.ops import promoting_ops
 from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name
@@ -72,7 +72,7 @@ class _Known(NamedTuple):
 #: The rule's address and the options. Holding the rule keeps its address from being reused.
 _Key = tuple[int, bool, int, int]
 
-_lock = threading.RLock()
+_lock = fork_safe_lock()
 #: The rules by their number in the extension, in the order in which regions were last made with them.
 _known: OrderedDict[int, _Known] = OrderedDict()
 _numbers: dict[_Key, int] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from torch_promote import _C
 from torch_promote.errors import PolicyError
 from torch_promote.integrations import compile as _compile
+from torch_promote.native.fork_safe_lock import fork_safe_lock
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.overrides import parse_overrides
@@ -35,7 +35,7 @@ __all__ = [
 #: The environment variable that names a policy, or the file of one.
 VARIABLE = "TORCH_PROMOTE_POLICY"
 
-_lock = threading.RLock()
+_lock = fork_safe_lock()
 _default: Policy | None = None
 _registered: _Registered = {}
 

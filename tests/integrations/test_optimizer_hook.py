@@ -1,0 +1,46 @@
+"""The hook after optimizer steps: optimizers with other contents than PyTorch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_promote  # noqa: F401 (installs the hook)
+
+
+class Stepped(torch.optim.Optimizer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> str:  # type: ignore[override]
+        return "stepped"
+
+
+GROUPS: dict[str, Callable[[Any], list[Any]]] = {
+    "no group": lambda w: [],
+    "no weights": lambda w: [{"params": []}],
+    "a group without weights": lambda w: [{"lr": 1}],
+    "something else among the weights": lambda w: [{"params": [None, w, "x"]}],
+    "an iterator": lambda w: [{"params": iter([w])}],
+}
+
+
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+def test_a_step_returns_whatever_the_groups_hold(groups: Callable[[Any], list[Any]]) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = Stepped([weight])
+    optimizer.param_groups = groups(weight)
+    assert optimizer.step() == "stepped"
+
+
+def test_an_iterator_is_not_consumed() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = Stepped([weight])
+    weights = iter([weight])
+    optimizer.param_groups = [{"params": weights}]
+    optimizer.step()
+    assert next(weights) is weight
