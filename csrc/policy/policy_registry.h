@@ -47,8 +47,8 @@ struct PolicyChange {
 //   graph, and in checkpoints. Nothing tells how many of these there are, so the registry keeps the last kMostChanges.
 //   Numbers are not used again: a region whose change was dropped raises.
 // - A table is used by the open regions that hold a PolicyPtr to it. Threads to which PyTorch carries a fingerprint
-//   hold the table that they found last. Of tables that nobody holds, the registry keeps the last kMostTables, for tasks
-//   that were started in a region which has ended since.
+//   hold the table that they found last. Of tables that nobody holds, the registry keeps the last kMostTables: a task
+//   may have been started in a region which has ended since.
 constexpr size_t kMostChanges = 16384;
 constexpr size_t kMostTables = 1024;
 
