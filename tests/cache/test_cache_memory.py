@@ -80,8 +80,13 @@ def peak(use: Use, region: Region, model: nn.Module, x: torch.Tensor) -> int:
     return peak_bytes(lambda: use(region, model, x), "cpu", warm=False)
 
 
+#: Of the small models, the uses that `make test` runs; the large ones are used in every way.
+EVERY_DAY = ("train", "inference_mode")
+CHOSEN = [pytest.param(use, id=name, marks=() if name in EVERY_DAY else pytest.mark.slow) for name, use in USES.items()]
+
+
 @EVERY_MODEL
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("use", CHOSEN)
 def test_the_default_mode_takes_no_more_memory_than_stock(use: Use, name: str) -> None:
     model, x = made(name)
     assert 0 < peak(use, ours, model, x) <= 1.05 * peak(use, stock, model, x)

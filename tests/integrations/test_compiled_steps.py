@@ -122,21 +122,18 @@ def check(make: Maker, backend: str) -> None:
     assert len(set(seen)) == 4, seen
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
+EVERY_DAY = ("fused AdamW", "a fused op")
+
+
+def chosen(backend: str) -> list[Any]:
+    """Every step under a backend; most of them are for `make test-all`."""
+    marks = {name: () if name in EVERY_DAY or backend == "eager" else pytest.mark.slow for name in STEPS}
+    return [pytest.param(make, backend, marks=marks[name], id=f"{name}-{backend}") for name, make in STEPS.items()]
+
+
+@pytest.mark.parametrize(("make", "backend"), [*chosen("eager"), *chosen("aot_eager"), *chosen("inductor")])
 def test_a_compiled_step_drops_the_casts_of_what_it_writes(make: Maker, backend: str) -> None:
     check(make, backend)
-
-
-@pytest.mark.parametrize("make", [STEPS["fused AdamW"], STEPS["a fused op"]], ids=["step", "op"])
-def test_a_step_compiled_by_inductor(make: Maker) -> None:
-    check(make, "inductor")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
-def test_every_step_compiled_by_inductor(make: Maker) -> None:
-    check(make, "inductor")
 
 
 def test_other_weights_keep_their_casts() -> None:

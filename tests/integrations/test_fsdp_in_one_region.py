@@ -52,8 +52,15 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("cache", ["weights", "persistent"])
+@pytest.mark.parametrize(
+    ("cache", "world_size"),
+    [
+        ("persistent", 1),
+        ("weights", 2),
+        pytest.param("persistent", 2, marks=pytest.mark.slow),
+        pytest.param("weights", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_gathered_weights_are_cast_again(tmp_path: Path, cache: str, world_size: int) -> None:
     command = [sys.executable, "-c", TRAIN, f"{tmp_path}/rendezvous", str(world_size), cache]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -61,7 +61,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("cache", ["weights", "persistent"])
+@pytest.mark.parametrize("cache", [pytest.param("weights", marks=pytest.mark.slow), "persistent"])
 def test_weights_are_cast_again_after_each_step(tmp_path: Path, cache: str) -> None:
     command = [sys.executable, "-c", TRAIN, f"{tmp_path}/rendezvous", cache]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
