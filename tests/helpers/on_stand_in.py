@@ -31,9 +31,11 @@ def run_program(code: str, *arguments: str, timeout: float = 120) -> str:
 def _run(command: list[str], timeout: float) -> str:
     if reason := cuda_stand_in.why_not():
         pytest.skip(reason)
+    # The process is none of pytest-xdist's workers, whichever runs this.
+    env = {name: value for name, value in environment().items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run(
         [sys.executable, *command],
-        env=environment(),
+        env=env,
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,

@@ -32,7 +32,6 @@ from torch_promote.modules.module_policy import ModulePolicy, run_under, traced_
 __all__ = ["attach", "detach", "policy_of"]
 
 _ATTRIBUTE = "_torch_promote_policy"
-_REPLICATE = "_replicate_for_data_parallel"
 _MODULE = "_torch_promote_module"  # keyword argument: the module that is called
 
 
@@ -142,19 +141,6 @@ class _Copier(_Bound):
         return made
 
 
-class _Replicator(_Bound):
-    """The attribute `_replicate_for_data_parallel` of a module with a policy: the replica gets its own forward.
-
-    Source: torch/nn/modules/module.py, Module._replicate_for_data_parallel (v2.13).
-    """
-
-    def __call__(self) -> nn.Module:
-        module = self.__self__
-        replica: nn.Module = type(module)._replicate_for_data_parallel(module)
-        _own_forward(replica)
-        return replica
-
-
 def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...], policy: ModulePolicy | None) -> Any:
     module = function(*arguments)
     if "_forward_pre_hooks" in module.__dict__:  # otherwise the state that is restored next contains the policy
@@ -178,7 +164,6 @@ def attach(module: nn.Module, policy: ModulePolicy | None) -> None:
     attributes = module.__dict__
     attributes[_ATTRIBUTE] = policy
     _own_forward(module)
-    attributes.setdefault(_REPLICATE, _Replicator(module))
     for name in _own_copiers(type(module)):
         attributes.setdefault(name, _Copier(module, name))
     if _call_as_itself not in module._forward_pre_hooks.values():
@@ -207,8 +192,8 @@ def detach(module: nn.Module) -> None:
         if hook is _call_as_itself:
             del module._forward_pre_hooks[number]
             module._forward_pre_hooks_with_kwargs.pop(number, None)
-    for name in (_REPLICATE, "__deepcopy__", "__reduce_ex__"):
-        if isinstance(attributes.get(name), (_Copier, _Replicator)):
+    for name in ("__deepcopy__", "__reduce_ex__"):
+        if isinstance(attributes.get(name), _Copier):
             del attributes[name]
     forward = attributes.get("forward")
     if isinstance(forward, PolicyForward):
@@ -240,8 +225,9 @@ def _call_as_itself(module: nn.Module, args: Any, kwargs: Any = None) -> Any:
 
 @functools.cache
 def _install() -> None:
-    """Changes two functions of PyTorch that would lose the policy of a module."""
+    """Changes the functions of PyTorch that would lose the policy of a module, or run it for another module."""
     _replace(torch.fx.Tracer, "trace", _trace)
+    _replace(nn.Module, "_replicate_for_data_parallel", _replicate)
     quantize = sys.modules.get("torch.ao.quantization.quantize")
     if quantize is not None:
         _replace(quantize, "swap_module", _swap_module)
@@ -262,6 +248,17 @@ def _trace(original: Callable[..., Any], tracer: torch.fx.Tracer, root: Any, *ar
     if isinstance(root, nn.Module) and policy_of(root) is not None:
         raise traced_by_fx(root)
     return original(tracer, root, *args, **kwargs)
+
+
+def _replicate(original: Callable[..., Any], module: nn.Module) -> nn.Module:
+    """It copies the attributes of a module, and so its forward.
+
+    Source: torch/nn/modules/module.py, Module._replicate_for_data_parallel (v2.13).
+    """
+    replica: nn.Module = original(module)
+    if policy_of(replica) is not None:
+        _own_forward(replica)
+    return replica
 
 
 def _swap_module(original: Callable[..., Any], mod: nn.Module, *args: Any, **kwargs: Any) -> Any:
