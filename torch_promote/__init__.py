@@ -10,6 +10,7 @@ Where things are:
 - `Policy`, policy files and named policies: torch_promote.policy.policy; what holds for a whole program
   (`set_default_policy`, `register_policy`): torch_promote.regions.defaults
 - policies of modules (`set_module_policy`): torch_promote.modules.module_policies (loaded when first used)
+- `install`, which makes regions of torch.autocast ours: torch_promote.regions.installation (loaded when first used)
 - `promotion`, promotion by a rule of one's choice: torch_promote.promoting; the rules,
   and `make_rule`: torch_promote.reference.promotion_rules (loaded when first used)
 - errors, all subclasses of `TorchPromoteError`: torch_promote.errors
@@ -84,6 +85,14 @@ if TYPE_CHECKING:
         set_module_policy,
     )
     from torch_promote.reference.promotion_rules import PromotionRule, make_rule
+    from torch_promote.regions.installation import (
+        Installation,
+        install,
+        installed,
+        installed_as,
+        stock_autocast,
+        uninstall,
+    )
 
 if keep_package():  # not in a second import
     _compile.install(my_autocast, promotion)
@@ -106,6 +115,7 @@ __all__ = [
     "DeviceTypeError",
     "DtypeError",
     "ExtensionError",
+    "Installation",
     "OptionError",
     "Policy",
     "PolicyError",
@@ -130,6 +140,9 @@ __all__ = [
     "crosscheck",
     "default_policy",
     "format_module_policy",
+    "install",
+    "installed",
+    "installed_as",
     "make_rule",
     "module_policies",
     "my_autocast",
@@ -141,6 +154,8 @@ __all__ = [
     "remove_module_policy",
     "set_default_policy",
     "set_module_policy",
+    "stock_autocast",
+    "uninstall",
 ]
 
 #: What a training loop does not need is loaded when it is first asked for, and from where.
@@ -151,6 +166,10 @@ _LAZY = {
     "crosscheck": "torch_promote.checking.crosscheck",
     "PromotionRule": "torch_promote.reference.promotion_rules",
     "make_rule": "torch_promote.reference.promotion_rules",
+    **dict.fromkeys(
+        ("Installation", "install", "installed", "installed_as", "stock_autocast", "uninstall"),
+        "torch_promote.regions.installation",
+    ),
     **dict.fromkeys(
         (
             "format_module_policy",
