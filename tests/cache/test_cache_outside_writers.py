@@ -205,18 +205,19 @@ COLLECTIVES: dict[str, Callable[[torch.Tensor], object]] = {
 @pytest.mark.parametrize("collective", COLLECTIVES.values(), ids=COLLECTIVES)
 @pytest.mark.parametrize("cache", ["persistent", "all"])
 def test_a_collective_drops_the_casts_of_its_tensors(collective: Callable[[torch.Tensor], object], cache: str) -> None:
-    """In one process some of them write what was there, so the casts are counted."""
+    """In one process some of them write what was there, so uses of earlier casts are counted.
+
+    New casts are not: gloo's thread may hold the tensor a little longer, and then none is kept.
+    """
     w, other = frozen(), frozen()
     with ours(cache=cache), torch.no_grad():
         EYE @ w, EYE @ other
-        held = tp.cache_info()["entries"]
         collective(w)
-        misses = tp.cache_info()["misses"]
+        hits = tp.cache_info()["hits"]
         assert (EYE @ w)[0, 0] == w.clone()[0, 0]
-        assert tp.cache_info()["misses"] == misses + 1
+        assert tp.cache_info()["hits"] == hits
         EYE @ other
-        assert tp.cache_info()["misses"] == misses + 1
-        assert tp.cache_info()["entries"] == held
+        assert tp.cache_info()["hits"] == hits + 1
 
 
 @pytest.mark.usefixtures("one_process")
