@@ -19,7 +19,7 @@ from torch_promote.bench.memory import peak_bytes
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 
-stock: Region = functools.partial(torch.autocast, "cuda")
+stock: Region = functools.partial(tp.stock_autocast, "cuda")
 ours: Region = functools.partial(tp.my_autocast, "cuda")
 
 Program = Callable[[Region, nn.Module, Tensor], Any]

@@ -142,7 +142,7 @@ class TestWithAutocast:
             inner = (x @ self.weight) + torch.ones(3, dtype=torch.int32)
         with tp.promotion("numpy"), tp.my_autocast("cpu"):
             outer = (x @ self.weight) + torch.ones(3, dtype=torch.int32)
-        with tp.promotion("numpy"), torch.autocast("cpu"):
+        with tp.promotion("numpy"), tp.stock_autocast("cpu"):
             stock = (x @ self.weight) + torch.ones(3, dtype=torch.int32)
         assert inner.dtype is outer.dtype is stock.dtype is torch.float64
         with tp.my_autocast("cpu"), tp.promotion("numpy"):
