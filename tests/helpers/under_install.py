@@ -1,4 +1,4 @@
-"""The options --installed and --installed-policy: run the tests with `install` in force, and check what would make such a run worthless.
+"""The options --installed and --installed-policy: they run the tests with `install` in force.
 
 With `install` in force, `torch.autocast` opens regions of ours. A test that compares ours with stock uses
 `tp.stock_autocast` for stock:
