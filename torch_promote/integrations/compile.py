@@ -20,7 +20,15 @@ from torch_promote import _C
 from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.export import record_enter, record_exit
 
-__all__ = ["GraphRegion", "graph_enter", "graph_exit", "graphs_open_regions", "install", "policy_digest"]
+__all__ = [
+    "GraphRegion",
+    "graph_enter",
+    "graph_exit",
+    "graphs_open_regions",
+    "install",
+    "policy_digest",
+    "skip_in_dynamo",
+]
 
 # The owner of regions that a graph opens. A graph that raises does not end its regions; the extension ends those of
 # this owner together with the region around them.
@@ -90,11 +98,8 @@ def _unwind_after_tracing(base: int) -> None:
 def _register_with_dynamo(*region_types: Any) -> None:
     # After a graph break Dynamo compiles the functions that the broken one calls, each alone, and their callees. Here
     # that would make a graph that enters a region and does not leave it, and there is nothing to gain in __init__.
-    eval_frame: Any = torch._dynamo.eval_frame
-    skip = eval_frame.FrameExecStrategy(eval_frame.FrameAction.SKIP, eval_frame.FrameAction.SKIP)
     for kind in (*region_types, GraphRegion):
-        for function in (kind.__init__, kind.__enter__, kind.__exit__):
-            eval_frame.set_code_exec_strategy(function.__code__, skip)
+        skip_in_dynamo(kind.__init__, kind.__enter__, kind.__exit__)
     torch._dynamo.allow_in_graph(graph_enter)
     torch._dynamo.allow_in_graph(graph_exit)
     for kind in region_types:
@@ -107,6 +112,14 @@ def _register_with_dynamo(*region_types: Any) -> None:
     # A call whose result nobody uses is otherwise dead code.
     torch.fx.node.has_side_effect(graph_enter)
     torch.fx.node.has_side_effect(graph_exit)
+
+
+def skip_in_dynamo(*functions: Any) -> None:
+    """Has Dynamo, which is imported, run these functions and their callees, instead of compiling them by themselves."""
+    eval_frame: Any = torch._dynamo.eval_frame
+    skip = eval_frame.FrameExecStrategy(eval_frame.FrameAction.SKIP, eval_frame.FrameAction.SKIP)
+    for function in functions:
+        eval_frame.set_code_exec_strategy(function.__code__, skip)
 
 
 def _traced_enter(owner: object, packed: str) -> int:
