@@ -54,6 +54,13 @@ def stale_casts_on_purpose() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def no_cast_checks() -> Iterator[None]:
+    """For tests that count kernels or bytes: TORCH_PROMOTE_CHECK_CASTS=1 adds those of the comparisons."""
+    with tp.check_casts(False):
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_seeds_for_absent_devices() -> Iterator[None]:
     """`torch.manual_seed` does not queue seeds for devices that are absent.
