@@ -50,7 +50,7 @@ def test_one_node_for_each_weight(use_reentrant: bool, inside: bool, cache: str)
     ours: list[tuple[int, int]] = []
     stock: list[tuple[int, int]] = []
     results = train(lambda: tp.my_autocast("cuda", cache=cache), use_reentrant, inside, ours)
-    assert_same(results, train(lambda: torch.autocast("cuda"), use_reentrant, inside, stock))
+    assert_same(results, train(lambda: tp.stock_autocast("cuda"), use_reentrant, inside, stock))
     assert [nodes for nodes, _ in ours] == [nodes for nodes, _ in stock]
     assert ours[-1][0] == 1
     assert tp.cache_info()["entries"] == 0
@@ -62,7 +62,7 @@ def test_with_overrides_too(use_reentrant: bool, inside: bool) -> None:
     seen: list[tuple[int, int]] = []
     region = functools.partial(tp.my_autocast, "cuda", overrides={"exp": torch.bfloat16})  # not used here
     results = train(region, use_reentrant, inside, seen)
-    assert_same(results, train(lambda: torch.autocast("cuda"), use_reentrant, inside, []))
+    assert_same(results, train(lambda: tp.stock_autocast("cuda"), use_reentrant, inside, []))
     assert seen[-1] == (1, 2)  # the casts of the weight and of x, which is a leaf too
 
 

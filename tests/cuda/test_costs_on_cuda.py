@@ -17,9 +17,9 @@ from helpers.casts import Region
 from helpers.models import MODELS, loss_of, made
 from torch_promote.bench.memory import peak_bytes
 
-pytestmark = pytest.mark.usefixtures("nothing_persists")
+pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks")
 
-stock: Region = functools.partial(torch.autocast, "cuda")
+stock: Region = functools.partial(tp.stock_autocast, "cuda")
 ours: Region = functools.partial(tp.my_autocast, "cuda")
 
 Program = Callable[[Region, nn.Module, Tensor], Any]

@@ -4,6 +4,7 @@ Any test
     comparison: `assert_same`, which compares results bit for bit.
     thread_state: the autocast state of a thread, to compare before and after.
     subprocesses: the environment of Python processes that tests start.
+    under_install: the options --installed and --installed-policy, and the check that a region is stock's.
     on_stand_in: runs tests and programs on the CUDA device made of host memory (tests/cuda_stand_in).
 
 One op call

@@ -20,7 +20,7 @@ from torch_promote import _C
 
 Make = Callable[[], AbstractContextManager[Any]]
 KINDS: dict[str, Make] = {
-    "stock": lambda: torch.autocast("cpu", torch.bfloat16),
+    "stock": lambda: tp.stock_autocast("cpu", torch.bfloat16),
     "my_autocast": lambda: tp.my_autocast("cpu"),
     "promotion": lambda: tp.promotion("numpy"),
 }
