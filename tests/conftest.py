@@ -13,6 +13,7 @@ for_pytest.start_if_asked()  # before anything imports torch
 import torch
 
 import torch_promote as tp
+from helpers.installed import installed_marked, nothing_installed  # noqa: F401
 from helpers.thread_state import thread_state
 from torch_promote.checking import pretend_cuda as cuda
 
