@@ -33,6 +33,7 @@ Programs
 
 Regions and policies
     interrupts: a program that interrupts regions by signals, and counts how often one stays open.
+    installed: fixtures that install, and uninstall, and whose a region of torch.autocast is then.
     probes: what a program can see of the region it is in.
     program_defaults: a fixture that checks and restores the default policy and registered policies.
     policies: random policies for hypothesis, ways to copy one, and a policy with its file.
