@@ -56,6 +56,7 @@ def end_as(status: int, is_process: bool) -> int:
     if status >= 0:
         return status
     if is_process:
-        signal.signal(-status, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return 128 - status

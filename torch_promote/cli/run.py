@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -150,7 +151,8 @@ def _run(arguments: argparse.Namespace) -> int:
     variables, info = _settings(arguments)
     if arguments.verbose:
         print(f"torch-promote: {info}", file=sys.stderr, flush=True)
-    command = [sys.executable, *_interpreter_options(), *arguments.program]
+    options = _interpreter_options() if arguments.is_process else []
+    command = [sys.executable, *options, *arguments.program]
     if arguments.crosscheck is not None:
         return _run_checked(command, variables, arguments.crosscheck, arguments.is_process)
     if arguments.is_process:
@@ -223,9 +225,16 @@ def _checked_policy(policy: str) -> str:
 
 
 def _interpreter_options() -> list[str]:
-    """Returns the options of the interpreter that runs this command, such as -W and -X."""
-    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing
-    return ["-u", *options] if getattr(sys.stdout, "write_through", False) else options
+    """Returns the options of the interpreter that runs this command, such as -u and -W error.
+
+    They stand between the interpreter and what it runs: a script, `-m torch_promote` or `-c code`.
+    """
+    options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]
+    del options[-1:]
+    if options and re.fullmatch(r"-[bBdEIOPqRsSuvx]*[mc]", options[-1]):  # also -um
+        flags = options.pop()[:-1]
+        options += [flags] if flags != "-" else []
+    return options
 
 
 # --- under crosscheck
