@@ -24,6 +24,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.integrations.asyncio_tasks import guard_tasks
+from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.native.fork_safe_lock import fork_safe_lock
 from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec, RegionSpec
@@ -192,6 +193,8 @@ def _exit(
 
 
 def _tell_surroundings(surroundings: int, packed: str) -> None:
+    if surroundings & _C.UNCHECKED_RANKS:
+        compare_ranks(_installed)
     if surroundings & _C.RUNNING_LOOP:
         guard_tasks()
     if surroundings & _C.TORCH_FUNCTION_MODE:
