@@ -14,7 +14,7 @@ import torch.distributed as dist
 #: A function of a module that the processes can import; it gets the rank and the number of ranks.
 Function = Callable[[int, int], Any]
 
-SECONDS = 200
+SECONDS = 500
 
 
 def in_ranks(functions: Mapping[str, Function], world_size: int, folder: Path) -> list[dict[str, Any]]:

@@ -87,6 +87,17 @@ def test_training_in_every_mode(ranks: list[dict[str, Any]], wrapper: str, polic
                     assert_same(trained[key], trained[wrapper, "stock", by_hand])
 
 
+def test_two_passes_of_a_sharded_model_in_one_region(ranks: list[dict[str, Any]]) -> None:
+    """FSDP2 gathers the weights for each pass; ours then casts them again, and stock does not."""
+    for results in ranks:
+        ours, cached, uncached = (
+            results["training"]["two passes", how] for how in ("ours", "by hand, True", "by hand, False")
+        )
+        assert_same(ours, uncached)
+        with pytest.raises(AssertionError):
+            assert_same(ours, cached)
+
+
 def test_ranks_trained_together(ranks: list[dict[str, Any]]) -> None:
     for key, (losses, weights) in ranks[0]["training"].items():
         for others_losses, others_weights in (results["training"][key] for results in ranks[1:]):
@@ -283,6 +294,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
 import torch_promote as tp
 
+torch._C._distributed_c10d._set_thread_isolation_mode(True)
 world = _install_threaded_pg()
 store, results = dist.HashStore(), {}
 
