@@ -88,7 +88,7 @@ def test_training_in_every_mode(ranks: list[dict[str, Any]], wrapper: str, polic
 
 
 def test_two_passes_of_a_sharded_model_in_one_region(ranks: list[dict[str, Any]]) -> None:
-    """FSDP2 gathers the blocks for each pass, but not the root. Ours casts again what is gathered, and stock nothing."""
+    """FSDP2 gathers the blocks for each pass, but not the root. Ours casts again what is gathered; stock does not."""
     for results in ranks:
         kinds = ("ours", "by hand, True", "by hand, False")
         ours, cached, uncached = (results["training"]["two passes", kind] for kind in kinds)
