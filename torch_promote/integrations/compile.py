@@ -135,14 +135,6 @@ def _register_with_dynamo(*region_types: Any) -> None:
     torch.fx.node.has_side_effect(graph_exit)
 
 
-def skip_in_dynamo(*functions: Any) -> None:
-    """Has Dynamo, which is imported, run these functions and their callees, instead of compiling them by themselves."""
-    eval_frame: Any = torch._dynamo.eval_frame
-    skip = eval_frame.FrameExecStrategy(eval_frame.FrameAction.SKIP, eval_frame.FrameAction.SKIP)
-    for function in functions:
-        eval_frame.set_code_exec_strategy(function.__code__, skip)
-
-
 def _traced_enter(owner: object, packed: str) -> int:
     graph_enter(packed)
     return 0
