@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -165,7 +164,7 @@ def test_decorated_forward_and_evaluation() -> None:
 
 
 def test_replicas_in_threads() -> None:
-    """As DataParallel calls them: parallel_apply opens a region in each thread, with the state of its caller."""
+    """As DataParallel calls them; tests/cuda/test_installed_on_cuda.py has parallel_apply itself."""
 
     def run() -> Any:
         model, x = made("qkv")
@@ -187,32 +186,6 @@ def test_replicas_in_threads() -> None:
         return [outputs[0], outputs[1], grads(model)]
 
     assert_like_stock(run)
-
-
-def test_parallel_apply_opens_its_regions_through_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = sys.modules["torch.nn.parallel.parallel_apply"]
-    monkeypatch.setattr(module, "_get_available_device_type", lambda: "cpu")
-
-    class Context(contextlib.nullcontext[None]):
-        def __init__(self, *_: Any) -> None:
-            super().__init__()
-
-    class FakeDevice:
-        device, stream, current_stream = Context, Context, staticmethod(lambda _device: None)
-
-    monkeypatch.setattr(torch, "cpu", FakeDevice)
-    depths: list[int] = []
-
-    class Model(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            depths.append(_C.depth())
-            return super().forward(x)
-
-    models, x = [Model(4, 4), Model(4, 4)], torch.randn(2, 4)
-    with tp.installed_as(overrides={"linear": torch.float16}), torch.autocast("cpu"):
-        outputs = module.parallel_apply(models, [x, x], devices=[0, 0])
-    assert depths == [1, 1]
-    assert [output.dtype for output in outputs] == [torch.float16] * 2
 
 
 def test_wrap_with_autocast() -> None:
