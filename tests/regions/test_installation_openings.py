@@ -150,19 +150,20 @@ def test_unmanaged_and_not_ended() -> None:
         assert torch.get_autocast_dtype(CPU) is torch.float16
 
 
-class Fwd(torch.autograd.Function):
-    seen: list[Any] = []
+SEEN: list[Any] = []
 
+
+class Fwd(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_fwd(device_type=CPU)
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        Fwd.seen.append(mm_dtype())
+        SEEN.append(mm_dtype())
         return x * 2
 
     @staticmethod
     @torch.amp.custom_bwd(device_type=CPU)
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        Fwd.seen.append((mm_dtype(), _C.depth()))
+        SEEN.append((mm_dtype(), _C.depth()))
         return grad * 2
 
 
@@ -170,7 +171,7 @@ class Casting(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_fwd(device_type=CPU, cast_inputs=torch.float32)
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        Fwd.seen.append((x.dtype, _C.depth(), torch.is_autocast_enabled(CPU)))
+        SEEN.append((x.dtype, _C.depth(), torch.is_autocast_enabled(CPU)))
         return x * 2
 
     @staticmethod
@@ -180,14 +181,14 @@ class Casting(torch.autograd.Function):
 
 
 def test_custom_fwd_and_custom_bwd() -> None:
-    Fwd.seen.clear()
+    SEEN.clear()
     x = torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True)
     with leaves_no_trace():
         with torch.autocast(CPU):
             y = Fwd.apply(x)
             Casting.apply(x)
         y.sum().backward()
-    assert Fwd.seen == [OURS, (torch.float32, 2, False), (OURS, 1)]
+    assert [OURS, (torch.float32, 2, False), (OURS, 1)] == SEEN
 
 
 # --- what is in an object

@@ -51,7 +51,7 @@ def while_changing(what: str) -> Iterator[Callable[[], None]]:
             f"compiled function."
         )
     with frames.compile_lock:
-        yield dynamo.reset
+        yield dynamo.reset if frames.input_codes.seen else lambda: None
 
 
 def refuse_strict_export() -> None:

@@ -1,0 +1,135 @@
+"""Processes that share Inductor's cache directory: none is served what another compiled for another policy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.subprocesses import environment
+from torch_promote.integrations import compile as integrations_compile
+
+#: PyTorch keeps no graph with regions in it unless it is told that they are safe.
+SAFE = {f"torch.amp.autocast_mode.{name}": "1" for name in ("_enter_autocast", "_exit_autocast")}
+
+
+def compiled(directory: Path, arguments: dict[str, Any] | None) -> tuple[int, torch.dtype]:
+    """Compiles a function anew: how often the cache had it, and the dtype in which its region computes."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu"):
+            return x @ x
+
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters["aot_autograd"]
+    before = counters["autograd_cache_hit"]
+    with (
+        tp.installed_as(**arguments) if arguments is not None else contextlib.nullcontext(),
+        mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(directory)),
+        torch._inductor.config.patch(unsafe_marked_cacheable_functions=SAFE),
+        torch._functorch.config.patch(enable_autograd_cache=True),
+    ):
+        dtype = torch.compile(function, fullgraph=True)(torch.ones(4, 4)).dtype
+    return counters["autograd_cache_hit"] - before, dtype
+
+
+@pytest.mark.usefixtures("nothing_installed", "fresh_dynamo")
+@pytest.mark.parametrize("has_digest", [True, False])
+def test_entries_of_their_own(has_digest: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_digest:
+        monkeypatch.setattr(integrations_compile, "digests", [])
+    assert compiled(tmp_path, None) == (0, torch.bfloat16)
+    # Without the digest, what PyTorch compiled is served.
+    assert compiled(tmp_path, {"policy": "off"}) == ((0, torch.float32) if has_digest else (1, torch.bfloat16))
+    if has_digest:
+        assert compiled(tmp_path, {"overrides": {"matmul": "fp16"}}) == (0, torch.bfloat16)
+        assert compiled(tmp_path, {"overrides": {"matmul": torch.float16}}) == (0, torch.float16)
+        assert compiled(tmp_path, {"policy": "off"}) == (1, torch.float32)
+        assert compiled(tmp_path, None) == (1, torch.bfloat16)
+
+
+PROGRAM = f"""
+import json, sys, torch, torch_promote as tp
+def function(x, weight):
+    with torch.autocast("cpu"):
+        y = x @ weight
+    return y, y.float() * 2
+arguments = json.loads(sys.argv[1])
+if arguments is not None:
+    tp.install(**arguments)
+torch._inductor.config.unsafe_marked_cacheable_functions = {SAFE}
+x, weight = torch.linspace(-1, 1, 64).view(8, 8), torch.linspace(-2, 1, 64).view(8, 8).requires_grad_()
+results = torch.compile(function, fullgraph=True)(x, weight)
+for result, expected in zip(results, function(x, weight)):
+    torch.testing.assert_close(result, expected)
+results[1].sum().backward()
+print(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"], results[0].dtype)
+"""
+
+#: One after the other in one directory: what is installed, hits, and the dtype in which the region computes.
+RUNS = (
+    ("null", "0", "torch.bfloat16"),
+    ('{"policy": "off"}', "0", "torch.float32"),
+    ('{"overrides": {"matmul": "fp32"}}', "0", "torch.float32"),
+    ("{}", "0", "torch.bfloat16"),
+    ('{"policy": "off"}', "1", "torch.float32"),
+)
+
+
+@pytest.mark.slow
+def test_processes_that_share_the_cache(tmp_path: Path) -> None:
+    for arguments, hits, dtype in RUNS:
+        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, arguments]
+        variables = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=250, check=False)
+        assert done.stdout.split() == [hits, dtype], done.stderr
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_the_digest() -> None:
+    def digest() -> str:
+        return "/".join(filter(None, (part() for part in integrations_compile.digests)))
+
+    assert digest() == ""
+    seen: list[str] = []
+    for arguments in (
+        {},
+        {"policy": "off"},
+        {"policy": "cuda"},
+        {"overrides": {"mm": "fp32"}},
+        {"overrides": {"mm": torch.float16}},
+        {"cache": "all"},
+        {"cache": "none"},
+    ):
+        with tp.installed_as(**arguments):  # type: ignore[arg-type]
+            seen.append(digest())
+            assert digest() == seen[-1]
+    with tp.installed_as():
+        assert digest() == seen[0]
+        before = tp.set_default_policy("fp32_safe")
+        seen.append(digest())
+        tp.set_default_policy(before)
+        assert digest() == seen[0]
+        with tp.my_autocast("cpu", policy="off"):
+            seen.append(digest())
+    assert len(set(seen)) == len(seen)
+    assert "" not in seen
+    assert digest() == ""
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_the_digest_leaves_the_state_as_it_is() -> None:
+    with tp.installed_as(overrides={"mm": "fp32"}) as installation, torch.autocast("cpu"):
+        weight: Any = torch.ones(4, 4, requires_grad=True)
+        weight.matmul(weight)
+        entries = tp.cache_info()["entries"]
+        installation.digest()
+        assert tp.cache_info()["entries"] == entries > 0

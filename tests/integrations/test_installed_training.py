@@ -1,0 +1,226 @@
+"""Training under `install` has the bits of training under PyTorch's regions, whoever opens them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import torch_promote as tp
+from helpers.comparison import assert_same
+from helpers.models import EVERY_MODEL, made
+from helpers.probes import leaves_no_trace
+from helpers.program_comparison import grads
+from helpers.random_programs import OF_VIEWS, check_random_programs
+from torch_promote import _C
+
+pytestmark = [
+    pytest.mark.usefixtures("nothing_installed"),
+    pytest.mark.filterwarnings("ignore:`torch.cpu.amp"),
+    pytest.mark.filterwarnings("ignore:.*[Nn]ested tensor"),
+]
+
+
+def assert_like_stock(run: Callable[[], Any]) -> Any:
+    """Fails unless `run` gives the same with and without `install`; ours casts, so that policy "off" tells."""
+    torch.manual_seed(0)
+    expected = run()
+    torch.manual_seed(0)
+    with leaves_no_trace(), tp.installed_as():
+        result = run()
+    assert_same(result, expected)
+    torch.manual_seed(0)
+    # Of mixed dtypes that nobody casts, an op may raise.
+    with tp.installed_as(policy="off"), pytest.raises((AssertionError, RuntimeError)):
+        assert_same(run(), expected)
+    return result
+
+
+def steps(model: nn.Module, x: torch.Tensor, dtype: torch.dtype = torch.bfloat16, **region: Any) -> Any:
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    results: list[Any] = []
+    for _ in range(3):
+        with torch.autocast("cpu", dtype, **region):
+            output = model(x)
+            with torch.autocast("cpu", enabled=False):
+                loss = output.float().square().mean()
+        loss.backward()
+        results.append([output.detach().clone(), grads(model)])
+        optimizer.step()
+        optimizer.zero_grad()
+    return results
+
+
+@EVERY_MODEL
+def test_models(name: str) -> None:
+    assert_like_stock(lambda: steps(*made(name)))
+
+
+@pytest.mark.parametrize("cache_enabled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dtypes_and_cache(dtype: torch.dtype, cache_enabled: bool) -> None:
+    assert_like_stock(lambda: steps(*made("qkv"), dtype, cache_enabled=cache_enabled))
+
+
+def test_random_programs() -> None:
+    def ours(**arguments: Any) -> Any:
+        return torch.autocast("cpu", **arguments)
+
+    def stock(**arguments: Any) -> Any:
+        return tp.stock_autocast("cpu", **arguments)
+
+    with leaves_no_trace(), tp.installed_as():
+        check_random_programs(stock, ours, OF_VIEWS, programs=30)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("where", ["the region around", "the region inside"])
+def test_checkpoint(where: str, use_reentrant: bool) -> None:
+    """The recomputation opens regions of torch.autocast: they are ours."""
+    depths: list[int] = []
+
+    def run() -> Any:
+        model, x = made("qkv")
+        x.requires_grad_()
+
+        def inner(x: torch.Tensor) -> torch.Tensor:
+            depths.append(_C.depth())
+            with torch.autocast("cpu") if where.endswith("inside") else contextlib.nullcontext():
+                return model(x)  # type: ignore[no-any-return]
+
+        for _ in range(2):
+            with torch.autocast("cpu", enabled=where.endswith("around")):
+                output = checkpoint(inner, x, use_reentrant=use_reentrant)
+            output.float().square().mean().backward()
+        return output, grads(model, x)
+
+    assert_like_stock(run)
+    assert depths[:4] == [0] * 4
+    assert all(depth > 0 for depth in depths[4:])
+
+
+def test_checkpoint_sequential_under_a_policy() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    x = torch.randn(4, 8, requires_grad=True)
+    results = []
+    with tp.installed_as(overrides={"linear": torch.float16}):
+        for segments in (None, 2):
+            model.zero_grad()
+            with torch.autocast("cpu"):
+                y = model(x) if segments is None else checkpoint_sequential(model, segments, x, use_reentrant=False)
+            y.float().sum().backward()
+            results.append((y, grads(model)))
+    assert results[0][0].dtype is torch.float16
+    assert_same(results[1], results[0])
+
+
+def test_grad_scaler() -> None:
+    def run() -> Any:
+        model, x = made("mlp")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=2)
+        results = []
+        for step in range(6):
+            with torch.autocast("cpu", torch.float16):
+                loss = model(x * (1e6 if step == 3 else 1)).square().mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            results.append([scaler.get_scale(), norm, grads(model)])
+            optimizer.zero_grad()
+        return results
+
+    scales = [scale for scale, *_ in assert_like_stock(run)]
+    assert min(scales) < max(scales)
+
+
+def test_decorated_forward_and_evaluation() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = made("mlp")[0]
+
+        @torch.cpu.amp.autocast()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)  # type: ignore[no-any-return]
+
+    def run() -> Any:
+        model, x = Model(), torch.randn(6, 16)
+        with torch.no_grad(), torch.autocast("cpu"):
+            evaluated = model.eval()(x)
+        with torch.inference_mode():
+            evaluated = evaluated, model(x).clone()
+        return evaluated, steps(model.train(), x)
+
+    assert_like_stock(run)
+
+
+def test_replicas_in_threads() -> None:
+    """As DataParallel calls them; tests/cuda/test_installed_on_cuda.py has parallel_apply itself."""
+
+    def run() -> Any:
+        model, x = made("qkv")
+        replicas = [model] * 2
+        outputs: dict[int, torch.Tensor] = {}
+
+        def call(index: int, enabled: bool) -> None:
+            with torch.amp.autocast("cpu", enabled=enabled):
+                outputs[index] = replicas[index](x * (index + 1))
+
+        with torch.autocast("cpu"):
+            enabled = torch.is_autocast_enabled("cpu")
+            threads = [threading.Thread(target=call, args=(index, enabled)) for index in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            sum(output.float().square().mean() for output in outputs.values()).backward()
+        return [outputs[0], outputs[1], grads(model)]
+
+    assert_like_stock(run)
+
+
+def test_wrap_with_autocast() -> None:
+    from torch._higher_order_ops.wrap import wrap_with_autocast
+
+    def run() -> Any:
+        x, weight = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+        y = wrap_with_autocast("cpu", torch.bfloat16, True, None, lambda a, b: a @ b, x, weight)
+        return y, torch.autograd.grad(y.float().sum(), weight)
+
+    assert_like_stock(run)
+
+
+def test_module_policies_act() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tp.set_module_policy(model, {"1": "fp32"})
+    with tp.installed_as(), torch.autocast("cpu"):
+        assert model(torch.randn(2, 4)).dtype is torch.float32
+        assert model[0](torch.randn(2, 4)).dtype is torch.bfloat16
+
+
+def test_what_stays_pytorchs() -> None:
+    """Without a region there is nothing to replace."""
+
+    @contextlib.contextmanager
+    def by_hand() -> Iterator[None]:
+        torch.set_autocast_enabled("cpu", True)
+        torch.autocast_increment_nesting()
+        try:
+            yield
+        finally:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+            torch.set_autocast_enabled("cpu", False)
+
+    with tp.installed_as(policy="off"), by_hand():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
+        assert _C.depth() == 0

@@ -1,0 +1,125 @@
+"""Policies and cache modes of installed regions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.probes import leaves_no_trace
+from torch_promote import _C
+
+HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+pytestmark = pytest.mark.usefixtures("nothing_installed")
+
+
+def dtypes(*regions: Any) -> tuple[torch.dtype, torch.dtype]:
+    """Of matmul and softmax, in a region of torch.autocast unless others are given."""
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu") if not regions else regions[0]:
+        return (x @ x).dtype, torch.softmax(x.half(), -1).dtype
+
+
+def test_policies(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    tp.Policy.named("off").save(file)
+    for policy, expected in (
+        (None, (BF16, HALF)), ("stock", (BF16, HALF)), ("cuda", (BF16, F32)), ("off", (F32, HALF)),
+        (tp.Policy.named("cuda"), (BF16, F32)), (file, (F32, HALF)), (str(file), (F32, HALF)),
+    ):  # fmt: skip
+        with tp.installed_as(policy=policy):
+            assert dtypes() == expected
+
+
+def test_overrides_on_a_policy() -> None:
+    with tp.installed_as(policy="cuda", overrides={"matmul": HALF}):
+        assert dtypes() == (HALF, F32)
+    with tp.installed_as(overrides={torch.ops.aten.matmul: "fp32", "softmax": "fp32"}):
+        assert dtypes() == (F32, F32)
+        with tp.my_autocast("cpu", overrides={"matmul": HALF}):
+            assert dtypes() == (F32, F32), "the innermost region decides"
+        with torch.autocast("cpu"):
+            assert dtypes(tp.my_autocast("cpu", overrides={"matmul": HALF})) == (HALF, F32)
+
+
+def test_disabled_regions_cast_nothing() -> None:
+    with tp.installed_as(policy="cuda", overrides={"matmul": HALF}):
+        assert dtypes(torch.autocast("cpu", enabled=False)) == (F32, HALF)
+
+
+def test_the_default_policy_acts_unless_a_policy_is_given() -> None:
+    before = tp.set_default_policy("off")
+    try:
+        with tp.installed_as():
+            assert dtypes() == (F32, HALF)
+            tp.set_default_policy("cuda")
+            assert dtypes() == (BF16, F32)
+        with tp.installed_as(overrides={"matmul": HALF}):
+            assert dtypes() == (HALF, F32)
+        with tp.installed_as(policy="stock"):
+            assert dtypes() == (BF16, HALF)
+    finally:
+        tp.set_default_policy(before)
+
+
+def test_registered_policies_act() -> None:
+    for arguments in ({}, {"overrides": {"matmul": HALF}}):
+        with tp.installed_as(**arguments):  # type: ignore[arg-type]
+            assert dtypes()[1] is HALF
+            with tp.register_policy("softmax.int", "fp32"):
+                assert dtypes()[1] is F32
+            assert dtypes()[1] is HALF
+
+
+def test_a_policy_that_the_extension_does_not_have_is_registered_again() -> None:
+    with tp.installed_as(overrides={"matmul": HALF}) as installation:
+        region = torch.autocast("cpu")
+        number = installation._change
+        installation._change, installation._specs = 0xFFFFF0, {}  # a number that nobody got
+        with leaves_no_trace():
+            assert dtypes(region)[0] is HALF
+            assert dtypes()[0] is HALF
+        assert installation._change == number
+
+
+# --- the cache
+
+
+def casts_kept(**arguments: Any) -> tuple[int, str]:
+    weight, x = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4)
+    with torch.autocast("cpu", **arguments):
+        x @ weight
+        return tp.cache_info()["entries"], _C.cache_mode()
+
+
+def test_cache_modes() -> None:
+    with tp.installed_as():
+        assert casts_kept() == (1, "weights")
+        with tp.my_autocast("cpu", cache="all"):
+            assert casts_kept()[1] == "all"
+    for mode in ("weights", "all", "persistent"):
+        with tp.installed_as(cache=mode):
+            assert casts_kept()[1] == mode
+    with tp.installed_as(cache="none"):
+        assert casts_kept() == (0, "weights")
+        assert casts_kept(cache_enabled=True) == (0, "weights")
+        with torch.autocast("cpu"):
+            assert not torch.is_autocast_cache_enabled()
+    tp.clear_cache()
+
+
+@pytest.mark.parametrize("mode", [None, "weights", "all", "persistent"])
+def test_a_cache_that_is_off_stays_off(mode: str | None) -> None:
+    with tp.installed_as(cache=mode):
+        assert casts_kept(cache_enabled=False)[0] == 0
+        torch.set_autocast_cache_enabled(False)
+        try:
+            assert casts_kept()[0] == 0
+            assert casts_kept(cache_enabled=True)[0] > 0
+        finally:
+            torch.set_autocast_cache_enabled(True)
+    tp.clear_cache()
