@@ -2,6 +2,7 @@
 # make test      runs the tests (make test ARGS="-k cache -x" for some of them; JOBS=0 for one process)
 #                (TORCH_PROMOTE_CHECK_CASTS=1 make test compares every reused cast with a fresh one)
 # make test-all  runs the tests that are marked slow as well
+# make test-installed  runs the tests with install() in force: torch.autocast opens regions of ours
 # make test-jax  compares the promotion rules with JAX and ml_dtypes as well, which it installs
 # make parity    PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)
 # make docs-pages  writes the generated parts of docs/promotion.md and docs/promotion_rules.md
@@ -28,7 +29,7 @@ SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildca
 BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
-.PHONY: demo docs-pages test test-all test-jax parity lint bench gpu build clean force
+.PHONY: demo docs-pages test test-all test-installed test-jax parity lint bench gpu build clean force
 
 demo: build
 	$(PY) examples/train_gpt.py $(ARGS)
@@ -38,6 +39,9 @@ test: build
 
 test-all: build
 	$(PY) -m pytest --numprocesses $(JOBS) -m "" $(ARGS)
+
+test-installed: build
+	$(PY) -m pytest --installed --numprocesses $(JOBS) $(ARGS)
 
 test-jax: build
 	$(PIP) 'jax[cpu]>=0.10' 'ml_dtypes>=0.5'

@@ -27,7 +27,7 @@ def train(region: AbstractContextManager, steps: int = 20) -> list[float]:
     return losses
 
 
-stock = train(torch.autocast("cpu"))
+stock = train(tp.stock_autocast("cpu"))
 ours = train(tp.my_autocast("cpu"))
 for step in range(0, len(ours), 5):
     print(f"step {step:2d}  torch.autocast {stock[step]:.6f}  my_autocast {ours[step]:.6f}")

@@ -47,7 +47,7 @@ def regions(device: str, dtype: torch.dtype) -> dict[str, Region]:
     """The three variants. The last two are the same line but for the name."""
     return {
         "fp32": nullcontext,
-        STOCK: lambda: torch.autocast(device, dtype),
+        STOCK: lambda: tp.stock_autocast(device, dtype),
         OURS: lambda: tp.my_autocast(device, dtype),
     }
 

@@ -13,16 +13,20 @@ for_pytest.start_if_asked()  # before anything imports torch
 import torch
 
 import torch_promote as tp
+from helpers import under_install
+from helpers.installed import installed_marked, nothing_installed  # noqa: F401
 from helpers.thread_state import thread_state
 from torch_promote.checking import pretend_cuda as cuda
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     for_pytest.add_option(parser)
+    under_install.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for_pytest.check(config)
+    under_install.watch(config)
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +51,13 @@ def nothing_persists() -> Iterator[None]:
 @pytest.fixture
 def stale_casts_on_purpose() -> Iterator[None]:
     """For tests of documented limits: with TORCH_PROMOTE_CHECK_CASTS=1 their stale casts would raise."""
+    with tp.check_casts(False):
+        yield
+
+
+@pytest.fixture
+def no_cast_checks() -> Iterator[None]:
+    """For tests that count kernels or bytes: TORCH_PROMOTE_CHECK_CASTS=1 adds those of the comparisons."""
     with tp.check_casts(False):
         yield
 

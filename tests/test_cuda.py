@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import under_install
 from helpers.on_stand_in import run_tests
 
 FILES = sorted(Path(__file__).with_name("cuda").glob("test_*.py"))
@@ -17,7 +18,7 @@ GROUPS = 2
 def test_on_the_stand_in(group: int, request: pytest.FixtureRequest) -> None:
     chosen = request.config.getoption("markexpr")
     marks = f"({chosen}) and not needs_gpu" if chosen else "not needs_gpu"
-    output = run_tests(*map(str, FILES[group::GROUPS]), "-m", marks)
+    output = run_tests(*map(str, FILES[group::GROUPS]), "-m", marks, *under_install.options(request.config))
     assert " passed" in output
     assert "skipped" not in output
     assert "xfailed" not in output  # a limit is a test of the limit

@@ -118,11 +118,15 @@ class WeightCasts final : public BackendMeta {
   // PyTorch calls this when it makes a tensor that shares the weight's data and may have its own version counter. The
   // copy gets no BackendMeta.
   c10::intrusive_ptr<BackendMeta> clone(const c10::intrusive_ptr<BackendMeta>& /*self*/) const override {
+    drop();
+    return {};
+  }
+
+  void drop() const {
     PersistentCasts gone;
     const std::lock_guard<std::mutex> lock(mutex_);
     gone.swap(casts_);
     begin_epoch();
-    return {};
   }
 
   void begin_epoch() const {
@@ -182,6 +186,16 @@ bool is_of(const CastData& cast, at::ScalarType dtype, const Weight& weight, con
 uint64_t alias_epoch(const at::TensorBase& weight) {
   const WeightCasts* const casts = make_casts_of(weight);
   return casts != nullptr ? casts->epoch() : 0;
+}
+
+void note_alias(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) {
+    return;
+  }
+  const at::TensorBase& owner = tensor.is_view() ? tensor._base() : tensor;
+  if (const WeightCasts* const casts = casts_of(owner)) {
+    casts->drop();
+  }
 }
 
 WeakMeta weak_meta_of(const at::TensorBase& weight) {

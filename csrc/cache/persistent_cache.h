@@ -20,14 +20,17 @@ namespace torch_promote {
 // A tensor that shares the weight's data and has its own version counter can change the weight without a trace. The
 // usual one is `weight.data`: PyTorch copies the BackendMeta when it makes that tensor, and the copy drops the casts
 // and increases the weight's alias epoch. While another tensor or a storage object shares the data, no cast is served
-// or stored (has_unique_storage). Writes of fused optimizers are noted; see NOTE [ Unversioned writes ]. Two writes
-// remain undetected: one through the `.data` of a view that is gone before the next use, and that of a collective into
-// a weight; see docs/casts.md.
+// or stored (has_unique_storage). Some such tensors are made without that copy, in `set_` for example: note_alias.
+// Writes of fused optimizers are noted; see NOTE [ Unversioned writes ]. A write through the `.data` of a view that is
+// gone before the next use remains undetected; see docs/casts.md.
 
 // A number that changes when a tensor is made that shares the weight's data under its own version counter. 0 if another
 // library's BackendMeta occupies the weight's slot. Within a region too, casts that stock would make again are valid
 // only for the epoch in which they were made.
 uint64_t alias_epoch(const at::TensorBase& weight);
+
+// Somebody is about to share the tensor's data: drops the casts beyond stock's, of a view those of its base.
+void note_alias(const at::Tensor& tensor);
 
 // Expires with the weight's data, and not before: alias_epoch has returned a number.
 WeakMeta weak_meta_of(const at::TensorBase& weight);

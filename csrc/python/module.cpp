@@ -212,6 +212,7 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("note_step", &note_step);
   m.def("forget_beyond_stock", &forget_beyond_stock);
+  m.def("note_alias", &note_alias);
   m.def("recognize_slices", &recognize_slices);
   m.def("watch_collectives", &watch_collectives);
   m.def("note_capture", &note_capture);

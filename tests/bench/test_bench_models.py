@@ -19,7 +19,7 @@ from torch_promote.bench.suite_models import evaluation_steps, training_steps
 
 SIZES = (Settings(tiny=True), Settings())
 TINY = SIZES[0]
-STOCK_REGION = partial(torch.autocast, "cpu", LOW)
+STOCK_REGION = partial(tp.stock_autocast, "cpu", LOW)
 OUR_REGION = partial(tp.my_autocast, "cpu", LOW)
 
 #: Where one cast serves several consumers by hand, and several under autocast: gradients are summed in another dtype.
@@ -44,7 +44,7 @@ def test_outputs_by_hand_have_the_bits_of_autocast(model: str, settings: Setting
 
 
 def _gradients(net: nn.Module, made: Subject, stock: bool) -> dict[str, Tensor]:
-    with torch.autocast("cpu", LOW, enabled=stock):
+    with tp.stock_autocast("cpu", LOW, enabled=stock):
         loss = nn.functional.mse_loss(net(made.x).float(), made.target)
     loss.backward()
     return {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
@@ -115,9 +115,9 @@ def test_an_evaluation_loop_enters_a_region_for_each_batch_and_records_nothing()
         seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
         return x
 
-    def region() -> torch.autocast:
+    def region() -> tp.stock_autocast:
         entered.append(True)
-        return torch.autocast("cpu", LOW)
+        return tp.stock_autocast("cpu", LOW)
 
     evaluate(net, torch.ones(1), region, batches=3)()
     assert (seen, entered) == ([(False, True)] * 3, [True] * 3)

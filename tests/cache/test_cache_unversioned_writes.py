@@ -34,7 +34,7 @@ def weight(requires_grad: bool = True) -> nn.Parameter:
 
 def product(w: torch.Tensor, x: torch.Tensor = X) -> torch.Tensor:
     """The product by casts of now. `w.detach()` would drop persistent ones."""
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with torch.no_grad(), tp.stock_autocast("cpu", enabled=False):
         return x.to(torch.bfloat16) @ w.to(torch.bfloat16)
 
 
@@ -58,7 +58,7 @@ def in_disabled_region(w: torch.Tensor) -> None:
 
 
 def in_stock_disabled_region(w: torch.Tensor) -> None:
-    with torch.autocast("cpu", enabled=False):
+    with tp.stock_autocast("cpu", enabled=False):
         step(w)
 
 

@@ -539,7 +539,7 @@ def test_a_thread_that_ends_inside_a_region_is_no_holder_any_more() -> None:
 
 def in_a_disabled_region(region: Region, device_type: str) -> list[Any]:
     w, results = weight(), []
-    with torch.autocast(device_type, enabled=False):
+    with tp.stock_autocast(device_type, enabled=False):
         h = X
         for _ in range(3):
             with region():

@@ -60,7 +60,7 @@ def trained(region: Any, view: View, write: Write, dtype: torch.dtype, uses: int
 def test_a_view_that_was_made_before_its_base_required_a_gradient(view: str, write: str, mode: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         given = VIEWS[view], WRITES[write], dtype, 2
-        stock = trained(torch.autocast("cpu"), *given)
+        stock = trained(tp.stock_autocast("cpu"), *given)
         assert all(result is not None for result in stock)
         assert_same(trained(REGIONS[mode](), *given), stock)
 
@@ -78,7 +78,7 @@ def test_views_that_were_made_without_gradients(mode: str) -> None:
             product = part @ weight
         return product.requires_grad, flat.grad
 
-    assert gradient(REGIONS[mode]()) == gradient(torch.autocast("cpu")) == (True, None)
+    assert gradient(REGIONS[mode]()) == gradient(tp.stock_autocast("cpu")) == (True, None)
 
 
 @pytest.mark.usefixtures("nothing_persists")
@@ -92,6 +92,6 @@ def test_a_view_that_was_made_before_its_base_had_a_tangent(mode: str) -> None:
             base.mul_(forward_ad.make_dual(source.detach(), torch.ones(8, 8)))
             return forward_ad.unpack_dual(part @ weight.detach()).tangent
 
-    stock = tangent(torch.autocast("cpu"))
+    stock = tangent(tp.stock_autocast("cpu"))
     assert stock is not None
     assert_same(tangent(REGIONS[mode]()), stock)

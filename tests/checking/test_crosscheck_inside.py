@@ -113,7 +113,7 @@ CLOSURES: list[Callable[[], Any]] = [
 
 @levels
 @pytest.mark.parametrize("call", CLOSURES)
-@pytest.mark.parametrize("region", [tp.my_autocast, torch.autocast])
+@pytest.mark.parametrize("region", [tp.my_autocast, tp.stock_autocast])
 def test_plain_tensors_in_a_transform(call: Callable[[], Any], region: Any, level: Any) -> None:
     """Functorch makes the call again before autocast has its turn; that is not the call that autocast makes."""
     with tp.crosscheck(level=level) as report, region("cpu"):

@@ -167,7 +167,7 @@ def test_what_onednn_refuses_is_refused_as_before() -> None:
         except RuntimeError as error:
             return str(error)
 
-    with torch.autocast("cpu", torch.float16):
+    with tp.stock_autocast("cpu", torch.float16):
         stock = outcome()
     with tp.crosscheck(level="bits") as report, tp.my_autocast("cpu", torch.float16):
         assert_same(outcome(), stock)
@@ -177,7 +177,7 @@ def test_what_onednn_refuses_is_refused_as_before() -> None:
 
 def test_stock_autocast_is_checked_too() -> None:
     layer, x = nn.Linear(4, 4), torch.randn(2, 4)
-    with tp.crosscheck(level="bits") as report, torch.autocast("cpu"):
+    with tp.crosscheck(level="bits") as report, tp.stock_autocast("cpu"):
         layer(x).sum().backward()
     assert report.mismatches == []
     assert report.with_policy["aten.linear.default"] == 1

@@ -50,6 +50,7 @@ def test_bench_counts_kernels_and_bytes(capsys: Capture) -> None:
     assert (without_grad["ratio"], without_grad["times_ns"]) == (None, {})
 
 
+@pytest.mark.usefixtures("no_cast_checks")
 def test_bench_shows_ours_and_stock_side_by_side(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["bench", "--device", STAND_IN, "--suite", "caches", "--case", "MLP, eval*persistent*"]) == 0

@@ -123,11 +123,11 @@ def test_a_planted_wrong_cast_is_found() -> None:
             result = nn.functional.linear(x, w)
         return result, torch.autograd.grad(result.float().sum(), w)[0]
 
-    for ours, stock in zip(products(tp.my_autocast("cuda")), products(torch.autocast("cuda")), strict=True):
+    for ours, stock in zip(products(tp.my_autocast("cuda")), products(tp.stock_autocast("cuda")), strict=True):
         assert_same(ours, stock)
     wrong = tp.my_autocast("cuda", overrides={"linear": "fp32"})
     with pytest.raises(AssertionError):
-        assert_same(products(wrong)[0], products(torch.autocast("cuda"))[0])
+        assert_same(products(wrong)[0], products(tp.stock_autocast("cuda"))[0])
     with tp.crosscheck() as report, wrong:
         nn.functional.linear(x, w)
     assert list(report.mismatches) == []

@@ -35,7 +35,7 @@ def activation() -> torch.Tensor:
 
 
 def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad(), torch.autocast("cuda", enabled=False):
+    with torch.no_grad(), tp.stock_autocast("cuda", enabled=False):
         return x @ w.to(torch.bfloat16)
 
 

@@ -61,7 +61,7 @@ PAIRS = [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0"), ("cpu", "cuda:1"), ("cuda:0
 @pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
 def test_a_model_on_two_devices(first: str, second: str, cache: str) -> None:
     def program(region: Region) -> Any:
-        given = {} if region is torch.autocast else {"cache": cache}
+        given = {} if region is tp.stock_autocast else {"cache": cache}
 
         @contextlib.contextmanager
         def both() -> Any:
@@ -180,20 +180,20 @@ def test_regions_of_both_devices(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NESTINGS if len(NESTINGS[name]) > 1])
 @pytest.mark.parametrize("outside", ["ours outside", "stock outside"])
 def test_regions_of_stock_and_ours_in_each_other(name: str, outside: str) -> None:
-    kinds = [tp.my_autocast, torch.autocast] if outside == "ours outside" else [torch.autocast, tp.my_autocast]
+    kinds = [tp.my_autocast, tp.stock_autocast] if outside == "ours outside" else [tp.stock_autocast, tp.my_autocast]
 
     def run(kinds: list[Any]) -> Any:
         torch.manual_seed(0)
         kind = itertools.chain(kinds[:1], itertools.repeat(kinds[1]))
         return on_both([functools.partial(next(kind), **given) for given in NESTINGS[name]])
 
-    assert_same(run(kinds), run([torch.autocast, torch.autocast]))
+    assert_same(run(kinds), run([tp.stock_autocast, tp.stock_autocast]))
 
 
 @pytest.mark.parametrize("outside", ["ours outside", "stock outside"])
 def test_a_weight_that_several_inner_regions_use(outside: str) -> None:
     """One that the outer region uses too has a cast in each cache, stock's and ours, if stock's region is outside."""
-    kinds = [tp.my_autocast, torch.autocast] if outside == "ours outside" else [torch.autocast, tp.my_autocast]
+    kinds = [tp.my_autocast, tp.stock_autocast] if outside == "ours outside" else [tp.stock_autocast, tp.my_autocast]
 
     def run(kinds: list[Any]) -> Any:
         torch.manual_seed(0)
@@ -207,7 +207,7 @@ def test_a_weight_that_several_inner_regions_use(outside: str) -> None:
         loss.backward()
         return loss, grads(w)
 
-    assert_same(run(kinds), run([torch.autocast, torch.autocast]))
+    assert_same(run(kinds), run([tp.stock_autocast, tp.stock_autocast]))
 
 
 def test_numbers_of_the_cpu_with_tensors_of_cuda() -> None:
@@ -259,7 +259,7 @@ def test_mixed_tensors_are_refused_as_under_stock(op: str) -> None:
             call()
         return str(caught.value).partition("\n")[0]
 
-    assert error(tp.my_autocast) == error(torch.autocast)
+    assert error(tp.my_autocast) == error(tp.stock_autocast)
 
 
 def test_copies_between_devices_keep_their_dtype() -> None:
@@ -283,7 +283,7 @@ def test_one_region_of_both_devices() -> None:
 
     @contextlib.contextmanager
     def stock() -> Any:
-        with torch.autocast("cpu", torch.bfloat16), torch.autocast("cuda", torch.bfloat16):
+        with tp.stock_autocast("cpu", torch.bfloat16), tp.stock_autocast("cuda", torch.bfloat16):
             yield
 
     assert_same(run(lambda: tp.my_autocast(["cpu", "cuda"], torch.bfloat16)), run(stock))

@@ -20,7 +20,7 @@ OURS: dict[str, Region] = {mode: partial(tp.my_autocast, "cuda", torch.bfloat16,
 
 def stock(mode: str) -> Region:
     """Stock's region for a mode: without its cache each use of a weight has a gradient of its own."""
-    return partial(torch.autocast, "cuda", torch.bfloat16, cache_enabled=mode != "none")
+    return partial(tp.stock_autocast, "cuda", torch.bfloat16, cache_enabled=mode != "none")
 
 
 STOCK = stock("none")

@@ -36,7 +36,7 @@ def test_entry(name: str, index: int) -> None:
     for call in calls_of(name, LISTS[name][index]):
         bound = call.function, call.args, call.kwargs
         for watch in (lambda: None, Watch):
-            stock = run(torch.autocast("cuda", call.lower), bound, watch())
+            stock = run(tp.stock_autocast("cuda", call.lower), bound, watch())
             ours = run(tp.my_autocast("cuda", call.lower), bound, watch())
             assert_alike(ours, stock, call.label, same_text=not call.banned)
         if call.banned:

@@ -299,7 +299,7 @@ def test_backward_runs_on_a_thread_of_the_device(device: str) -> None:
 
 def test_autocast_regions_of_stock_and_ours_are_on() -> None:
     x, w = torch.randn(3, 4, device="cuda"), torch.randn(4, 5, device="cuda", requires_grad=True)
-    for region in (torch.autocast("cuda"), tp.my_autocast("cuda")):
+    for region in (tp.stock_autocast("cuda"), tp.my_autocast("cuda")):
         with region:
             assert (x @ w).dtype == torch.float16
             assert torch.exp(x.half()).dtype == torch.float32
@@ -313,7 +313,7 @@ def test_an_op_inside_a_kernel_sees_no_autocast() -> None:
     """The kernels are the CPU's: a region of the CPU must not act inside of them."""
     x = torch.randn(30, 4, device="cuda")
     expected = torch.cdist(x.cpu(), x.cpu())
-    with torch.autocast("cpu"):
+    with tp.stock_autocast("cpu"):
         assert_same(torch.cdist(x, x).cpu(), expected)
 
 

@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 def stock(cache: str) -> Region:
     """Stock's region for a mode: without its cache each use of a weight has a gradient of its own."""
-    return functools.partial(torch.autocast, "cuda", cache_enabled=cache != "none")
+    return functools.partial(tp.stock_autocast, "cuda", cache_enabled=cache != "none")
 
 
 def ours(cache: str) -> Region:
@@ -138,7 +138,7 @@ def check_programs(cache: str, steps: list[Step], programs: int) -> None:
     def with_its_mode(**arguments: Any) -> Any:
         return tp.my_autocast("cuda", **arguments) if arguments else tp.my_autocast("cuda", cache=cache)
 
-    measure = functools.partial(torch.autocast, "cuda")
+    measure = functools.partial(tp.stock_autocast, "cuda")
     check_random_programs(measure, with_its_mode, steps, programs, "cuda")
 
 

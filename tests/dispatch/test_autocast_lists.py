@@ -44,7 +44,7 @@ class Place:
     def outcomes(self, call: ListedCall) -> tuple[Outcome, Outcome]:
         bound = call.function, call.args, call.kwargs
         with self.mode:
-            stock = run(torch.autocast(self.device, call.lower), bound, Watch(stand_in=True))
+            stock = run(tp.stock_autocast(self.device, call.lower), bound, Watch(stand_in=True))
             ours = run(tp.my_autocast(self.device, call.lower), bound, Watch(stand_in=True))
         return stock, ours
 

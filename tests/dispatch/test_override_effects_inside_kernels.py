@@ -102,7 +102,7 @@ def test_a_policy_applies_in_composite_ops_functions_and_vmap() -> None:
 def test_stock_policies_still_act_inside_kernels() -> None:
     """As in stock, for whatever a kernel calls; another op's override does not change that."""
     x = torch.randn(2, 3, 8)
-    with torch.autocast("cpu"):
+    with tp.stock_autocast("cpu"):
         stock = torch.cdist(x, x, compute_mode="use_mm_for_euclid_dist")
     with tp.my_autocast("cpu", overrides={"neg": "fp32"}):
         ours = torch.cdist(x, x, compute_mode="use_mm_for_euclid_dist")

@@ -42,7 +42,7 @@ def ours(device: str, lower: torch.dtype, bound: Bound) -> Outcome:
 
 
 def stock(device: str, lower: torch.dtype, bound: Bound) -> Outcome:
-    return run(torch.autocast(device, lower), bound, Watch(stand_in=device == "cuda"))
+    return run(tp.stock_autocast(device, lower), bound, Watch(stand_in=device == "cuda"))
 
 
 def cast(bound: Bound, dtype: torch.dtype) -> Bound:
@@ -63,7 +63,7 @@ def assert_runs_in(dtype: torch.dtype, row: Row, device: str, lower: torch.dtype
     """Fails unless ours gives what the op gives on inputs of that dtype with autocast off."""
     outcome = ours(device, lower, bound)
     assert outcome.error is None
-    plain = run(torch.autocast(device, enabled=False), cast(bound, dtype), Watch(stand_in=device == "cuda"))
+    plain = run(tp.stock_autocast(device, enabled=False), cast(bound, dtype), Watch(stand_in=device == "cuda"))
     assert plain.error is None
     assert_same(outcome.result, plain.result, row.name)
     assert [op for op in outcome.ops or [] if op[0] != "aten._to_copy.default"] == [
@@ -83,7 +83,7 @@ def test_alike_stay_as_they_are(row: Row, device: str, lower: torch.dtype, other
         bound = bind(row, device, other)
         assert_runs_in(other, row, device, lower, bound)
         assert casts(ours(device, lower, bound)) == casts(
-            run(torch.autocast(device, enabled=False), bound, Watch(stand_in=True))
+            run(tp.stock_autocast(device, enabled=False), bound, Watch(stand_in=True))
         )
         assert_stock_raises(stock(device, lower, bound))
 
@@ -114,7 +114,7 @@ def test_float8_alone_stays(row: Row, device: str) -> None:
     """Hardly any op has a kernel for float8; what arrives is the same as without autocast."""
     with tensors_of(fake=device == "cuda"):
         bound = bind(row, device, FLOAT8)
-        plain = run(torch.autocast(device, enabled=False), bound, Watch(stand_in=device == "cuda"))
+        plain = run(tp.stock_autocast(device, enabled=False), bound, Watch(stand_in=device == "cuda"))
         assert_alike(ours(device, BF16, bound), plain, row.name)
 
 

@@ -144,7 +144,7 @@ def test_a_threads_region_ends_without_clearing_the_caches_of_others() -> None:
 # --- 4. autocast inside a cast
 
 REENTRANT = """
-    import torch, {module}
+    import torch, torch_promote as tp
     from torch.utils._python_dispatch import TorchDispatchMode
 
     x, w, other = torch.ones(2, 2), torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
@@ -170,8 +170,8 @@ REENTRANT_ACTIONS = {
     "clearing the cache": "{clear}()",
 }
 KINDS = {
-    "stock": {"module": "torch", "region": "torch.autocast", "clear": "torch.clear_autocast_cache"},
-    "ours": {"module": "torch_promote", "region": "torch_promote.my_autocast", "clear": "torch_promote.clear_cache"},
+    "stock": {"region": "tp.stock_autocast", "clear": "torch.clear_autocast_cache"},
+    "ours": {"region": "tp.my_autocast", "clear": "tp.clear_cache"},
 }
 
 

@@ -34,7 +34,7 @@ def ones(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 def test_promote_under_a_double_autocast_dtype_has_an_answer() -> None:
     with FakeTensorMode():
         x = torch.ones(2, 2, device="cuda")
-        with torch.autocast("cuda", FP64), pytest.raises(RuntimeError, match="promote type is double"):
+        with tp.stock_autocast("cuda", FP64), pytest.raises(RuntimeError, match="promote type is double"):
             torch.addcmul(x, x, x)
         with tp.my_autocast("cuda", FP64):
             assert torch.addcmul(x, x, x).dtype is FP32
@@ -79,7 +79,7 @@ def test_a_banned_op_says_which_op_and_what_to_do() -> None:
                 nn.functional.binary_cross_entropy(x, x)
         return str(error.value)
 
-    assert "aten::binary_cross_entropy" not in message(torch.autocast("cuda"))
+    assert "aten::binary_cross_entropy" not in message(tp.stock_autocast("cuda"))
     of_ours = message(tp.my_autocast("cuda"))
     assert of_ours.startswith("aten::binary_cross_entropy is banned under autocast on cuda")
     assert "BCEWithLogitsLoss" in of_ours
@@ -88,7 +88,7 @@ def test_a_banned_op_says_which_op_and_what_to_do() -> None:
 
 def test_ending_a_region_that_is_not_open_is_an_error() -> None:
     def nesting_after_one_exit_too_many() -> int:
-        region = torch.autocast("cpu")
+        region = tp.stock_autocast("cpu")
         with region:
             pass
         region.__exit__(None, None, None)
@@ -286,7 +286,7 @@ def test_is_as_in_stock(run: Callable[[Region], Any], expected: Any) -> None:
 
 def test_without_cuda_a_region_of_cuda_is_disabled_as_in_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: True)
-    for region in (torch.autocast, tp.my_autocast):
+    for region in (tp.stock_autocast, tp.my_autocast):
         with pytest.warns(UserWarning, match="CUDA is not available"), region("cuda"):
             assert not torch.is_autocast_enabled("cuda")
 

@@ -68,7 +68,7 @@ def trained(wrap: Callable[[nn.Module], nn.Module], region: Region, *, one_regio
 def test_training_has_the_bits_of_stock(
     wrap: Callable[[nn.Module], nn.Module], mode: str, fused: bool, one_region: bool
 ) -> None:
-    stock = partial(torch.autocast, "cuda", torch.bfloat16, cache_enabled=mode != "none")
+    stock = partial(tp.stock_autocast, "cuda", torch.bfloat16, cache_enabled=mode != "none")
     ours = partial(tp.my_autocast, "cuda", torch.bfloat16, cache=mode)
     expected = trained(wrap, stock, one_region=one_region, fused=fused)
     got = trained(wrap, ours, one_region=one_region, fused=fused)

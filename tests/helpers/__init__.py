@@ -4,6 +4,7 @@ Any test
     comparison: `assert_same`, which compares results bit for bit.
     thread_state: the autocast state of a thread, to compare before and after.
     subprocesses: the environment of Python processes that tests start.
+    under_install: the options --installed and --installed-policy, and the check that a region is stock's.
     on_stand_in: runs tests and programs on the CUDA device made of host memory (tests/cuda_stand_in).
 
 One op call
@@ -32,6 +33,7 @@ Programs
 
 Regions and policies
     interrupts: a program that interrupts regions by signals, and counts how often one stays open.
+    installed: fixtures that install, and uninstall, and whose a region of torch.autocast is then.
     probes: what a program can see of the region it is in.
     program_defaults: a fixture that checks and restores the default policy and registered policies.
     policies: random policies for hypothesis, ways to copy one, and a policy with its file.

@@ -20,7 +20,7 @@ from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import Row
 from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, autocast_plan
 
-#: What makes a region: torch.autocast or ours.
+#: What makes a region: tp.stock_autocast or ours.
 Autocast = Callable[..., contextlib.AbstractContextManager[Any]]
 #: What came of a call: the ops below autocast, and the type and text of the error if it raised.
 Seen = tuple[list[SeenOp], tuple[type, str] | None]
@@ -110,7 +110,7 @@ def _refusal(bound: Bound) -> tuple[type, str] | None:
 
 
 def _refused_by_stock_alone(real: Seen, autocast: Autocast) -> bool:
-    return autocast is torch.autocast and real[1] is not None and real[1][1].startswith(_STOCK_PROMOTE)
+    return autocast is tp.stock_autocast and real[1] is not None and real[1][1].startswith(_STOCK_PROMOTE)
 
 
 def check_row(row: Row, device: str, lower: torch.dtype, autocast: Autocast, *, fake: bool) -> None:

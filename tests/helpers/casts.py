@@ -17,7 +17,7 @@ Region = Callable[..., Any]
 #: What runs the same under both kinds of regions.
 Program = Callable[[Region], Any]
 
-stock: Region = functools.partial(torch.autocast, "cpu")
+stock: Region = functools.partial(tp.stock_autocast, "cpu")
 ours: Region = functools.partial(tp.my_autocast, "cpu")
 
 #: A cast as it arrives below autograd; where autograd is passed by (inference mode), `to` itself arrives.
@@ -51,5 +51,5 @@ def casts_made(program: Program, region: Region) -> int:
 
 def half(tensor: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """A cast with no autocast in it, to compare with."""
-    with torch.autocast("cpu", enabled=False):
+    with tp.stock_autocast("cpu", enabled=False):
         return tensor.detach().to(dtype)

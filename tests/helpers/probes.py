@@ -14,10 +14,10 @@ from torch._subclasses import FakeTensorMode
 import torch_promote as tp
 from helpers.thread_state import thread_state
 
-Region = Any  # a tp.my_autocast or a torch.autocast: neither is a subclass of the other
+Region = Any  # a tp.my_autocast or a tp.stock_autocast: neither is a subclass of the other
 
 #: The two kinds of regions, by the word that a test's id shows.
-KINDS: dict[str, Callable[..., Region]] = {"ours": tp.my_autocast, "stock": torch.autocast}
+KINDS: dict[str, Callable[..., Region]] = {"ours": tp.my_autocast, "stock": tp.stock_autocast}
 
 #: Regions that a body opens inside a float16 region of the CPU, and holds across a step. They want `pretend_cuda`.
 INNER: dict[str, Callable[[], Region]] = {
@@ -27,10 +27,10 @@ INNER: dict[str, Callable[[], Region]] = {
     "ours, persistent cache": lambda: tp.my_autocast("cpu", torch.bfloat16, cache="persistent"),
     "ours, overrides": lambda: tp.my_autocast("cpu", torch.bfloat16, overrides={"exp": "fp16"}),
     "ours, cuda": lambda: tp.my_autocast("cuda", torch.bfloat16),
-    "stock": lambda: torch.autocast("cpu", torch.bfloat16),
-    "stock, disabled": lambda: torch.autocast("cpu", enabled=False),
-    "stock, without cache": lambda: torch.autocast("cpu", torch.bfloat16, cache_enabled=False),
-    "stock, cuda": lambda: torch.autocast("cuda", torch.bfloat16),
+    "stock": lambda: tp.stock_autocast("cpu", torch.bfloat16),
+    "stock, disabled": lambda: tp.stock_autocast("cpu", enabled=False),
+    "stock, without cache": lambda: tp.stock_autocast("cpu", torch.bfloat16, cache_enabled=False),
+    "stock, cuda": lambda: tp.stock_autocast("cuda", torch.bfloat16),
 }
 
 _T = TypeVar("_T")

@@ -12,12 +12,13 @@ from torch.utils._pytree import tree_flatten, tree_map
 import torch_promote as tp
 from helpers.casts import Region, ours, stock
 from helpers.comparison import assert_same
+from helpers.under_install import assert_stock
 
 #: A region of ours that casts nothing: a result that it shares with stock was not cast by us.
 silenced: Region = functools.partial(tp.my_autocast, "cpu", policy="off")
 #: The same three kinds of regions of the CPU, and of any device, which a program names first: `region("cuda")`.
 ON_THE_CPU = (stock, ours, silenced)
-ANYWHERE = (torch.autocast, tp.my_autocast, functools.partial(tp.my_autocast, policy="off"))
+ANYWHERE = (tp.stock_autocast, tp.my_autocast, functools.partial(tp.my_autocast, policy="off"))
 
 
 def assert_like_stock(
@@ -36,6 +37,7 @@ def assert_like_stock(
     Returns:
         What `run(ours)` gave.
     """
+    assert_stock(functools.partial(regions[0], "cpu") if regions is ANYWHERE else regions[0])
     results = [_run(run, region) for region in regions[:2]]
     assert tree_flatten(results[0])[0], "nothing to compare"
     assert_same(results[1], results[0])

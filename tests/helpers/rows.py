@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
+from helpers.under_install import assert_stock
 from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.outcome import Bound, without_bits
 from torch_promote.parity.row_samples import SAMPLES, Make
@@ -74,8 +75,9 @@ def stock_and_ours(
     row: Row, bound: Bound, lower: torch.dtype, device: str, *, watched: bool, fake: bool = False, **region: Any
 ) -> tuple[Outcome, Outcome]:
     """Runs a call under stock and under ours, whose region may be given more arguments."""
+    assert_stock(lambda: tp.stock_autocast(device, lower))
     both = []
-    for made in (torch.autocast(device, lower), tp.my_autocast(device, lower, **region)):
+    for made in (tp.stock_autocast(device, lower), tp.my_autocast(device, lower, **region)):
         outcome = run(made, bound, Watch(stand_in=fake) if watched else None)
         if outcome.error is None:
             outcome.result = without_unwritten(row, outcome.result)

@@ -1,4 +1,4 @@
-"""The environment of Python processes that tests start."""
+"""The environments of Python processes that tests start."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ def environment(**variables: str) -> dict[str, str]:
     tests = Path(__file__).parents[1]
     paths = [str(tests.parent), str(tests), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables}
+
+
+def plain_environment() -> dict[str, str]:
+    """The same without the variables that change what `import torch_promote` does."""
+    return {name: value for name, value in environment().items() if not name.startswith("TORCH_PROMOTE_")}

@@ -59,7 +59,7 @@ def test_it_holds_in_its_task_and_shows_in_no_other() -> None:
 
 def test_stocks_shows_in_other_tasks() -> None:
     async def main() -> Any:
-        return await asyncio.gather(hold(torch.autocast("cpu", FP16)), look())
+        return await asyncio.gather(hold(tp.stock_autocast("cpu", FP16)), look())
 
     held, elsewhere = in_thread(lambda: asyncio.run(main()))
     assert elsewhere[0] == FP16

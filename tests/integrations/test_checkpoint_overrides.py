@@ -53,14 +53,14 @@ def quiet_log(monkeypatch: pytest.MonkeyPatch) -> None:
         functools.partial(ours, OVERRIDES, cache_enabled=False),
         functools.partial(ours, OVERRIDES, enabled=False),
         ours,
-        functools.partial(torch.autocast, "cpu"),
+        functools.partial(tp.stock_autocast, "cpu"),
         contextlib.nullcontext,
     ],
     ids=["overrides", "others", "no cache", "disabled", "no overrides", "stock", "nothing"],
 )
 @pytest.mark.parametrize(
     "around_backward",
-    [contextlib.nullcontext, functools.partial(ours, OTHERS), functools.partial(torch.autocast, "cpu"), ours],
+    [contextlib.nullcontext, functools.partial(ours, OTHERS), functools.partial(tp.stock_autocast, "cpu"), ours],
     ids=["outside", "in others", "in stock", "in ours"],
 )
 def test_same_as_without(use_reentrant: bool, around: Region, around_backward: Region) -> None:
@@ -247,7 +247,7 @@ def test_default_policy_is_not_taken_for_an_override(use_reentrant: bool) -> Non
     change = _C.register_change([(_C.OP_ENTRY_NAMES.index("aten::linear"), 0, _C.POLICY_BYTES["fp32"])], True)
     _C.set_defaults(0, change)
     try:
-        for around in (functools.partial(torch.autocast, "cpu"), ours, functools.partial(ours, {"softmax": "fp16"})):
+        for around in (functools.partial(tp.stock_autocast, "cpu"), ours, functools.partial(ours, {"softmax": "fp16"})):
             for backward in (contextlib.nullcontext, ours, functools.partial(ours, OTHERS)):
                 model, again = Block(), Block()
                 train(plainly, around, backward, model)

@@ -27,7 +27,7 @@ def installed() -> None:
 @KINDS
 def test_made_before_install(use_reentrant: bool) -> None:
     """What was checkpointed before the first policy was used is run again without one."""
-    stock = functools.partial(torch.autocast, "cpu")
+    stock = functools.partial(tp.stock_autocast, "cpu")
     keepers = uninstall()
     try:
         torch.manual_seed(0)

@@ -59,7 +59,7 @@ operators = pytest.mark.parametrize("run", [cond, loop, mapped, scanned, attenti
 
 @operators
 def test_the_result_is_stocks(run: Callable[[], Any]) -> None:
-    with torch.autocast("cpu"):
+    with tp.stock_autocast("cpu"):
         stock = run()
     torch._dynamo.reset()
     with tp.my_autocast("cpu"):
@@ -105,7 +105,7 @@ def test_an_operator_that_is_defined_later() -> None:
     with tp.crosscheck():
         pass  # from now on the tap has its key
     twice = Operator("twice", lambda function, x: function(function(x)))
-    with torch.autocast("cpu"):
+    with tp.stock_autocast("cpu"):
         stock = twice(lambda a: a @ W, X)
     with tp.my_autocast("cpu"):
         assert_same(twice(lambda a: a @ W, X), stock)

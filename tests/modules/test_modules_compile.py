@@ -19,7 +19,7 @@ compiled = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
 
 
 @POLICIES
-@pytest.mark.parametrize("around", [ours, functools.partial(torch.autocast, "cpu")], ids=["ours", "stock"])
+@pytest.mark.parametrize("around", [ours, functools.partial(tp.stock_autocast, "cpu")], ids=["ours", "stock"])
 @pytest.mark.parametrize("what", ["model", "module", "in place", "function with the region"])
 def test_compiled(policy: Any, what: str, around: Any, fresh_dynamo: None) -> None:
     model, expected = model_of(policy), model_of(policy)
@@ -70,7 +70,7 @@ def test_compiled_function_in_several_regions(fresh_dynamo: None) -> None:
         (ours, torch.bfloat16),
         (functools.partial(ours, dtype=torch.float16), torch.float16),
         (functools.partial(ours, overrides={"linear": "fp32"}), torch.float32),
-        (functools.partial(torch.autocast, "cpu"), torch.bfloat16),
+        (functools.partial(tp.stock_autocast, "cpu"), torch.bfloat16),
         (functools.partial(ours, enabled=False), torch.float32),
     ):
         assert dtype_of(call, around) is dtype is dtype_of(model, around)

@@ -34,7 +34,7 @@ MORE = {"linear": "fp32", "gelu": "fp32"}
 KINDS = pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "not reentrant"])
 
 ours = functools.partial(tp.my_autocast, "cpu")
-stock = functools.partial(torch.autocast, "cpu")
+stock = functools.partial(tp.stock_autocast, "cpu")
 AROUND = pytest.mark.parametrize(
     "around",
     [

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
+from helpers.subprocesses import plain_environment
 from torch_promote import _C
 from torch_promote.errors import DecoratorError, OptionError, PromotionRuleError, RegionError, RuleDefinitionError
 
@@ -142,7 +143,7 @@ class TestWithAutocast:
             inner = (x @ self.weight) + torch.ones(3, dtype=torch.int32)
         with tp.promotion("numpy"), tp.my_autocast("cpu"):
             outer = (x @ self.weight) + torch.ones(3, dtype=torch.int32)
-        with tp.promotion("numpy"), torch.autocast("cpu"):
+        with tp.promotion("numpy"), tp.stock_autocast("cpu"):
             stock = (x @ self.weight) + torch.ones(3, dtype=torch.int32)
         assert inner.dtype is outer.dtype is stock.dtype is torch.float64
         with tp.my_autocast("cpu"), tp.promotion("numpy"):
@@ -292,7 +293,9 @@ tp.promotion("jax")
 after = [ours(op) for op in ops]
 assert "fallthrough" not in after[0] and "fallthrough" not in after[2], after
 """
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=plain_environment(), capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
 
     def test_without_a_region_the_key_is_off(self) -> None:

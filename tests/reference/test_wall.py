@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import torch_promote
+from helpers.subprocesses import plain_environment
 
 ROOT = Path(torch_promote.__file__).parent
 FILES = sorted((ROOT / "reference").rglob("*.py"))
@@ -123,7 +124,9 @@ with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
     linear(torch.ones(1, 2)).sum().backward()
 print([name for name in sys.modules if name.startswith(("torch_promote.reference", "torch_promote.checking"))])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=plain_environment(), capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 

@@ -35,7 +35,7 @@ def test_regions_start_from_the_default() -> None:
             assert exp_dtype() is FP32
         with tp.my_autocast("cpu", policy="stock"):
             assert exp_dtype() is HALF
-        with torch.autocast("cpu"):
+        with tp.stock_autocast("cpu"):
             assert exp_dtype() is FP32
         assert exp_dtype() is FP32
     assert exp_dtype() is HALF
@@ -85,11 +85,11 @@ def test_every_thread_has_it() -> None:
 
 def test_stock_regions_are_stock_s() -> None:
     tp.set_default_policy("cuda")
-    with torch.autocast("cpu"):
+    with tp.stock_autocast("cpu"):
         assert exp_dtype() is HALF
     with tp.my_autocast("cpu"):
         pass
-    with torch.autocast("cpu"):
+    with tp.stock_autocast("cpu"):
         assert exp_dtype() is HALF
 
 

@@ -70,7 +70,7 @@ def test_calls_with_tensors_of_both_devices_are_as_under_both_of_stocks_regions(
     with torch._subclasses.FakeTensorMode():
         cuda = torch.empty(2, 2, device="cuda", dtype=cuda_dtype)
         cpu = torch.empty((), dtype=cpu_dtype)
-        with torch.autocast("cpu", FP16), torch.autocast("cuda", FP16):
+        with tp.stock_autocast("cpu", FP16), tp.stock_autocast("cuda", FP16):
             stock = outcome(partial(call, cuda, cpu))
         with tp.my_autocast(["cpu", "cuda"], FP16):
             assert outcome(partial(call, cuda, cpu)) == stock
@@ -108,7 +108,7 @@ BANNED_LOSS = (
 @pytest.mark.parametrize("dtype", [FP32, FP64], ids=str)
 def test_the_ban_that_stock_has_on_cuda(dtype: torch.dtype, fake_cuda: Callable[..., torch.Tensor]) -> None:
     x = fake_cuda(dtype)
-    with torch.autocast("cuda"), pytest.raises(RuntimeError):
+    with tp.stock_autocast("cuda"), pytest.raises(RuntimeError):
         aten.binary_cross_entropy(x, x)
     with tp.my_autocast("cuda"), pytest.raises(RuntimeError) as error:
         aten.binary_cross_entropy(x, x)

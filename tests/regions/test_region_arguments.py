@@ -102,7 +102,7 @@ def test_without_a_device_type_it_is_cuda_if_available(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     with tp.my_autocast(), tp.my_autocast(None):
         ours = seen()
-    with torch.autocast(device):
+    with tp.stock_autocast(device):
         assert ours == seen()
 
 
@@ -111,7 +111,7 @@ def test_without_a_device_type_it_is_cuda_if_available(
 @pytest.mark.parametrize("dtype", [None, BF16, FP16], ids=str)
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_sequence_of_device_types_is_a_region_of_each(devices: Any, dtype: torch.dtype | None, enabled: bool) -> None:
-    with torch.autocast(devices[0], dtype, enabled), torch.autocast(devices[-1], dtype, enabled):
+    with tp.stock_autocast(devices[0], dtype, enabled), tp.stock_autocast(devices[-1], dtype, enabled):
         stock = seen()
     with tp.my_autocast(devices, dtype, enabled):
         assert seen() == stock

@@ -200,7 +200,7 @@ def test_threads_of_two_dtypes_do_not_get_each_others_casts() -> None:
 
     assert in_half_while_here_in_bfloat16(tp.my_autocast) == FP16
     with pytest.raises(RuntimeError, match="same dtype"):
-        in_half_while_here_in_bfloat16(torch.autocast)
+        in_half_while_here_in_bfloat16(tp.stock_autocast)
 
 
 # --- workers that share a module, each in a region of its own, as in DataParallel

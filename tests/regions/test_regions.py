@@ -159,7 +159,7 @@ def test_one_object_entered_twice_nested() -> None:
 
 def test_stocks_object_entered_twice_nested_leaves_autocast_on() -> None:
     def twice() -> torch.dtype | None:
-        region = torch.autocast("cpu", FP16)
+        region = tp.stock_autocast("cpu", FP16)
         with region, region:
             pass
         return autocast_dtype()
@@ -247,7 +247,7 @@ def test_regions_of_two_device_types_may_overlap_as_stocks_may() -> None:
         return [overlap, seen()]
 
     with leaves_no_trace():
-        assert views(tp.my_autocast) == views(torch.autocast)
+        assert views(tp.my_autocast) == views(tp.stock_autocast)
 
 
 @pytest.mark.parametrize("left", list(itertools.permutations(range(3))), ids=str)

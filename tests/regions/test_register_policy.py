@@ -125,7 +125,7 @@ def test_stock_s_registration_works_where_ours_has_no_say() -> None:
     assert dtype() is HALF
     with tp.register_policy("torch_promote_test_defaults::half", "fp16"):
         assert dtype() is BF16
-        with torch.autocast("cpu"):
+        with tp.stock_autocast("cpu"):
             assert half(x).dtype is HALF
     assert dtype() is HALF
     assert dtype(overrides={"torch_promote_test_defaults::half": "fallthrough"}) is FP32

@@ -51,7 +51,7 @@ def test_stocks_decorated_asynchronous_generator_sees_no_autocast() -> None:
     async def items(generator: AsyncIterator[Seen]) -> list[Seen]:
         return [found async for found in generator]
 
-    assert asyncio.run(items(torch.autocast("cpu", FP16)(body)())) == [None]
+    assert asyncio.run(items(tp.stock_autocast("cpu", FP16)(body)())) == [None]
     assert asyncio.run(items(half(body)())) == [FP16]
 
 

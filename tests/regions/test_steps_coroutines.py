@@ -31,7 +31,7 @@ async def look(times: int = 3) -> list[Seen]:
 
 
 def test_stocks_decorated_coroutine_sees_no_autocast() -> None:
-    assert asyncio.run(torch.autocast("cpu", FP16)(look)()) == [None] * 4
+    assert asyncio.run(tp.stock_autocast("cpu", FP16)(look)()) == [None] * 4
     assert asyncio.run(half(look)()) == [FP16] * 4
 
 

@@ -51,7 +51,7 @@ def decorated_generator(dtype: torch.dtype, log: list[Any]) -> Any:
 
 
 def test_stocks_decorated_generator_sees_no_autocast() -> None:
-    @torch.autocast("cpu", FP16)
+    @tp.stock_autocast("cpu", FP16)
     def body() -> Iterator[Seen]:
         yield autocast_dtype()
 
@@ -62,7 +62,7 @@ def test_stocks_decorated_generator_sees_no_autocast() -> None:
 def test_a_stock_region_in_a_generator_leaks_to_the_consumer() -> None:
     def leak() -> Seen:
         def body() -> Iterator[None]:
-            with torch.autocast("cpu", FP16):
+            with tp.stock_autocast("cpu", FP16):
                 yield
 
         suspended = body()
@@ -332,7 +332,7 @@ def test_the_cache_is_empty_between_steps_and_the_gradients_are_those_of_one_reg
     for result in body():
         assert tp.cache_info()["entries"] == 0
         y = result
-    with torch.autocast("cpu", FP16):
+    with tp.stock_autocast("cpu", FP16):
         y_of_stock = torch.mm(torch.mm(weight, weight), weight)
     ours, stock = (torch.autograd.grad(out.float().sum(), weight)[0] for out in (y, y_of_stock))
     assert_same(ours, stock)

@@ -11,7 +11,7 @@
 
 The contenders of a case. They share one process, except in the suite `import`:
 
-    stock         under torch.autocast
+    stock         under torch.autocast, also where `install` has made that ours
     ours          under my_autocast
     hand          no region; the casts are written in the code: the lower limit
     already_cast  no region, and inputs that need no cast; for models, weights that need none

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-import torch
-
 import torch_promote as tp
 from torch_promote.bench.cases import LOW, Case, Prepared, Settings
 from torch_promote.bench.steps import Region, Step, Subject
@@ -36,6 +34,6 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 
 def _prepare(model: str, steps: _Steps, mode: str, settings: Settings) -> Prepared:
-    stock = partial(torch.autocast, settings.device, LOW, cache_enabled=mode != "none")
+    stock = partial(tp.stock_autocast, settings.device, LOW, cache_enabled=mode != "none")
     ours = partial(tp.my_autocast, settings.device, LOW, cache=mode)
     return prepare_steps(model, lambda made: steps(made, stock, ours), settings)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-import torch
-
 import torch_promote as tp
 from torch_promote.bench.by_hand import cast_before
 from torch_promote.bench.cases import ALREADY_CAST, HAND, LOW, OURS, PLAIN, STOCK, Case, Prepared, Settings
@@ -28,7 +26,7 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 
 def _prepare(model: str, steps: _Steps, settings: Settings) -> Prepared:
-    stock, ours = (partial(autocast, settings.device, LOW) for autocast in (torch.autocast, tp.my_autocast))
+    stock, ours = (partial(autocast, settings.device, LOW) for autocast in (tp.stock_autocast, tp.my_autocast))
     return prepare_steps(model, lambda made: steps(made, stock, ours), settings)
 
 

@@ -171,7 +171,7 @@ def _activations(size: int, grad: bool, settings: Settings) -> dict[str, Any]:
 def _prepare(call: Call, make_names: Names, settings: Settings) -> Prepared:
     names = make_names(settings)
     contenders: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
-        STOCK: (call.statement, partial(torch.autocast, settings.device, LOW)),
+        STOCK: (call.statement, partial(tp.stock_autocast, settings.device, LOW)),
         OURS: (call.statement, partial(tp.my_autocast, settings.device, LOW)),
         HAND: (call.hand, nullcontext),
         ALREADY_CAST: (call.already_cast, nullcontext),

@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-import torch
-
 import torch_promote as tp
 from torch_promote.bench.cases import LOW, OURS, STOCK, Case, Prepared, Settings
 from torch_promote.bench.timing import stopwatch
@@ -49,7 +47,7 @@ def cases(settings: Settings) -> Iterator[Case]:
 def _prepare(statement: str, around: Around | None, settings: Settings) -> Prepared:
     """Prepares a case; `around` None times the statement in a region of the contender."""
     timers = {}
-    makers: dict[str, Callable[..., Any]] = {STOCK: torch.autocast, OURS: tp.my_autocast}
+    makers: dict[str, Callable[..., Any]] = {STOCK: tp.stock_autocast, OURS: tp.my_autocast}
     for contender, autocast in makers.items():
         region = autocast(settings.device, LOW)
         names = {

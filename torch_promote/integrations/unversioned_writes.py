@@ -9,8 +9,9 @@ NOTE [ Where unversioned writes are detected ]
   compiled function report its writes.
 - FSDP2 gathers shards under a context manager that resets the versions; so does DDP with buffers. The end of the
   context reports the tensors: from the import of FSDP2 on, or from the first region that keeps casts longer than stock.
-- Collectives, and replays of CUDA graphs: `watch`, for those regions only. The graph of an optimizer step needs no
-  replay to be known: weights that are stepped during a capture are never persistent.
+- Collectives, replays of CUDA graphs, and methods that give away a weight's memory: `watch`, for those regions only.
+  The graph of an optimizer step needs no replay to be known: weights that are stepped during a capture are never
+  persistent.
 
 Each of these costs nothing where no cast exists, and changes no graph of torch.compile.
 """
@@ -26,6 +27,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.integrations.after_import import run_after_import
+from torch_promote.integrations.compile import skip_frames
 
 __all__ = ["install", "watch"]
 
@@ -40,7 +42,7 @@ def install() -> None:
 
 
 def watch() -> None:
-    """Detects what only the cache modes beyond stock's are affected by: collectives and replays of CUDA graphs."""
+    """Detects what only the cache modes beyond stock's are affected by: see the note above."""
     _watch()
     storage = torch.UntypedStorage(2)
     _C.recognize_slices(*(torch.empty(0, dtype=torch.uint8).set_(part) for part in (storage, storage[:1])))
@@ -55,6 +57,7 @@ def _watch() -> None:
     _C.watch_collectives()
     _watch_preserved_versions()
     _watch_replays()
+    _watch_sharing()
 
 
 def _watch_compiled_functions() -> None:
@@ -112,3 +115,33 @@ def _watch_replays() -> None:
         _C.forget_beyond_stock()
 
     graph.replay = replay_and_forget
+
+
+def _watch_sharing() -> None:
+    """Makes the methods that give away a tensor's memory drop its casts, as `detach` does.
+
+    While its storage has another owner, no cast is kept. Without these hooks a tensor that `set_` or DLPack makes could
+    come, write and go between two uses.
+    """
+    tensor: Any = torch.Tensor
+    storage_of, set_storage, export = tensor.untyped_storage, tensor.set_, tensor.__dlpack__
+
+    @functools.wraps(storage_of)
+    def untyped_storage(self: Any) -> Any:
+        _C.note_alias(self)
+        return storage_of(self)
+
+    @functools.wraps(set_storage)
+    def set_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        source = args[0] if args else kwargs.get("source")
+        if isinstance(source, torch.Tensor):
+            _C.note_alias(source)
+        return set_storage(self, *args, **kwargs)
+
+    @functools.wraps(export)
+    def __dlpack__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        # What is exported owns a tensor: its own, so that the storage has another owner.
+        return export(self.detach() if _C.has_backend_meta(self) else self, *args, **kwargs)
+
+    tensor.untyped_storage, tensor.set_, tensor.__dlpack__ = untyped_storage, set_, __dlpack__
+    run_after_import("torch._dynamo", functools.partial(skip_frames, untyped_storage, set_, __dlpack__))

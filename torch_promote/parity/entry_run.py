@@ -22,6 +22,7 @@ from torch_promote.parity.op_database import DENSE_ONLY, NO_FAKE
 from torch_promote.parity.outcome import Outcome, error_type, run, without_bits
 from torch_promote.parity.samples import NotGenerated, Sample
 from torch_promote.regions.autocast import my_autocast
+from torch_promote.regions.installation import stock_autocast
 
 __all__ = ["EntryRun"]
 
@@ -94,7 +95,7 @@ class EntryRun:
         return all(errors) or (self.options.fake and any(map(asks_for_a_gpu, errors)))
 
     def _run(self, sample: Sample, *, ours: bool, **checks: Any) -> Outcome:
-        region = my_autocast if ours else torch.autocast
+        region = my_autocast if ours else stock_autocast
         made: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.options.has_policies:
             made = region(self.options.device_type, self.options.lower)

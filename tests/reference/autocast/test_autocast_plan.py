@@ -18,7 +18,7 @@ from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, C
 ON_CPU = [row for row in ROWS if listed(row, "cpu")]
 ON_CUDA = [row for row in ROWS if listed(row, "cuda")]
 
-KINDS = {"ours": tp.my_autocast, "stock": torch.autocast}
+KINDS = {"ours": tp.my_autocast, "stock": tp.stock_autocast}
 #: What makes the region, and its autocast dtype. The everyday run has each dtype and each kind of region once.
 EVERYDAY = (("ours", torch.float16), ("stock", torch.bfloat16))
 each_region = pytest.mark.parametrize(

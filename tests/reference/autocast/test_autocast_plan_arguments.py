@@ -25,7 +25,7 @@ from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, D
 
 aten = torch.ops.aten
 LOWER = torch.bfloat16
-BOTH = [tp.my_autocast, torch.autocast]
+BOTH = [tp.my_autocast, tp.stock_autocast]
 NAMES = ["ours", "stock"]
 
 
@@ -73,7 +73,7 @@ def changed(bound: Bound, kind: str) -> Iterator[Bound]:
 
 #: Of tensors made in inference mode, stock keeps casts: test_what_stock_keeps_and_ours_does_not.
 KINDS = [(kind, tp.my_autocast) for kind in CHANGES] + [
-    (kind, torch.autocast) for kind in CHANGES if kind != "inference"
+    (kind, tp.stock_autocast) for kind in CHANGES if kind != "inference"
 ]
 
 
