@@ -1,7 +1,11 @@
 // file: one thread's last few casts of activations
 #include "cache/activation_cache.h"
 
+#include "cache/casts_mutex.h"
+#include "cache/stock_cache.h"
+
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 namespace torch_promote {
@@ -10,7 +14,9 @@ namespace {
 
 // Empties the place first: destroying a tensor may run Python, which may call the cache.
 void drop(std::shared_ptr<CastEntry>& place) {
-  const std::shared_ptr<CastEntry> gone = std::exchange(place, nullptr);
+  std::shared_ptr<CastEntry> gone;
+  const std::lock_guard<std::mutex> lock(casts_mutex());
+  gone.swap(place);
 }
 
 } // namespace
@@ -23,7 +29,7 @@ std::shared_ptr<CastEntry> ActivationCache::find(const Source& source, at::Scala
     if (place == nullptr || !place->is_owned_by(source.impl) || place->dtype() != dtype) {
       continue;
     }
-    if (place->is_fresh(source) && place->data().lock()) {
+    if (place->is_fresh(source) && !place->data().is_freed()) {
       return place;
     }
     drop(place);
@@ -31,17 +37,23 @@ std::shared_ptr<CastEntry> ActivationCache::find(const Source& source, at::Scala
   return nullptr;
 }
 
-void ActivationCache::insert(std::shared_ptr<CastEntry> entry) {
+void ActivationCache::insert(std::shared_ptr<CastEntry> entry, const CastTime& made) {
+  std::shared_ptr<CastEntry> gone;
+  const std::lock_guard<std::mutex> lock(casts_mutex());
+  if (made.stock_clears != stock_clears) {
+    return; // too late for the thread that frees all casts
+  }
   const auto empty = std::find(entries_.begin(), entries_.end(), nullptr);
   if (empty != entries_.end()) {
     *empty = std::move(entry);
     return;
   }
-  const std::shared_ptr<CastEntry> gone = std::exchange(entries_[next_], std::move(entry));
+  gone = std::exchange(entries_[next_], std::move(entry));
   next_ = (next_ + 1) % kCount;
 }
 
 void ActivationCache::take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone) {
+  const std::lock_guard<std::mutex> lock(casts_mutex());
   for (auto& place : entries_) {
     if (place != nullptr && place->is_among(writes)) {
       gone.push_back(std::exchange(place, nullptr));
@@ -50,9 +62,19 @@ void ActivationCache::take_out(const WritesSince& writes, std::vector<std::share
 }
 
 void ActivationCache::drop_if(bool (*test)(const CastEntry&)) {
-  for (auto& place : entries_) {
-    if (place != nullptr && test(*place)) {
-      drop(place);
+  Entries gone;
+  const std::lock_guard<std::mutex> lock(casts_mutex());
+  for (size_t at = 0; at < kCount; ++at) {
+    if (entries_[at] != nullptr && test(*entries_[at])) {
+      gone[at].swap(entries_[at]);
+    }
+  }
+}
+
+void ActivationCache::take_memory(std::vector<CastMemory>& gone) {
+  for (const auto& place : entries_) {
+    if (place != nullptr) {
+      gone.push_back(place->data().take_memory());
     }
   }
 }
@@ -63,8 +85,10 @@ void ActivationCache::swap(ActivationCache& other) {
 }
 
 void ActivationCache::clear() {
-  for (auto& place : entries_) {
-    drop(place);
+  if (count() != 0) {
+    Entries gone;
+    const std::lock_guard<std::mutex> lock(casts_mutex());
+    gone.swap(entries_);
   }
 }
 

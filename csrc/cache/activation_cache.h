@@ -17,13 +17,15 @@ namespace torch_promote {
 // long as autograd has saved it.
 class ActivationCache {
  public:
-  // Null if there is none; else its data is locked. Also drops casts of activations that have died.
+  // Null if there is none. Also drops casts of activations that have died.
   std::shared_ptr<CastEntry> find(const Source& source, at::ScalarType dtype);
-  void insert(std::shared_ptr<CastEntry> entry);
+  void insert(std::shared_ptr<CastEntry> entry, const CastTime& made);
   // Takes out the casts of what was written to.
   void take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone);
   void drop_if(bool (*test)(const CastEntry&));
   void clear();
+  // For other threads, under casts_mutex, as is `swap`. See NOTE [ Casts and other threads ].
+  void take_memory(std::vector<CastMemory>& gone);
   void swap(ActivationCache& other);
   size_t count() const;
   size_t bytes() const;
@@ -32,7 +34,9 @@ class ActivationCache {
   // The consumers of an activation follow on one another, with few other casts between them.
   static constexpr size_t kCount = 4;
 
-  std::array<std::shared_ptr<CastEntry>, kCount> entries_;
+  using Entries = std::array<std::shared_ptr<CastEntry>, kCount>;
+
+  Entries entries_;
   size_t next_ = 0;
 };
 

@@ -1,9 +1,14 @@
 // file: the data of a kept cast, and the check that its source has not changed
 #include "cache/cast_data.h"
 
+#include "cache/casts_mutex.h"
+
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <mutex>
+#include <utility>
 
 namespace torch_promote {
 
@@ -54,30 +59,40 @@ CastData::CastData(SourceSignature signature, const Source& source, const at::Te
       plain_(torch_promote::is_plain(*cast.unsafeGetTensorImpl())),
       dtype_(cast.scalar_type()) {
   if (!plain_) {
-    held_ = cast;
+    memory_.held = cast;
     return;
   }
   const at::TensorImpl& impl = *cast.unsafeGetTensorImpl();
-  storage_ = impl.unsafe_storage();
+  memory_.storage = impl.unsafe_storage();
+  storage_.emplace(memory_.storage.getWeakStorageImpl());
+  bytes_ = memory_.storage.nbytes();
   counter_ = impl.version_counter();
   version_ = counter_.current_version();
   stream_ = stream_of(impl);
   shaped_as_source_ = impl.strides() == source.impl.strides();
   offset_ = impl.storage_offset();
   if (!cast.requires_grad()) {
-    held_ = cast; // the tensor itself, so that tools which know tensors by identity recognize it
+    memory_.held = cast; // the tensor itself, so that tools which know tensors by identity recognize it
   } else if (!shaped_as_source_) {
-    held_ = detached_alias(cast);
+    memory_.held = detached_alias(cast);
+  }
+  if (memory_.held.defined()) {
+    held_.emplace(memory_.held.getIntrusivePtr());
   }
 }
 
 at::Tensor CastData::alias(const at::TensorImpl& source) const {
   if (!shaped_as_source_) {
-    return detached_alias(held_);
+    const at::Tensor held(held_->lock());
+    return held.defined() ? detached_alias(held) : held;
+  }
+  c10::Storage storage(storage_->lock());
+  if (!storage) {
+    return {};
   }
   const c10::DispatchKey key = source.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
   at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage_), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(dtype_));
+      std::move(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(dtype_));
   at::TensorImpl& impl = *result.unsafeGetTensorImpl();
   impl.set_storage_offset(offset_);
   impl.set_sizes_and_strides(source.sizes(), source.strides());
@@ -85,12 +100,25 @@ at::Tensor CastData::alias(const at::TensorImpl& source) const {
   return result;
 }
 
-const at::Tensor& CastData::held(const at::TensorImpl& source) {
-  if (!held_.defined()) {
-    const c10::InferenceMode normal_mode(false); // uses outside of inference mode get this tensor too
-    held_ = alias(source);
+at::Tensor CastData::held(const at::TensorImpl& source) {
+  if (!plain_) {
+    return memory_.held;
   }
-  return held_;
+  if (held_.has_value()) {
+    if (auto held = held_->lock(); held.defined()) {
+      return at::Tensor(std::move(held));
+    }
+  }
+  const c10::InferenceMode normal_mode(false); // uses outside of inference mode get this tensor too
+  at::Tensor held = alias(source);
+  if (held.defined()) {
+    const std::lock_guard<std::mutex> lock(casts_mutex());
+    held_.emplace(held.getIntrusivePtr());
+    if (memory_.storage) {
+      memory_.held = held; // no Python object belongs to it yet
+    }
+  }
+  return held;
 }
 
 bool CastData::is_unchanged(const Source& source) const {
@@ -104,33 +132,37 @@ bool CastData::is_fresh(const Source& source) const {
 }
 
 void CastData::record_on(const c10::Stream& stream) const {
-  c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(storage_.data_ptr(), stream);
+  c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(memory_.storage.data_ptr(), stream);
 }
 
 void CastData::let_go() {
-  weak_storage_.emplace(storage_.getWeakStorageImpl());
-  held_.reset();
-  storage_ = c10::Storage();
+  CastMemory gone;
+  const std::lock_guard<std::mutex> lock(casts_mutex());
+  std::swap(gone, memory_);
+  bytes_ = 0;
 }
 
-bool CastData::lock() {
-  if (weak_storage_.has_value()) {
-    storage_ = c10::Storage(weak_storage_->lock());
-    weak_storage_.reset();
-    return static_cast<bool>(storage_);
+CastMemory CastData::take_memory() {
+  return plain_ && memory_.frees_without_python() ? std::exchange(memory_, CastMemory()) : CastMemory();
+}
+
+bool CastData::hold() {
+  memory_.storage = c10::Storage(storage_->lock());
+  if (held_.has_value()) {
+    memory_.held = at::Tensor(held_->lock());
   }
-  return true;
+  return memory_.storage && (shaped_as_source_ || memory_.held.defined());
 }
 
-bool CastData::frees_without_python() const {
+bool CastMemory::frees_without_python() const {
   const auto has_object = [](const auto& impl) { return impl.pyobj_slot()->load_pyobj() != nullptr; };
-  return plain_ && !(storage_ && has_object(*storage_.unsafeGetStorageImpl())) &&
-         !(held_.defined() && has_object(*held_.unsafeGetTensorImpl()));
+  return !(storage && has_object(*storage.unsafeGetStorageImpl())) &&
+         !(held.defined() && has_object(*held.unsafeGetTensorImpl()));
 }
 
 void CastData::leak_unless_plain() {
   if (!plain_) {
-    (void)held_.unsafeReleaseTensorImpl();
+    (void)memory_.held.unsafeReleaseTensorImpl();
   }
 }
 

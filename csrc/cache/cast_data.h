@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 
 namespace torch_promote {
 
@@ -50,7 +51,28 @@ class SourceSignature {
   c10::DimVector strides_;
 };
 
-// The data of a cast, kept for later uses of its source.
+// Keeps the memory of a cast.
+struct CastMemory {
+  c10::Storage storage;
+  at::Tensor held; // the cast without a graph, once it has been used; of a cast that is not plain, the cast itself
+
+  CastMemory() = default;
+  CastMemory(CastMemory&&) = default;
+  CastMemory& operator=(CastMemory&&) = default;
+  // A copy keeps nothing. It is made under casts_mutex, where no tensor may be copied.
+  CastMemory(const CastMemory& /*other*/) {}
+  CastMemory& operator=(const CastMemory&) = delete;
+  ~CastMemory() = default;
+
+  // Whether freeing it runs no Python: no Python object belongs to it.
+  bool frees_without_python() const;
+};
+
+// Else a vector that grows would copy.
+static_assert(std::is_nothrow_move_constructible_v<CastMemory>);
+
+// The data of a cast, kept for later uses of its source. The caches of threads hold this data, and of them other
+// threads may free the memory: see NOTE [ Casts and other threads ].
 class CastData {
  public:
   // `signature` is that of the source before the cast. (The cast may run Python that changes the source.)
@@ -64,13 +86,13 @@ class CastData {
     return signature_;
   }
   // The cast of `source`, detached from every graph. If it is not plain, this is the tensor that was cast, graph and
-  // all.
-  const at::Tensor& held(const at::TensorImpl& source);
-  // The same, of a cast that was made without a node.
+  // all. Undefined if the memory was freed.
+  at::Tensor held(const at::TensorImpl& source);
+  // The same, of a cast that was made without a node, and that no other thread frees.
   const at::Tensor& tensor() const {
-    return held_;
+    return memory_.held;
   }
-  // A new tensor over the data of a plain cast, which may be given a node.
+  // A new tensor over the data of a plain cast, which may be given a node. Undefined if the memory was freed.
   at::Tensor alias(const at::TensorImpl& source) const;
   at::ScalarType dtype() const {
     return dtype_;
@@ -83,18 +105,25 @@ class CastData {
   }
   // Keeps the memory of a plain cast from being reused before work on a stream is done.
   void record_on(const c10::Stream& stream) const;
-  size_t bytes() const {
-    return storage_ ? storage_.nbytes() : 0;
+  size_t bytes() const { // that it keeps
+    return bytes_;
   }
-  // Holds the data only as long as somebody else does, such as autograd for the backward of an op that used the cast.
-  // Before each use, `lock` has to be called, and after it, `let_go`. The cast has to have the source's strides.
+  // Keeps the memory only as long as somebody else does, such as autograd for the backward of an op that used the cast.
+  // The cast has to have the source's strides.
   void let_go();
-  bool lock(); // false if the data is gone
+  bool is_freed() const {
+    return plain_ && storage_->expired();
+  }
   bool is_shaped_as_source() const {
     return shaped_as_source_;
   }
-  // Whether freeing the data runs no Python: no Python object belongs to it.
-  bool frees_without_python() const;
+  // Under casts_mutex.
+  const CastMemory& memory() const {
+    return memory_;
+  }
+  CastMemory take_memory();
+  // Of a copy, which keeps no memory: keeps that of the original. False if it is gone.
+  bool hold();
   // For the end of the thread: Python may have been finalized, and freeing a subclass's tensor needs it.
   void leak_unless_plain();
 
@@ -102,14 +131,15 @@ class CastData {
   SourceSignature signature_;
   bool plain_;
   at::ScalarType dtype_;
+  CastMemory memory_;
   // The members below describe a plain cast.
-  c10::Storage storage_;
-  std::optional<WeakStorage> weak_storage_; // in place of `storage_`, after `let_go`
+  std::optional<WeakStorage> storage_;
+  std::optional<WeakTensor> held_;
+  size_t bytes_ = 0;
   c10::VariableVersion counter_;
   uint32_t version_ = 0;         // of the cast, when it was made
   bool shaped_as_source_ = true; // the cast has the source's strides
   int64_t offset_ = 0;           // in its storage
-  at::Tensor held_;              // if the cast itself has a node: undefined until `held` is called
   c10::StreamId stream_ = 0;     // CUDA: where the cast was made. Another stream may run before it is done.
 };
 

@@ -1,10 +1,12 @@
 // file: one cast in a cache: its validity, and the tensor that each use gets
 #include "cache/entry.h"
 
+#include "cache/casts_mutex.h"
 #include "cache/persistent_cache.h"
 
 #include <ATen/core/grad_mode.h>
 
+#include <mutex>
 #include <utility>
 
 namespace torch_promote {
@@ -38,7 +40,9 @@ at::Tensor CastEntry::use(const Source& source) {
     return data_.held(source.impl);
   }
   at::Tensor cast = data_.alias(source.impl);
-  attach_node(cast, source.tensor, next_sequence_nr());
+  if (cast.defined()) {
+    attach_node(cast, source.tensor, next_sequence_nr());
+  }
   return cast;
 }
 
@@ -49,6 +53,9 @@ at::Tensor CastEntry::use_in_same_graph(const Source& source) {
     }
   }
   at::Tensor cast = data_.alias(source.impl);
+  if (!cast.defined()) {
+    return cast;
+  }
   if (NodePtr node = node_.has_value() ? node_->lock() : NodePtr(); node != nullptr) {
     attach_node(cast, std::move(node));
   } else {
@@ -64,9 +71,16 @@ void CastEntry::remember_node_of(const at::Tensor& cast) {
   if (node == nullptr) {
     return; // made below autograd, in the kernel of a custom op: its data can be used, and in no graph
   }
-  cast_.emplace(cast.getIntrusivePtr());
+  std::optional<WeakTensor> weak_cast(cast.getIntrusivePtr());
+  std::optional<WeakNode> weak_node(node);
+  const std::lock_guard<std::mutex> lock(casts_mutex());
+  cast_.swap(weak_cast);
+  node_.swap(weak_node);
   sequence_nr_ = node->sequence_nr();
-  node_.emplace(node);
+}
+
+std::shared_ptr<CastEntry> CastEntry::copy() const {
+  return std::shared_ptr<CastEntry>(new CastEntry(*this));
 }
 
 } // namespace torch_promote

@@ -8,11 +8,22 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 
 namespace torch_promote {
+
+// When a cast began: after which unversioned writes, and how often PyTorch's cache, and ours by hand, had been cleared.
+struct CastTime {
+  uint64_t writes;
+  uint64_t stock_clears;
+  uint64_t hand_clears;
+};
+
+// How often `clear_cast_cache` was called.
+inline constinit std::atomic<uint64_t> hand_clears = 0;
 
 // NOTE [ What an entry holds ]
 // The grad_fn of a trainable weight's cast leads to the weight's AccumulateGrad, which owns the weight. A cache that
@@ -61,11 +72,15 @@ class CastEntry {
     return data_;
   }
 
-  // The cast, with a node if the use needs one. In anomaly mode this runs Python, which may clear the cache: the caller
-  // has to own the entry.
+  // The cast, with a node if the use needs one; undefined if another thread has freed its memory. In anomaly mode this
+  // runs Python, which may clear the cache: the caller has to own the entry.
   at::Tensor use(const Source& source);
+  // For another thread, under casts_mutex. Both are recorded by the same node, if there is one. The copy keeps no
+  // memory; see CastData::hold.
+  std::shared_ptr<CastEntry> copy() const;
 
  private:
+  CastEntry(const CastEntry&) = default;
   at::Tensor use_in_same_graph(const Source& source);
   void remember_node_of(const at::Tensor& cast);
 

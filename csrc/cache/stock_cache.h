@@ -13,9 +13,9 @@ namespace torch_promote {
 // The casts that stock would keep end when stock's would: when the outermost autocast region of the thread ends, ours
 // or PyTorch's, and when somebody calls `torch.clear_autocast_cache()`. PyTorch clears its cache in both cases and
 // tells nobody. So while casts of ours are held, a cast in PyTorch's cache carries a sentinel, an object whose
-// destructor runs when the cache is cleared. The destructor runs under PyTorch's lock: there it destroys the casts of
-// its thread, except those whose destruction could run Python. The count below tells all other holders of casts, which
-// drop them before their next use.
+// destructor runs when the cache is cleared. The destructor runs under PyTorch's lock: there it drops the casts of its
+// thread, and frees the memory of those of all other threads, except where that could run Python. The count below tells
+// all other holders of casts, which drop them before their next use.
 //
 // PyTorch's cache belongs to the process, so the end of a region in one thread clears it for all. The end of a region
 // of ours leaves it alone if other threads hold casts and PyTorch has cast nothing for this thread. Otherwise it clears

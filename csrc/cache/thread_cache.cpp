@@ -1,15 +1,14 @@
 // file: looks a cast up in this thread's caches and the persistent cache, or makes and keeps it
 #include "cache/thread_cache.h"
 
-#include "cache/activation_cache.h"
 #include "cache/cache_mode.h"
 #include "cache/check.h"
 #include "cache/entry.h"
+#include "cache/held_casts.h"
 #include "cache/outside_writers.h"
 #include "cache/persistent_cache.h"
 #include "cache/stock_cache.h"
 #include "cache/weight.h"
-#include "cache/weight_cache.h"
 #include "cache/write_log.h"
 #include "cast/cast.h"
 #include "policy/torch_declarations.h"
@@ -24,47 +23,6 @@
 
 namespace torch_promote {
 
-struct HeldCasts {
-  CastHolder holder;
-  WeightCache weights;
-  ActivationCache activations;
-  HoldsCasts holds;
-  uint64_t epoch = 0; // up to which unversioned writes are known
-
-  // For each use of these casts: drops those of what has been written to, and returns the epoch at which a cast now
-  // begins. See NOTE [ Unversioned writes ].
-  uint64_t catch_up() {
-    if (!holds.put(true)) { // before the epoch is read: from now on, writes are logged
-      epoch = write_epoch;
-      tls_has_casts = true; // so that the end of the region ends this too
-    } else if (write_epoch.load(std::memory_order_relaxed) != epoch) {
-      std::vector<std::shared_ptr<CastEntry>> gone;
-      const WritesSince writes(epoch);
-      epoch = writes.until();
-      weights.take_out(writes, gone);
-      activations.take_out(writes, gone);
-    }
-    return epoch;
-  }
-  void clear() {
-    holder.end();
-    holds.put(false);
-    weights.clear();
-    activations.clear();
-  }
-  void drop_if(bool (*test)(const CastEntry&)) {
-    weights.drop_if(test);
-    activations.drop_if(test);
-  }
-  void swap(HeldCasts& other) {
-    holder.swap(other.holder);
-    holds.swap(other.holds);
-    std::swap(epoch, other.epoch);
-    weights.swap(other.weights);
-    activations.swap(other.activations);
-  }
-};
-
 namespace {
 
 struct ThreadCaches : HeldCasts {
@@ -77,15 +35,25 @@ struct ThreadCaches : HeldCasts {
 };
 
 ThreadCaches& caches() {
-  static thread_local ThreadCaches instance;
-  return instance;
+  // Not in the thread's own memory: after a fork, other threads are gone in the child, and their casts are still
+  // listed.
+  static thread_local const auto instance = std::make_unique<ThreadCaches>();
+  return *instance;
 }
 
-// PyTorch cleared its cache in this thread, under its lock. What is left here is dropped before the next use.
+// PyTorch cleared its cache in this thread, under its lock. What is left is dropped before its next use.
 void drop_what_frees_without_python() {
   if (tls_has_casts) {
-    caches().drop_if([](const CastEntry& entry) { return entry.data().frees_without_python(); });
+    caches().drop_if(
+        [](const CastEntry& entry) { return entry.data().is_plain() && entry.data().memory().frees_without_python(); });
   }
+  free_casts_of_all_threads();
+}
+
+// For each use of this thread's casts; returns the time at which a cast now begins.
+CastTime catch_up() {
+  tls_has_casts = true; // so that the end of the region ends this too
+  return {caches().catch_up(), stock_clears, hand_clears};
 }
 
 // See NOTE [ When casts end ].
@@ -108,11 +76,9 @@ bool is_in_region() {
   return tls_region_open || nesting_depth() > 0;
 }
 
-// Beyond stock's condition: the thread has a region, whose end will clear the cache; and jit.trace is not recording. It
-// would record a cast from the cache as a constant.
-bool keeps_casts(const Source& source) {
-  return is_in_region() && at::autocast::is_autocast_cache_enabled() &&
-         !source.thread_keys.has(c10::DispatchKey::Tracer);
+// Beyond stock's condition: jit.trace is not recording. It would record a cast from the cache as a constant.
+bool may_reuse_casts(const Source& source) {
+  return at::autocast::is_autocast_cache_enabled() && !source.thread_keys.has(c10::DispatchKey::Tracer);
 }
 
 // A cast that later uses may get. It may run Python (a dispatch mode, a subclass) that itself casts, enters and leaves
@@ -142,6 +108,7 @@ bool may_be_kept(const Source& source, const at::Tensor& cast) {
 // For each cast that is kept.
 void made(const at::Tensor& cast) {
   ++caches().misses;
+  note_kept_cast();
   if (are_casts_checked()) {
     remember_line_of(cast);
   }
@@ -168,7 +135,7 @@ bool is_persistent(const Source& source, const Weight& weight, const at::Tensor&
 at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::ScalarType dtype, bool persistent) {
   const bool data_only = weight.reuse == Reuse::data_only;
   ThreadCaches& here = caches();
-  const uint64_t began = here.catch_up();
+  const CastTime began = catch_up();
   // If the data is all that the use needs, the region's cache need not be filled. A shared_grad_fn weight gets an entry
   // even under no_grad: stock makes its node at the first use, and the node's number decides the order of the backward.
   if (persistent && data_only && !source.needs_node) {
@@ -183,18 +150,30 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
     return cast(source, dtype);
   }
   const WeightKey key(source, weight, dtype);
-  if (const std::shared_ptr<CastEntry> entry = here.weights.find(source, key, epoch)) {
-    return reused(source, entry->use(source), [&] {
-      here.catch_up();
+  const auto use = [&](const std::shared_ptr<CastEntry>& entry) {
+    at::Tensor cast = entry->use(source);
+    return !cast.defined() ? cast : reused(source, std::move(cast), [&] {
+      catch_up();
       return here.weights.find(source, key, data_only ? alias_epoch(*weight.owner) : 0) == entry;
     });
-  }
+  };
   const auto keep = [&](const std::shared_ptr<CastEntry>& entry) {
-    if (!was_written(source.tensor, began)) {
+    if (!was_written(source.tensor, began.writes)) {
       hold_casts();
-      here.weights.insert(key, entry);
+      here.weights.insert(key, entry, began);
     }
   };
+  if (const std::shared_ptr<CastEntry> entry = here.weights.find(source, key, epoch)) {
+    if (at::Tensor cast = use(entry); cast.defined()) {
+      return cast;
+    }
+  }
+  if (const std::shared_ptr<CastEntry> entry = data_only ? nullptr : borrow_cast(source, key)) {
+    keep(entry);
+    if (at::Tensor cast = use(entry); cast.defined()) {
+      return cast;
+    }
+  }
   SourceSignature signature(source);
   if (persistent) {
     if (std::optional<at::Tensor> data = find_persistent(source, weight, dtype)) {
@@ -215,7 +194,7 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   }
   CastData data(std::move(signature), source, result);
   if (persistent) {
-    store_persistent(source, weight, *std::move(second), data.held(source.impl), {began, aliases});
+    store_persistent(source, weight, *std::move(second), data.held(source.impl), {began.writes, aliases});
   }
   keep(std::make_shared<CastEntry>(*weight.owner, std::move(data), result, weight.reuse, epoch));
   return result;
@@ -223,24 +202,22 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
 
 at::Tensor cast_of_activation(const Source& source, c10::ScalarType dtype) {
   ThreadCaches& here = caches();
-  const uint64_t began = here.catch_up();
+  const CastTime began = catch_up();
   const bool is_larger = c10::elementSize(dtype) > source.tensor.dtype().itemsize();
   if (const std::shared_ptr<CastEntry> entry = here.activations.find(source, dtype)) {
-    at::Tensor used = reused(source, entry->use(source), [&] {
-      here.catch_up();
-      return here.activations.find(source, dtype) == entry;
-    });
-    if (is_larger) {
-      entry->data().let_go();
+    if (at::Tensor cast = entry->use(source); cast.defined()) {
+      return reused(source, std::move(cast), [&] {
+        catch_up();
+        return here.activations.find(source, dtype) == entry;
+      });
     }
-    return used;
   }
   SourceSignature signature(source);
   at::Tensor result = cast_to_keep(source, dtype, Reuse::data_only);
   if (!may_be_kept(source, result)) {
     return result;
   }
-  if (!was_written(source.tensor, began)) {
+  if (!was_written(source.tensor, began.writes)) {
     made(result);
     CastData data(std::move(signature), source, result);
     if (is_larger) {
@@ -250,9 +227,23 @@ at::Tensor cast_of_activation(const Source& source, c10::ScalarType dtype) {
       data.let_go();
     }
     hold_casts();
-    here.activations.insert(std::make_shared<CastEntry>(source.tensor, std::move(data), result, Reuse::data_only));
+    here.activations.insert(
+        std::make_shared<CastEntry>(source.tensor, std::move(data), result, Reuse::data_only), began);
   }
   return result;
+}
+
+// In a backward, finds the casts of the thread that called it, as stock does. Keeps none.
+at::Tensor cast_outside_regions(const Source& source, c10::ScalarType dtype) {
+  if (borrows_casts() && is_stock_weight(source)) {
+    const WeightKey key(source, {Reuse::shared_grad_fn, &source.tensor, /*is_view=*/false}, dtype);
+    if (const std::shared_ptr<CastEntry> entry = borrow_cast(source, key)) {
+      if (at::Tensor cast = entry->use(source); cast.defined()) {
+        return reused(source, std::move(cast), [&] { return borrow_cast(source, key) != nullptr; });
+      }
+    }
+  }
+  return cast(source, dtype);
 }
 
 // The owner of memory that PyTorch did not allocate may write to it at any time.
@@ -287,8 +278,11 @@ at::Tensor cast_beyond_stock(const Source& source, c10::ScalarType dtype) {
 
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   const Source source(tensor);
-  if (!keeps_casts(source) || source.has_tangent) {
+  if (source.has_tangent || !may_reuse_casts(source)) {
     return cast(source, dtype);
+  }
+  if (!is_in_region()) {
+    return cast_outside_regions(source, dtype);
   }
   drop_outdated_casts();
   if (is_stock_weight(source)) {
@@ -307,7 +301,7 @@ void forget_casts(const std::vector<at::Tensor>& tensors) {
   note_writes(tensors); // first: see forget_persistent
   forget_persistent(tensors);
   if (tls_has_casts) {
-    caches().catch_up();
+    catch_up();
   }
 }
 
@@ -351,13 +345,6 @@ void drop_casts_beyond_stock() {
     drop_casts_of_thread();
   }
 }
-
-namespace {
-
-// How often the caches were cleared by hand, for the casts of suspended regions.
-std::atomic<uint64_t> hand_clears = 0;
-
-} // namespace
 
 struct CastsOfRegions : HeldCasts {
   uint64_t clears = hand_clears;

@@ -2,10 +2,13 @@
 #include "cache/weight_cache.h"
 
 #include "cache/capture.h"
+#include "cache/casts_mutex.h"
+#include "cache/stock_cache.h"
 
 #include <c10/util/hash.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 namespace torch_promote {
@@ -47,28 +50,37 @@ std::shared_ptr<CastEntry> WeightCache::find(const Source& source, const WeightK
     return entry;
   }
   ++stale_;
-  const std::shared_ptr<CastEntry> gone = take_out(found->second);
+  std::shared_ptr<CastEntry> gone;
+  const std::lock_guard<std::mutex> lock(casts_mutex());
+  gone = take_out(found->second);
   return nullptr;
 }
 
-void WeightCache::insert(const WeightKey& key, std::shared_ptr<CastEntry> entry) {
+void WeightCache::insert(const WeightKey& key, std::shared_ptr<CastEntry> entry, const CastTime& made) {
   std::shared_ptr<CastEntry> gone;
+  std::array<std::shared_ptr<CastEntry>, 2> dead;
+  std::vector<std::shared_ptr<CastEntry>> captured;
+  std::vector<std::shared_ptr<CastEntry>> crowded_out;
+  const std::lock_guard<std::mutex> lock(casts_mutex());
+  if (made.stock_clears != stock_clears) {
+    return; // too late for the thread that frees all casts
+  }
   if (const auto found = index_.find(key); found != index_.end()) {
     gone = take_out(found->second); // inserted by code that ran inside this cast
   }
-  const auto dead = sweep();
-  const auto captured = take_out_other_captures(key.capture);
-  std::vector<std::shared_ptr<CastEntry>> crowded_out;
+  dead = sweep();
+  captured = take_out_other_captures(key.capture);
   if (key.reuse == Reuse::data_only) {
     const size_t bytes = entry->data().bytes();
     crowded_out = make_room(key, bytes);
     bytes_beyond_stock_[key.weight] += bytes;
   }
-  places_.push_back({key, std::move(entry), inserted_++});
+  places_.push_back({key, std::move(entry), inserted_++, made});
   index_[key] = places_.size() - 1; // if this throws, the entry is merely not found
 }
 
 void WeightCache::take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone) {
+  const std::lock_guard<std::mutex> lock(casts_mutex());
   for (size_t at = places_.size(); at-- > 0;) {
     if (places_[at].entry->is_among(writes)) {
       ++stale_;
@@ -79,6 +91,7 @@ void WeightCache::take_out(const WritesSince& writes, std::vector<std::shared_pt
 
 void WeightCache::drop_if(bool (*test)(const CastEntry&)) {
   std::vector<std::shared_ptr<CastEntry>> gone;
+  const std::lock_guard<std::mutex> lock(casts_mutex());
   for (size_t at = places_.size(); at-- > 0;) {
     if (test(*places_[at].entry)) {
       gone.push_back(take_out(at));
@@ -97,14 +110,37 @@ void WeightCache::swap(WeightCache& other) {
 
 void WeightCache::clear() {
   std::vector<Place> gone;
-  gone.swap(places_);
-  index_.clear();
-  bytes_beyond_stock_.clear();
-  next_to_sweep_ = 0;
+  {
+    const std::lock_guard<std::mutex> lock(casts_mutex());
+    gone.swap(places_);
+    index_.clear();
+    bytes_beyond_stock_.clear();
+    next_to_sweep_ = 0;
+  }
   gone.clear();
+  const std::lock_guard<std::mutex> lock(casts_mutex());
   if (places_.capacity() == 0) {
     places_.swap(gone); // for its memory: the next region casts about as many weights
   }
+}
+
+void WeightCache::take_memory(std::vector<CastMemory>& gone) {
+  for (const Place& place : places_) {
+    gone.push_back(place.entry->data().take_memory());
+  }
+}
+
+WeightCache::Copy WeightCache::copy(const Source& source, const WeightKey& key) const {
+  const auto found = index_.find(key);
+  if (found == index_.end()) {
+    return {};
+  }
+  const Place& place = places_[found->second];
+  const bool current = place.made.stock_clears == stock_clears && place.made.hand_clears == hand_clears;
+  if (!current || !place.entry->data().is_plain() || !place.entry->is_fresh(source)) {
+    return {};
+  }
+  return {place.entry->copy(), place.made.writes};
 }
 
 size_t WeightCache::bytes() const {

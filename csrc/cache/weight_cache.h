@@ -48,11 +48,19 @@ class WeightCache {
   // Of one weight, the casts that stock would make again (its views, for example) take at most as many bytes as the
   // weight, or as one cast. A program may use thousands of views of a weight. The oldest go first, as with persistent
   // casts, so that both caches hold the same data.
-  void insert(const WeightKey& key, std::shared_ptr<CastEntry> entry);
+  void insert(const WeightKey& key, std::shared_ptr<CastEntry> entry, const CastTime& made);
   // Takes out the casts of what was written to.
   void take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone);
   void drop_if(bool (*test)(const CastEntry&));
   void clear();
+
+  // For other threads, under casts_mutex, as is `swap`. See NOTE [ Casts and other threads ].
+  void take_memory(std::vector<CastMemory>& gone);
+  struct Copy {
+    std::shared_ptr<CastEntry> entry; // null if there is none that is fresh, apart from writes
+    uint64_t writes = 0;              // the epoch at which the cast began
+  };
+  Copy copy(const Source& source, const WeightKey& key) const;
   // Exchanges the casts, and not the counts.
   void swap(WeightCache& other);
 
@@ -72,6 +80,7 @@ class WeightCache {
     WeightKey key;
     std::shared_ptr<CastEntry> entry;
     uint64_t number; // in the order of insertion
+    CastTime made;
   };
 
   std::shared_ptr<CastEntry> take_out(size_t at);

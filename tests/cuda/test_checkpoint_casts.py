@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+import cuda_stand_in
 import torch_promote as tp
 from helpers.comparison import assert_same
 
@@ -78,3 +79,182 @@ def test_the_casts_end_with_pytorchs_region_on_the_devices_thread() -> None:
     with tp.my_autocast("cuda"):
         checkpoint(block, x, use_reentrant=True).float().sum().backward()
     assert held == [0]
+
+
+# --- Programs whose backward runs inside the region, as users write them: gradients and casts are stock's.
+
+
+def weights_and_input(device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    first, second = (torch.randn(16, 16).to(device).requires_grad_() for _ in range(2))
+    return first, second, torch.randn(8, 16).to(device).requires_grad_()
+
+
+def layers(hidden: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Each weight several times, in the lower precision and in float32."""
+    for index in range(3):
+        hidden = torch.tanh(hidden @ first).float() + (hidden * first.exp()[:8]) / (9 + index)
+        hidden = torch.tanh(hidden @ second @ first).float() * (index + 0.37) + first[:8]
+    return hidden
+
+
+def several_segments(reentrant: bool) -> list[Any]:
+    first, second, x = weights_and_input()
+    hidden = x
+    for weights in ((first, second), (second, first), (first, first)):
+        hidden = checkpoint(layers, hidden, *weights, use_reentrant=reentrant)
+    hidden.square().mean().backward()
+    return [hidden, x.grad, first.grad, second.grad, hidden.detach() @ first]
+
+
+def uses_outside_too(reentrant: bool) -> list[Any]:
+    first, second, x = weights_and_input()
+    hidden = checkpoint(layers, (x @ first).float(), first, second, use_reentrant=reentrant)
+    (hidden @ first @ second).float().square().mean().backward()
+    return [hidden, x.grad, first.grad, second.grad]
+
+
+def a_graph_from_outside(reentrant: bool) -> list[Any]:
+    """The block uses a tensor whose graph holds the cast of the weight that the block casts again."""
+    first, second, x = weights_and_input()
+    around = x @ first
+
+    def block(hidden: Tensor) -> Tensor:
+        return layers(hidden + around, first, second)
+
+    checkpoint(block, x, use_reentrant=reentrant).square().mean().backward(retain_graph=True)
+    return [x.grad, first.grad, second.grad]
+
+
+def twice(reentrant: bool) -> list[Any]:
+    first, second, x = weights_and_input()
+    loss = checkpoint(layers, x, first, second, use_reentrant=reentrant).square().mean()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return [x.grad, first.grad, second.grad]
+
+
+def two_steps(reentrant: bool) -> list[Any]:
+    first, second, x = weights_and_input()
+    optimizer = torch.optim.SGD([first, second], lr=0.1)
+    for _ in range(2):
+        checkpoint(layers, x, first, second, use_reentrant=reentrant).square().mean().backward()
+        optimizer.step()
+    return [x.grad, first, second]
+
+
+def of_a_gradient(reentrant: bool) -> list[Any]:
+    if reentrant:  # PyTorch supports no torch.autograd.grad there
+        return []
+    first, second, x = weights_and_input()
+    loss = checkpoint(layers, x, first, second, use_reentrant=False).square().mean()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    gradient.square().sum().backward()
+    return [gradient, x.grad, first.grad, second.grad]
+
+
+def nested(reentrant: bool) -> list[Any]:
+    first, second, x = weights_and_input()
+
+    def outer(hidden: Tensor) -> Tensor:
+        hidden = checkpoint(layers, hidden, first, second, use_reentrant=reentrant)
+        return checkpoint(layers, hidden, second, first, use_reentrant=reentrant)
+
+    checkpoint(outer, x, use_reentrant=reentrant).square().mean().backward()
+    return [x.grad, first.grad, second.grad]
+
+
+class UsesItsWeightAgain(torch.autograd.Function):
+    """Casts the weight in its backward, on the device's thread, where no region is open."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.nn.functional.linear(x, weight).float()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        for _ in range(3):
+            grad = torch.tanh(torch.nn.functional.linear(grad, weight)).float()
+        return grad, grad.t() @ x
+
+
+def a_backward_that_casts(reentrant: bool) -> list[Any]:
+    first, second, x = weights_and_input()
+    hidden = (x @ first).float()
+    for weight in (first, second, first):
+        hidden = UsesItsWeightAgain.apply(hidden, weight)
+    hidden.square().mean().backward()
+    return [x.grad, first.grad, second.grad]
+
+
+INSIDE: list[Callable[[bool], list[Any]]] = [
+    several_segments,
+    uses_outside_too,
+    a_graph_from_outside,
+    twice,
+    two_steps,
+    of_a_gradient,
+    nested,
+    a_backward_that_casts,
+]
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("program", INSIDE, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_gradients_and_casts_are_stocks(program: Callable[[bool], list[Any]], use_reentrant: bool) -> None:
+    with cuda_stand_in.counting() as expected, torch.autocast("cuda"):
+        right = program(use_reentrant)
+    with cuda_stand_in.counting() as found, tp.my_autocast("cuda"):
+        results = program(use_reentrant)
+    assert_same(results, right)
+    assert found.kernels - expected.kernels == {}
+
+
+@pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_two_devices_threads_at_a_time(use_reentrant: bool) -> None:
+    """One thread's end of a recomputation clears the casts of the other. The bits of a reentrant one vary in stock."""
+
+    def step(region: Callable[[], Any]) -> list[Any]:
+        sets = [weights_and_input(device) for device in ("cuda:0", "cuda:1")]
+        with region():
+            losses = [checkpoint(layers, x, *weights, use_reentrant=use_reentrant) for *weights, x in sets]
+            (losses[0].square().mean() + losses[1].square().mean().to("cuda:0")).backward()
+        return [tensor.grad for tensors in sets for tensor in tensors]
+
+    right = step(lambda: torch.autocast("cuda"))
+    for _ in range(20):
+        results = step(lambda: tp.my_autocast("cuda"))
+        if use_reentrant:
+            torch.testing.assert_close(results, right, rtol=0.05, atol=0.01)
+        else:
+            assert_same(results, right)
+
+
+def test_the_forwards_casts_are_freed_with_the_first_recomputation() -> None:
+    """As under stock, of which the end of a region in any thread clears the cache."""
+    held: list[int] = []
+    large = torch.zeros(512, 512, device="cuda", requires_grad=True)
+    x = torch.zeros(1, 512, device="cuda", requires_grad=True)
+
+    def block(hidden: Tensor) -> Tensor:
+        return (hidden @ large).float()
+
+    def look(grad: Tensor) -> None:
+        held.append(torch.cuda.memory_allocated())
+
+    with tp.my_autocast("cuda"), torch.no_grad():
+        before = torch.cuda.memory_allocated()
+        x @ large
+        cast = torch.cuda.memory_allocated() - before
+        with torch.enable_grad():
+            output = checkpoint(block, x, use_reentrant=True)
+            x.register_hook(look)  # after the recomputation
+            held.append(torch.cuda.memory_allocated())
+            output.sum().backward()
+    assert cast >= 2 * 512 * 512
+    gradient = 4 * 512 * 512
+    assert held[0] - held[1] + gradient > cast / 2

@@ -1,0 +1,500 @@
+"""A backward in another thread finds the casts of the forward, and a clearing frees the casts of all threads."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import torch_promote as tp
+from helpers.casts import Region, half, ours, stock
+from helpers.comparison import assert_same
+from helpers.subprocesses import environment
+
+X = torch.linspace(-1, 1, 8 * 16).view(8, 16)
+BIG = 4096  # a cast of such a square weight is memory of its own, which goes back to the system when it is freed
+
+
+def weight() -> Any:
+    torch.manual_seed(0)
+    return nn.Parameter(torch.randn(16, 16))
+
+
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(timeout=60)
+
+
+def in_backward(function: Callable[[], Any]) -> Any:
+    """Calls the function in a backward of this thread."""
+    results: list[Any] = []
+    leaf = torch.ones(1, requires_grad=True)
+    twice = leaf * 2
+    twice.register_hook(lambda grad: results.append(function()))
+    twice.sum().backward()
+    return results[0]
+
+
+def in_backward_elsewhere(function: Callable[[], Any]) -> Any:
+    """Calls the function as the engine's thread for a device calls it: in a backward, in a thread without forwards."""
+    return in_another_thread(functools.partial(in_backward, function))
+
+
+def kept_in(action: Callable[[], object]) -> int:
+    """How many casts this thread makes and keeps."""
+    before = tp.cache_info()["misses"]
+    action()
+    return tp.cache_info()["misses"] - before
+
+
+def node_of_cast(product: torch.Tensor) -> Any:
+    assert product.grad_fn is not None
+    return product.grad_fn.next_functions[1][0]
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- borrowing
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("around", [stock, ours], ids=["stock's region", "ours"])
+def test_a_backward_in_another_thread_uses_the_forwards_cast(around: Region, grad: bool) -> None:
+    w = weight()
+
+    def use() -> Any:
+        with ours(), torch.set_grad_enabled(grad):
+            kept = kept_in(lambda: X @ w)
+            return kept, X @ w
+
+    with around(), ours():
+        first = X @ w
+        kept, product = in_backward_elsewhere(use)
+    assert kept == 0
+    assert torch.equal(product, first)
+    assert not grad or node_of_cast(product) is node_of_cast(first)
+
+
+def test_a_cast_that_was_made_without_a_graph() -> None:
+    """Under stock too, the node has the number of the first cast."""
+
+    def numbers(region: Region) -> list[int]:
+        w, before = weight(), torch.ones(1, requires_grad=True).exp()
+        with region(), torch.no_grad():
+            X @ w
+
+            def use() -> Any:
+                with region(), torch.enable_grad():
+                    return X @ w
+
+            product = in_backward_elsewhere(use)
+        assert before.grad_fn is not None
+        return [node_of_cast(product)._sequence_nr() - before.grad_fn._sequence_nr()]
+
+    assert numbers(ours) == numbers(stock)
+
+
+def test_a_thread_without_a_region_borrows_and_keeps_nothing() -> None:
+    """In a thread of the engine the keys are the caller's, and no region is open."""
+    w = weight()
+
+    def use() -> Any:
+        with torch._C._ForceDispatchKeyGuard(*keys):
+            hits = tp.cache_info()["hits"]
+            product = X @ w
+            return product, tp.cache_info()["hits"] - hits, tp.cache_info()["entries"]
+
+    with ours():
+        keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        first = X @ w
+        product, hits, entries = in_backward_elsewhere(use)
+        assert (hits, entries) == (1, 0)
+        assert torch.equal(product, first)
+    product, hits, entries = in_backward_elsewhere(use)
+    assert (hits, entries) == (0, 0)
+    assert torch.equal(product, first)
+
+
+def clear_ours(w: torch.Tensor) -> None:
+    w.data.mul_(3)
+    tp.clear_cache()
+
+
+def clear_stocks(w: torch.Tensor) -> None:
+    w.data.mul_(3)
+    torch.clear_autocast_cache()
+
+
+def write(w: torch.Tensor) -> None:
+    with torch.no_grad():
+        w.mul_(3)
+
+
+def write_fused(w: torch.Tensor) -> None:
+    flags = {"weight_decay": 0.0, "momentum": 0.0, "lr": 1.0, "dampening": 0.0}
+    with torch.no_grad():
+        torch._fused_sgd_([w], [torch.ones_like(w)], [], **flags, nesterov=False, maximize=False, is_first_step=False)
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], None]] = {
+    "clear_cache": clear_ours,
+    "clear_autocast_cache": clear_stocks,
+    "write": write,
+    "fused step": write_fused,
+}
+
+
+@pytest.mark.parametrize("where", ["in the backward", "before it"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_cast_from_before_a_change_is_not_borrowed(change: str, where: str) -> None:
+    w = weight()
+
+    def use() -> Any:
+        if where == "in the backward":
+            CHANGES[change](w)
+        with ours():
+            return X @ w
+
+    with ours():
+        X @ w
+        if where == "before it":
+            CHANGES[change](w)
+        assert torch.equal(in_backward_elsewhere(use), half(X) @ half(w))
+
+
+def test_a_cast_of_another_dtype_is_not_borrowed() -> None:
+    w = weight()
+
+    def use() -> Any:
+        with ours(torch.float16):
+            return X @ w
+
+    with ours():
+        X @ w
+        assert in_backward_elsewhere(use).dtype == torch.float16
+
+
+def test_casts_of_a_region_that_has_ended_are_not_borrowed() -> None:
+    w = weight()
+
+    def use() -> int:
+        with ours():
+            return kept_in(lambda: X @ w)
+
+    with ours():
+        X @ w
+    assert in_backward_elsewhere(use) == 1
+
+
+def test_threads_that_run_forwards_keep_their_own_casts() -> None:
+    w, ready, done = weight(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ours():
+            X @ w
+            ready.set()
+            assert done.wait(60)
+
+    def use() -> int:
+        with ours():
+            return kept_in(lambda: X @ w)
+
+    def forward_and_backward() -> list[int]:
+        return [use(), in_backward(use)]
+
+    with ThreadPoolExecutor(1) as pool:
+        holder = pool.submit(hold)
+        assert ready.wait(60)
+        assert in_another_thread(use) == 1
+        assert in_another_thread(forward_and_backward) == [1, 1]
+        done.set()
+        holder.result(60)
+
+
+def test_a_borrowed_cast_keeps_no_memory_when_the_owner_clears() -> None:
+    w = nn.Parameter(torch.zeros(BIG, BIG))
+    borrowed, cleared = threading.Event(), threading.Event()
+
+    def use() -> int:
+        with ours():
+            kept = kept_in(lambda: torch.ones(1, BIG) @ w)
+            borrowed.set()
+            assert cleared.wait(60)
+        return kept
+
+    with ThreadPoolExecutor(1) as pool, ours(), torch.no_grad():
+        torch.ones(1, BIG) @ w
+        worker = pool.submit(in_backward, use)
+        assert borrowed.wait(60)
+        before = resident_bytes()
+        torch.clear_autocast_cache()
+        assert before - resident_bytes() > BIG * BIG
+        cleared.set()
+        assert worker.result(60) == 0
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_a_checkpoints_backward_in_another_thread(use_reentrant: bool) -> None:
+    """Several uses of a weight in each segment, in the lower precision and in float32."""
+
+    def step(region: Region) -> list[Any]:
+        w, x = weight(), X.clone().requires_grad_()
+
+        def segment(hidden: torch.Tensor) -> torch.Tensor:
+            for index in range(3):
+                hidden = torch.tanh(hidden @ w).float() * (index + 0.37) + (hidden.exp() * w.exp()[:8]) / 9
+            return hidden
+
+        with region():
+            hidden = x
+            for _ in range(3):
+                hidden = checkpoint(segment, hidden, use_reentrant=use_reentrant)
+            in_another_thread(hidden.square().mean().backward)
+            again = hidden.detach() @ w
+        return [again, x.grad, w.grad]
+
+    assert_same(step(ours), step(stock))
+
+
+# --- freeing
+
+
+@pytest.mark.parametrize("how", ["clear_autocast_cache", "the end of stock's region"])
+@pytest.mark.parametrize("cache", ["weights", "all"])
+@pytest.mark.parametrize("state", ["grad", "no_grad", "suspended"])
+def test_a_clearing_frees_the_memory_of_every_threads_casts_at_once(cache: str, state: str, how: str) -> None:
+    w, ready, cleared = nn.Parameter(torch.zeros(BIG, BIG)), threading.Event(), threading.Event()
+
+    @ours(cache=cache)
+    def steps() -> Iterator[None]:
+        torch.ones(1, BIG) @ w
+        yield
+
+    def hold() -> None:
+        with ours(cache=cache), torch.set_grad_enabled(state != "no_grad"):
+            if state != "suspended":
+                torch.ones(1, BIG) @ w
+            ready.set()
+            assert cleared.wait(60)
+
+    suspended = steps()
+    if state == "suspended":
+        next(suspended)
+    with ThreadPoolExecutor(1) as pool:
+        holder = pool.submit(hold)
+        assert ready.wait(60)
+        before = resident_bytes()
+        if how == "clear_autocast_cache":
+            torch.clear_autocast_cache()
+        else:
+            with stock():
+                X @ weight()
+        assert before - resident_bytes() > BIG * BIG
+        cleared.set()
+        holder.result(60)
+    suspended.close()
+
+
+def test_the_threads_go_on_with_new_casts() -> None:
+    w, ready, cleared = weight(), threading.Event(), threading.Event()
+
+    def work() -> list[Any]:
+        with ours(cache="all"):
+            products = [X @ w]
+            with torch.no_grad():
+                products.append(X @ w)
+            ready.set()
+            assert cleared.wait(60)
+            products += [X @ w, X @ w]
+            products[-1].float().sum().backward()
+            return products
+
+    with ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(work)
+        assert ready.wait(60)
+        torch.clear_autocast_cache()
+        cleared.set()
+        products = worker.result(60)
+    for product in products:
+        assert torch.equal(product, half(X) @ half(w))
+    assert node_of_cast(products[2]) is node_of_cast(products[3])
+    assert node_of_cast(products[2]) is not node_of_cast(products[0])
+
+
+AFTER_A_FORK = """
+import os, sys, threading, torch, torch_promote as tp
+torch.set_num_threads(1)
+x, w = torch.ones(8, 8), torch.nn.Parameter(torch.ones(8, 8))
+ready, end = threading.Barrier(9), threading.Event()
+
+
+def hold():
+    with tp.my_autocast("cpu", cache="all"):
+        x @ w
+        ready.wait()
+        end.wait()
+
+
+threads = [threading.Thread(target=hold) for _ in range(8)]
+for thread in threads:
+    thread.start()
+ready.wait()
+child = os.fork()
+if child == 0:
+    for _ in range(3):  # they get the memory of the parent's threads
+        others = [threading.Thread(target=lambda: torch.ones(4096).sum()) for _ in range(8)]
+        for thread in others:
+            thread.start()
+        for thread in others:
+            thread.join()
+        torch.clear_autocast_cache()
+        with tp.my_autocast("cpu"):
+            right = (x @ w)[0, 0].item() == 8
+    os._exit(not right)
+end.set()
+for thread in threads:
+    thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_clears_after_a_fork_of_threads_with_casts() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", AFTER_A_FORK]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+# --- everything at once
+
+ATTACK = """
+import os, signal, sys, threading, time, torch
+from concurrent.futures import ThreadPoolExecutor
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+import torch_promote as tp
+
+torch.set_num_threads(1)
+shared = [nn.Parameter(torch.full((8, 8), 1.0 / 8)) for _ in range(6)]
+x = torch.ones(4, 8)
+right = [x]
+for w in shared:
+    right.append((right[-1].bfloat16() @ w.detach().bfloat16()).float())
+end, wrong, rounds = False, [], [0] * 6
+
+
+def forward(hidden):
+    for index, w in enumerate(shared):
+        hidden = (hidden @ w).float()
+        if not torch.equal(hidden, right[index + 1]):
+            wrong.append(index)
+    return hidden
+
+
+def train(cache, run=lambda backward: backward()):
+    source = x.clone().requires_grad_()
+    with tp.my_autocast("cpu", cache=cache):
+        y = checkpoint(forward, source, use_reentrant=False)
+        run(lambda: torch.autograd.grad(y.sum(), [source, *shared]))
+
+
+def hand_over(cache):
+    # The backward in a thread of its own, which ends.
+    def run(backward):
+        thread = threading.Thread(target=backward)
+        thread.start()
+        thread.join()
+    train(cache, run)
+
+
+def serve(cache):
+    with tp.my_autocast("cpu", cache=cache), torch.no_grad():
+        forward(x)
+        forward(x)
+
+
+def clear(cache):
+    torch.clear_autocast_cache()
+    with torch.autocast("cpu"), tp.my_autocast("cpu", cache=cache):
+        forward(x)
+
+
+def end_inside(cache):
+    # A thread that ends with casts.
+    def work():
+        tp.my_autocast("cpu", cache=cache).__enter__()
+        forward(x)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def suspend(cache):
+    @tp.my_autocast("cpu", cache=cache)
+    def steps():
+        forward(x)
+        yield
+        forward(x)
+    for _ in steps():
+        pass
+
+
+def repeat(index, action):
+    while not end:
+        for cache in ("weights", "all", "persistent"):
+            action(cache)
+        rounds[index] += 1
+
+
+actions = [train, hand_over, serve, clear, end_inside, suspend]
+pool = ThreadPoolExecutor(len(actions))
+running = [pool.submit(repeat, index, action) for index, action in enumerate(actions)]
+hung = forks = 0
+started = time.monotonic()
+while time.monotonic() - started < float(sys.argv[1]) and not hung:
+    child = os.fork()
+    if child == 0:
+        # A new thread has new casts, which takes our lock. A region may take PyTorch's, which no fork releases.
+        thread = threading.Thread(target=tp.cache_info)
+        thread.start()
+        thread.join()
+        os._exit(0)
+    forks += 1
+    deadline = time.monotonic() + 20
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            hung += 1
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            break
+        time.sleep(0.001)
+end = True
+for one in running:
+    one.result(60)
+print(forks, hung, len(wrong), min(rounds))
+"""
+
+
+@pytest.mark.parametrize("check_casts", ["0", "1"], ids=["", "checked"])
+@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_threads_that_train_clear_end_and_fork(seconds: int, check_casts: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", ATTACK, str(seconds)]
+    env = environment(OMP_NUM_THREADS="1", TORCH_PROMOTE_CHECK_CASTS=check_casts)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds + 120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    forks, hung, wrong, rounds = map(int, done.stdout.split())
+    assert (hung, wrong) == (0, 0)
+    assert forks > 2
+    assert rounds > 0
