@@ -319,7 +319,7 @@ def test_a_decorated_body_that_runs_in_steps_sees_its_region(run: Callable[[Regi
 
 
 AWAITING = """
-    import asyncio, torch, {module}
+    import asyncio, torch, torch_promote as tp
 
     async def holder():
         with {region}("cpu"):
