@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from comparison import Explanation, Result, compare, read_explanations
-from running import run_file
+from running import Run, run_file
 from selection import chosen_tests, files_about_autocast
 
 _HERE = Path(__file__).parent
@@ -51,7 +51,8 @@ def main() -> int:
     messages += _other_release(options.pytorch, release)
     out = options.out or Path(tempfile.mkdtemp(prefix="torch_promote-pytorch-"))
     out.mkdir(parents=True, exist_ok=True)
-    found = {file: results for file in files if (results := _run(options, tests, file, out, explained))}
+    run = Run(tests, out, options.limit, options.cuda_stand_in)
+    found = {file: results for file in files if (results := _both(options, run, file, explained))}
     return _finish(options, release, found, [*messages, f"Logs: {out}"])
 
 
@@ -61,6 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", metavar="FILE", nargs="+", help="run these files, named as below `test`")
     parser.add_argument("--all", action="store_true", help="run the tests of every file that mentions autocast (hours)")
     parser.add_argument("-k", metavar="NAME", nargs="+", help="run the tests whose names begin so")
+    parser.add_argument("--cuda-stand-in", action="store_true", help="run tests of CUDA on the stand-in, without a GPU")
     parser.add_argument("--policy", help="install this policy; nearly every test has to fail under 'off'")
     parser.add_argument("--limit", type=float, default=1800, metavar="SECONDS", help="for a file, under each (1800)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to a file")
@@ -93,16 +95,14 @@ def _other_release(sources: Path, release: str) -> list[str]:
     return [f"The tests are those of {found}, PyTorch is {release}: tests may fail under both."]
 
 
-def _run(
-    options: argparse.Namespace, tests: Path, file: str, out: Path, explained: dict[str, Explanation]
-) -> list[Result]:
-    chosen = options.k or chosen_tests(tests / file)
+def _both(options: argparse.Namespace, run: Run, file: str, explained: dict[str, Explanation]) -> list[Result]:
+    chosen = options.k or chosen_tests(run.tests / file)
     if chosen == []:
         return []
     outcomes = []
     for name, install in (("stock", None), ("ours", {"policy": options.policy} if options.policy else {})):
         begin = time.monotonic()
-        outcomes.append(run_file(tests, file, chosen, install, out, options.limit))
+        outcomes.append(run_file(run, file, chosen, install))
         took = time.monotonic() - begin
         print(f"{file} under {name}: {len(outcomes[-1])} tests, {took:.0f} s", file=sys.stderr, flush=True)
     return compare(*outcomes, explained)

@@ -67,8 +67,8 @@ class Result:
 
     @property
     def is_stale(self) -> bool:
-        """Whether it is explained, and does not fail."""
-        return self.explanation is not None and self.ours is not None and self.ours.outcome != "failed"
+        """Whether it is explained, and passes."""
+        return self.explanation is not None and self.ours is not None and self.ours.outcome in ("passed", "xfailed")
 
     @property
     def is_wrong(self) -> bool:

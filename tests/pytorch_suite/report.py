@@ -52,7 +52,7 @@ def _lines(result: Result) -> str:
     if result.explanation is not None:
         lines.append(f"    explained: {escape(result.explanation.reason)} ({escape(result.explanation.row)} ...)")
     if result.is_stale:
-        lines.append("    [red]It does not fail: remove it from explained.toml.[/]")
+        lines.append("    [red]It passes: remove it from explained.toml.[/]")
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Outcome", "run_file"]
+__all__ = ["Outcome", "Run", "run_file"]
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
@@ -38,32 +38,47 @@ class Outcome:
     on_key: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is the same for all files.
+
+    Attributes:
+        tests: The folder `test` of PyTorch's sources.
+        out: The folder for records and logs.
+        limit: The most seconds that the tests of a file may take together, under each of the two.
+        on_stand_in: Whether "cuda" is the tests' device of host memory (tests/cuda_stand_in).
+    """
+
+    tests: Path
+    out: Path
+    limit: float
+    on_stand_in: bool
+
+
 def run_file(
-    tests: Path, file: str, chosen: Sequence[str] | None, install: Mapping[str, Any] | None, out: Path, limit: float
+    run: Run, file: str, chosen: Sequence[str] | None, install: Mapping[str, Any] | None
 ) -> dict[str, Outcome]:
     """Runs the chosen tests of a file.
 
     Args:
-        tests: The folder `test` of PyTorch's sources.
-        file: A path below it.
+        run: What is the same for all files.
+        file: A path below `run.tests`.
         chosen: The names of the test functions to run; None for all.
         install: The arguments of `install`; None for plain PyTorch.
-        out: The folder for records and logs.
-        limit: The most seconds that the tests may take together.
 
     Returns:
         The outcome of each test by its id. A test that no time was left for has none.
     """
     name = f"{file.removesuffix('.py').replace('/', '.')}.{'stock' if install is None else 'ours'}"
-    record, log, plan = (out / f"{name}.{kind}" for kind in ("jsonl", "log", "plan.json"))
+    record, log, plan = (run.out / f"{name}.{kind}" for kind in ("jsonl", "log", "plan.json"))
     for old in (record, log):
         old.unlink(missing_ok=True)
-    end = time.monotonic() + limit
+    end = time.monotonic() + run.limit
     outcomes: dict[str, Outcome] = {}
     while True:
         values = {"install": install, "chosen": chosen, "done": list(outcomes), "record": str(record.resolve())}
         plan.write_text(json.dumps(values), encoding="utf-8")
-        died = _run(tests, file, plan.resolve(), log, install is not None, end - time.monotonic())
+        died = _run(run, file, plan.resolve(), log, install is not None, end - time.monotonic())
         found, is_whole = read(record, died, outcomes)
         if is_whole or len(found) == len(outcomes) or time.monotonic() >= end:
             return found
@@ -93,19 +108,20 @@ def read(record: Path, died: str, before: Mapping[str, Outcome]) -> tuple[dict[s
     return outcomes, is_whole
 
 
-def _run(tests: Path, file: str, plan: Path, log: Path, installs: bool, seconds: float) -> str:
+def _run(run: Run, file: str, plan: Path, log: Path, installs: bool, seconds: float) -> str:
     """Runs pytest once. Returns how it ended, for the test during which it died."""
     options = ["-p", "recording_plugin", "--pytorch-plan", str(plan), "-p", "no:torch_promote_pytest"]
     # Not PyTorch's settings and conftest, which are written for its own runner and version of pytest.
-    options += ["-c", os.devnull, "--rootdir", str(tests), "--noconftest", "-p", "no:cacheprovider"]
+    options += ["-c", os.devnull, "--rootdir", str(run.tests), "--noconftest", "-p", "no:cacheprovider"]
     options += ["--quiet", "--tb=short", "--show-capture=no"]
     if find_spec("pytest_timeout") is not None:
         options += ["--timeout", "600"]
+    stand_in = ["-m", "cuda_stand_in"] if run.on_stand_in else []
     with log.open("a", encoding="utf-8") as text:
         process = subprocess.Popen(
             # -P: the folder that holds the file comes first on the path, as if it were run as a program.
-            [sys.executable, "-P", "-m", "pytest", *options, file],
-            cwd=tests,
+            [sys.executable, "-P", *stand_in, "-m", "pytest", *options, file],
+            cwd=run.tests,
             env=_environment(installs),
             stdin=subprocess.DEVNULL,
             stdout=text,
@@ -124,7 +140,7 @@ def _run(tests: Path, file: str, plan: Path, log: Path, installs: bool, seconds:
 
 def _environment(installs: bool) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_PROMOTE_")}
-    paths = [str(_HERE), str(_ROOT), *filter(None, [kept.get("PYTHONPATH")])]
+    paths = [str(_HERE), str(_HERE.parent), str(_ROOT), *filter(None, [kept.get("PYTHONPATH")])]
     kept["PYTHONPATH"] = os.pathsep.join(paths)
     if installs:
         kept["TORCH_PROMOTE_AUTOCAST"] = "1"  # for processes that tests start
