@@ -265,6 +265,17 @@ def test_the_command(tmp_path: Path) -> None:
     assert "the process died with exit status 3" in process.stdout
 
 
+def test_a_file_that_no_test_of_runs_failed(suite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite.running, "_run", lambda *_: "the process died with exit status 4")
+    run = suite.running.Run(tmp_path, tmp_path, 20, False)
+    (outcome,) = suite.running.run_file(run, "a/test_b.py", None, None).items()
+    log = tmp_path / "a.test_b.stock.log"
+    assert outcome == (
+        "a/test_b.py",
+        suite.running.Outcome("failed", f"the process died with exit status 4: see {log}"),
+    )
+
+
 @pytest.mark.slow
 def test_the_command_fails_if_no_region_is_ours_and_passes_if_all_tests_end_alike(tmp_path: Path) -> None:
     folder = sources(tmp_path)

@@ -80,9 +80,11 @@ def run_file(
         plan.write_text(json.dumps(values), encoding="utf-8")
         died = _run(run, file, plan.resolve(), log, install is not None, end - time.monotonic())
         found, is_whole = read(record, died, outcomes)
-        if is_whole or len(found) == len(outcomes) or time.monotonic() >= end:
+        if is_whole or time.monotonic() >= end:
             return found
-        outcomes = found  # the process died: another one runs the tests after that
+        if len(found) == len(outcomes):  # it died before it ran a test
+            return {**found, file: Outcome("failed", f"{died}: see {log}")}
+        outcomes = found  # another process runs the tests after the one that it died of
 
 
 def read(record: Path, died: str, before: Mapping[str, Outcome]) -> tuple[dict[str, Outcome], bool]:
