@@ -14,6 +14,7 @@ import torch
 
 import torch_promote as tp
 from helpers import under_install
+from helpers.installed import installed_marked, nothing_installed  # noqa: F401
 from helpers.thread_state import thread_state
 from torch_promote.checking import pretend_cuda as cuda
 

@@ -33,6 +33,7 @@ Programs
 
 Regions and policies
     interrupts: a program that interrupts regions by signals, and counts how often one stays open.
+    installed: fixtures that install, and uninstall, and whose a region of torch.autocast is then.
     probes: what a program can see of the region it is in.
     program_defaults: a fixture that checks and restores the default policy and registered policies.
     policies: random policies for hypothesis, ways to copy one, and a policy with its file.
@@ -50,6 +51,7 @@ Reference
 
 Commands and checks
     command_line: runs the command line inside the test's process.
+    autoloading: processes in which PyTorch finds this package's entry point.
     stand_in_runner: a parity runner with made-up entries, importable by worker processes.
     parity_reports: reports of those entries.
     planted_bugs: bugs for the tests of parity to plant.

@@ -1,6 +1,6 @@
 """A program that interrupts a loop of empty regions, and counts how often a region stays open.
 
-    python -m helpers.interrupts KIND INTERRUPTS       # KIND: stock, my_autocast or promotion
+    python -m helpers.interrupts KIND INTERRUPTS       # KIND: stock, my_autocast, promotion or installed
 
 It prints how many interrupts left a region open.
 """
@@ -23,6 +23,7 @@ KINDS: dict[str, Make] = {
     "stock": lambda: tp.stock_autocast("cpu", torch.bfloat16),
     "my_autocast": lambda: tp.my_autocast("cpu"),
     "promotion": lambda: tp.promotion("numpy"),
+    "installed": lambda: torch.autocast("cpu", torch.bfloat16),
 }
 
 
@@ -60,4 +61,6 @@ def count_left_open(make: Make, interrupts: int) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGALRM, _raise)
+    if sys.argv[1] == "installed":
+        tp.install()
     print(count_left_open(KINDS[sys.argv[1]], int(sys.argv[2])))

@@ -58,7 +58,7 @@ class _Watch:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        if _runs_uninstalled(item):
+        if isinstance(item, pytest.DoctestItem) and item.path.name in _SHOW_INSTALL:
             tp.uninstall()
         self._before = tp.installed()
         return (yield)
@@ -72,10 +72,10 @@ class _Watch:
             before, after = self._before, tp.installed()
             if after is not self._in_force:
                 self._put_back()
-            if after is not before:
+            if _asked_for(after) != _asked_for(before):
                 pytest.fail(
-                    f"the test began with {before} installed and ends with {after}. Use installed_as; a test of "
-                    "install or uninstall needs pytest.mark.uninstalled, and has to uninstall in the end."
+                    f"the test began with {before} installed and ends with {after}. Use installed_as, or restore "
+                    "what was installed in the end."
                 )
 
     def _put_back(self) -> None:
@@ -86,10 +86,8 @@ class _Watch:
             self._in_force = tp.install(policy=again.policy, overrides=again.overrides, cache=again.cache)
 
 
-def _runs_uninstalled(item: pytest.Item) -> bool:
-    if isinstance(item, pytest.DoctestItem):
-        return item.path.name in _SHOW_INSTALL
-    return item.get_closest_marker("uninstalled") is not None
+def _asked_for(installation: tp.Installation | None) -> Any:
+    return installation and (installation.policy, dict(installation.overrides), installation.cache)
 
 
 def assert_stock(region: Callable[[], Any]) -> None:

@@ -16,7 +16,7 @@ class _Count(TorchDispatchMode):
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # By storage: a cast of `weight.t()` is a cast of the weight.
-        self._weights = {weight.untyped_storage().data_ptr() for weight in weights}
+        self._weights = {_memory_of(weight) for weight in weights}
         self.casts: dict[str, int] = {"weights": 0, "activations": 0, "gradients": 0}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -28,7 +28,12 @@ class _Count(TorchDispatchMode):
     def _kind(self, source: Tensor) -> str:
         if torch._C._current_autograd_node() is not None:
             return "gradients"
-        return "weights" if source.untyped_storage().data_ptr() in self._weights else "activations"
+        return "weights" if _memory_of(source) in self._weights else "activations"
+
+
+def _memory_of(tensor: Tensor) -> int:
+    """Returns the address of a tensor's storage. `untyped_storage()` would end the tensor's persistent casts."""
+    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
 
 
 def count_casts(step: Callable[[], Any], weights: Iterable[Tensor]) -> dict[str, int]:

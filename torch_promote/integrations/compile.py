@@ -12,6 +12,7 @@ import functools
 import hashlib
 import inspect
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,13 +22,16 @@ from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.export import record_enter, record_exit
 
 __all__ = [
+    "DYNAMO",
     "GraphRegion",
+    "digests",
     "graph_enter",
     "graph_exit",
     "graphs_open_regions",
     "install",
     "policy_digest",
-    "skip_in_dynamo",
+    "skip_frames",
+    "translator",
 ]
 
 # The owner of regions that a graph opens. A graph that raises does not end its regions; the extension ends those of
@@ -78,28 +82,45 @@ class GraphRegion:
         graph_exit(self.packed)
 
 
+def translator() -> Any:
+    """Returns Dynamo's translator of bytecode if it is tracing in this thread, or else None."""
+    module = sys.modules.get("torch._dynamo.symbolic_convert")
+    if module is None:
+        return None
+    try:
+        return module.InstructionTranslator.current_tx()
+    except (AttributeError, LookupError):
+        return None
+
+
 def _unwind_after_tracing(base: int) -> None:
     """If Dynamo is tracing, makes it end the region when it gives up the trace in the middle."""
-    translator = sys.modules.get("torch._dynamo.symbolic_convert")
-    if translator is None:
-        return
-    try:
-        output = translator.InstructionTranslator.current_tx().output
-    except (AttributeError, LookupError):
-        return  # not tracing: a backend runs the graph
+    tracing = translator()
+    if tracing is None:
+        return  # a backend runs the graph
 
     def unwind() -> None:
         if _C.depth() > base:
             _C.suspend_regions(base)
 
-    output.add_cleanup_hook(unwind)
+    tracing.output.add_cleanup_hook(unwind)
+
+
+def skip_frames(*functions: Any) -> None:
+    """Keeps Dynamo from compiling frames of these functions, and of what they call.
+
+    After a graph break it compiles the functions that the broken one calls, each alone.
+    """
+    eval_frame: Any = torch._dynamo.eval_frame
+    skip = eval_frame.FrameExecStrategy(eval_frame.FrameAction.SKIP, eval_frame.FrameAction.SKIP)
+    for function in functions:
+        eval_frame.set_code_exec_strategy(function.__code__, skip)
 
 
 def _register_with_dynamo(*region_types: Any) -> None:
-    # After a graph break Dynamo compiles the functions that the broken one calls, each alone, and their callees. Here
-    # that would make a graph that enters a region and does not leave it, and there is nothing to gain in __init__.
+    # A graph of `__enter__` alone would enter a region and not leave it, and there is nothing to gain in __init__.
     for kind in (*region_types, GraphRegion):
-        skip_in_dynamo(kind.__init__, kind.__enter__, kind.__exit__)
+        skip_frames(kind.__init__, kind.__enter__, kind.__exit__)
     torch._dynamo.allow_in_graph(graph_enter)
     torch._dynamo.allow_in_graph(graph_exit)
     for kind in region_types:
@@ -160,7 +181,7 @@ def _complete_disk_cache_keys() -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         # Nothing is added where there is nothing to tell apart: processes with and without this package share entries.
-        if digest := policy_digest():
+        if digest := "/".join(filter(None, (part() for part in digests))):
             self.torch_promote_policy = digest
         if not has_dtypes and (state := _autocast_state()):
             self.autocast_state = state
@@ -174,6 +195,10 @@ def policy_digest() -> str:
         return ""
     policy = sorted(_C.current_policy().items()), _C.promotion_content()
     return hashlib.sha256(repr(policy).encode()).hexdigest()
+
+
+#: What the key of the disk cache gets: the policy in force, and what `install` has put in force for regions in graphs.
+digests: list[Callable[[], str]] = [lambda: policy_digest()]
 
 
 def _enterable_from_outside(region_type: type) -> None:
@@ -196,7 +221,7 @@ def _enterable_from_outside(region_type: type) -> None:
         builder.VariableBuilder._type_dispatch_impl(trace_numpy)[region_type] = build
 
 
-_DYNAMO = "torch._dynamo"
+DYNAMO = "torch._dynamo"
 _DISK_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 
 
@@ -207,5 +232,5 @@ def install(*region_types: type) -> None:
         region_types: The classes `my_autocast` and `promotion`.
     """
     # Importing Dynamo here would take a second.
-    run_after_import(_DYNAMO, functools.partial(_register_with_dynamo, *region_types))
+    run_after_import(DYNAMO, functools.partial(_register_with_dynamo, *region_types))
     run_after_import(_DISK_CACHE, _complete_disk_cache_keys)

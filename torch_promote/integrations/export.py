@@ -17,7 +17,7 @@ from torch_promote import _C
 from torch_promote.errors import RegionError
 from torch_promote.native.region_spec import RegionSpec
 
-__all__ = ["record_enter", "record_exit"]
+__all__ = ["record_enter", "record_exit", "refuse_policy"]
 
 
 def record_enter(packed: str) -> None:
@@ -31,10 +31,7 @@ def record_enter(packed: str) -> None:
     """
     modes = _export_modes()
     if modes and not _C.policy_is_stock():
-        raise RegionError(
-            "a region with overrides or with a promotion rule cannot be exported: an exported graph can hold regions "
-            "of torch.autocast only, and these know neither. Export without them, or write the casts into the module."
-        )
+        refuse_policy()
     for mode in modes:
         spec = RegionSpec.unpack(packed)
         for device in spec.devices:
@@ -46,6 +43,14 @@ def record_exit(packed: str) -> None:
     for mode in _export_modes():
         for _ in RegionSpec.unpack(packed).devices:
             mode.__torch_function__(_exit_autocast, (), ())
+
+
+def refuse_policy() -> None:
+    """Raises the error of `record_enter`."""
+    raise RegionError(
+        "a region with overrides or with a promotion rule cannot be exported: an exported graph can hold regions "
+        "of torch.autocast only, and these know neither. Export without them, or write the casts into the module."
+    )
 
 
 def _export_modes() -> list[Any]:

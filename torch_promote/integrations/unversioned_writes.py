@@ -27,7 +27,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.integrations.after_import import run_after_import
-from torch_promote.integrations.compile import skip_in_dynamo
+from torch_promote.integrations.compile import skip_frames
 
 __all__ = ["install", "watch"]
 
@@ -144,4 +144,4 @@ def _watch_sharing() -> None:
         return export(self.detach() if _C.has_backend_meta(self) else self, *args, **kwargs)
 
     tensor.untyped_storage, tensor.set_, tensor.__dlpack__ = untyped_storage, set_, __dlpack__
-    run_after_import("torch._dynamo", functools.partial(skip_in_dynamo, untyped_storage, set_, __dlpack__))
+    run_after_import("torch._dynamo", functools.partial(skip_frames, untyped_storage, set_, __dlpack__))

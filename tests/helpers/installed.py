@@ -1,0 +1,44 @@
+"""Whose a region of torch.autocast is: under what these tests install, ours computes `mm` in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.probes import mm_dtype
+
+__all__ = ["ENTER", "EXIT", "FROM_BEFORE", "OURS", "STOCKS", "installed_marked", "nothing_installed"]
+
+#: The name that programs got before anything was installed, and the methods that the class had.
+FROM_BEFORE = torch.autocast
+ENTER, EXIT = torch.autocast.__enter__, torch.autocast.__exit__
+
+#: `mm_dtype()` in a region of the CPU, if it is ours and if it is PyTorch's.
+OURS, STOCKS = torch.float32, torch.bfloat16
+
+
+@pytest.fixture
+def nothing_installed() -> Iterator[None]:
+    """Nothing is installed when the test begins, and the class is as it was when the test has ended."""
+    before = tp.uninstall()
+    methods = torch.autocast.__enter__, torch.autocast.__exit__
+    yield
+    tp.uninstall()
+    assert (torch.autocast.__enter__, torch.autocast.__exit__) == methods
+    if before is not None:
+        tp.install(policy=before.policy, overrides=before.overrides, cache=before.cache)
+
+
+@pytest.fixture
+def installed_marked(nothing_installed: None) -> Iterator[tp.Installation]:
+    """Something is installed that shows whose a region is."""
+    with tp.installed_as(overrides={"mm": "fp32"}) as installation:
+        assert mm_dtype() is torch.float32
+        with torch.autocast("cpu"):
+            assert mm_dtype() is OURS
+        with tp.stock_autocast("cpu"):
+            assert mm_dtype() is STOCKS
+        yield installation

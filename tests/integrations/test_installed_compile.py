@@ -1,0 +1,331 @@
+"""torch.compile of functions with regions of torch.autocast inside, while something is installed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import torch_promote as tp
+from helpers.comparison import assert_same
+from helpers.compiling import HALF, Weights, called_in, compute, inputs, with_gradients
+from helpers.probes import leaves_no_trace
+from helpers.program_comparison import ours, stock
+from torch_promote import _C
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "nothing_installed")
+
+BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+MARKED: dict[str, Any] = {"overrides": {"matmul": "fp32"}}
+HALVES: dict[str, Any] = {"overrides": {"matmul": HALF}}
+
+AT_MODULE_LEVEL = torch.autocast("cpu", HALF)
+
+
+def plain(x: torch.Tensor, w: Weights) -> Any:
+    with torch.autocast("cpu"):
+        inside = compute(x, w)
+    return inside, x @ w[3]
+
+
+def nested(x: torch.Tensor, w: Weights) -> Any:
+    with torch.autocast("cpu"):
+        first = x @ w[0]
+        with torch.autocast("cpu", dtype=HALF):
+            second = x @ w[1], torch.softmax(x, -1)
+            with torch.autocast("cpu", enabled=False):
+                third = x @ w[2]
+    return first, second, third, x @ w[3]
+
+
+def made_outside(x: torch.Tensor, w: Weights) -> Any:
+    with AT_MODULE_LEVEL:
+        first = x @ w[0]
+    with AT_MODULE_LEVEL:
+        return first, x @ w[1]
+
+
+@torch.autocast("cpu")
+def decorated(x: torch.Tensor, w: Weights) -> Any:
+    return compute(x, w)
+
+
+def decorated_inside(x: torch.Tensor, w: Weights) -> Any:
+    return torch.autocast("cpu")(compute)(x, w), x @ w[2]
+
+
+def beside_our_own(x: torch.Tensor, w: Weights) -> Any:
+    with tp.my_autocast("cpu", overrides={"softmax": "fp16"}):
+        first = x @ w[0], torch.softmax(x, -1)
+        with torch.autocast("cpu", HALF):
+            second = x @ w[1], torch.softmax(x, -1)
+    with torch.autocast("cpu"), tp.my_autocast("cpu", HALF):
+        return first, second, x @ w[2]
+
+
+def beside_stocks(x: torch.Tensor, w: Weights) -> Any:
+    with tp.stock_autocast("cpu", HALF):
+        first = x @ w[0]
+    with torch.autocast("cpu"):
+        second = x @ w[1]
+    with tp.stock_autocast("cpu"):
+        return first, second, x @ w[2]
+
+
+PROGRAMS: tuple[Callable[[torch.Tensor, Weights], Any], ...] = (
+    plain, nested, made_outside, decorated, decorated_inside, beside_our_own, beside_stocks,
+)  # fmt: skip
+INSTALLED = pytest.mark.parametrize(
+    "arguments", [{}, MARKED, {"policy": "cuda"}, {"policy": "off"}, {"cache": "all"}], ids=str
+)
+
+
+@INSTALLED
+@BACKENDS
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_in_one_graph_as_eager(program: Any, backend: str, arguments: Any) -> None:
+    args = inputs()
+    compiled = torch.compile(program, backend=backend, fullgraph=True)
+    with leaves_no_trace(), tp.installed_as(**arguments):
+        for place in (None, (ours, {"dtype": HALF}), (torch_region, {}), (stock, {"enabled": False}), None):
+            assert_same(called_in(place, compiled, *args), called_in(place, program, *args), what=str(place))
+
+
+def torch_region(**arguments: Any) -> Any:
+    return torch.autocast("cpu", **arguments)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_every_change_recompiles(program: Any) -> None:
+    args = inputs()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(program, backend=counter, fullgraph=True)
+
+    def check(recompiles: bool) -> None:
+        before = counter.frame_count
+        assert_same(with_gradients(compiled, *args), with_gradients(program, *args))
+        assert (counter.frame_count > before) == recompiles
+
+    check(True)
+    for arguments in (MARKED, HALVES, {}):
+        tp.install(**arguments)
+        check(True)
+        tp.install(**arguments)
+        check(False)
+    tp.uninstall()
+    check(True)
+    tp.uninstall()
+    check(False)
+
+
+def test_many_installations_do_not_reach_the_recompile_limit() -> None:
+    args = inputs()
+    compiled = torch.compile(plain, backend="eager", fullgraph=True)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for arguments in [MARKED, HALVES] * 4:
+            with tp.installed_as(**arguments):
+                assert_same(compiled(*args), plain(*args))
+
+
+def test_inductor() -> None:
+    args = inputs()
+    compiled = torch.compile(plain, fullgraph=True)
+    dtypes = []
+    for arguments in (None, {}, MARKED, HALVES):
+        if arguments is not None:
+            tp.install(**arguments)
+        dtypes.append(compiled(*args)[0][0].dtype)
+        assert dtypes[-1] is plain(*args)[0][0].dtype
+    assert dtypes == [torch.bfloat16, torch.bfloat16, torch.float32, HALF]
+
+
+def test_the_default_policy_acts_in_graphs() -> None:
+    args = inputs()
+    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
+    with tp.installed_as():
+        assert compiled(*args)[0][0].dtype is torch.bfloat16
+        before = tp.set_default_policy("off")
+        try:
+            assert compiled(*args)[0][0].dtype is torch.float32
+        finally:
+            tp.set_default_policy(before)
+        assert compiled(*args)[0][0].dtype is torch.bfloat16
+
+
+# --- where Dynamo does not get through
+
+
+def breaks_inside(x: torch.Tensor, w: Weights) -> Any:
+    with torch.autocast("cpu"):
+        first = x @ w[0]
+        torch._dynamo.graph_break()
+        with torch.autocast("cpu", HALF):
+            second = x @ w[1]
+            torch._dynamo.graph_break()
+            third = x @ w[2]
+        return first, second, third, x @ w[3]
+
+
+class Subclass(torch.autocast):
+    def __enter__(self) -> Any:
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        return super().__exit__(*error)
+
+
+def subclass(x: torch.Tensor, w: Weights) -> Any:
+    with Subclass("cpu"):
+        return x @ w[0]
+
+
+def calls_the_methods(x: torch.Tensor, w: Weights) -> Any:
+    region = torch.autocast("cpu")
+    region.__enter__()
+    first = x @ w[0]
+    region.__exit__(None, None, None)
+    return first, x @ w[1]
+
+
+def breaks_in_a_stock_region(x: torch.Tensor, w: Weights) -> Any:
+    with tp.stock_autocast("cpu"):
+        first = x @ w[0]
+        torch._dynamo.graph_break()
+        return first, x @ w[1]
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    "program", [breaks_inside, subclass, calls_the_methods, breaks_in_a_stock_region], ids=lambda p: p.__name__
+)
+@pytest.mark.parametrize("arguments", [{}, MARKED], ids=str)
+def test_graph_breaks(program: Any, backend: str, arguments: Any) -> None:
+    args = inputs()
+    with leaves_no_trace(), tp.installed_as(**arguments):
+        compiled = torch.compile(program, backend=backend)
+        for place in (None, (ours, {"dtype": HALF}), None):
+            assert_same(called_in(place, compiled, *args), called_in(place, program, *args), what=str(place))
+
+
+@BACKENDS
+def test_a_graph_that_raises_inside_a_region(backend: str) -> None:
+    """Its region ends with the region around; without one, stock's and those of `my_autocast` stay open, too."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", HALF):
+            return torch.linalg.cholesky((x @ x).float())
+
+    good, bad = torch.eye(4), -torch.eye(4)
+    bad[0, 0] = float("nan")
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    with tp.installed_as(**MARKED), leaves_no_trace():
+        for region in (torch.autocast, tp.my_autocast):
+            with leaves_no_trace(), pytest.raises(torch.linalg.LinAlgError), region("cpu"):
+                compiled(good)
+                compiled(bad)
+        compiled(good)
+
+
+def test_a_trace_that_is_given_up() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", HALF):
+            with torch.autocast("cpu"):
+                torch._dynamo.graph_break()
+            return x @ x
+
+    with tp.installed_as(**MARKED), leaves_no_trace(), pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(function, backend="eager", fullgraph=True)(torch.ones(2, 2))
+
+
+def test_a_backend_that_raises() -> None:
+    def backend(module: torch.fx.GraphModule, example: Any) -> Any:
+        module.forward(*example)
+        with torch.autocast("cpu"):
+            raise ZeroDivisionError
+
+    with tp.installed_as(**MARKED), leaves_no_trace(), pytest.raises(Exception, match="ZeroDivisionError"):
+        torch.compile(plain, backend=backend, fullgraph=True)(*inputs())
+
+
+# --- install and uninstall while a function is compiled, or runs
+
+
+@pytest.mark.parametrize("change", [tp.install, tp.uninstall, lambda: tp.installed_as().__enter__()])
+def test_a_change_by_a_backend_is_an_error(change: Any) -> None:
+    def backend(module: torch.fx.GraphModule, example: Any) -> Any:
+        change()
+        return module.forward
+
+    with tp.installed_as(**MARKED) as installation:
+        with leaves_no_trace(), pytest.raises(Exception, match=r"install.*was called while torch\.compile compiles"):
+            torch.compile(plain, backend=backend, fullgraph=True)(*inputs())
+        assert tp.installed() is installation
+
+
+def changes_inside(x: torch.Tensor, w: Weights) -> Any:
+    with torch.autocast("cpu"):
+        first = x @ w[0]
+    tp.install(**HALVES)
+    with torch.autocast("cpu"):
+        second = x @ w[1]
+    tp.uninstall()
+    with torch.autocast("cpu"), tp.installed_as(**MARKED):
+        return first, second, x @ w[2]
+
+
+def test_a_change_inside_of_a_compiled_function() -> None:
+    """The graph breaks there, or where it may not, the error says why."""
+    args = inputs()
+    with tp.installed_as(**MARKED) as installation, leaves_no_trace():
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="changes what regions of compiled functions are"):
+            torch.compile(changes_inside, backend="eager", fullgraph=True)(*args)
+        assert tp.installed() is installation
+        for _ in range(2):
+            tp.install(**MARKED)
+            compiled = torch.compile(changes_inside, backend="aot_eager")(*args)
+            tp.install(**MARKED)
+            assert_same(compiled, changes_inside(*args))
+
+
+def test_a_change_waits_for_what_another_thread_compiles() -> None:
+    """Otherwise the function would be compiled for one policy in part, and be kept for the other."""
+    compiling, order = threading.Event(), []
+
+    def backend(module: torch.fx.GraphModule, example: Any) -> Any:
+        compiling.set()
+        changer.join(0.5)
+        order.append("compiled")
+        return module.forward
+
+    def change() -> None:
+        assert compiling.wait(60)
+        tp.install(**HALVES)
+        order.append("installed")
+
+    changer = threading.Thread(target=change)
+    args = inputs()
+    with tp.installed_as(**MARKED):
+        compiled = torch.compile(plain, backend=backend, fullgraph=True)
+        changer.start()
+        compiled(*args)
+        changer.join(60)
+        assert order == ["compiled", "installed"]
+        assert_same(compiled(*args), plain(*args))
+        assert order == ["compiled", "installed", "compiled"]
+
+
+def test_nothing_of_a_graph_is_left_after_uninstall() -> None:
+    args = inputs()
+    enter, exit_ = torch.autocast.__enter__, torch.autocast.__exit__
+    with tp.installed_as():
+        compiled = torch.compile(plain, backend="eager", fullgraph=True)
+        compiled(*args)
+        with torch.autocast("cpu"):
+            compiled(*args)
+    assert (torch.autocast.__enter__, torch.autocast.__exit__) == (enter, exit_)
+    assert _C.depth() == 0
+    assert_same(compiled(*args), plain(*args))

@@ -1,0 +1,403 @@
+"""install, uninstall, installed, installed_as: what they put in force, return and refuse."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.installed import ENTER, EXIT, OURS, STOCKS
+from helpers.probes import in_thread, mm_dtype
+from helpers.subprocesses import environment
+from helpers.thread_state import thread_state
+
+pytestmark = pytest.mark.usefixtures("nothing_installed")
+
+MARKED = {"overrides": {"mm": "fp32"}}
+
+
+def region_is() -> torch.dtype:
+    with torch.autocast("cpu"):
+        return mm_dtype()
+
+
+def is_restored() -> bool:
+    return torch.autocast.__enter__ is ENTER and torch.autocast.__exit__ is EXIT
+
+
+def test_install_and_uninstall() -> None:
+    assert tp.installed() is None
+    installation = tp.install(**MARKED)
+    assert tp.installed() is installation
+    assert region_is() is OURS
+    assert tp.uninstall() is installation
+    assert tp.installed() is None
+    assert region_is() is STOCKS
+    assert is_restored()
+
+
+def test_uninstall_without_install() -> None:
+    assert tp.uninstall() is None
+    assert is_restored()
+
+
+def test_a_second_call_replaces() -> None:
+    first = tp.install(**MARKED)
+    second = tp.install(policy="off")
+    assert (tp.installed(), second is first) == (second, False)
+    assert region_is() is torch.float32
+    tp.install()
+    assert region_is() is torch.bfloat16
+    assert tp.uninstall() is not first
+    assert is_restored()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        MARKED,
+        {"policy": "cuda"},
+        {"policy": "cuda", "overrides": {"mm": "fp16"}, "cache": "all"},
+        {"cache": "none"},
+    ],
+    ids=str,
+)
+def test_the_same_again_changes_nothing(arguments: Any) -> None:
+    torch._dynamo.reset()
+    first = tp.install(**arguments)
+    with mock.patch.object(torch._dynamo, "reset") as reset:
+        assert tp.install(**arguments) is first
+        with tp.installed_as(**arguments) as again:
+            assert again is first
+        assert tp.installed() is first
+        assert not reset.called
+        tp.install(policy="off")
+        assert reset.called
+
+
+def test_what_it_says() -> None:
+    installation = tp.install(policy="cuda", overrides={"mm": "fp32", "softmax": "fp16"}, cache="all")
+    assert (installation.policy, dict(installation.overrides), installation.cache) == (
+        "cuda", {"mm": "fp32", "softmax": "fp16"}, "all",
+    )  # fmt: skip
+    assert repr(installation) == (
+        "<torch_promote.install(policy='cuda', overrides={'mm': 'fp32', 'softmax': 'fp16'}, cache='all')>"
+    )
+    assert installation.info == (
+        "Regions of torch.autocast for cpu and cuda are run by torch_promote: policy 'cuda', 2 overrides, cache 'all'."
+    )
+    assert repr(tp.install()) == "<torch_promote.install()>"
+    assert "PyTorch's own policy" in tp.install().info
+
+
+def test_later_changes_of_the_arguments_change_nothing(tmp_path: Path) -> None:
+    overrides: dict[str, str] = {"mm": "fp32"}
+    installation = tp.install(overrides=overrides)
+    overrides["mm"] = "fp16"
+    assert dict(installation.overrides) == {"mm": "fp32"}
+    with pytest.raises(TypeError):
+        installation.overrides["mm"] = "fp16"  # type: ignore[index]
+    file = tmp_path / "policy.toml"
+    tp.Policy.named("off").save(file)
+    tp.install(policy=file)
+    file.unlink()
+    assert region_is() is torch.float32
+
+
+BROKEN: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"policy": "no such policy"}, tp.PolicyError, "no such policy"),
+    ({"policy": 3}, tp.PolicyError, "int"),
+    ({"policy": "no/such/file.toml"}, tp.PolicyError, "file"),
+    ({"overrides": {"no_such_op": "fp32"}}, tp.PolicyError, "no_such_op"),
+    ({"overrides": {"mm": "fp32_set_opt_dtype"}}, tp.PolicyError, "can use"),
+    ({"overrides": {"mm": "fp33"}}, tp.PolicyError, "fp33"),
+    ({"overrides": ["mm"]}, tp.PolicyError, "list"),
+    ({"overrides": "mm"}, tp.PolicyError, "str"),
+    ({"cache": "al"}, tp.OptionError, "'all'"),
+    ({"cache": True}, tp.OptionError, "bool"),
+]
+
+
+@pytest.mark.parametrize("before", [None, MARKED], ids=["nothing", "marked"])
+@pytest.mark.parametrize(("arguments", "error", "text"), BROKEN, ids=str)
+def test_broken_arguments_change_nothing(arguments: Any, error: type[Exception], text: str, before: Any) -> None:
+    was = tp.install(**before) if before else None
+    state, whose, methods = thread_state(), region_is(), (torch.autocast.__enter__, torch.autocast.__exit__)
+    with mock.patch.object(torch._dynamo, "reset") as reset:
+        for function in (tp.install, tp.installed_as):
+            with pytest.raises(error, match=text):
+                function(**arguments).__enter__()
+        assert not reset.called
+    assert tp.installed() is was
+    assert (torch.autocast.__enter__, torch.autocast.__exit__) == methods
+    assert (thread_state(), region_is()) == (state, whose)
+
+
+def test_arguments_have_names() -> None:
+    with pytest.raises(TypeError):
+        tp.install("cuda")  # type: ignore[misc]
+
+
+def test_installed_as_puts_back_what_was() -> None:
+    outer = tp.install(policy="off")
+    with tp.installed_as() as inner:
+        assert (tp.installed(), inner is outer) == (inner, False)
+        assert region_is() is torch.bfloat16
+        with pytest.raises(ZeroDivisionError), tp.installed_as(**MARKED):
+            1 / 0  # noqa: B018
+        assert tp.installed() is inner
+        tp.uninstall()
+        assert region_is() is STOCKS
+    assert tp.installed() is outer
+    assert region_is() is torch.float32
+    tp.uninstall()
+    with tp.installed_as():
+        pass
+    assert tp.installed() is None
+
+
+# --- regions that are open meanwhile
+
+
+Change = Callable[[], Any]
+
+
+@pytest.mark.parametrize("region", [torch.autocast, tp.stock_autocast, tp.my_autocast])
+def test_install_inside_an_open_region(region: Any) -> None:
+    before = thread_state()
+    with region("cpu", torch.float16):
+        inside = thread_state()
+        tp.install(**MARKED)
+        assert thread_state() == inside
+        assert mm_dtype() is torch.float16
+        with torch.autocast("cpu"):
+            assert mm_dtype() is OURS
+        assert thread_state() == inside
+    assert thread_state() == before
+    assert region_is() is OURS
+
+
+def test_uninstall_inside_an_open_region() -> None:
+    before = thread_state()
+    tp.install(**MARKED)
+    with torch.autocast("cpu", torch.float16):
+        inside = thread_state()
+        tp.uninstall()
+        assert torch.autocast.__enter__ is ENTER
+        assert thread_state() == inside
+        assert mm_dtype() is torch.float32
+        with torch.autocast("cpu"):
+            assert thread_state()["regions"] == 1
+        assert thread_state() == inside
+    assert thread_state() == before
+    assert is_restored()
+
+
+def test_replace_inside_an_open_region() -> None:
+    tp.install(**MARKED)
+    with torch.autocast("cpu"):
+        tp.install(overrides={"mm": torch.float16})
+        assert mm_dtype() is OURS
+        with torch.autocast("cpu"):
+            assert mm_dtype() is torch.float16
+        assert mm_dtype() is OURS
+
+
+def test_uninstall_while_another_thread_has_a_region_open() -> None:
+    entered, uninstalled, seen = threading.Event(), threading.Event(), []
+
+    def run() -> None:
+        before = thread_state()
+        with torch.autocast("cpu"):
+            entered.set()
+            assert uninstalled.wait(60)
+            seen.append(mm_dtype())
+        seen.append(thread_state() == before)
+
+    tp.install(**MARKED)
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert entered.wait(60)
+    tp.uninstall()
+    assert torch.autocast.__enter__ is ENTER
+    assert torch.autocast.__exit__ is not EXIT
+    assert region_is() is STOCKS
+    uninstalled.set()
+    thread.join(60)
+    assert seen == [OURS, True]
+    assert is_restored()
+
+
+def test_a_thread_that_ended_inside_a_region_keeps_nothing() -> None:
+    tp.install(**MARKED)
+    in_thread(lambda: torch.autocast("cpu").__enter__() and None)
+    tp.uninstall()
+    assert is_restored()
+
+
+def test_installed_by_two_threads_at_once() -> None:
+    """Whoever is last is in force, whole."""
+    choices = [{"overrides": {"mm": dtype}} for dtype in (torch.float16, torch.float32)]
+    failures = []
+
+    def run(own: Any) -> None:
+        for _ in range(50):
+            tp.install(**own)
+            if region_is() not in (torch.float16, torch.float32, torch.bfloat16):
+                failures.append(own)
+            tp.uninstall()
+
+    threads = [threading.Thread(target=run, args=(choice,)) for choice in choices]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not failures
+    assert tp.installed() is None
+    assert is_restored()
+
+
+FORK = """
+import os, threading, torch, torch_promote as tp
+started, over = threading.Event(), threading.Event()
+def hold():
+    with torch.autocast("cpu"):
+        started.set()
+        over.wait(60)
+def dtype():
+    with torch.autocast("cpu"):
+        return torch.ones(2, 2).mm(torch.ones(2, 2)).dtype
+enter, exit_ = torch.autocast.__enter__, torch.autocast.__exit__
+tp.install(overrides={"mm": "fp32"})
+thread = threading.Thread(target=hold)
+thread.start()
+started.wait(60)
+with torch.autocast("cpu"):
+    child = os.fork()
+    if child == 0:
+        inherited = tp.installed() is not None and dtype() is torch.float32
+        tp.uninstall()
+        ends = torch.autocast.__exit__ is not exit_
+if child == 0:
+    restored = (torch.autocast.__enter__, torch.autocast.__exit__) == (enter, exit_)
+    os._exit(0 if inherited and ends and restored and dtype() is torch.bfloat16 else 1)
+status = os.waitpid(child, 0)[1]
+over.set()
+thread.join()
+print(status, tp.installed() is not None, dtype())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_inherits_and_changes_its_own() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORK]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["0", "True", "torch.float32"], done.stderr
+
+
+# --- others who replace the methods
+
+
+def spy(calls: list[str], name: str, original: Any) -> Any:
+    def method(self: Any, *arguments: Any) -> Any:
+        calls.append(name)
+        return original(self, *arguments)
+
+    return method
+
+
+@pytest.mark.parametrize("name", ["__enter__", "__exit__"])
+def test_a_wrapper_from_before(name: str) -> None:
+    """Regions of ours pass by what stood in the class; those of PyTorch's call it."""
+    calls: list[str] = []
+    with mock.patch.object(torch.autocast, name, spy(calls, name, getattr(torch.autocast, name))) as wrapper:
+        tp.install(**MARKED)
+        assert (region_is(), calls) == (OURS, [])
+        tp.uninstall()
+        assert getattr(torch.autocast, name) is wrapper
+        assert (region_is(), calls) == (STOCKS, [name])
+    assert is_restored()
+
+
+@pytest.mark.parametrize("name", ["__enter__", "__exit__"])
+def test_a_wrapper_from_after(name: str) -> None:
+    calls: list[str] = []
+    tp.install(**MARKED)
+    with mock.patch.object(torch.autocast, name, spy(calls, name, getattr(torch.autocast, name))):
+        assert (region_is(), calls) == (OURS, [name])
+        tp.install(policy="off")
+        assert (region_is(), calls) == (torch.float32, [name] * 2)
+        tp.uninstall()
+        assert (region_is(), calls) == (STOCKS, [name] * 3)
+        tp.install(**MARKED)
+        assert (region_is(), calls) == (OURS, [name] * 4)
+    assert region_is() is OURS
+    tp.uninstall()
+    assert is_restored()
+
+
+@pytest.mark.parametrize("name", ["__enter__", "__exit__"])
+def test_a_wrapper_that_comes_back(name: str) -> None:
+    """It wraps ours, and stands in the class when ours is placed again: each calls the other, but not for ever."""
+    calls: list[str] = []
+    tp.install(**MARKED)
+    wrapper = spy(calls, name, getattr(torch.autocast, name))
+    tp.uninstall()
+    assert is_restored()
+    with mock.patch.object(torch.autocast, name, wrapper):
+        assert (region_is(), calls) == (STOCKS, [name])
+        tp.install(**MARKED)
+        assert region_is() is OURS
+        with tp.installed_as():
+            assert region_is() is torch.bfloat16
+        tp.uninstall()
+        assert region_is() is STOCKS
+        assert set(calls) == {name}
+    assert is_restored()
+
+
+def test_a_patch_that_ends_while_something_is_installed() -> None:
+    """It puts PyTorch's method back, so regions are PyTorch's until the next `install`."""
+    with mock.patch.object(torch.autocast, "__enter__", spy([], "", ENTER)):
+        tp.install(**MARKED)
+    assert region_is() is STOCKS
+    tp.install(**MARKED)
+    assert region_is() is OURS
+    tp.uninstall()
+    assert is_restored()
+
+
+def test_a_wrapper_left_over_passes_on() -> None:
+    tp.install(**MARKED)
+    patch = mock.patch.object(torch.autocast, "__enter__", spy([], "", torch.autocast.__enter__))
+    patch.start()
+    tp.uninstall()
+    patch.stop()  # puts ours back, which serves nothing now
+    assert region_is() is STOCKS
+    assert is_restored()
+
+
+# --- importing
+
+
+def test_it_is_loaded_when_it_is_used() -> None:
+    program = (
+        "import sys, torch, torch_promote as tp\n"
+        "assert not [m for m in sys.modules if m.startswith('torch_promote') and 'install' in m]\n"
+        "tp.install()\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "with torch.autocast('cpu'):\n"
+        "    assert torch.ones(2, 2).mm(torch.ones(2, 2)).dtype is torch.bfloat16\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=environment(), timeout=120, check=True)

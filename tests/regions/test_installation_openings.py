@@ -1,0 +1,466 @@
+"""Every way of opening a region of torch.autocast opens one of ours, and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import gc
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.installed import FROM_BEFORE, OURS, STOCKS
+from helpers.probes import in_thread, leaves_no_trace, mm_dtype
+from helpers.thread_state import thread_state
+from torch_promote import _C
+from torch_promote.regions import autocast_methods
+
+pytestmark = pytest.mark.usefixtures("installed_marked")
+
+CPU = "cpu"
+
+
+class Subclass(torch.autocast):
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.log: list[str] = []
+
+    def __enter__(self) -> Any:
+        self.log.append("enter")
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        self.log.append("exit")
+        return super().__exit__(*error)
+
+
+def by_with(make: Callable[[], Any]) -> torch.dtype:
+    with make() as region:
+        assert region is None or isinstance(region, torch.autocast)
+        return mm_dtype()
+
+
+def by_calls(make: Callable[[], Any]) -> torch.dtype:
+    region = make()
+    assert region.__enter__() is region
+    try:
+        return mm_dtype()
+    finally:
+        assert not region.__exit__(None, None, None)
+
+
+def by_calls_of_the_class(make: Callable[[], Any]) -> torch.dtype:
+    region = make()
+    torch.autocast.__enter__(region)
+    try:
+        return mm_dtype()
+    finally:
+        torch.autocast.__exit__(region, None, None, None)
+
+
+def by_exit_stack(make: Callable[[], Any]) -> torch.dtype:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(make())
+        kept = stack.pop_all()
+    dtype = mm_dtype()
+    kept.close()
+    return dtype
+
+
+def by_decorator(make: Callable[[], Any]) -> torch.dtype:
+    decorated = make()(mm_dtype)
+    assert decorated() is decorated()
+    return decorated()  # type: ignore[no-any-return]
+
+
+def by_generator_context_manager(make: Callable[[], Any]) -> torch.dtype:
+    @contextlib.contextmanager
+    def region() -> Iterator[None]:
+        with make():
+            yield
+
+    with region():
+        return mm_dtype()
+
+
+HOWS = (by_with, by_calls, by_calls_of_the_class, by_exit_stack, by_decorator, by_generator_context_manager)
+MAKERS: dict[str, Callable[[], Any]] = {
+    "torch.autocast": lambda: torch.autocast(CPU),
+    "a name from before": lambda: FROM_BEFORE(device_type=CPU),
+    "torch.amp.autocast": lambda: torch.amp.autocast(CPU, torch.bfloat16, True, True),
+    "autocast_mode.autocast": lambda: torch.amp.autocast_mode.autocast(CPU, cache_enabled=False),
+    "torch.cpu.amp.autocast": lambda: torch.cpu.amp.autocast(),
+    "subclass": Subclass,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast")
+@pytest.mark.parametrize("how", HOWS, ids=lambda how: how.__name__)
+@pytest.mark.parametrize("maker", MAKERS)
+def test_opened(maker: str, how: Any) -> None:
+    with leaves_no_trace():
+        assert how(MAKERS[maker]) is OURS
+    assert mm_dtype() is torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:`torch.cuda.amp.autocast")
+@pytest.mark.usefixtures("pretend_cuda")
+def test_opened_for_cuda() -> None:
+    with leaves_no_trace():
+        for region in (
+            torch.autocast("cuda"),
+            torch.cuda.amp.autocast(),
+            torch.cuda.amp.autocast(dtype=torch.bfloat16),
+        ):
+            with region:
+                assert (mm_dtype("cuda"), mm_dtype("cpu")) == (torch.float32, torch.float32)
+                assert torch.is_autocast_enabled("cuda")
+                with torch.autocast("cpu"):
+                    assert _C.depth() == 2
+
+
+def test_made_before_install() -> None:
+    tp.uninstall()
+    region = torch.autocast(CPU)
+    decorated = torch.autocast(CPU)(mm_dtype)
+    tp.install(overrides={"mm": "fp32"})
+    assert (by_with(lambda: region), decorated()) == (OURS, OURS)
+    tp.uninstall()
+    assert (by_with(lambda: region), decorated()) == (STOCKS, STOCKS)
+
+
+def test_unmanaged() -> None:
+    with leaves_no_trace():
+        mode = torch.amp.autocast_mode._enter_autocast(CPU, torch.bfloat16, True, True)
+        assert isinstance(mode, torch.autocast)
+        assert mm_dtype() is OURS
+        torch.amp.autocast_mode._exit_autocast(mode)
+
+
+def test_unmanaged_and_not_ended() -> None:
+    """As a graph that raises leaves it: it ends with the region around it."""
+    with leaves_no_trace(), torch.autocast(CPU):
+        torch.amp.autocast_mode._enter_autocast(CPU, torch.float16, True, True)
+        assert torch.get_autocast_dtype(CPU) is torch.float16
+
+
+class Fwd(torch.autograd.Function):
+    seen: list[Any] = []
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type=CPU)
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        Fwd.seen.append(mm_dtype())
+        return x * 2
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type=CPU)
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        Fwd.seen.append((mm_dtype(), _C.depth()))
+        return grad * 2
+
+
+class Casting(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type=CPU, cast_inputs=torch.float32)
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        Fwd.seen.append((x.dtype, _C.depth(), torch.is_autocast_enabled(CPU)))
+        return x * 2
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type=CPU)
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+def test_custom_fwd_and_custom_bwd() -> None:
+    Fwd.seen.clear()
+    x = torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True)
+    with leaves_no_trace():
+        with torch.autocast(CPU):
+            y = Fwd.apply(x)
+            Casting.apply(x)
+        y.sum().backward()
+    assert Fwd.seen == [OURS, (torch.float32, 2, False), (OURS, 1)]
+
+
+# --- what is in an object
+
+
+def test_attributes_of_pytorchs_objects() -> None:
+    region = torch.autocast(CPU, torch.float16, cache_enabled=False)
+    assert not hasattr(region, "prev")
+    with torch.autocast(CPU), region:
+        assert (region.prev, region.prev_fastdtype, region.prev_cache_enabled) == (True, torch.bfloat16, True)
+    expected = tp.stock_autocast(CPU, torch.float16, cache_enabled=False)
+    with tp.stock_autocast(CPU), expected:
+        pass
+    assert vars(region) == vars(expected)
+
+
+def test_attributes_changed_before_it_is_entered() -> None:
+    region = torch.autocast(CPU)
+    region.fast_dtype = torch.float16
+    with region:
+        assert torch.get_autocast_dtype(CPU) is torch.float16
+    region._enabled = False
+    with region:
+        assert not torch.is_autocast_enabled(CPU)
+    region._enabled, region._cache_enabled = True, False
+    with region:
+        assert not torch.is_autocast_cache_enabled()
+        assert mm_dtype() is OURS
+
+
+def test_attributes_changed_inside() -> None:
+    """A region ends as what it began as."""
+    region = torch.autocast(CPU)
+    with leaves_no_trace(), region:
+        region.device, region.fast_dtype, region._enabled = "mps", torch.float16, False
+
+
+# --- objects entered several times, in several threads, and dropped
+
+
+def test_entered_again_and_nested() -> None:
+    region = torch.autocast(CPU)
+    with leaves_no_trace():
+        for _ in range(2):
+            with region:
+                with region, torch.autocast(CPU, enabled=False), region:
+                    assert mm_dtype() is OURS
+                assert mm_dtype() is OURS
+            assert mm_dtype() is torch.float32
+
+
+def test_entered_in_several_threads_at_once() -> None:
+    region, barrier, failures = torch.autocast(CPU), threading.Barrier(4), []
+
+    def run() -> None:
+        before = thread_state()
+        for _ in range(20):
+            barrier.wait(60)
+            with region:
+                barrier.wait(60)
+                failures.extend([] if mm_dtype() is OURS else ["inside"])
+            failures.extend([] if thread_state() == before else ["after"])
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+
+
+def test_entered_and_dropped() -> None:
+    """It stays open, and no other object at its address ends it."""
+
+    def run() -> None:
+        kept = weakref.ref(torch.autocast(CPU, torch.float16).__enter__())
+        gc.collect()
+        assert kept() is not None
+        tp.uninstall()
+        for _ in range(100):
+            with torch.autocast(CPU):
+                pass
+            tp.stock_autocast(CPU)
+        assert _C.depth() == 1
+        kept_in_the_end.append(kept)
+
+    kept_in_the_end: list[Any] = []
+    in_thread(run)
+    gc.collect()
+    assert kept_in_the_end[0]() is None
+
+
+def test_dropped_inside_a_region() -> None:
+    """As PyTorch's, the region around restores at its end what it found."""
+    with leaves_no_trace():
+        with torch.autocast(CPU):
+            torch.autocast(CPU, torch.float16).__enter__()
+            torch.autocast(CPU, enabled=False).__enter__()
+            assert not torch.is_autocast_enabled(CPU)
+        assert not torch.is_autocast_enabled(CPU)
+
+
+def test_ended_out_of_order() -> None:
+    first, second = torch.autocast(CPU), torch.autocast(CPU, torch.float16)
+    with leaves_no_trace():
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert torch.get_autocast_dtype(CPU) is torch.float16
+        assert torch.is_autocast_enabled(CPU)
+        second.__exit__(None, None, None)
+
+
+def test_ended_in_another_thread() -> None:
+    """Autocast's state belongs to a thread: nothing changes in the other one."""
+    region = torch.autocast(CPU)
+    with leaves_no_trace(), region:
+
+        def run() -> None:
+            before = thread_state()
+            region.__exit__(None, None, None)
+            assert thread_state() == before
+
+        in_thread(run)
+        assert mm_dtype() is OURS
+
+
+def test_ended_without_being_entered() -> None:
+    def message(region: Any) -> str:
+        with pytest.raises(AttributeError) as error:
+            region(CPU).__exit__(None, None, None)
+        torch.autocast_increment_nesting()
+        return str(error.value).replace("stock_autocast", "autocast")
+
+    assert message(torch.autocast) == message(tp.stock_autocast)
+
+
+def test_a_copy_is_not_open() -> None:
+    with leaves_no_trace(), torch.autocast(CPU) as region, copy.copy(region):
+        assert _C.depth() == 2
+
+
+def test_an_error_inside() -> None:
+    with leaves_no_trace(), pytest.raises(ZeroDivisionError), torch.autocast(CPU):
+        1 / 0  # noqa: B018
+
+
+# --- nested with other kinds
+
+
+@pytest.mark.parametrize("outer", [tp.my_autocast, torch.autocast, tp.stock_autocast])
+@pytest.mark.parametrize("inner", [tp.my_autocast, torch.autocast, tp.stock_autocast])
+def test_nested_with_other_kinds(outer: Any, inner: Any) -> None:
+    def expected(region: Any) -> torch.dtype:
+        return OURS if region is torch.autocast else STOCKS
+
+    with leaves_no_trace(), outer(CPU):
+        assert mm_dtype() is expected(outer)
+        with inner(CPU):
+            # The policy of the region around goes on in both.
+            goes_on = inner is not torch.autocast and outer is torch.autocast
+            assert mm_dtype() is (OURS if goes_on else expected(inner))
+        assert mm_dtype() is expected(outer)
+
+
+def test_nested_with_promotion() -> None:
+    with leaves_no_trace(), tp.promotion("numpy"), torch.autocast(CPU), tp.promotion("torch"):
+        assert mm_dtype() is OURS
+        assert (torch.ones(2, dtype=torch.int32) / 2).dtype is torch.float32
+
+
+@pytest.mark.parametrize("device", [d for d in torch._C._autocast_supported_devices() if d not in ("cpu", "cuda")])
+def test_other_device_types_stay_pytorchs(device: str) -> None:
+    if not torch.amp.is_autocast_available(device) or device == "privateuseone":
+        return
+    with leaves_no_trace(), torch.autocast(device, torch.bfloat16):
+        assert _C.depth() == 0
+        assert torch.is_autocast_enabled(device)
+        with torch.autocast(CPU), torch.autocast(device, torch.float16):
+            assert mm_dtype() is OURS
+            assert torch.is_autocast_enabled(device)
+
+
+# --- generators, coroutines, tasks
+
+
+def test_generator_that_holds_a_region() -> None:
+    def body() -> Iterator[torch.dtype]:
+        with torch.autocast(CPU):
+            yield mm_dtype()
+            yield mm_dtype()
+
+    with leaves_no_trace():
+        assert list(body()) == [OURS, OURS]
+        started = body()
+        next(started)
+        started.close()
+
+
+def test_decorated_generator_is_like_stocks() -> None:
+    """PyTorch decorates the call, not the steps."""
+
+    def body() -> Iterator[torch.dtype]:
+        yield mm_dtype()
+
+    assert list(torch.autocast(CPU)(body)()) == list(tp.stock_autocast(CPU)(body)()) == [torch.float32]
+
+
+def test_tasks_do_not_see_each_others_regions() -> None:
+    async def inside(region: Any) -> list[torch.dtype]:
+        seen = []
+        with region:
+            for _ in range(3):
+                seen.append(torch.get_autocast_dtype(CPU))
+                await asyncio.sleep(0)
+        return seen
+
+    async def outside() -> list[bool]:
+        seen = []
+        for _ in range(3):
+            seen.append(torch.is_autocast_enabled(CPU))
+            await asyncio.sleep(0)
+        return seen
+
+    async def main() -> list[Any]:
+        regions = [torch.autocast(CPU), torch.autocast(CPU, torch.float16)]
+        return await asyncio.gather(*map(inside, regions), outside())
+
+    with leaves_no_trace():
+        assert asyncio.run(main()) == [[torch.bfloat16] * 3, [torch.float16] * 3, [False] * 3]
+    assert not autocast_methods._thread.objects
+
+
+def test_cancelled_and_abandoned_tasks() -> None:
+    async def forever() -> None:
+        with torch.autocast(CPU):
+            await asyncio.sleep(3600)
+
+    async def agen() -> AsyncIterator[torch.dtype]:
+        with torch.autocast(CPU):
+            yield mm_dtype()
+            yield mm_dtype()
+
+    async def main() -> None:
+        task = asyncio.create_task(forever())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async for dtype in agen():
+            assert dtype is OURS
+            break
+        abandoned.append(forever())
+        abandoned[0].send(None)
+
+    abandoned: list[Any] = []
+    with leaves_no_trace():
+        with contextlib.suppress(RuntimeError):
+            asyncio.run(main())
+        abandoned.pop().close()
+    assert not autocast_methods._thread.objects
+
+
+def test_tasks_that_end_inside_their_regions_leave_nothing_behind() -> None:
+    async def careless() -> None:
+        torch.autocast(CPU).__enter__()
+        await asyncio.sleep(0)
+
+    async def main() -> None:
+        for _ in range(500):
+            await asyncio.create_task(careless())
+
+    with leaves_no_trace():
+        asyncio.run(main())
+    assert len(autocast_methods._thread.objects) < 100
+    autocast_methods._thread.objects.clear()

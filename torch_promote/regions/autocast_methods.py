@@ -1,0 +1,302 @@
+"""What stands in for `torch.autocast.__enter__` and `__exit__` while something is installed.
+
+`torch.autocast` stays the class that it is, with PyTorch's `__init__`, checks, warnings and attributes; two methods are
+replaced in the class. So it makes no difference who holds which name: `from torch import autocast` before `install`,
+`torch.cuda.amp.autocast` (a subclass), `custom_fwd`, `ExitStack`.
+
+Source: torch/amp/autocast_mode.py, class autocast, _enter_autocast (v2.13).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal, Protocol
+
+import torch
+
+from torch_promote import _C
+from torch_promote.integrations import compile_installed
+from torch_promote.integrations.asyncio_tasks import guard_tasks
+from torch_promote.integrations.compile import graph_enter, graph_exit
+from torch_promote.integrations.export import record_enter, record_exit
+from torch_promote.native.fork_safe_lock import fork_safe_lock
+from torch_promote.native.region_spec import DeviceSpec, RegionSpec
+from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.regions.interrupts import without_interrupt_at_start
+
+__all__ = ["in_force", "lock", "put_in_force", "stock_autocast"]
+
+_mode = torch.amp.autocast_mode
+_Autocast = _mode.autocast
+
+
+class InForce(Protocol):
+    """What `put_in_force` takes: an Installation."""
+
+    def spec_of(self, region: Any) -> str | None:
+        """Returns the packed spec of an object of torch.autocast; None if PyTorch has to serve it, or to raise."""
+
+    def renew(self) -> bool:
+        """Registers the policy again if the extension has dropped it, and returns whether it had."""
+
+
+class stock_autocast(_Autocast):  # noqa: N801 (named as the class that it is)
+    """`torch.autocast` as PyTorch defines it, whatever is installed: to compare with.
+
+    Inside an open region of ours, that region's policy goes on, as it does in `torch.autocast` where nothing is
+    installed.
+
+    Args:
+        device_type, dtype, enabled, cache_enabled: As for `torch.autocast`.
+
+    Example:
+        >>> from torch_promote import installed_as
+        >>> with installed_as(policy="off"):
+        ...     with torch.autocast("cpu"):
+        ...         ours = torch.ones(2, 2) @ torch.ones(2, 2)
+        ...     with stock_autocast("cpu"):
+        ...         stock = torch.ones(2, 2) @ torch.ones(2, 2)
+        >>> ours.dtype, stock.dtype
+        (torch.float32, torch.bfloat16)
+    """
+
+    __enter__ = _Autocast.__enter__
+    __exit__ = _Autocast.__exit__
+
+
+class _Held:
+    """The objects whose regions are open in a thread, as often as they are; the extension knows their addresses."""
+
+    __slots__ = ("__weakref__", "objects")
+
+    def __init__(self) -> None:
+        self.objects: list[Any] = []
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.held = _Held()
+        self.objects = self.held.objects
+        self.passes_on = False
+        _threads.add(self.held)
+
+
+_threads: weakref.WeakSet[_Held] = weakref.WeakSet()
+_thread = _Thread()
+
+#: Held by whoever changes what is installed. Take Dynamo's lock before this one, never after it.
+lock = fork_safe_lock()
+
+_installation: InForce | None = None
+
+# NOTE [ Regions that graphs open ]
+# In a graph of Dynamo's a region is two calls, of _enter_autocast and _exit_autocast, and nobody ends it if the graph
+# raises between them. So its owner is that of all regions of graphs, which end with the region around them at the
+# latest. PyTorch has a class for objects that _enter_autocast makes; before 2.12 they are plain torch.autocast, and are
+# given a class when they are entered.
+_opened_by_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+_GraphAutocast: Any = getattr(_mode, "_UnmanagedAutocast", None)
+_opens_in_graph: Any = None
+if _GraphAutocast is None:
+
+    class _OfGraph(_Autocast):
+        pass
+
+    _GraphAutocast = _OfGraph
+    _opens_in_graph = _mode._enter_autocast.__code__
+
+
+@functools.wraps(_Autocast.__enter__)
+def _enter(self: Any) -> Any:
+    installation = _installation
+    if installation is None:  # somebody has put this method back into the class, or calls it
+        _restore()
+        return _enter_method.pass_on(self)
+    packed = installation.spec_of(self)
+    if packed is None:
+        return _enter_method.pass_on(self)
+    device_type = self.device
+    # Nobody here reads these three, but they are attributes of PyTorch's objects.
+    self.prev_cache_enabled = torch.is_autocast_cache_enabled()
+    self.prev = torch.is_autocast_enabled(device_type)
+    self.prev_fastdtype = torch.get_autocast_dtype(device_type)
+    if _opens_in_graph is not None and sys._getframe(1).f_code is _opens_in_graph:
+        self.__class__ = _GraphAutocast
+    if self.__class__ is _GraphAutocast:
+        return _enter_in_graph(self, packed)
+    objects = _thread.objects
+    try:
+        objects.append(self)
+        surroundings = _C.enter_region(self, packed)
+        if surroundings:
+            _tell_surroundings(surroundings, packed)
+    except BaseException as error:  # of a signal handler too, right after a call
+        _C.undo_enter(self)
+        _remove(objects, self)
+        if isinstance(error, RuntimeError) and installation.renew():
+            return _enter(self)
+        raise
+    return self
+
+
+@functools.wraps(_Autocast.__exit__)
+@without_interrupt_at_start
+def _exit(
+    self: Any, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+) -> Literal[False]:
+    try:
+        surroundings = _C.exit_region(self)
+    except BaseException:  # of a signal handler, right after the call
+        _remove(_thread.objects, self)
+        raise
+    objects = _thread.objects
+    if surroundings >= 0:
+        if objects and objects[-1] is self:
+            del objects[-1]
+        else:
+            _remove(objects, self, ends_dropped_above=True)
+        if surroundings:
+            record_exit(_names_device(self.device))
+    elif self.__class__ is _GraphAutocast and self in _opened_by_graphs:
+        _opened_by_graphs.discard(self)
+        graph_exit(_names_device(self.device))
+    elif not _began_as_ours(self):
+        _exit_method.pass_on(self, kind, value, traceback)
+    else:  # it is suspended between two steps of a coroutine, or goes on in the thread that entered it
+        _remove(objects, self)
+    if _installation is None:
+        _restore()
+    return False
+
+
+def _enter_in_graph(region: Any, packed: str) -> Any:
+    graph_enter(packed)
+    _opened_by_graphs.add(region)
+    compile_installed.refuse_strict_export()
+    return region
+
+
+def _tell_surroundings(surroundings: int, packed: str) -> None:
+    if surroundings & _C.RUNNING_LOOP:
+        guard_tasks()
+        objects = _thread.objects
+        if len(objects) > _C.depth() + 64:  # of tasks that are done and never ended their regions
+            objects[:] = [objects[at] for at in range(len(objects)) if not _is_dropped(objects, at)]
+    if surroundings & _C.TORCH_FUNCTION_MODE:
+        record_enter(packed)
+
+
+def _names_device(device_type: str) -> str:
+    return RegionSpec((DeviceSpec(device_type, torch.bfloat16, True),)).pack()
+
+
+def _began_as_ours(region: Any) -> bool:
+    """Whether some thread has the region open as one of ours, or has it suspended."""
+    if region.device not in DEVICE_TYPES:
+        return False
+    return any(one is region for held in list(_threads) for one in held.objects)
+
+
+def _remove(objects: list[Any], gone: object, ends_dropped_above: bool = False) -> None:
+    for at in range(len(objects) - 1, -1, -1):
+        if objects[at] is gone:
+            del objects[at]
+            return
+        # Nobody can end the region of an object that is only held here. PyTorch's regions restore, at their end, the
+        # state that they found, and so end what was left open inside them.
+        if ends_dropped_above and _is_dropped(objects, at):
+            _C.exit_region(objects[at])
+            del objects[at]
+
+
+_one = [object()]
+#: What `sys.getrefcount` says of an object that nobody holds but a list.
+_REFERENCES_OF_A_LIST = sys.getrefcount(_one[0])
+
+
+def _is_dropped(objects: list[Any], at: int) -> bool:
+    return sys.getrefcount(objects[at]) <= _REFERENCES_OF_A_LIST
+
+
+class _Method:
+    """A method of the class, which ours takes the place of.
+
+    Attributes:
+        before: What stood in the class, and serves what we don't: PyTorch's, or somebody's who has replaced that.
+    """
+
+    def __init__(self, name: str, ours: Callable[..., Any]) -> None:
+        self.name = name
+        self.ours = ours
+        self.stock = self.before = getattr(_Autocast, name)
+        self.is_placed = False
+
+    def place(self) -> None:
+        found = getattr(_Autocast, self.name)
+        # Somebody may have replaced ours since. If that is not what stood there before, it presumably calls ours.
+        if found is not self.ours and (not self.is_placed or found in (self.before, self.stock)):
+            self.before = found
+            setattr(_Autocast, self.name, self.ours)
+        self.is_placed = True
+
+    def restore(self) -> None:
+        if getattr(_Autocast, self.name) is self.ours:
+            setattr(_Autocast, self.name, self.before)
+            self.is_placed = False
+
+    def pass_on(self, *arguments: Any) -> Any:
+        """Calls what stood in the class; PyTorch's method if that calls ours in turn."""
+        if _thread.passes_on:
+            return self.stock(*arguments)
+        _thread.passes_on = True
+        try:
+            return self.before(*arguments)
+        finally:
+            _thread.passes_on = False
+
+
+_enter_method = _Method("__enter__", _enter)
+_exit_method = _Method("__exit__", _exit)
+
+
+def _restore() -> None:
+    """After `uninstall`: restores the class, but `__exit__` only when no region of ours is open any more."""
+    with lock:
+        if _installation is None:
+            _enter_method.restore()
+            if not _opened_by_graphs and not any(held.objects for held in list(_threads)):
+                _exit_method.restore()
+
+
+def in_force() -> Any:
+    """Returns what `put_in_force` was called with last."""
+    return _installation
+
+
+def put_in_force(installation: InForce | None) -> None:
+    """Puts an installation in force, or none. The caller holds `lock`."""
+    global _installation
+    _installation = installation
+    if installation is None:
+        _restore()
+    else:
+        _exit_method.place()
+        _enter_method.place()
+
+
+def _forget_other_threads() -> None:
+    # A fork copies this thread alone. The regions of the others are not open in the child.
+    _threads.clear()
+    _threads.add(_thread.held)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_other_threads)
+
+compile_installed.register(_enter, _exit, stock_autocast)
