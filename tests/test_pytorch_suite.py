@@ -277,13 +277,11 @@ def test_a_file_that_no_test_of_runs_failed(suite: Any, tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_the_command_fails_if_no_region_is_ours_and_passes_if_all_tests_end_alike(tmp_path: Path) -> None:
-    folder = sources(tmp_path)
-    process = run(folder, "--only", "test_toy_autocast.py", "-k", "test_skipped")
-    assert process.returncode == 1, process.stderr
-    assert "No region of torch.autocast became one of ours" in process.stdout
-    process = run(folder, "--only", "test_toy_autocast.py", "-k", "test_same")
-    assert process.returncode == 0, process.stdout
+@pytest.mark.parametrize(("test", "status"), [("test_same", 0), ("test_skipped", 1)])
+def test_the_command_passes_if_all_tests_end_alike_and_a_region_is_ours(tmp_path: Path, test: str, status: int) -> None:
+    process = run(sources(tmp_path), "--only", "test_toy_autocast.py", "-k", test)
+    assert process.returncode == status, process.stdout
+    assert ("No region of torch.autocast became one of ours" in process.stdout) == (status == 1)
 
 
 def test_without_sources_the_command_says_how_to_get_them(tmp_path: Path) -> None:
