@@ -3,6 +3,8 @@
 #                (TORCH_PROMOTE_CHECK_CASTS=1 make test compares every reused cast with a fresh one)
 # make test-all  runs the tests that are marked slow as well
 # make test-installed  runs the tests with install() in force: torch.autocast opens regions of ours
+# make test-pytorch  runs PyTorch's own tests of autocast under stock and with install() in force, and compares how they
+#                end; PYTORCH= names PyTorch's sources (without it, the command says how to get them)
 # make test-jax  compares the promotion rules with JAX and ml_dtypes as well, which it installs
 # make parity    PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)
 # make docs-pages  writes the generated parts of docs/promotion.md and docs/promotion_rules.md
@@ -29,7 +31,7 @@ SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildca
 BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
-.PHONY: demo docs-pages test test-all test-installed test-jax parity lint bench gpu build clean force
+.PHONY: demo docs-pages test test-all test-installed test-pytorch test-jax parity lint bench gpu build clean force
 
 demo: build
 	$(PY) examples/train_gpt.py $(ARGS)
@@ -42,6 +44,9 @@ test-all: build
 
 test-installed: build
 	$(PY) -m pytest --installed --numprocesses $(JOBS) $(ARGS)
+
+test-pytorch: build
+	$(PY) tests/pytorch_suite $(PYTORCH) $(ARGS)
 
 test-jax: build
 	$(PIP) 'jax[cpu]>=0.10' 'ml_dtypes>=0.5'
