@@ -14,6 +14,7 @@ Where things are:
   the environment variables that do so: torch_promote.regions.environment
 - `promotion`, promotion by a rule of one's choice: torch_promote.promoting; the rules,
   and `make_rule`: torch_promote.reference.promotion_rules (loaded when first used)
+- `set_check_ranks`, whether the processes of a distributed job compare their policies: torch_promote.integrations.ranks
 - errors, all subclasses of `TorchPromoteError`: torch_promote.errors
 - `crosscheck`: torch_promote.checking.crosscheck; `check_casts`: torch_promote.checking.check_casts (both loaded when
   first used)
@@ -43,6 +44,7 @@ from torch_promote.errors import (
     ExtensionError,
     OptionError,
     PolicyError,
+    PolicyMismatchError,
     PromotionLintError,
     PromotionRuleError,
     PromotionWarning,
@@ -57,8 +59,10 @@ from torch_promote.integrations import compile as _compile
 from torch_promote.integrations import cuda_graphs as _cuda_graphs
 from torch_promote.integrations import higher_order as _higher_order
 from torch_promote.integrations import optimizers as _kept_casts
+from torch_promote.integrations import ranks as _ranks
 from torch_promote.integrations import unversioned_writes as _unversioned_writes
 from torch_promote.integrations.checkpoint import checkpoint_contexts
+from torch_promote.integrations.ranks import set_check_ranks
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.policy import Policy
 from torch_promote.promoting.lint import PromotionEvent, PromotionKind
@@ -102,6 +106,7 @@ if keep_package():  # not in a second import
     _unversioned_writes.install()
     _cuda_graphs.tell_captures_apart()
     _higher_order.pass_over(AUTOCAST_KEY)
+    _ranks.install()
 
 __version__ = "0.1.0"
 
@@ -117,6 +122,7 @@ __all__ = [
     "OptionError",
     "Policy",
     "PolicyError",
+    "PolicyMismatchError",
     "PromotionEvent",
     "PromotionKind",
     "PromotionLintError",
@@ -150,6 +156,7 @@ __all__ = [
     "register_policy",
     "registered_policies",
     "remove_module_policy",
+    "set_check_ranks",
     "set_default_policy",
     "set_module_policy",
     "stock_autocast",

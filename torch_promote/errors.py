@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 __all__ = [
     "DecoratorError",
@@ -12,6 +13,7 @@ __all__ = [
     "ExtensionError",
     "OptionError",
     "PolicyError",
+    "PolicyMismatchError",
     "PromotionLintError",
     "PromotionRuleError",
     "PromotionWarning",
@@ -50,6 +52,78 @@ class DecoratorError(TorchPromoteError, TypeError):
 
 class PolicyError(TorchPromoteError, ValueError):
     """An unknown op or cast policy, or a policy that is not legal for an op."""
+
+
+class PolicyMismatchError(TorchPromoteError, RuntimeError):
+    """Processes of a distributed job, its ranks, differ in their policies; see `set_check_ranks`.
+
+    Attributes:
+        what: What the ranks compared.
+        found: Maps each rank that was compared to its policies, those beyond PyTorch's own, and its region.
+        missing: The ranks that had left nothing to compare.
+
+    Example:
+        >>> region = "my_autocast('cpu')"
+        >>> found = {0: ({}, region), 1: ({}, region), 2: ({"aten::mm on cpu": "fp32"}, "")}
+        >>> print(PolicyMismatchError("the policy of their first region", found, [3]))
+        ranks of this job differ in the policy of their first region:
+          ranks 0 and 1, my_autocast('cpu'): aten::mm on cpu unchanged
+          rank 2: aten::mm on cpu fp32
+          not there yet: rank 3
+        Without this error, their results would differ silently. Give all ranks the same policies. If the difference is
+        meant, as between the stages of a pipeline, call torch_promote.set_check_ranks(False) before the first region,
+        or set the environment variable TORCH_PROMOTE_CHECK_RANKS=0.
+    """
+
+    def __init__(self, what: str, found: Mapping[int, tuple[Mapping[str, str], str]], missing: Sequence[int]) -> None:
+        self.what, self.found, self.missing = what, dict(found), tuple(missing)
+        super().__init__(self._text())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.what, self.found, self.missing)
+
+    def _text(self) -> str:
+        kinds: dict[tuple[tuple[str, str], ...], list[int]] = {}
+        for rank, (own, _) in sorted(self.found.items()):
+            kinds.setdefault(tuple(sorted(own.items())), []).append(rank)
+        items = sorted({item for policies in kinds for item, _ in policies})
+        items = [item for item in items if len({dict(policies).get(item) for policies in kinds}) > 1]
+        lines = []
+        for policies, ranks in kinds.items():
+            region = self.found[ranks[0]][1]
+            shown = [_shorten(f"{item} {dict(policies).get(item, 'unchanged')}") for item in items[:_SHOWN]]
+            shown += [f"and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+            lines.append(f"  {_spell_ranks(ranks)}{region and ', ' + _shorten(region)}: {', '.join(shown)}\n")
+        lines += [f"  not there yet: {_spell_ranks(self.missing)}\n"] if self.missing else []
+        return (
+            f"ranks of this job differ in {self.what}:\n{''.join(lines)}"
+            "Without this error, their results would differ silently. Give all ranks the same policies. If the "
+            "difference is\n"
+            "meant, as between the stages of a pipeline, call torch_promote.set_check_ranks(False) before the first "
+            "region,\n"
+            "or set the environment variable TORCH_PROMOTE_CHECK_RANKS=0."
+        )
+
+
+#: How many differences between ranks an error shows, and how much of each.
+_SHOWN, _LENGTH = 4, 120
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _LENGTH else text[: _LENGTH - 3] + "..."
+
+
+def _spell_ranks(ranks: Sequence[int]) -> str:
+    """Returns sorted ranks as text: `ranks 0-3 and 8`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
+    words = f"{', '.join(parts[:-1])} and {parts[-1]}" if parts[1:] else parts[0]
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {words}"
 
 
 class OptionError(TorchPromoteError, ValueError):

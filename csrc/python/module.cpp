@@ -254,6 +254,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_defaults", &set_defaults);
   // A hash of the promotion rule in force, the same in every process; 0 where there is none.
   m.def("promotion_content", [] { return current_policy().promotion.content; });
+  // The name of the promotion rule in force, without its lint; "" for PyTorch's own rule.
+  m.def("promotion_rule", [] {
+    const Promotion* rule = current_policy().promotion.rule;
+    return rule == nullptr || rule->options.is_stock ? std::string() : rule->name;
+  });
   m.def("scalar_type", &scalar_type_of);
   m.def("policy_is_stock", [] { return &current_policy() == &stock_policy_table(); });
   m.def("current_policy_id", [] { return current_policy().serial; });

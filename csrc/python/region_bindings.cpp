@@ -36,6 +36,11 @@ PythonObjects python{};
 // What enter_region and exit_region find around the region, which Python handles; 0 in the usual case.
 constexpr long kTorchFunctionMode = 1;
 constexpr long kRunningLoop = 2;
+constexpr long kUncheckedRanks = 4;
+
+// Whether Python wants to compare the policies of this job's processes at the next region
+// (torch_promote/integrations/ranks.py). Read and written under the GIL.
+bool ranks_are_unchecked = false;
 
 // In Python a packed spec is a str of 16 hexadecimal digits. Dynamo treats a str as a constant; an int that changes
 // between calls it treats as a symbol, and the spec has to be a constant of the graph.
@@ -180,7 +185,8 @@ PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_
   }
   tls_last_entered = owner_of(args[0]);
   return PyLong_FromLong(
-      (*loop ? kRunningLoop : 0) | (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0));
+      (*loop ? kRunningLoop : 0) | (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) |
+      (ranks_are_unchecked ? kUncheckedRanks : 0));
 }
 
 // exit_region(owner) -> int: as enter_region, or -1 if the owner has no open region in this thread.
@@ -198,6 +204,12 @@ PyObject* py_undo_enter(PyObject* /*module*/, PyObject* owner) {
       !without_throwing([&] { exit_region(owner_of(owner)); })) {
     return nullptr;
   }
+  Py_RETURN_NONE;
+}
+
+// set_ranks_unchecked(bool)
+PyObject* py_set_ranks_unchecked(PyObject* /*module*/, PyObject* unchecked) {
+  ranks_are_unchecked = unchecked == Py_True;
   Py_RETURN_NONE;
 }
 
@@ -308,6 +320,7 @@ PyMethodDef kRegionFunctions[] = {
     {"enter_region", as_c_function(&py_enter_region), METH_FASTCALL, nullptr},
     {"exit_region", &py_exit_region, METH_O, nullptr},
     {"undo_enter", &py_undo_enter, METH_O, nullptr},
+    {"set_ranks_unchecked", &py_set_ranks_unchecked, METH_O, nullptr},
     {"pack_plain_region", as_c_function(&py_pack_plain_region), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -333,7 +346,8 @@ bool add_region_functions(PyObject* module) {
   Py_INCREF(python.get_running_loop);
   return PyModule_AddFunctions(module, kRegionFunctions) == 0 &&
          PyModule_AddIntConstant(module, "TORCH_FUNCTION_MODE", kTorchFunctionMode) == 0 &&
-         PyModule_AddIntConstant(module, "RUNNING_LOOP", kRunningLoop) == 0;
+         PyModule_AddIntConstant(module, "RUNNING_LOOP", kRunningLoop) == 0 &&
+         PyModule_AddIntConstant(module, "UNCHECKED_RANKS", kUncheckedRanks) == 0;
 }
 
 } // namespace torch_promote

@@ -463,7 +463,7 @@ pool = ThreadPoolExecutor(len(actions))
 running = [pool.submit(repeat, index, action) for index, action in enumerate(actions)]
 hung = forks = 0
 started = time.monotonic()
-while time.monotonic() - started < float(sys.argv[1]) and not hung:
+while (time.monotonic() - started < float(sys.argv[1]) or min(rounds) < 1) and not hung:
     child = os.fork()
     if child == 0:
         # A new thread has new casts, which takes our lock. A region may take PyTorch's, which no fork releases.
@@ -496,5 +496,4 @@ def test_threads_that_train_clear_end_and_fork(seconds: int, check_casts: str) -
     assert (done.returncode, done.stderr) == (0, "")
     forks, hung, wrong, rounds = map(int, done.stdout.split())
     assert (hung, wrong) == (0, 0)
-    assert forks > 2
-    assert rounds > 0
+    assert min(forks, rounds) > 0

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,8 @@ ROOT = Path(torch_promote.__file__).parent.parent
 def test_info_as_json(capsys: Capture) -> None:
     info = json_of(capsys, "info")
     devices = info.pop("devices")
+    installed = torch_promote.installed()
+    assert info.pop("autoloading")  # depends on the installation
     assert info == {
         "torch_promote": torch_promote.__version__,
         "torch": torch.__version__,
@@ -41,6 +44,8 @@ def test_info_as_json(capsys: Capture) -> None:
         "python": ".".join(map(str, sys.version_info[:3])),
         "dispatch_key": "AutocastPrivateUse1",
         "rows": len(op_table()),
+        "installed": None if installed is None else installed.info,
+        "environment": {},
     }
     assert list(devices) == list(DEVICE_TYPES)
     for index, (name, device) in enumerate(devices.items()):
@@ -54,6 +59,29 @@ def test_info_as_json(capsys: Capture) -> None:
             "unlisted_ops": list(unlisted_ops(name)),
         }
         assert device["rows_that_count"] == device["rows_with_policy"] - len(device["missing_rows"])
+
+
+def test_info_shows_what_runs_regions_of_torch_autocast(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: None
+) -> None:
+    if torch_promote.installed() is None:
+        assert ["torch.autocast", "PyTorch's", "own"] in cells_of(text_of(capsys, "info"))
+    monkeypatch.setenv("TORCH_PROMOTE_CACHE", "all")
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    with torch_promote.installed_as(cache="all") as installation:
+        info = json_of(capsys, "info")
+        text = text_of(capsys, "info")
+    assert info["installed"] == installation.info
+    assert info["environment"] == {"TORCH_PROMOTE_CACHE": "all"}
+    problem = "TORCH_DEVICE_BACKEND_AUTOLOAD keeps PyTorch from loading it. Unset that variable."
+    assert info["autoloading"] == problem
+    for name, value in (("torch.autocast", installation.info), ("environment", "TORCH_PROMOTE_CACHE=all")):
+        assert [name, *value.split()] in cells_of(text)
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD")
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda group: [SimpleNamespace(module="torch_promote_autoload")]
+    )
+    assert json_of(capsys, "info")["autoloading"] == "works"
 
 
 def test_info_follows_the_default_dtype(capsys: Capture) -> None:

@@ -29,6 +29,9 @@ Programs
     module_policies: a model with module policies, and a training step of it.
     checkpointing: a block with several policies, and a training step of it.
     compiling: inputs, gradients and regions for torch.compile.
+    gloo_ranks: runs functions in several processes over gloo.
+    differing_ranks: regions that are the same on all ranks, or differ.
+    rank_training: one training in several processes, under regions of several kinds.
     two_processes: what each process of the distributed tests runs.
 
 Regions and policies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -71,6 +72,14 @@ def test_what_the_program_uninstalls_stays_uninstalled(entry_point: Path) -> Non
     code = f"import torch, importlib, torch_promote as tp\ntp.uninstall()\nimportlib.reload(tp)\n{PROGRAM}"
     done, lines = run(entry_point, code, TORCH_PROMOTE_AUTOCAST="1")
     assert (done.returncode, lines) == (0, ["True torch.bfloat16 torch.float16", "None None"]), done.stderr
+
+
+def test_the_entry_point_imports_what_pytorch_has_imported() -> None:
+    """Its import is a cost of every `import torch`."""
+    top = ast.parse((ROOT / "torch_promote_autoload.py").read_text()).body
+    names = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+    assert names == {"contextlib", "os", "sys", "warnings"}
+    assert not any(isinstance(node, ast.ImportFrom) for node in top)
 
 
 # --- whatever goes wrong is one warning

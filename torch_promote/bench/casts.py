@@ -33,7 +33,7 @@ class _Count(TorchDispatchMode):
 
 def _memory_of(tensor: Tensor) -> int:
     """Returns the address of a tensor's storage. `untyped_storage()` would end the tensor's persistent casts."""
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
 
 
 def count_casts(step: Callable[[], Any], weights: Iterable[Tensor]) -> dict[str, int]:

@@ -10,6 +10,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.dispatch_keys import AUTOCAST_KEY
+from torch_promote.native.policy_changes import policies_beyond_stock
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.reference.autocast.state import AutocastState, DeviceAutocast
@@ -19,8 +20,6 @@ __all__ = ["my_autocast_is_in_force", "overrides_in_force", "state_in_force"]
 #: Excluded while the kernel of an op runs; see csrc/policy/inside_kernel.h.
 _NOT_IN_KERNELS = torch._C.DispatchKey.ADInplaceOrView
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
-#: The policy bytes of an op that stock's policy does not list.
-_UNLISTED = (0,) * len(DEVICE_TYPES)
 
 
 def my_autocast_is_in_force() -> bool:
@@ -58,9 +57,7 @@ def _overrides_of(policy_id: int, inside_kernel: bool) -> Mapping[str, Mapping[s
     """The policies in force that differ from stock; the id is that of the policy in force, and the key of the cache."""
     del policy_id
     found = {}
-    for name, bytes_ in _C.current_policy().items():
-        changed = zip(DEVICE_TYPES, bytes_, _stock_bytes().get(name, _UNLISTED), strict=True)
-        policies = {device: _policy(byte) for device, byte, stock in changed if byte != stock}
+    for name, policies in policies_beyond_stock().items():
         if inside_kernel:
             policies = {d: p if p in _CASTING_NOTHING else CastPolicy.fallthrough for d, p in policies.items()}
         found[name] = MappingProxyType(policies)
@@ -68,26 +65,6 @@ def _overrides_of(policy_id: int, inside_kernel: bool) -> Mapping[str, Mapping[s
 
 
 _CASTING_NOTHING = (CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
-
-
-@functools.cache
-def _stock_bytes() -> dict[str, tuple[int, ...]]:
-    return dict(zip(_C.OP_ENTRY_NAMES, zip(*_C.stock_policy_bytes(), strict=True), strict=True))
-
-
-def _policy(byte: int) -> CastPolicy | torch.dtype:
-    run_in = _C.POLICY_BYTES["run_in"]
-    return _dtypes()[byte - run_in] if byte >= run_in else CastPolicy(_names()[byte])
-
-
-@functools.cache
-def _names() -> dict[int, str]:
-    return {byte: name for name, byte in _C.POLICY_BYTES.items()}
-
-
-@functools.cache
-def _dtypes() -> dict[int, torch.dtype]:
-    return {_C.scalar_type(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
 def state_in_force() -> AutocastState | None:

@@ -23,10 +23,14 @@ class _RunAfterImport(importlib.abc.MetaPathFinder):
         if fullname != self.name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is not None and spec.loader is not None:
-            self._wrap(spec.loader)
-        return spec
+        # Through the others on the list, of which some may wait for the same module.
+        for finder in list(sys.meta_path):
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    self._wrap(spec.loader)
+                return spec
+        return None
 
     def _wrap(self, loader: Any) -> None:
         exec_module = loader.exec_module

@@ -19,6 +19,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.integrations.after_import import run_after_import
+from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.export import record_enter, record_exit
 
 __all__ = [
@@ -55,9 +56,12 @@ def graph_enter(packed: str) -> None:
     base = _C.depth()
     surroundings = _C.enter_region(_GRAPH, packed)
     _unwind_after_tracing(base)
-    if surroundings & _C.TORCH_FUNCTION_MODE:
+    if surroundings:
         try:
-            record_enter(packed)
+            if surroundings & _C.UNCHECKED_RANKS:
+                compare_ranks()
+            if surroundings & _C.TORCH_FUNCTION_MODE:
+                record_enter(packed)
         except BaseException:
             _C.exit_region(_GRAPH)
             raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from torch_promote.errors import PolicyError, did_you_mean
 from torch_promote.integrations import checkpoint as _checkpoint
+from torch_promote.integrations.compare_ranks import describe_module_policies
 from torch_promote.modules.module_forward import attach, detach, policy_of
 from torch_promote.modules.module_policy import ModulePolicy
 
@@ -124,8 +125,17 @@ def module_policies(model: nn.Module) -> dict[str, Any]:
         >>> module_policies(model)
         {'0': 'off', '1': {'aten::softmax': 'fp16'}}
     """
+    return {name: policy.value for name, policy in _policies(model)}
+
+
+def _policies(model: nn.Module) -> Iterator[tuple[str, ModulePolicy]]:
     named = ((name, policy_of(module)) for name, module in model.named_modules())
-    return {name: policy.value for name, policy in named if policy is not None}
+    return ((name, policy) for name, policy in named if policy is not None)
+
+
+@describe_module_policies
+def _describe(model: nn.Module) -> dict[str, str]:
+    return {name: policy.description for name, policy in _policies(model)}
 
 
 def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:

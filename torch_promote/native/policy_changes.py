@@ -1,7 +1,8 @@
-"""Registers changes of policy with the extension, which gives each a number."""
+"""Policies on their way to the extension and back: changes, to which it gives numbers, and the policy in force."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -12,7 +13,10 @@ from torch_promote.native.region_spec import DTYPE_NUMBERS
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES
 
-__all__ = ["policy_byte", "register_change"]
+__all__ = ["policies_beyond_stock", "policy_byte", "register_change"]
+
+#: The policy bytes of an op that stock's policy does not list.
+_UNLISTED = (0,) * len(DEVICE_TYPES)
 
 
 def register_change(changes: Iterable[tuple[str, str, CastPolicy | torch.dtype]], replaces: bool = False) -> int:
@@ -47,3 +51,32 @@ def policy_byte(policy: CastPolicy | torch.dtype) -> int:
     if isinstance(policy, CastPolicy):
         return _C.POLICY_BYTES[policy.value]
     return _C.POLICY_BYTES["run_in"] + DTYPE_NUMBERS[policy]
+
+
+def policies_beyond_stock() -> dict[str, dict[str, CastPolicy | torch.dtype]]:
+    """Returns the policies in force in this thread that differ from stock, by overload and device type."""
+    found = {}
+    for name, bytes_ in _C.current_policy().items():
+        changed = zip(DEVICE_TYPES, bytes_, _stock_bytes().get(name, _UNLISTED), strict=True)
+        found[name] = {device: _policy(byte) for device, byte, stock in changed if byte != stock}
+    return found
+
+
+@functools.cache
+def _stock_bytes() -> dict[str, tuple[int, ...]]:
+    return dict(zip(_C.OP_ENTRY_NAMES, zip(*_C.stock_policy_bytes(), strict=True), strict=True))
+
+
+def _policy(byte: int) -> CastPolicy | torch.dtype:
+    run_in = _C.POLICY_BYTES["run_in"]
+    return _dtypes()[byte - run_in] if byte >= run_in else CastPolicy(_names()[byte])
+
+
+@functools.cache
+def _names() -> dict[int, str]:
+    return {byte: name for name, byte in _C.POLICY_BYTES.items()}
+
+
+@functools.cache
+def _dtypes() -> dict[int, torch.dtype]:
+    return {_C.scalar_type(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}

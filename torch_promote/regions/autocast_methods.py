@@ -23,6 +23,7 @@ import torch
 from torch_promote import _C
 from torch_promote.integrations import compile_installed
 from torch_promote.integrations.asyncio_tasks import guard_tasks
+from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.compile import graph_enter, graph_exit
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.native.fork_safe_lock import fork_safe_lock
@@ -183,6 +184,8 @@ def _enter_in_graph(region: Any, packed: str) -> Any:
 
 
 def _tell_surroundings(surroundings: int, packed: str) -> None:
+    if surroundings & _C.UNCHECKED_RANKS:
+        compare_ranks(_installation)
     if surroundings & _C.RUNNING_LOOP:
         guard_tasks()
         objects = _thread.objects

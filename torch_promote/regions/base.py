@@ -9,9 +9,17 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
-from torch_promote._C import RUNNING_LOOP, TORCH_FUNCTION_MODE, enter_region, exit_region, undo_enter
+from torch_promote._C import (
+    RUNNING_LOOP,
+    TORCH_FUNCTION_MODE,
+    UNCHECKED_RANKS,
+    enter_region,
+    exit_region,
+    undo_enter,
+)
 from torch_promote.errors import DecoratorError, RegionError
 from torch_promote.integrations.asyncio_tasks import guard_tasks
+from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.regions.decorate import decorate
 from torch_promote.regions.interrupts import without_interrupt_at_start
@@ -66,7 +74,9 @@ class Region:
         return decorate(self, self._packed, func)
 
     def _tell_surroundings(self, surroundings: int) -> None:
-        """Tells the event loop and the modes of torch.export that are around the region that it was entered."""
+        """Tells other ranks, the event loop and the modes of torch.export around the region that it was entered."""
+        if surroundings & UNCHECKED_RANKS:
+            compare_ranks(self)
         if surroundings & RUNNING_LOOP:
             guard_tasks()
         if surroundings & TORCH_FUNCTION_MODE:

@@ -1,0 +1,330 @@
+"""The ranks of a distributed job: they train alike in every mode, and notice if their policies differ."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers import differing_ranks, rank_training
+from helpers.comparison import assert_same
+from helpers.gloo_ranks import in_ranks
+from helpers.subprocesses import environment
+
+BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
+
+#: What each rank gets: with two ranks, or with four, where it differs.
+ALIKE: dict[str, Any] = {
+    "same": lambda rank: [BFLOAT16, BFLOAT16],
+    "installed_alike": lambda rank: FLOAT32,
+    "only_the_first_region_is_compared": lambda rank: [BFLOAT16, *[FLOAT32 if rank else BFLOAT16] * 2],
+    "lint_of_one_rank": lambda rank: FLOAT32,
+    "what_stock_has": lambda rank: "torch.float16" if rank else BFLOAT16,
+    "another_line_first": lambda rank: BFLOAT16,
+    "rank_0_alone": lambda rank: "no region" if rank else FLOAT32,
+    "switched_off": lambda rank: FLOAT32 if rank else BFLOAT16,
+    "store_fails": lambda rank: FLOAT32 if rank else BFLOAT16,
+    "free_afterwards": lambda rank: (True, BFLOAT16, 0),
+    "in_a_fork": lambda rank: (0, BFLOAT16),
+    "models_alike": lambda rank: BFLOAT16,
+    "stages": lambda rank: BFLOAT16,
+}
+#: Rank 0 is first in the region; the others have another policy, which its error says, and raise.
+DIFFERENT = {
+    "default_policy": "my_autocast('cpu'): aten::_addmm_activation on cpu fallthrough, ",
+    "registered_policy": "my_autocast('cpu'): aten::relu on cpu fp32, aten::relu on cuda fp32\n",
+    "installed": "<torch_promote.install(overrides={'matmul': 'fp32'})>: aten::matmul on cpu fp32, ",
+    "promotion_rule": "promotion('jax'): the promotion rule jax\n",
+    "decorated": "my_autocast('cpu', policy='off'): aten::_addmm_activation on cpu fallthrough, ",
+    "called_otherwise": "my_autocast('cpu', policy='off'): aten::_addmm_activation on cpu fallthrough, ",
+    "data_parallel": "module.2 fp32\n",
+    "policy_after_wrapping": "module.2 Policy.named('cuda')",
+    "sharded": "2 {linear: fp32}\n",
+    "wrapped_after_the_first_region": "module.2 fp32\n",
+}
+OTHERS = ("overrides_of_the_last_rank", "overrides_of_the_first_rank", "at_the_same_time", "raised_once")
+EVERYDAY = (*ALIKE, *DIFFERENT, *OTHERS)
+
+
+def run(names: tuple[str, ...], world_size: int, folder: Path) -> list[dict[str, Any]]:
+    functions = {name: getattr(differing_ranks, name) for name in names}
+    return in_ranks({**functions, "training": rank_training.training}, world_size, folder)
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(2, id="two ranks"), pytest.param(4, id="four ranks", marks=pytest.mark.slow)]
+)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What all functions returned in each rank: starting processes is what takes time, so it is done once."""
+    return run(EVERYDAY, request.param, tmp_path_factory.mktemp("ranks"))
+
+
+# --- training
+
+
+@pytest.mark.parametrize("wrapper", rank_training.WRAPPERS)
+@pytest.mark.parametrize("policy", ["stock", "overrides", "modules"])
+def test_training_in_every_mode(ranks: list[dict[str, Any]], wrapper: str, policy: str) -> None:
+    """With stock's policy it has the bits of stock, and with others those of the same written by hand under stock."""
+    for results in ranks:
+        trained = results["training"]
+        compared = [key for key in trained if key[:2] == (wrapper, policy) and not key[2].startswith("by hand")]
+        assert len(compared) >= 2 * len(rank_training.MODES)
+        for key in compared:
+            by_hand = f"by hand, {not key[2].endswith(', none')}"
+            assert_same(trained[key], trained[wrapper, policy, by_hand], what=str(key))
+            if policy != "stock":
+                with pytest.raises(AssertionError):
+                    assert_same(trained[key], trained[wrapper, "stock", by_hand])
+
+
+def test_two_passes_of_a_sharded_model_in_one_region(ranks: list[dict[str, Any]]) -> None:
+    """FSDP2 gathers the blocks for each pass, but not the root. Ours casts again what is gathered; stock does not."""
+    for results in ranks:
+        kinds = ("ours", "by hand, True", "by hand, False")
+        ours, cached, uncached = (results["training"]["two passes", kind] for kind in kinds)
+        assert_same(ours[0], cached[0], what="losses")
+        assert_same(ours[1][:-2], uncached[1][:-2], what="weights of the blocks")
+        assert_same(ours[1][-2:], cached[1][-2:], what="weights of the head")
+        with pytest.raises(AssertionError):
+            assert_same(ours, cached)
+
+
+def test_ranks_trained_together(ranks: list[dict[str, Any]]) -> None:
+    for key, (losses, weights) in ranks[0]["training"].items():
+        for others_losses, others_weights in (results["training"][key] for results in ranks[1:]):
+            assert_same(weights, others_weights, what=str(key))
+            assert not torch.equal(losses[0], others_losses[0]), "each rank has data of its own"
+
+
+# --- policies that differ
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_no_error(ranks: list[dict[str, Any]], name: str) -> None:
+    assert [results[name] for results in ranks] == [ALIKE[name](rank) for rank in range(len(ranks))]
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_error_of_the_ranks_that_differ_from_the_first(ranks: list[dict[str, Any]], name: str) -> None:
+    first, *others = (results[name] for results in ranks)
+    assert first == (FLOAT32 if name == "promotion_rule" else BFLOAT16)
+    for rank, text in enumerate(others, 1):
+        assert "\n  rank 0" in text
+        shown = r"  rank 1|  ranks 1 and 2|  ranks 1-3" if rank > 1 else r"  rank 1"
+        assert re.search(rf"^(?:{shown})(?:, |: ){re.escape(DIFFERENT[name])}", text, re.MULTILINE), text
+        assert "set_check_ranks(False)" in text
+        assert "TORCH_PROMOTE_CHECK_RANKS=0" in text
+
+
+def test_error_of_the_one_rank_that_differs(ranks: list[dict[str, Any]]) -> None:
+    *others, text = (results["overrides_of_the_last_rank"] for results in ranks)
+    assert others == [BFLOAT16] * len(others)
+    named = {2: "rank 0", 4: "ranks 0-2"}[len(ranks)]
+    unchanged = "aten::matmul on cpu unchanged, aten::matmul on cuda unchanged"
+    overridden = "aten::matmul on cpu fp32, aten::matmul on cuda fp32"
+    assert text.splitlines()[:3] == [
+        "ranks of this job differ in the policy of their first region:",
+        f"  {named}, my_autocast('cpu'): {unchanged}",
+        f"  rank {len(ranks) - 1}, my_autocast('cpu', overrides={{'matmul': 'fp32'}}): {overridden}",
+    ]
+
+
+def test_error_if_the_first_rank_differs(ranks: list[dict[str, Any]]) -> None:
+    """All others raise, and name those that have not come within two seconds."""
+    first, *others = (results["overrides_of_the_first_rank"] for results in ranks)
+    assert first == FLOAT32
+    last = len(ranks) - 1
+    for rank, text in enumerate(others, 1):
+        assert "\n  rank 0, my_autocast('cpu', overrides={'matmul': 'fp32'}): aten::matmul on cpu fp32," in text
+        missing = {0: "", 1: f"\n  not there yet: rank {last}\n", 2: f"\n  not there yet: ranks 2 and {last}\n"}
+        assert missing[last - rank] in text
+        assert ("not there yet" in text) == (rank < last)
+
+
+def test_ranks_that_come_at_the_same_time(ranks: list[dict[str, Any]]) -> None:
+    results = [results["at_the_same_time"] for results in ranks]
+    kinds = [[result for result in results[parity::2] if result.startswith("PolicyMismatchError")] for parity in (0, 1)]
+    assert sorted(map(len, kinds)) == [0, len(ranks) // 2], "either those of even ranks, or those of odd ranks"
+
+
+def test_the_error_comes_once_and_closes_the_region(ranks: list[dict[str, Any]]) -> None:
+    first, *others = (results["raised_once"] for results in ranks)
+    assert first == [BFLOAT16, BFLOAT16]
+    assert others == [["PolicyMismatchError", FLOAT32, FLOAT32]] * len(others)
+
+
+@pytest.mark.slow
+def test_region_in_a_compiled_function(tmp_path: Path) -> None:
+    first, second = (results["compiled"] for results in run(("compiled",), 2, tmp_path))
+    assert first == BFLOAT16
+    assert "ranks of this job differ in the policy of their first region" in second
+    assert second.endswith(" autocast is False")
+
+
+def test_the_error_can_be_copied_and_pickled() -> None:
+    found = {0: ({}, ""), 1: ({"aten::mm on cpu": "fp32"}, "my_autocast('cpu')")}
+    error = tp.PolicyMismatchError("their policies", found, [2])
+    for again in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert str(again) == str(error)
+        assert (again.what, again.found, again.missing) == ("their policies", found, (2,))
+
+
+def test_the_option_is_a_bool() -> None:
+    with pytest.raises(tp.OptionError, match="enabled is 0, which is not a bool"):
+        tp.set_check_ranks(0)  # type: ignore[arg-type]
+    assert tp.set_check_ranks(True) is True
+
+
+# --- whole jobs
+
+JOB = """
+import sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+if "late" not in sys.argv:
+    import torch_promote as tp
+dist.init_process_group("gloo")
+import torch_promote as tp  # it may be imported when the group exists
+rank = dist.get_rank()
+model = DistributedDataParallel(nn.Linear(4, 4))
+overrides = {"linear": "fp32"} if rank else None
+region = tp.my_autocast("cpu", overrides=overrides)
+time.sleep(rank)
+with region:
+    loss = model(torch.ones(2, 4)).square().mean()
+loss.backward()
+dist.barrier()
+"""
+
+
+def start(rank: int, port: int, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    group = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
+    command = [sys.executable, "-c", JOB, *arguments]
+    env = {**environment(**group, **variables), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "fails"),
+    [
+        ((), {}, True),
+        pytest.param(("late",), {}, True, marks=pytest.mark.slow),
+        pytest.param((), {"TORCH_PROMOTE_CHECK_RANKS": "0"}, False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_job_whose_ranks_differ_ends(arguments: Any, variables: Any, fails: bool) -> None:
+    """Rank 1 raises; in rank 0, the collective of its backward fails, since gloo has lost the other."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    processes = [start(rank, port, *arguments, **variables) for rank in (0, 1)]
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode != 0 for process in processes] == [fails, fails], errors
+    assert ("PolicyMismatchError: ranks of this job differ" in errors[1]) == fails, errors[1]
+    assert (
+        "rank 1, my_autocast('cpu', overrides={'linear': 'fp32'}): aten::linear on cpu fp32" in errors[1] or not fails
+    )
+
+
+# --- one process
+
+ALONE = """
+import sys
+import torch
+import torch.distributed as dist
+before = set(sys.modules)
+ddp = torch.nn.parallel.DistributedDataParallel.__init__
+import torch_promote as tp
+from torch_promote import _C
+assert not any(name.startswith("torch.distributed") for name in set(sys.modules) - before)
+
+def surroundings():
+    owner = object()
+    found = _C.enter_region(owner, tp.my_autocast("cpu")._packed)
+    _C.exit_region(owner)
+    return found
+
+assert surroundings() == 0
+store = dist.HashStore()
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+keys = store.num_keys()
+with tp.my_autocast("cpu"):
+    torch.ones(2, 2) @ torch.ones(2, 2)
+assert (store.num_keys(), surroundings()) == (keys, 0)
+assert torch.nn.parallel.DistributedDataParallel.__init__ is ddp
+dist.destroy_process_group()
+
+from torch.testing._internal.distributed import fake_pg  # a group whose ranks do not exist
+for store in (fake_pg.FakeStore(), dist.HashStore()):
+    dist.init_process_group("fake", store=store, rank=0, world_size=4)
+    assert surroundings() == _C.UNCHECKED_RANKS
+    with tp.my_autocast("cpu", policy="off"):
+        assert surroundings() == 0
+    dist.destroy_process_group()
+    assert surroundings() == 0
+"""
+
+
+def test_one_process_alone() -> None:
+    """Nothing is imported, and nothing but one function replaced; a region asks no store."""
+    command = [sys.executable, "-c", ALONE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+
+
+THREADS = """
+import threading
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
+import torch_promote as tp
+
+torch._C._distributed_c10d._set_thread_isolation_mode(True)
+world = _install_threaded_pg()
+store, results = dist.HashStore(), {}
+
+def work(rank):
+    dist.init_process_group("threaded", store=store, rank=rank, world_size=4)
+    with tp.my_autocast("cpu"):
+        results[rank] = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    dist.barrier()
+    dist.destroy_process_group()
+
+threads = [threading.Thread(target=work, args=(rank,)) for rank in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join(60)
+_uninstall_threaded_pg()
+assert results == dict.fromkeys(range(4), torch.bfloat16), results
+"""
+
+
+@pytest.mark.slow
+def test_threads_as_ranks() -> None:
+    """PyTorch's own tests have a group whose ranks are threads."""
+    command = [sys.executable, "-c", THREADS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_variable_has_two_values() -> None:
+    env = environment(TORCH_PROMOTE_CHECK_RANKS="never")
+    command = [sys.executable, "-c", "import torch_promote"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    assert "OptionError: TORCH_PROMOTE_CHECK_RANKS is 'never'. Legal: 0" in done.stderr

@@ -1,0 +1,166 @@
+"""Compares the policies of the ranks of a distributed job, once: in the first region.
+
+NOTE [ What ranks compare ]
+- The policy in force in the first region after the default process group was initialised. It is compared with that of
+  ranks that reach their first region by the same lines of code: a rank may evaluate on its own under another policy
+  before it trains. The lines count from the function in which the group was initialised.
+- The policies of the modules of each model that DistributedDataParallel or fully_shard has wrapped before that region,
+  among the ranks that share the model.
+Nothing that torch.autocast has is compared (the dtype, whether it is enabled), so a program that uses nothing beyond
+torch.autocast cannot fail here. Neither is the cache mode, which changes no result.
+
+NOTE [ Ranks compare without waiting ]
+A collective would hang, or pair with one of the program's, if a rank enters no region. So a rank leaves its policies in
+the store of the process group, and compares them with those that the first rank left there: two requests to the store,
+for any number of ranks. Of two ranks that differ, the later one raises. The end of its process ends the job: the
+collectives of gloo fail, and launchers stop the other processes. If the store fails, nothing is compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+
+from torch_promote import _C
+from torch_promote.errors import PolicyMismatchError
+from torch_promote.integrations.ranks import C10D, Model, frames_from, take_pending
+from torch_promote.native.policy_changes import policies_beyond_stock
+from torch_promote.policy.cast_policy import spell_policy
+
+__all__ = ["compare_ranks", "describe_module_policies"]
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+#: How long, in seconds, a rank that differs waits for the policies of others, to name them in its error.
+_GRACE = 2.0
+#: What a rank leaves that has the policies of the first one.
+_AS_THE_FIRST = "="
+
+_Describe = Callable[[torch.nn.Module], Mapping[str, str]]
+
+_describe_modules: _Describe | None = None
+
+
+def describe_module_policies(describe: _Describe) -> _Describe:
+    """Sets the function that returns the policies of a model's modules, by name."""
+    global _describe_modules
+    _describe_modules = describe
+    return describe
+
+
+def compare_ranks(region: object = None) -> None:
+    """Compares this rank with others. A region calls it if `enter_region` says that there is something to compare.
+
+    Args:
+        region: The region, or what else describes it. None: nothing does.
+
+    Raises:
+        PolicyMismatchError: Ranks differ.
+    """
+    pending, c10d = take_pending(), _c10d()
+    if pending is None or not c10d.is_initialized():
+        return
+    if pending.policy:
+        place = f"torch_promote/{pending.group}/policy/{_path_from(pending.codes)}"
+        label = "" if region is None or type(region).__repr__ is object.__repr__ else repr(region)
+        everybody = range(c10d.get_world_size())
+        _compare("the policy of their first region", place, everybody, _policy_in_force(), label)
+    for model, name in _roots(pending.models):
+        policies = {} if _describe_modules is None else _describe_modules(model)
+        for ranks in _groups_of(model):
+            place = f"torch_promote/{pending.group}/modules/{name}/{_digest(ranks)}"
+            _compare(f"the policies of the modules of {name.partition(' ')[0]}", place, ranks, policies, "")
+
+
+def _c10d() -> Any:
+    return sys.modules[C10D]
+
+
+def _compare(what: str, place: str, ranks: Sequence[int], policies: Mapping[str, str], label: str) -> None:
+    try:
+        others = _exchange(place, ranks, dict(policies), label)
+    except Exception:  # of a store without these requests, or whose server has ended
+        return
+    if others is not None:
+        raise PolicyMismatchError(what, *others)
+
+
+def _exchange(place: str, ranks: Sequence[int], policies: dict[str, str], label: str) -> Any:
+    """Leaves the policies of this rank in the store.
+
+    Returns:
+        None if they are those of the first rank that was there. Otherwise policies and labels by rank, and the ranks
+        that have left nothing.
+    """
+    c10d = _c10d()
+    store, rank = c10d._get_default_store(), c10d.get_rank()
+    left = json.dumps([policies, label])
+    first = json.loads(store.compare_set(f"{place}/first", "", left))
+    if first[0] == policies:
+        store.set(f"{place}/{rank}", _AS_THE_FIRST)
+        return None
+    store.set(f"{place}/{rank}", left)
+    found, missing = {rank: (policies, label)}, [other for other in ranks if other != rank]
+    deadline = time.monotonic() + _GRACE
+    while missing:
+        for other in list(missing):
+            if time.monotonic() > deadline:
+                return found, missing
+            if store.check([f"{place}/{other}"]):
+                missing.remove(other)
+                theirs = store.get(f"{place}/{other}").decode()
+                found[other] = tuple(first if theirs == _AS_THE_FIRST else json.loads(theirs))
+        time.sleep(0.02)
+    return found, missing
+
+
+def _policy_in_force() -> dict[str, str]:
+    """Returns what the policy in force in this thread changes, in words that are the same in every process."""
+    changed = policies_beyond_stock()
+    policies = {f"{op} on {device}": spell_policy(value) for op, by in changed.items() for device, value in by.items()}
+    rule = _C.promotion_rule()
+    return {**policies, "the promotion rule": rule} if rule else policies
+
+
+def _path_from(codes: list[CodeType]) -> str:
+    """Returns a digest of the lines that are running, from the innermost function on that was running then too."""
+    frames = frames_from(sys._getframe(1))
+    shared = 0
+    while shared < min(len(frames), len(codes)) and frames[shared].f_code is codes[shared]:
+        shared += 1
+    path = [(frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno) for frame in frames[max(shared - 1, 0) :]]
+    # The folder of a file may differ between machines.
+    return _digest([(os.path.basename(file), *line) for file, *line in path if not file.startswith(_PACKAGE)])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _roots(models: list[Model]) -> Iterator[tuple[torch.nn.Module, str]]:
+    """The models that are not part of another one. fully_shard takes the parts first."""
+    inside: set[int] = set()
+    for model in reversed(models):
+        module = model.module()
+        if module is not None and id(module) not in inside:
+            inside.update(map(id, module.modules()))
+            yield module, model.name
+
+
+def _groups_of(model: torch.nn.Module) -> list[list[int]]:
+    """Returns the groups of ranks that share a model: in a mesh, those along each of its dimensions."""
+    c10d = _c10d()
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return [c10d.get_process_group_ranks(model.process_group)]
+    meshes: Iterator[Any] = (p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh"))
+    mesh = next(meshes, None)
+    groups = [] if mesh is None else [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+    return [sorted(c10d.get_process_group_ranks(group)) for group in groups]
