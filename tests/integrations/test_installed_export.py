@@ -26,14 +26,14 @@ HALF = torch.float16
 class Inside(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.first, self.second, self.third = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> Any:
         x = torch.tanh(x)
         with torch.autocast("cpu"):
             x = torch.softmax(self.first(x), -1)
             with torch.autocast("cpu", HALF):
-                y = self.second(x)
+                y = self.third(x)
             x = self.second(x)
         return x + 1, y
 

@@ -76,7 +76,7 @@ CALLS: dict[str, Opened] = {
     "policy": opened("cpu", policy="cuda"),
     "too many": opened("cpu", torch.bfloat16, True, True, None),
     "a decorator without parentheses": lambda: torch.autocast(len),
-    "decorates no callable": lambda: torch.autocast("cpu")(3),
+    "decorates no callable": lambda: type(torch.autocast("cpu")(3)),
     "torch.cpu.amp": lambda: torch.cpu.amp.autocast(True, torch.float32).__enter__().__exit__(None, None, None),
     "torch.cuda.amp": lambda: torch.cuda.amp.autocast().__enter__().__exit__(None, None, None),
     "plain": opened("cpu"),

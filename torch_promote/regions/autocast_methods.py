@@ -255,7 +255,7 @@ class _Method:
 
     def pass_on(self, *arguments: Any) -> Any:
         """Calls what stood in the class; PyTorch's method if that calls ours in turn."""
-        if _thread.passes_on:
+        if self.before is self.stock or _thread.passes_on:
             return self.stock(*arguments)
         _thread.passes_on = True
         try:

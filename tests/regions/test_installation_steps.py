@@ -1,0 +1,112 @@
+"""Regions of torch.autocast in generators, coroutines and tasks while something is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.installed import OURS
+from helpers.probes import leaves_no_trace, mm_dtype
+from torch_promote.regions import autocast_methods
+
+pytestmark = pytest.mark.usefixtures("installed_marked")
+
+CPU = "cpu"
+
+
+def test_generator_that_holds_a_region() -> None:
+    def body() -> Iterator[torch.dtype]:
+        with torch.autocast(CPU):
+            yield mm_dtype()
+            yield mm_dtype()
+
+    with leaves_no_trace():
+        assert list(body()) == [OURS, OURS]
+        started = body()
+        next(started)
+        started.close()
+
+
+def test_decorated_generator_is_like_stocks() -> None:
+    """PyTorch decorates the call, not the steps."""
+
+    def body() -> Iterator[torch.dtype]:
+        yield mm_dtype()
+
+    assert list(torch.autocast(CPU)(body)()) == list(tp.stock_autocast(CPU)(body)()) == [torch.float32]
+
+
+def test_tasks_do_not_see_each_others_regions() -> None:
+    async def inside(region: Any) -> list[torch.dtype]:
+        seen = []
+        with region:
+            for _ in range(3):
+                seen.append(torch.get_autocast_dtype(CPU))
+                await asyncio.sleep(0)
+        return seen
+
+    async def outside() -> list[bool]:
+        seen = []
+        for _ in range(3):
+            seen.append(torch.is_autocast_enabled(CPU))
+            await asyncio.sleep(0)
+        return seen
+
+    async def main() -> list[Any]:
+        regions = [torch.autocast(CPU), torch.autocast(CPU, torch.float16)]
+        return await asyncio.gather(*map(inside, regions), outside())
+
+    with leaves_no_trace():
+        assert asyncio.run(main()) == [[torch.bfloat16] * 3, [torch.float16] * 3, [False] * 3]
+    assert not autocast_methods._thread.objects
+
+
+def test_cancelled_and_abandoned_tasks() -> None:
+    async def forever() -> None:
+        with torch.autocast(CPU):
+            await asyncio.sleep(3600)
+
+    async def agen() -> AsyncIterator[torch.dtype]:
+        with torch.autocast(CPU):
+            yield mm_dtype()
+            yield mm_dtype()
+
+    async def main() -> None:
+        task = asyncio.create_task(forever())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async for dtype in agen():
+            assert dtype is OURS
+            break
+        abandoned.append(forever())
+        abandoned[0].send(None)
+
+    abandoned: list[Any] = []
+    with leaves_no_trace():
+        with contextlib.suppress(RuntimeError):
+            asyncio.run(main())
+        abandoned.pop().close()
+    assert not autocast_methods._thread.objects
+
+
+def test_tasks_that_end_inside_their_regions_leave_nothing_behind() -> None:
+    async def careless() -> None:
+        torch.autocast(CPU).__enter__()
+        await asyncio.sleep(0)
+
+    async def main() -> None:
+        for _ in range(500):
+            await asyncio.create_task(careless())
+
+    with leaves_no_trace():
+        asyncio.run(main())
+    assert len(autocast_methods._thread.objects) < 100
+    autocast_methods._thread.objects.clear()
