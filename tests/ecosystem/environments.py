@@ -5,6 +5,9 @@ that has to be installed without its dependencies stands in `requirements-withou
 
 This checkout is not installed but put on the path: its extension is already built for this PyTorch. Its metadata is
 written beside, because PyTorch finds the entry point of torch_promote by it.
+
+A framework whose requirements name a build of PyTorch gets that one: torchvision's wheels load only with the build they
+were compiled for. If it differs from the suite's, the extension is built for it, into build/lib-VERSION.
 """
 
 from __future__ import annotations
@@ -60,24 +63,31 @@ def environment_of(framework: Path, root: Path) -> Environment:
         BrokenEnvironmentError: pip failed.
     """
     folder = root / ".venv-ecosystem" / framework.name
-    wanted = "\n".join([_TORCH, *(f"{name}\n{_text(framework / name)}" for name in (_WITH, _WITHOUT))])
+    pin = _torch_of(framework)
+    wanted = "\n".join([pin, *(f"{name}\n{_text(framework / name)}" for name in (_WITH, _WITHOUT))])
     note = folder / "requirements"
     if not note.exists() or note.read_text(encoding="utf-8") != wanted:
         print(f"{framework.name}: making {folder} ...", file=sys.stderr, flush=True)
         rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
-        _install(folder, _TORCH)  # first: with an open range, pip would bring another build
-        _install(folder, _TORCH, "--requirement", str(framework / _WITH))
+        _install(folder, pin)  # first: with an open range, pip would bring another build
+        _install(folder, pin, "--requirement", str(framework / _WITH))
         if (framework / _WITHOUT).exists():
             _install(folder, "--no-deps", "--requirement", str(framework / _WITHOUT))
         note.write_text(wanted, encoding="utf-8")
     packages = next(folder.glob("lib/python*/site-packages"))
-    _add_checkout(packages, root)
     versions = {_normal(found.name): found.version for found in distributions(path=[str(packages)])}
     named = _first_name(framework)
-    if (torch_there := f"torch=={versions['torch'].partition('+')[0]}") != _TORCH:
-        raise BrokenEnvironmentError(f"{folder} has {torch_there}, but this checkout is built for {_TORCH}")
+    if versions["torch"].partition("+")[0] != pin.rpartition("=")[2]:
+        raise BrokenEnvironmentError(f"{folder} has torch {versions['torch']}, but should have {pin}")
+    _add_checkout(folder, packages, root)
     return Environment(folder, versions[named])
+
+
+def _torch_of(framework: Path) -> str:
+    """The build of PyTorch that a framework needs: the one that its requirements name, or else the suite's."""
+    found = re.search(r"^torch===?\S+", _text(framework / _WITH), re.MULTILINE)
+    return _TORCH if found is None else found[0]
 
 
 def _text(file: Path) -> str:
@@ -90,13 +100,25 @@ def _install(folder: Path, *what: str) -> None:
         raise BrokenEnvironmentError(f"{' '.join(pip)} failed:\n{done.stdout}{done.stderr}")
 
 
-def _add_checkout(packages: Path, root: Path) -> None:
+def _add_checkout(folder: Path, packages: Path, root: Path) -> None:
     for old in packages.glob("torch_promote-*.dist-info"):
         rmtree(old)
-    command = [sys.executable, "setup.py", "--quiet", "dist_info", "--output-dir", str(packages)]
+    _setup(Path(sys.executable), root, "dist_info", "--output-dir", str(packages))
+    python = folder / "bin" / "python"
+    version = subprocess.check_output([python, "-c", "import torch; print(torch.__version__)"], text=True).strip()
+    if version != torch.__version__:
+        lib = root / "build" / f"lib-{version}"
+        print(f"{folder.name}: building the extension for torch {version} ...", file=sys.stderr, flush=True)
+        _install(folder, "setuptools>=64", "ninja")
+        _setup(python, root, "build", "--build-lib", str(lib))
+        root = lib
+    (packages / "torch_promote.pth").write_text(f"{root}\n", encoding="utf-8")
+
+
+def _setup(python: Path, root: Path, *what: str) -> None:
+    command = [str(python), "setup.py", "--quiet", *what]
     if (done := subprocess.run(command, cwd=root, capture_output=True, text=True)).returncode != 0:
         raise BrokenEnvironmentError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-    (packages / "torch_promote.pth").write_text(f"{root}\n", encoding="utf-8")
 
 
 def _first_name(framework: Path) -> str:
