@@ -14,6 +14,8 @@ results: The files that are compared, as patterns relative to the working direct
     Default: `*.pt`.
 override: An override, OP=POLICY, that must change the results. Default: `linear=fp32`.
 autocast: Whether the program opens regions. If not, no policy may change the results. Default: true.
+checks: Whether the program makes its own checks and ends with an error if one fails. It then runs once, with nothing
+    installed. Default: false.
 timeout: The seconds that each run may take. Default: 300.
 """
 
@@ -48,6 +50,7 @@ class Program:
     results: tuple[str, ...] = ("*.pt",)
     override: str = "linear=fp32"
     autocast: bool = True
+    checks: bool = False
     timeout: float = 300
 
 

@@ -40,6 +40,7 @@ def make_module(base, forwards=1, without_grad=False):
             if without_grad:
                 with torch.no_grad():
                     y = y + self.network(x)
+            y.requires_grad_()  # so that backward needs every weight
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                 for _ in range(forwards):
                     y = self.network(y).tanh()

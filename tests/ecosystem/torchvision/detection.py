@@ -60,7 +60,8 @@ def evaluate(model, data_loader):
 
 
 torch.manual_seed(0)
-model = torchvision.models.get_model(args.model, weights=None, weights_backbone=None, num_classes=2)
+size = {"min_size": args.size, "max_size": args.size} if "rcnn" in args.model else {}
+model = torchvision.models.get_model(args.model, weights=None, weights_backbone=None, num_classes=2, **size)
 parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 optimizer = torch.optim.SGD(parameters, lr=0.005, momentum=0.9, weight_decay=1e-4)
 loader = DataLoader(Boxes(), batch_size=args.batch_size, collate_fn=lambda batch: tuple(zip(*batch)))
