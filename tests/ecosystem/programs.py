@@ -14,7 +14,7 @@ results: The files that are compared, as patterns relative to the working direct
     Default: `*.pt`.
 override: An override, OP=POLICY, that must change the results. Default: `linear=fp32`.
 autocast: Whether the program opens regions. If not, no policy may change the results. Default: true.
-timeout: The seconds that each run may take. Default: 300.
+timeout: The seconds that each run may take. Default: 900.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Program:
     results: tuple[str, ...] = ("*.pt",)
     override: str = "linear=fp32"
     autocast: bool = True
-    timeout: float = 300
+    timeout: float = 900
 
 
 _KEYS = {field.name for field in fields(Program)} - {"framework", "name", "folder"}
