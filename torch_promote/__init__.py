@@ -10,7 +10,8 @@ Where things are:
 - `Policy`, policy files and named policies: torch_promote.policy.policy; what holds for a whole program
   (`set_default_policy`, `register_policy`): torch_promote.regions.defaults
 - policies of modules (`set_module_policy`): torch_promote.modules.module_policies (loaded when first used)
-- `install`, which makes regions of torch.autocast ours: torch_promote.regions.installation (loaded when first used)
+- `install`, which makes regions of torch.autocast ours: torch_promote.regions.installation (loaded when first used);
+  the environment variables that do so: torch_promote.regions.environment
 - `promotion`, promotion by a rule of one's choice: torch_promote.promoting; the rules,
   and `make_rule`: torch_promote.reference.promotion_rules (loaded when first used)
 - errors, all subclasses of `TorchPromoteError`: torch_promote.errors
@@ -31,7 +32,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.native.loader import check_extension, keep_package
+from torch_promote.native.loader import check_extension, do_once, keep_package
 
 check_extension()  # what follows needs the extension
 
@@ -101,9 +102,6 @@ if keep_package():  # not in a second import
     _unversioned_writes.install()
     _cuda_graphs.tell_captures_apart()
     _higher_order.pass_over(AUTOCAST_KEY)
-    use_environment()
-    if os.environ.get("TORCH_PROMOTE_CHECK_CASTS"):
-        importlib.import_module("torch_promote.checking.check_casts").use_environment()
 
 __version__ = "0.1.0"
 
@@ -193,3 +191,18 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _use_environment() -> None:
+    """Does what the environment variables ask for. Installs last: after an error, torch.autocast stays PyTorch's."""
+    use_environment()
+    if os.environ.get("TORCH_PROMOTE_CHECK_CASTS"):
+        importlib.import_module("torch_promote.checking.check_casts").use_environment()
+    if os.environ.get("TORCH_PROMOTE_CROSSCHECK_REPORTS"):
+        importlib.import_module("torch_promote.checking.crosscheck_process").use_environment()
+    if os.environ.get("TORCH_PROMOTE_AUTOCAST"):
+        importlib.import_module("torch_promote.regions.environment").use_environment()
+
+
+# Last, so that the package is complete if this raises and the program goes on; the next import then raises again.
+do_once(_use_environment)

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from torch_promote.cli.program import make_parser
+from torch_promote.cli.program import make_parser, parse_arguments
 from torch_promote.policy.cast_policy import CastPolicy
 
 
@@ -30,7 +30,7 @@ PARSERS = parsers(make_parser())
 
 
 def test_the_commands() -> None:
-    commands = ("", " info", " policies", " parity", " bench", " why")
+    commands = ("", " run", " info", " policies", " parity", " bench", " why")
     assert list(PARSERS) == [f"torch-promote{command}" for command in commands]
 
 
@@ -67,7 +67,7 @@ EXAMPLES = [
 def test_examples_are_valid_command_lines(example: str) -> None:
     program, *arguments = shlex.split(example)
     assert program == "torch-promote"
-    assert callable(make_parser().parse_args(arguments).run)
+    assert callable(parse_arguments(arguments).run)
 
 
 def test_help_of_policies_explains_each_policy() -> None:

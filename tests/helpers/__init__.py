@@ -49,6 +49,7 @@ Reference
 
 Commands and checks
     command_line: runs the command line inside the test's process.
+    autoloading: processes in which PyTorch finds this package's entry point.
     stand_in_runner: a parity runner with made-up entries, importable by worker processes.
     parity_reports: reports of those entries.
     planted_bugs: bugs for the tests of parity to plant.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -11,19 +12,25 @@ import torch
 
 import torch_promote
 from torch_promote import _C
+from torch_promote.cli.autoloading import why_not_loaded
 from torch_promote.cli.terminal import show, table
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.native.loader import built_with
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table
 from torch_promote.policy.registered import missing_rows, unlisted_ops
+from torch_promote.regions.environment import VARIABLES
 
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Shows versions, the dispatch key and the device types, and compares the op
-table with the running PyTorch.
+Shows versions, the dispatch key, the device types and what runs the regions of
+torch.autocast, and compares the op table with the running PyTorch.
 
+  environment      the variables of this package that are set. They hold for
+                   every program that you start with them
+  autoloading      whether `import torch` loads this package, which does nothing
+                   unless TORCH_PROMOTE_AUTOCAST=1 (or `torch-promote run`)
   rows that count  rows with a policy whose op PyTorch registers for autocast
   missing rows     rows with a policy whose op PyTorch does not register: the
                    op falls through
@@ -57,6 +64,7 @@ def _info() -> dict[str, Any]:
             "missing_rows": [row.name for row in missing_rows(device)],
             "unlisted_ops": list(unlisted_ops(device)),
         }
+    installation = torch_promote.installed()
     return {
         "torch_promote": torch_promote.__version__,
         "torch": torch.__version__,
@@ -64,6 +72,9 @@ def _info() -> dict[str, Any]:
         "python": platform.python_version(),
         "dispatch_key": AUTOCAST_KEY,
         "rows": len(op_table()),
+        "installed": None if installation is None else installation.info,
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "autoloading": why_not_loaded() or "works",
         "devices": devices,
     }
 
@@ -79,6 +90,10 @@ def _draw(info: Mapping[str, Any]) -> list[Any]:
     facts.add_row("python", info["python"])
     facts.add_row("dispatch key", info["dispatch_key"])
     facts.add_row("op table", f"{info['rows']} rows")
+    facts.add_row("torch.autocast", info["installed"] or "PyTorch's own")
+    variables = (f"{name}={value}" for name, value in info["environment"].items())
+    facts.add_row("environment", "\n".join(variables) or f"none of {', '.join(VARIABLES)}")
+    facts.add_row("autoloading", info["autoloading"])
 
     devices = table("device", "available", "default dtype", "rows that count", "missing rows", "unlisted ops")
     lists: list[str] = []

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 import torch
 
 import torch_promote
-from torch_promote.cli import bench, info, parity, policies, stand_in, why
+from torch_promote.cli import bench, info, parity, policies, run, stand_in, why
 from torch_promote.cli.terminal import redirect_to_null
 from torch_promote.errors import TorchPromoteError
 
-__all__ = ["main", "make_parser"]
+__all__ = ["main", "make_parser", "parse_arguments"]
 
 _WRONG_COMMAND_LINE, _INTERRUPTED = 2, 130  # 0: done; 1: a command found something
 
@@ -34,7 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line. Parsed arguments have the command's function as `run`."""
     parser = _Parser(
         prog="torch-promote",
-        description="Shows and checks what autocast does with each op.",
+        description="Shows, changes and checks what autocast does with each op.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -42,13 +42,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version)
     commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    for command in (info, policies, parity, bench, why):
+    for command in (run, info, policies, parity, bench, why):
         command.add_parser(commands)
     return parser
 
 
 _EPILOG = """\
 examples:
+  torch-promote run train.py --lr 0.1            in place of torch.autocast
+  torch-promote run --override softmax=fp32 -m package.train
   torch-promote info                             versions, devices, table size
   torch-promote policies                         the whole op table
   torch-promote policies --device cpu            what has a policy on the CPU
@@ -63,9 +65,18 @@ examples:
   torch-promote why --rule jax "int32[3] + 5.5"  the same by JAX's rule
 
 exit status: 0 success; 1 the command found a difference or a mismatch;
-2 invalid command line; 130 interrupted.
+2 invalid command line; 130 interrupted. Of `run`, the program's.
+`torch-promote run --help` shows how to use it with torchrun and others.
 `torch-promote policies --help` explains each cast policy.
 """
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Parses a command line. Those of `run` have the program and its arguments as `program`."""
+    own, program = run.split(argv)
+    arguments = make_parser().parse_args(own)
+    arguments.program = program
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,7 +112,8 @@ def _flush() -> None:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = make_parser().parse_args(argv)
+    arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    arguments.is_process = argv is None
     try:
         if stand_in.needs_another_process(getattr(arguments, "device", None)):
             return stand_in.run_again(argv)

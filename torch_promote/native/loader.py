@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -12,7 +13,7 @@ import torch
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import ExtensionError
 
-__all__ = ["built_with", "check_extension", "keep_package"]
+__all__ = ["built_with", "check_extension", "do_once", "keep_package"]
 
 _PACKAGE = __name__.partition(".")[0]
 _NOTE = Path(__file__).parent.with_name("_built_with.json")
@@ -67,6 +68,15 @@ def keep_package() -> bool:
     is_first = "_package" not in vars(_C)
     vars(_C).setdefault("_package", sys.modules[_PACKAGE])
     return is_first
+
+
+def do_once(function: Callable[[], None]) -> None:
+    """Calls a function in the first import of the package; in a further one only if it has raised until then."""
+    from torch_promote import _C
+
+    if not vars(_C).get("_done"):
+        function()
+        vars(_C)["_done"] = True
 
 
 def _put_back(module: ModuleType) -> None:

@@ -1,0 +1,160 @@
+"""`torch-promote run` and training programs: bits, child processes, torchrun, and --crosscheck."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.autoloading import COMMAND, entry_point, variables
+
+__all__ = ["entry_point"]  # a fixture
+
+TRAINING = """
+import hashlib, os, sys, torch
+from torch import autocast
+
+def train(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(5):
+        with autocast("cpu"):
+            loss = torch.nn.functional.cross_entropy(model(torch.randn(6, 8)), torch.randint(0, 4, (6,)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    bits = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    return hashlib.sha256(bits).hexdigest()
+"""
+ALONE = f"{TRAINING}\nif __name__ == '__main__':\n    print(train(0), *sys.argv[1:])\n"
+SPAWNED = f"""{TRAINING}
+def work(rank, folder):
+    installed = sys.modules["torch_promote"].installed()
+    open(os.path.join(folder, f"rank{{rank}}"), "w").write(f"{{train(rank)}} {{installed}}")
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, (sys.argv[1],), nprocs=2)
+"""
+DISTRIBUTED = f"""{TRAINING}
+import torch.distributed as dist
+dist.init_process_group("gloo")
+hashes = [None, None]
+dist.all_gather_object(hashes, train(dist.get_rank()))
+if dist.get_rank() == 0:
+    print(*hashes, sys.argv[1:], sys.modules["torch_promote"].installed())
+dist.destroy_process_group()
+"""
+
+
+def outcome(folder: Path, entry_point: Path, command: list[str], **more: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=variables(entry_point, OMP_NUM_THREADS="1", **more),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def hashes(tmp_path_factory: pytest.TempPathFactory, entry_point: Path) -> list[str]:
+    """What stock autocast gives with two seeds."""
+    code = f"{TRAINING}\nprint(train(0), train(1))"
+    status, out, err = outcome(tmp_path_factory.mktemp("stock"), entry_point, [sys.executable, "-c", code])
+    assert (status, err) == (0, "")
+    return out.split()
+
+
+def test_a_training_has_the_same_bits(tmp_path: Path, entry_point: Path, hashes: list[str]) -> None:
+    """And others under a policy that changes them, which shows that ours ran."""
+    (tmp_path / "train.py").write_text(ALONE)
+    ours = outcome(tmp_path, entry_point, [*COMMAND, "train.py", "--lr", "1"])
+    assert ours == (0, f"{hashes[0]} --lr 1\n", "")
+    status, out, err = outcome(tmp_path, entry_point, [*COMMAND, "--policy", "off", "-m", "train"])
+    assert (status, err) == (0, "")
+    assert out != f"{hashes[0]}\n"
+
+
+def test_spawned_processes_are_ours_as_well(tmp_path: Path, entry_point: Path, hashes: list[str]) -> None:
+    (tmp_path / "train.py").write_text(SPAWNED)
+    done = outcome(tmp_path, entry_point, [*COMMAND, "--cache", "all", "train.py", str(tmp_path)])
+    assert done == (0, "", "")
+    for rank, expected in enumerate(hashes):
+        assert (tmp_path / f"rank{rank}").read_text() == f"{expected} <torch_promote.install(cache='all')>"
+
+
+@pytest.mark.parametrize(
+    "started",
+    [["--no-python", *COMMAND], ["-m", *COMMAND[2:]], ["--no-python", "{script}", "run"]],
+    ids=["no python", "module", "the installed script"],
+)
+def test_torchrun(tmp_path: Path, entry_point: Path, hashes: list[str], started: list[str]) -> None:
+    script = tmp_path / "torch-promote"
+    script.write_text(f"#!{sys.executable}\nimport sys\nfrom torch_promote.cli.program import main\nsys.exit(main())\n")
+    script.chmod(0o755)
+    (tmp_path / "train.py").write_text(DISTRIBUTED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [word.format(script=script) for word in started]
+    status, out, err = outcome(tmp_path, entry_point, [*command, "--override=relu=fp32", "train.py", "--lr"])
+    assert status == 0, err
+    installed = "<torch_promote.install(overrides={'relu': 'fp32'})>"
+    assert out == f"{' '.join(hashes)} ['--lr'] {installed}\n"
+
+
+# --- --crosscheck
+
+#: A bug in the reference, and a call that shows it in this process, a forked and a spawned one.
+MISMATCH = """
+import sys, torch, torch.multiprocessing as mp
+
+def wrong(rank=0):
+    from torch_promote.reference.promotion import table
+    table._TABLE[torch.int8, torch.int16] = torch.int32
+    torch.ones(3, dtype=torch.int8) + torch.ones(3, dtype=torch.int16)
+
+if __name__ == "__main__":
+    wrong()
+    if "children" in sys.argv:
+        mp.spawn(wrong)
+        mp.start_processes(wrong, start_method="fork")
+    print("ends")
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_crosscheck_of_a_program_and_its_children(tmp_path: Path, entry_point: Path) -> None:
+    (tmp_path / "bad.py").write_text(MISMATCH)
+    status, out, err = outcome(tmp_path, entry_point, [*COMMAND, "--crosscheck", "bad.py", "0", "children"])
+    assert (status, out) == (1, "ends\n")
+    assert err.startswith("torch-promote: crosscheck, level dtype, 3 processes\ncalls ")
+    assert "mismatches                             3\n" in err
+    assert err.count("aten.add.Tensor(int8[3], int16[3], 1): dtype") == 3
+    assert err.count("bad.py:7 in wrong: torch.ones(3, dtype=torch.int8)") == 3
+
+
+def test_the_status_of_a_failing_program_stays(tmp_path: Path, entry_point: Path) -> None:
+    (tmp_path / "bad.py").write_text(MISMATCH)
+    status, out, err = outcome(tmp_path, entry_point, [*COMMAND, "--crosscheck=bits", "bad.py", "7"])
+    assert (status, out) == (7, "ends\n")
+    assert err.startswith("torch-promote: crosscheck, level bits, 1 process\ncalls ")
+    assert "mismatches                             1\n" in err
+
+
+def test_crosscheck_finds_nothing(tmp_path: Path, entry_point: Path, hashes: list[str]) -> None:
+    (tmp_path / "train.py").write_text(ALONE)
+    status, out, err = outcome(tmp_path, entry_point, [*COMMAND, "--crosscheck=bits", "train.py"])
+    assert (status, out) == (0, f"{hashes[0]}\n")
+    assert "mismatches                             0\n" in err
+    (compared,) = (line for line in err.splitlines() if line.startswith("compared with stock"))
+    assert "aten.linear.default 10" in compared
+
+
+def test_crosscheck_of_a_program_that_imports_no_torch(tmp_path: Path, entry_point: Path) -> None:
+    status, out, err = outcome(tmp_path, entry_point, [*COMMAND, "--crosscheck", "-c", "print(1)"])
+    assert (status, out) == (1, "1\n")
+    assert "torch-promote: the program left no report: it did not import torch, or it ended without" in err

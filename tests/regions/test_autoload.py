@@ -1,0 +1,260 @@
+"""TORCH_PROMOTE_AUTOCAST: `import torch` installs this package, or warns once and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from helpers.autoloading import ROOT, entry_point, entry_points, variables, write_metadata
+
+__all__ = ["entry_point"]  # a fixture
+
+#: Prints whether the package is imported, the dtypes of a product and of exp under torch.autocast, what is installed.
+PROGRAM = """
+import sys, torch
+with torch.autocast("cpu"):
+    product, exp = torch.ones(2, 2) @ torch.ones(2, 2), torch.exp(torch.ones(2, dtype=torch.float16))
+print("torch_promote" in sys.modules, product.dtype, exp.dtype)
+if "torch_promote" in sys.modules:
+    import torch_promote as tp
+    print(tp.installed(), tp.default_policy())
+"""
+STOCK = ["False torch.bfloat16 torch.float16"]
+
+
+def run(
+    folder: Path, code: str = PROGRAM, *options: str, **more: str
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    command = [sys.executable, *options, "-c", code]
+    done = subprocess.run(
+        command, cwd=folder, env=variables(folder, **more), capture_output=True, text=True, timeout=200, check=False
+    )
+    return done, done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("asked", [{}, {"TORCH_PROMOTE_AUTOCAST": "0"}], ids=str)
+def test_nothing_is_imported_unless_asked_for(entry_point: Path, asked: dict[str, str]) -> None:
+    done, lines = run(entry_point, TORCH_PROMOTE_POLICY="nonsense", TORCH_PROMOTE_CACHE="nonsense", **asked)
+    assert (done.returncode, done.stderr, lines) == (0, "", STOCK)
+
+
+def test_the_environment_installs(entry_point: Path) -> None:
+    asked = {
+        "TORCH_PROMOTE_POLICY": "cuda",
+        "TORCH_PROMOTE_CACHE": "all",
+        "TORCH_PROMOTE_OVERRIDES": " matmul=fp32, relu=float64,",
+    }
+    done, lines = run(entry_point, PROGRAM, "-W", "error", TORCH_PROMOTE_AUTOCAST="1", **asked)
+    assert (done.returncode, done.stderr) == (0, "")
+    installed = "<torch_promote.install(overrides={'matmul': 'fp32', 'relu': 'float64'}, cache='all')>"
+    assert lines == ["True torch.float32 torch.float32", f"{installed} Policy.named('cuda')"]
+
+
+@pytest.mark.parametrize("autoload", ["1", "0"])
+def test_this_package_imported_first(entry_point: Path, autoload: str) -> None:
+    """PyTorch then calls the entry point while this package waits for PyTorch. It needs no entry point either."""
+    code = f"import torch_promote as tp\nprint(tp.installed())\n{PROGRAM}"
+    asked = {"TORCH_PROMOTE_OVERRIDES": "matmul=fp32", "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
+    done, lines = run(entry_point, code, "-W", "error", TORCH_PROMOTE_AUTOCAST="1", **asked)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert lines[:2] == ["<torch_promote.install(overrides={'matmul': 'fp32'})>", "True torch.float32 torch.float16"]
+
+
+def test_what_the_program_uninstalls_stays_uninstalled(entry_point: Path) -> None:
+    code = f"import torch, importlib, torch_promote as tp\ntp.uninstall()\nimportlib.reload(tp)\n{PROGRAM}"
+    done, lines = run(entry_point, code, TORCH_PROMOTE_AUTOCAST="1")
+    assert (done.returncode, lines) == (0, ["True torch.bfloat16 torch.float16", "None None"]), done.stderr
+
+
+# --- whatever goes wrong is one warning
+
+
+def without_extension(folder: Path) -> Path:
+    shutil.copytree(
+        ROOT / "torch_promote", folder / "torch_promote", ignore=shutil.ignore_patterns("*.so", "_built_with.json")
+    )
+    shutil.copy(ROOT / "torch_promote_autoload.py", folder)
+    return write_metadata(folder, entry_points())
+
+
+def for_another_torch(folder: Path) -> Path:
+    without_extension(folder).joinpath("torch_promote", "_built_with.json").write_text('{"torch": "1.13.1"}')
+    return folder
+
+
+def extension_that_does_not_load(folder: Path) -> Path:
+    without_extension(folder)
+    for name in ("_C.cpython-311-x86_64-linux-gnu.so", "_C.abi3.so"):
+        (folder / "torch_promote" / name).write_bytes(b"not a library")
+    shutil.copy(ROOT / "torch_promote" / "_built_with.json", folder / "torch_promote")
+    return folder
+
+
+def assert_one_warning(done: subprocess.CompletedProcess[str], *reasons: str) -> None:
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Warning") == 1, done.stderr
+    assert "RuntimeWarning: torch_promote is not in use, and torch.autocast stays PyTorch's. " in done.stderr
+    for reason in reasons:
+        assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+#: The last lines of warnings.
+WRONG_VARIABLES = [
+    ({"TORCH_PROMOTE_AUTOCAST": "yes"}, "TORCH_PROMOTE_AUTOCAST is 'yes'. Legal: 1 (torch_promote runs the regions of"),
+    ({"TORCH_PROMOTE_POLICY": "cudda"}, "TORCH_PROMOTE_POLICY is 'cudda': no policy is called 'cudda'. Closest: cuda."),
+    ({"TORCH_PROMOTE_POLICY": "no/such.toml"}, "no/such.toml"),
+    ({"TORCH_PROMOTE_CACHE": "al"}, "TORCH_PROMOTE_CACHE is 'al': cache says which casts are reused"),
+    ({"TORCH_PROMOTE_OVERRIDES": "sofmax=fp32"}, "TORCH_PROMOTE_OVERRIDES is 'sofmax=fp32': no op is called 'sofmax'"),
+    ({"TORCH_PROMOTE_OVERRIDES": "softmax"}, "'softmax' is not an override. Write OP=POLICY, as in softmax=fp32."),
+]
+BROKEN_PACKAGES = [
+    ("import sys; sys.exit(3)", "SystemExit: 3"),
+    ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ("def (", "SyntaxError: invalid syntax"),
+    ("class Bad(Exception):\n    __str__ = None\nraise Bad", "Bad: "),
+    ("raise RecursionError", "RecursionError"),
+]
+#: Calls the entry point under each of many environments, and prints the warnings.
+MANY = """
+import json, os, sys, warnings, torch, torch_promote_autoload
+for variables, package in json.loads(sys.stdin.read()):
+    os.environ.update({"TORCH_PROMOTE_AUTOCAST": "1"} | variables)
+    open(os.path.join(sys.argv[1], "torch_promote", "__init__.py"), "w").write(package) if package else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch_promote_autoload.autoload()
+    with torch.autocast("cpu"):
+        exp = torch.exp(torch.ones(2, dtype=torch.float16)).dtype
+    print(json.dumps([str(exp), *(f"{one.category.__name__}: {one.message}" for one in caught)]))
+    for name in variables:
+        del os.environ[name]
+"""
+
+
+def warnings_of(folder: Path, cases: list[tuple[dict[str, str], str | None]]) -> list[list[str]]:
+    command = [sys.executable, "-c", MANY, os.fspath(folder)]
+    options = {"input": json.dumps(cases), "capture_output": True, "text": True, "timeout": 200, "check": True}
+    done = subprocess.run(command, cwd=folder, env=variables(folder), **options)
+    assert done.stderr == ""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_wrong_variable_is_one_warning(entry_point: Path) -> None:
+    found = warnings_of(entry_point, [(asked, None) for asked, _ in WRONG_VARIABLES])
+    for (_, reason), (exp, *texts) in zip(WRONG_VARIABLES, found, strict=True):
+        assert exp == "torch.float16"
+        assert len(texts) == 1
+        assert texts[0].startswith("RuntimeWarning: torch_promote is not in use, and torch.autocast stays PyTorch's. ")
+        assert reason in texts[0]
+
+
+def test_a_broken_package_is_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "torch_promote").mkdir()
+    shutil.copy(ROOT / "torch_promote_autoload.py", tmp_path)
+    for (_, reason), (exp, *texts) in zip(
+        BROKEN_PACKAGES, warnings_of(tmp_path, [({}, init) for init, _ in BROKEN_PACKAGES]), strict=True
+    ):
+        assert exp == "torch.float16"
+        assert len(texts) == 1
+        assert reason in texts[0]
+        assert texts[0].endswith(" Correct this, or unset TORCH_PROMOTE_AUTOCAST.")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (without_extension, "torch_promote._C has not been built"),
+        (for_another_torch, "was built with torch 1.13.1, but torch"),
+        (extension_that_does_not_load, "does not load with torch"),
+    ],
+)
+def test_an_extension_that_cannot_be_used_is_one_warning(
+    tmp_path: Path, make: Callable[[Path], Path], reason: str
+) -> None:
+    done, lines = run(make(tmp_path), TORCH_PROMOTE_AUTOCAST="1")
+    assert_one_warning(done, reason, "Correct this, or unset TORCH_PROMOTE_AUTOCAST.")
+    assert lines == STOCK
+
+
+def test_a_warning_that_is_an_error(entry_point: Path) -> None:
+    """And one that cannot be written."""
+    done, lines = run(entry_point, PROGRAM, "-W", "error", TORCH_PROMOTE_AUTOCAST="1", TORCH_PROMOTE_CACHE="al")
+    assert_one_warning(done, "TORCH_PROMOTE_CACHE is 'al'")
+    assert lines == STOCK
+    code = """
+import os, sys, torch_promote_autoload
+for sys.stderr in (None, open("/dev/full", "w", buffering=1)):
+    torch_promote_autoload.autoload()
+    print("no error", flush=True)
+os._exit(0)
+"""
+    done, lines = run(entry_point, code, "-W", "error", TORCH_PROMOTE_AUTOCAST="yes")
+    assert (done.returncode, lines) == (0, ["no error", "no error"])
+
+
+def test_the_package_raises_where_the_program_imports_it(entry_point: Path) -> None:
+    """After the warning as well, and until the variable is right."""
+    code = """
+import os, torch
+for _ in range(2):
+    try:
+        import torch_promote
+    except ValueError as error:
+        print(type(error).__name__)
+os.environ["TORCH_PROMOTE_CACHE"] = "all"
+import torch_promote
+print(torch_promote.installed(), torch_promote.__version__)
+"""
+    done, lines = run(entry_point, code, TORCH_PROMOTE_AUTOCAST="1", TORCH_PROMOTE_CACHE="nonsense")
+    assert_one_warning(done)
+    assert lines == ["OptionError", "OptionError", "<torch_promote.install(cache='all')> 0.1.0"]
+
+
+# --- processes that a program starts
+
+CHILDREN = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+import torch.multiprocessing as mp
+
+def product():
+    with torch.autocast("cpu"):
+        return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+
+class Data(Dataset):
+    def __len__(self):
+        return 1
+    def __getitem__(self, index):
+        return str(product())
+
+def work(rank, queue):
+    queue.put(str(product()))
+
+if __name__ == "__main__":
+    for context in ("fork", "spawn"):
+        print(context, *DataLoader(Data(), batch_size=None, num_workers=1, multiprocessing_context=context))
+    queue = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(work, (queue,))
+    print("mp.spawn", queue.get())
+"""
+
+
+def test_child_processes_inherit_it(entry_point: Path, tmp_path: Path) -> None:
+    program = tmp_path / "children.py"
+    program.write_text(CHILDREN)
+    command = [sys.executable, os.fspath(program)]
+    asked = {"TORCH_PROMOTE_AUTOCAST": "1", "TORCH_PROMOTE_OVERRIDES": "matmul=float64"}
+    done = subprocess.run(
+        command, env=variables(entry_point, **asked), capture_output=True, text=True, timeout=200, check=True
+    )
+    kinds = ("fork", "spawn", "mp.spawn")
+    assert done.stdout.splitlines() == [f"{kind} torch.float64" for kind in kinds]
+    assert done.stderr == ""

@@ -1,0 +1,46 @@
+"""The environment variable TORCH_PROMOTE_AUTOCAST: regions of torch.autocast become ours, without a line of code.
+
+PyTorch calls `autoload` at the end of every `import torch` (entry point of the group `torch.backends`). So this module
+imports nothing that PyTorch has not imported before, unless the variable is set.
+"""
+
+import contextlib
+import os
+import sys
+import warnings
+
+__all__ = ["autoload"]
+
+
+def autoload() -> None:
+    """Imports torch_promote, which installs itself, if the environment asks for it.
+
+    No error gets out, since it would make `import torch` fail: whatever goes wrong is one warning, and torch.autocast
+    stays PyTorch's.
+    """
+    asked = os.environ.get("TORCH_PROMOTE_AUTOCAST", "")
+    if asked in ("", "0"):
+        return
+    if asked != "1":
+        _warn(f"TORCH_PROMOTE_AUTOCAST is {asked!r}. Legal: 1 (torch_promote runs the regions of torch.autocast), 0.")
+        return
+    if "torch_promote" in sys.modules:  # it is what imports torch, and installs itself at its end
+        return
+    try:
+        import torch_promote  # noqa: F401
+    except KeyboardInterrupt:  # the user's, and no error
+        raise
+    except BaseException as error:  # whatever a broken installation does, sys.exit() included
+        import traceback
+
+        text = "".join(traceback.format_exception_only(error)).strip()
+        _warn(f"{text} Correct this, or unset TORCH_PROMOTE_AUTOCAST.")
+
+
+def _warn(reason: str) -> None:
+    text = f"torch_promote is not in use, and torch.autocast stays PyTorch's. {reason}"
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    except Exception:  # warnings are errors here, as with python -W error
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"RuntimeWarning: {text}\n")
