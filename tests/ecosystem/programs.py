@@ -16,7 +16,7 @@ override: An override, OP=POLICY, that must change the results. Default: `linear
 autocast: Whether the program opens regions. If not, no policy may change the results. Default: true.
 checks: Whether the program makes its own checks and ends with an error if one fails. It then runs once, with nothing
     installed. Default: false.
-timeout: The seconds that each run may take. Default: 300.
+timeout: The seconds that each run may take. Default: 900.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Program:
     override: str = "linear=fp32"
     autocast: bool = True
     checks: bool = False
-    timeout: float = 300
+    timeout: float = 900
 
 
 _KEYS = {field.name for field in fields(Program)} - {"framework", "name", "folder"}

@@ -26,11 +26,6 @@ __all__ = ["Verdict", "check"]
 _RUN = ("-m", "torch_promote", "run")
 _BY_VARIABLE = {"TORCH_PROMOTE_AUTOCAST": "1"}
 
-# Until the command exists (remove with the folder interim).
-_INTERIM = not (Path(__file__).parents[2] / "torch_promote" / "cli" / "run.py").exists()
-if _INTERIM:
-    _RUN = ()  # type: ignore[assignment]
-
 # No network, no GPU, one thread (the bits of a sum depend on how it is split), and nothing of the caller's paths.
 _VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -91,12 +86,6 @@ def check(program: Program, environment: Environment, out: Path) -> Verdict:
         "off": ((), {**_BY_VARIABLE, "TORCH_PROMOTE_POLICY": "off"}),
         "override": ((*_RUN, "--override", program.override), {}),
     }
-    if _INTERIM:
-        path = {"PYTHONPATH": str(Path(__file__).with_name("interim")), **_BY_VARIABLE}
-        off = {**path, "TORCH_PROMOTE_POLICY": "off"}
-        override = {**path, "ECOSYSTEM_OVERRIDE": program.override}
-        runs = {"stock": ((), {}), "variable": ((), path), "command": ((), path), "off": ((), off)}
-        runs["override"] = ((), override)
     if program.checks:
         runs = {"stock": runs["stock"]}
     for name, (under, variables) in runs.items():
@@ -168,5 +157,9 @@ def _variables(environment: Environment, shared: Path) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in _DROPPED}
     kept = {key: value for key, value in kept.items() if not key.startswith("TORCH_PROMOTE")}
     path = f"{environment.commands}{os.pathsep}{kept.get('PATH', '')}"
-    caches = {"HF_HOME": str(shared / "hugging_face"), "TORCHINDUCTOR_CACHE_DIR": str(shared / "inductor")}
+    caches = {
+        "HF_HOME": str(shared / "hugging_face"),
+        "TORCHINDUCTOR_CACHE_DIR": str(shared / "inductor"),
+        "TORCH_EXTENSIONS_DIR": str(environment.folder / "torch_extensions"),  # a minute's compilation by DeepSpeed
+    }
     return kept | _VARIABLES | caches | {"PATH": path}

@@ -6,6 +6,7 @@ import pickle
 import lightning
 import pytorch_lightning
 import torch
+from lightning.fabric.plugins import MixedPrecision as StockFabricMixedPrecision
 from lightning.pytorch.plugins import MixedPrecision as StockMixedPrecision
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -169,7 +170,7 @@ def check_fabric():
         return torch.cat([torch.stack(losses), *(parameter.detach().flatten() for parameter in model.parameters())])
 
     for precision in ("bf16-mixed", "16-mixed"):
-        stock = train(precision=precision)
+        stock = train(plugins=StockFabricMixedPrecision(precision, "cpu"))
         assert torch.equal(train(plugins=FabricMixedPrecision(precision, "cpu")), stock), precision
         override = FabricMixedPrecision(precision, "cpu", overrides={"linear": "fp32"})
         assert not torch.equal(train(plugins=override), stock), precision

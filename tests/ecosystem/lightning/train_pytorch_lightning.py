@@ -31,8 +31,6 @@ class Classifier(pl.LightningModule):
 pl.seed_everything(0)
 model = Classifier()
 dataset = TensorDataset(torch.randn(160, 3, 32, 32), torch.randint(0, 10, (160,)))
-trainer = pl.Trainer(
-    accelerator="cpu", precision="bf16-mixed", max_steps=20, logger=False, enable_progress_bar=False
-)
+trainer = pl.Trainer(accelerator="cpu", precision="bf16-mixed", max_steps=20, logger=False, enable_progress_bar=False)
 trainer.fit(model, DataLoader(dataset, batch_size=8, shuffle=True))
 torch.save({"losses": model.losses, "weights": model.state_dict()}, "results.pt")
