@@ -3,7 +3,6 @@
 import argparse
 
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from diffusers import DDPMPipeline, DDPMScheduler, UNet2DConditionModel, UNet2DModel
@@ -22,7 +21,7 @@ set_seed(0)
 accelerator = Accelerator(
     gradient_accumulation_steps=args.gradient_accumulation_steps, mixed_precision=args.mixed_precision, cpu=True
 )
-shape = dict(sample_size=16, in_channels=3, out_channels=3, layers_per_block=1, block_out_channels=(32, 64))
+shape = {"sample_size": 16, "in_channels": 3, "out_channels": 3, "layers_per_block": 1, "block_out_channels": (32, 64)}
 if args.conditional:
     model = UNet2DConditionModel(
         **shape,
@@ -58,7 +57,7 @@ for clean_images in dataloader:
 
     with accelerator.accumulate(model):
         model_output = model(noisy_images, timesteps, *states).sample
-        loss = F.mse_loss(model_output.float(), noise.float())
+        loss = torch.nn.functional.mse_loss(model_output.float(), noise.float())
         accelerator.backward(loss)
         if accelerator.sync_gradients:
             accelerator.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,4 +1,4 @@
-"""Checks `torch_promote.integrations.lightning` against Lightning's own plugins. Ends with an error if a check fails."""
+"""Compares `torch_promote.integrations.lightning` with Lightning's own plugins. Ends with an error if a check fails."""
 
 import copy
 import pickle
@@ -85,7 +85,8 @@ def check_bits():
         assert same(ours, stock), package
     off, _ = fit(plugins=MixedPrecision("bf16-mixed", "cpu", policy="off"))
     full, _ = fit(precision="32-true")
-    assert same(off, full) and not same(off, stock)
+    assert same(off, full)
+    assert not same(off, stock)
     override, _ = fit(plugins=MixedPrecision("bf16-mixed", "cpu", overrides={"linear": "fp32"}))
     assert not same(override, stock)
     for cache in ("weights", "persistent", "all", "none"):
@@ -114,7 +115,7 @@ def check_no_grad_before_the_step():
     before = make_module(lightning.LightningModule)().state_dict()
     after = ours.state_dict()
     assert all(not torch.equal(before[name], after[name]) for name in before), "every weight is trained"
-    # Where PyTorch makes the casts of its cache differentiable even under no_grad (2.13), its cache trains right as well.
+    # PyTorch 2.13 makes the casts of its cache differentiable even under no_grad: there, its cache trains right as well.
     cached, _ = fit(without_grad=True, plugins=CachedStock("bf16-mixed", "cpu"))
     print(f"PyTorch's cache without Lightning 2.6's workaround gives the same bits: {same(cached, stock)}")
 
@@ -146,10 +147,12 @@ def check_scaler_and_checkpoints():
         fit(checkpoint=f"{name}.ckpt", plugins=plugin("16-mixed", "cpu"))[0]
         for name, plugin in (("stock", StockMixedPrecision), ("stock", MixedPrecision), ("ours", StockMixedPrecision))
     ]
-    assert same(resumed[1], resumed[0]) and same(resumed[2], resumed[0])
+    assert same(resumed[1], resumed[0])
+    assert same(resumed[2], resumed[0])
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     plugin = MixedPrecision("16-mixed", "cpu", scaler)
-    assert plugin.scaler is scaler and plugin.state_dict()["scale"] == 2.0
+    assert plugin.scaler is scaler
+    assert plugin.state_dict()["scale"] == 2.0
     assert MixedPrecision("bf16-mixed", "cpu").state_dict() == {}
 
 
