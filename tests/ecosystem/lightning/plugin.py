@@ -115,7 +115,7 @@ def check_no_grad_before_the_step():
     before = make_module(lightning.LightningModule)().state_dict()
     after = ours.state_dict()
     assert all(not torch.equal(before[name], after[name]) for name in before), "every weight is trained"
-    # PyTorch 2.13 makes the casts of its cache differentiable even under no_grad: there, its cache trains right as well.
+    # PyTorch 2.13 makes the casts of its cache differentiable even under no_grad, so there its cache trains right too.
     cached, _ = fit(without_grad=True, plugins=CachedStock("bf16-mixed", "cpu"))
     print(f"PyTorch's cache without Lightning 2.6's workaround gives the same bits: {same(cached, stock)}")
 
