@@ -91,7 +91,7 @@ def check(program: Program, environment: Environment, out: Path) -> Verdict:
             verdict.problems.append(problem)
             if name == "stock":
                 break
-    else:
+    if not verdict.problems:
         _compare(verdict, folder)
     verdict.seconds = time.monotonic() - begin
     return verdict
