@@ -94,9 +94,8 @@ def check(program: Program, environment: Environment, out: Path) -> Verdict:
             verdict.problems.append(problem)
             if name == "stock":
                 break
-    else:
-        if not program.checks:
-            _compare(verdict, folder)
+    if not verdict.problems and not program.checks:
+        _compare(verdict, folder)
     verdict.seconds = time.monotonic() - begin
     return verdict
 
