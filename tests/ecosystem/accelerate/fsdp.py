@@ -1,6 +1,7 @@
 """Trains a small transformer with Accelerate's FSDP2 plugin."""
 
 import argparse
+from contextlib import nullcontext
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
@@ -9,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--float32_parameters", action="store_true")
+parser.add_argument("--autocast", action="store_true", help="float32 parameters, and a region around the step")
 args = parser.parse_args()
 
 set_seed(0)
@@ -17,7 +18,7 @@ plugin = FullyShardedDataParallelPlugin(
     fsdp_version=2,
     auto_wrap_policy="transformer_based_wrap",
     transformer_cls_names_to_wrap=["TransformerEncoderLayer"],
-    mixed_precision_policy=MixedPrecisionPolicy() if args.float32_parameters else None,
+    mixed_precision_policy=MixedPrecisionPolicy() if args.autocast else None,
     state_dict_type="FULL_STATE_DICT",
 )
 accelerator = Accelerator(mixed_precision="bf16", cpu=True)
@@ -38,7 +39,8 @@ torch.manual_seed(accelerator.process_index)
 losses = []
 for _ in range(20):
     tokens, targets = torch.randint(0, 100, (8, 16)), torch.randint(0, 100, (8, 16))
-    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    with accelerator.autocast() if args.autocast else nullcontext():
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
     accelerator.backward(loss)
     optimizer.step()
     optimizer.zero_grad()
