@@ -6,6 +6,8 @@
 # make test-pytorch  runs PyTorch's own tests of autocast under stock and with install() in force, and compares how they
 #                end; PYTORCH= names PyTorch's sources (without it, the command says how to get them)
 # make test-jax  compares the promotion rules with JAX and ml_dtypes as well, which it installs
+# make test-ecosystem  runs programs of training frameworks under stock autocast and ours, each framework in an
+#                environment of its own (make test-ecosystem ARGS=accelerate for one; ARGS=--list; not run in CI)
 # make parity    PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)
 # make docs-pages  writes the generated parts of docs/promotion.md and docs/promotion_rules.md
 # make lint      ruff, mypy and clang-format
@@ -31,7 +33,8 @@ SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildca
 BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
-.PHONY: demo docs-pages test test-all test-installed test-pytorch test-jax parity lint bench gpu build clean force
+.PHONY: demo docs-pages test test-all test-installed test-pytorch test-jax test-ecosystem parity lint bench gpu build \
+	clean force
 
 demo: build
 	$(PY) examples/train_gpt.py $(ARGS)
@@ -51,6 +54,9 @@ test-pytorch: build
 test-jax: build
 	$(PIP) 'jax[cpu]>=0.10' 'ml_dtypes>=0.5'
 	$(PY) -m pytest -rs tests/reference/promotion_rules $(ARGS)
+
+test-ecosystem: build
+	$(PY) tests/ecosystem $(ARGS)
 
 parity: build
 	$(PY) -m torch_promote parity $(ARGS)

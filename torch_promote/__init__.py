@@ -12,6 +12,7 @@ Where things are:
 - policies of modules (`set_module_policy`): torch_promote.modules.module_policies (loaded when first used)
 - `install`, which makes regions of torch.autocast ours: torch_promote.regions.installation (loaded when first used);
   the environment variables that do so: torch_promote.regions.environment
+- precision plugins for Lightning and Fabric: torch_promote.integrations.lightning
 - `promotion`, promotion by a rule of one's choice: torch_promote.promoting; the rules,
   and `make_rule`: torch_promote.reference.promotion_rules (loaded when first used)
 - `set_check_ranks`, whether the processes of a distributed job compare their policies: torch_promote.integrations.ranks
@@ -42,6 +43,7 @@ from torch_promote.errors import (
     DeviceTypeError,
     DtypeError,
     ExtensionError,
+    MissingPackageError,
     OptionError,
     PolicyError,
     PolicyMismatchError,
@@ -119,6 +121,7 @@ __all__ = [
     "DtypeError",
     "ExtensionError",
     "Installation",
+    "MissingPackageError",
     "OptionError",
     "Policy",
     "PolicyError",

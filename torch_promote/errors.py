@@ -11,6 +11,7 @@ __all__ = [
     "DeviceTypeError",
     "DtypeError",
     "ExtensionError",
+    "MissingPackageError",
     "OptionError",
     "PolicyError",
     "PolicyMismatchError",
@@ -32,6 +33,10 @@ class TorchPromoteError(Exception):
 
 class ExtensionError(TorchPromoteError, ImportError):
     """The extension is missing or was built with another PyTorch, or another library uses its dispatch key."""
+
+
+class MissingPackageError(TorchPromoteError, ImportError):
+    """A package that is needed for what you asked for is not installed."""
 
 
 class DeviceTypeError(TorchPromoteError, ValueError):

@@ -1,0 +1,178 @@
+"""`make test-ecosystem`, which is tests/ecosystem/: its programs, what it makes of their runs, and its report."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).with_name("ecosystem")
+
+
+@pytest.fixture(autouse=True)
+def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+@pytest.fixture
+def runs() -> ModuleType:
+    return importlib.import_module("runs")
+
+
+@pytest.fixture
+def programs() -> ModuleType:
+    return importlib.import_module("programs")
+
+
+def framework_in(folder: Path, text: str) -> Path:
+    folder.mkdir()
+    (folder / "programs.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def checked(runs: ModuleType, programs: ModuleType, folder: Path, values: dict[str, Any], **keys: Any) -> Any:
+    """The verdict on a program whose runs save these values; a string is a run that fails."""
+    environments = importlib.import_module("environments")
+
+    def run(program: Any, environment: Any, at: Path, under: tuple[str, ...], variables: dict[str, str]) -> str | None:
+        value = values.get(at.name, torch.ones(3))
+        if isinstance(value, str):
+            return f"{at.name}: {value}"
+        (at / "work").mkdir(parents=True)
+        torch.save({"losses": [0.5], "weight": value}, at / "work" / "result.pt")
+        return None
+
+    program = programs.Program("framework", "program", folder, ("train.py",), **keys)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "_run", run)
+        return runs.check(program, environments.Environment(folder, "1.0"), folder / "out")
+
+
+OTHER = torch.tensor([1.0, 1.0, 1.5])
+CHANGED = {"off": OTHER, "override": OTHER}
+
+
+@pytest.mark.parametrize(
+    ("values", "keys", "passed", "problem"),
+    [
+        (CHANGED, {}, True, None),
+        ({}, {"autocast": False}, True, None),
+        ({**CHANGED, "variable": OTHER}, {}, False, "variable: result.pt.weight: 1 of 3 elements differ, by up to 0.5"),
+        ({**CHANGED, "command": torch.ones(3).double()}, {}, False, "command: result.pt.weight: torch.float64 [3] and"),
+        ({"override": OTHER}, {}, False, "off: it changed no bit"),
+        ({"off": OTHER}, {}, False, "override: it changed no bit"),
+        (CHANGED, {"autocast": False}, False, "off: result.pt.weight: 1 of 3"),
+        ({"stock": "exit status 1"}, {}, False, "stock: exit status 1"),
+        ({"off": "not run", "override": "not run"}, {"checks": True}, True, None),
+        ({"stock": "exit status 1"}, {"checks": True}, False, "stock: exit status 1"),
+        (CHANGED, {"results": ("*.safetensors",)}, False, "the runs saved no file that matches *.safetensors"),
+    ],
+)
+def test_what_becomes_of_a_program(
+    runs: ModuleType,
+    programs: ModuleType,
+    tmp_path: Path,
+    values: dict[str, Any],
+    keys: dict[str, Any],
+    passed: bool,
+    problem: str | None,
+) -> None:
+    verdict = checked(runs, programs, tmp_path, values, **keys)
+    assert verdict.passed == passed
+    assert (problem is None and not verdict.problems) or problem in verdict.problems[0]
+
+
+def test_a_failed_run_is_named_and_the_rest_runs(runs: ModuleType, programs: ModuleType, tmp_path: Path) -> None:
+    verdict = checked(runs, programs, tmp_path, {**CHANGED, "command": "exit status 3", "off": "stopped"})
+    assert not verdict.passed
+    assert verdict.problems == ["command: exit status 3", "off: stopped"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "stock", "expected"),
+    [
+        ({"a": torch.tensor([float("nan")])}, {"a": torch.tensor([float("nan")])}, None),
+        ({"a": torch.tensor(0.0)}, {"a": torch.tensor(-0.0)}, "a.pt.a: 1 of 1 elements differ, by up to 0"),
+        ({"a": [1, 0.0]}, {"a": [1, -0.0]}, "a.pt.a[1]: 0.0 and -0.0"),
+        ({"a": (1, 2)}, {"a": (1,)}, "a.pt.a: 2 and 1 values"),
+        ({"a": 1}, {"b": 1}, "a.pt has other keys"),
+        ({"a": 1}, {"a": True}, "a.pt.a: int and bool"),
+    ],
+)
+def test_values_are_compared_bit_for_bit(tmp_path: Path, ours: Any, stock: Any, expected: str | None) -> None:
+    comparing = importlib.import_module("comparing")
+    for name, value in (("ours", ours), ("stock", stock)):
+        (tmp_path / name).mkdir()
+        torch.save(value, tmp_path / name / "a.pt")
+        (tmp_path / name / "same.csv").write_text("1,2\n", encoding="utf-8")
+    assert comparing.difference(tmp_path / "ours", tmp_path / "stock", ["*"]) == expected
+    assert comparing.difference(tmp_path / "ours", tmp_path / "stock", ["*.csv"]) is None
+    (tmp_path / "ours" / "more.csv").touch()
+    assert "saved other files" in comparing.difference(tmp_path / "ours", tmp_path / "stock", ["*.csv"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[one]\nprogram = ["train.py"]\noverrides = "mm=fp32"\n', "framework/one has the unknown key 'overrides'"),
+        ('[one]\noverride = "mm=fp32"\n', "framework/one has no `program`: name its script and arguments"),
+    ],
+)
+def test_a_wrong_list_of_programs(programs: ModuleType, tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(programs.ProgramsError, match=message):
+        programs.programs_of(framework_in(tmp_path / "framework", text))
+
+
+def test_the_lists_of_programs_are_right(programs: ModuleType) -> None:
+    folders = programs.frameworks(FOLDER)
+    assert {"accelerate", "deepspeed", "torchtitan", "torchtune", "transformers"} <= {folder.name for folder in folders}
+    for folder in folders:
+        pins = (folder / "requirements.txt").read_text(encoding="utf-8").split()
+        assert all("==" in pin for pin in pins), folder
+        for program in programs.programs_of(folder):
+            script = program.program[0]
+            assert script == "-m" or "{environment}" in script or (folder / script).is_file(), program
+
+
+def test_which_programs_a_command_names(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(*names: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["test-ecosystem", "--list", *names])
+        return runpy.run_path(str(FOLDER / "__main__.py"))["main"](), *capsys.readouterr()
+
+    assert listed("accelerate/bf16") == (0, "accelerate/bf16\n", "")
+    assert listed("*/bf16")[1].splitlines()[:2] == ["accelerate/bf16", "deepspeed/bf16"]
+    status, _, error = listed("acelerate")
+    assert status == 2
+    assert error.startswith("test-ecosystem: error: no program matches 'acelerate'. The frameworks: accelerate, ")
+
+
+def test_the_report(runs: ModuleType, programs: ModuleType, tmp_path: Path) -> None:
+    report = importlib.import_module("report")
+    good = checked(runs, programs, tmp_path, CHANGED)
+    bad = checked(runs, programs, tmp_path, {**CHANGED, "variable": OTHER})
+    broken = checked(runs, programs, tmp_path, {"stock": "exit status 1"})
+    lines = report.draw([good, bad, broken], Path("out")).splitlines()
+    assert lines[0].split()[:3] == ["framework", "version", "program"]
+    assert lines[1].split() == ["framework", "1.0", "program", "stock's", "yes", "yes", "0"]
+    assert lines[2].split()[3:6] == ["DIFFER", "yes", "yes"]
+    assert lines[3].split()[3:6] == ["-", "-", "-"]
+    assert lines[-1] == "1 of 3 programs passed; logs are in out"
+    data = json.loads(report.plain([good, bad]))
+    assert [entry["passed"] for entry in data] == [True, False]
+    assert data[1]["problems"] == bad.problems
+
+
+@pytest.mark.parametrize(
+    ("requirements", "pin"), [("timm==1.0\n", None), ("vision==1\ntorch===2.13.0\n", "torch===2.13.0")]
+)
+def test_requirements_may_name_a_build_of_pytorch(tmp_path: Path, requirements: str, pin: str | None) -> None:
+    environments = importlib.import_module("environments")
+    (tmp_path / "requirements.txt").write_text(requirements, encoding="utf-8")
+    assert environments._torch_of(tmp_path) == (pin or f"torch=={torch.__version__.partition('+')[0]}")

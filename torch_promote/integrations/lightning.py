@@ -1,0 +1,111 @@
+"""Precision plugins: `MixedPrecision` for Lightning's Trainer, and `FabricMixedPrecision` for Fabric.
+
+A class of Lightning is the base of each, so the classes are made when you first ask for them; until then, this file
+imports without Lightning. It opens regions, so the arrows of docs/architecture.md place it above `regions`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torch_promote.errors import MissingPackageError
+from torch_promote.policy.policy import Policy
+from torch_promote.regions.autocast import my_autocast
+
+__all__ = ["FabricMixedPrecision", "MixedPrecision"]
+
+#: The packages that have a plugin to extend: two releases of one project, whose classes are not related.
+_PACKAGES = {
+    "MixedPrecision": ("lightning.pytorch", "pytorch_lightning"),
+    "FabricMixedPrecision": ("lightning.fabric", "lightning_fabric"),
+}
+
+MixedPrecision: Any  # __getattr__ makes them
+FabricMixedPrecision: Any
+
+
+class _Plugin:
+    """Lightning's plugin `MixedPrecision` with regions of `my_autocast`, for `Trainer(plugins=...)` or Fabric.
+
+        trainer = lightning.Trainer(plugins=MixedPrecision("bf16-mixed", "cuda", overrides={"softmax": "fp16"}))
+        fabric = lightning.Fabric(plugins=FabricMixedPrecision("bf16-mixed", "cuda", cache="persistent"))
+
+    The plugin takes the place of the argument `precision` of Trainer and Fabric. The gradient scaler, clipping and what
+    a checkpoint contains are Lightning's. Casts of weights are reused within a step, which Lightning 2.6 forbids its
+    Trainer (cache_enabled=False) because PyTorch would reuse casts that were made under `torch.no_grad()`.
+
+    With both `lightning` and `pytorch_lightning` installed, import the one you use before this plugin: the plugin then
+    extends only that one, and otherwise it imports and extends both.
+
+    Args:
+        precision: "bf16-mixed" or "16-mixed".
+        device: "cpu" or "cuda".
+        scaler: The gradient scaler of "16-mixed". None: a `torch.amp.GradScaler`.
+        policy: As for `my_autocast`.
+        overrides: As for `my_autocast`.
+        cache: As for `my_autocast`.
+
+    Raises:
+        ValueError: The precision does not exist.
+        UnsupportedDeviceError: The device type has no autocast here. It is a RuntimeError.
+        OptionError: The cache mode does not exist. It is a ValueError.
+        PolicyError: A policy or op does not exist, a policy is not legal for an op, or a policy file is wrong. It is a
+            ValueError.
+
+    Source: lightning/pytorch/plugins/precision/amp.py, lightning/fabric/plugins/precision/amp.py (v2.6.6).
+    """
+
+    def __init__(
+        self,
+        precision: str,
+        device: str,
+        scaler: torch.amp.GradScaler | None = None,
+        *,
+        policy: Policy | str | os.PathLike[str] | None = None,
+        overrides: Mapping[Any, Any] | None = None,
+        cache: str | None = None,
+    ) -> None:
+        super().__init__(precision, device, scaler)  # type: ignore[call-arg]
+        dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float16
+        self._region = my_autocast(device, dtype=dtype, policy=policy, overrides=overrides, cache=cache)
+
+    def forward_context(self) -> my_autocast:
+        """Returns the region that Lightning runs steps in."""
+        return self._region
+
+    def autocast_context_manager(self) -> my_autocast:
+        """Returns the same region: up to Lightning 2.6, `forward_context` of its Trainer is defined by this one."""
+        return self._region
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PACKAGES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Lightning stores a plugin's state in checkpoints under the qualified name of its class.
+    plugin = type(name, (_Plugin, *_bases(name)), {"__module__": __name__, "__doc__": _Plugin.__doc__})
+    globals()[name] = plugin
+    return plugin
+
+
+def _bases(name: str) -> list[type]:
+    packages = _PACKAGES[name]
+    bases = []
+    for package in [package for package in packages if package in sys.modules] or packages:
+        try:
+            bases.append(importlib.import_module(f"{package}.plugins.precision").MixedPrecision)
+        except ModuleNotFoundError as error:
+            if error.name != package.partition(".")[0]:
+                raise
+    if not bases:
+        missing = " nor ".join(package.partition(".")[0] for package in packages)
+        raise MissingPackageError(
+            f"{__name__}.{name} extends a plugin of Lightning, but neither {missing} is installed. Install Lightning: "
+            f"pip install lightning. Without it, use torch_promote.my_autocast."
+        )
+    return bases
