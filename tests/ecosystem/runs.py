@@ -9,7 +9,9 @@ override     under `torch-promote run --override OP=POLICY`: the bits must diffe
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -128,22 +130,27 @@ def _run(
     command[0] = str(environment.commands / command[0])
     log = folder / "log"
     with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=work,
+            env=_variables(environment, folder.parent) | dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                command,
-                cwd=work,
-                env=_variables(environment, folder.parent) | dict(variables),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=program.timeout,
-            )
+            status = process.wait(program.timeout)
         except subprocess.TimeoutExpired:
             return f"{folder.name}: stopped after {program.timeout:.0f} s; see {log}"
-    if done.returncode == 0:
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its other ranks too
+            process.wait()
+    if status == 0:
         return None
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"{folder.name}: exit status {done.returncode}: {lines[-1] if lines else 'no output'}; see {log}"
+    return f"{folder.name}: exit status {status}: {lines[-1] if lines else 'no output'}; see {log}"
 
 
 def _arguments(program: Program, environment: Environment) -> list[str]:

@@ -105,6 +105,31 @@ def test_checkpoint(where: str, use_reentrant: bool) -> None:
     assert all(depth > 0 for depth in depths[4:])
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("around", ["stock", "nothing"])
+def test_checkpoint_of_a_forward_in_stock(around: str, use_reentrant: bool) -> None:
+    """Recomputed in a region of stock's, and regions that the function itself opens in ours, as in the forward."""
+    seen: list[tuple[bool, torch.dtype]] = []
+    weight = torch.randn(4, 4, requires_grad=True)
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        before = _C.depth()
+        y = nn.functional.linear(x, weight)
+        with torch.autocast("cpu"):
+            seen.append((_C.depth() > before, y.dtype))
+            return nn.functional.linear(y, weight).float()
+
+    before = tp.set_default_policy(tp.Policy.stock().override({"linear": "fp32"}))
+    try:
+        with tp.installed_as():
+            with tp.stock_autocast("cpu", enabled=around == "stock"):
+                y = checkpoint(inner, torch.randn(2, 4, requires_grad=True), use_reentrant=use_reentrant)
+            y.sum().backward()
+    finally:
+        tp.set_default_policy(before)
+    assert seen == [(True, torch.bfloat16 if around == "stock" else torch.float32)] * 2
+
+
 def test_checkpoint_sequential_under_a_policy() -> None:
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     x = torch.randn(4, 8, requires_grad=True)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import RegionError
 from torch_promote.native.region_spec import RegionSpec
 
-__all__ = ["checkpoint_contexts", "install"]
+__all__ = ["checkpoint_contexts", "install", "is_for_stocks_forward"]
 
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
 
@@ -92,7 +93,32 @@ def _reopened(captured: _Captured) -> Any:
     with _PolicyRegion(number, captured.cache_mode), contextlib.ExitStack() as stack:
         if not captured.active:
             stack.enter_context(torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)))
+            stack.enter_context(_stocks_regions())
         yield
+
+
+class _Thread(threading.local):
+    runs_stocks_forward = False
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def _stocks_regions() -> Iterator[None]:
+    before, _thread.runs_stocks_forward = _thread.runs_stocks_forward, True
+    try:
+        yield
+    finally:
+        _thread.runs_stocks_forward = before
+
+
+def is_for_stocks_forward() -> bool:
+    """Whether the region that is being entered is one that checkpoint opens to run again what ran in PyTorch's own.
+
+    It is then PyTorch's, too, whatever `torch_promote.install` says. To be called by what PyTorch calls.
+    """
+    return _thread.runs_stocks_forward and sys._getframe(2).f_code.co_filename == torch.utils.checkpoint.__file__
 
 
 class _Reopened:

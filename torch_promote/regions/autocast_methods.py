@@ -23,6 +23,7 @@ import torch
 from torch_promote import _C
 from torch_promote.integrations import compile_installed
 from torch_promote.integrations.asyncio_tasks import guard_tasks
+from torch_promote.integrations.checkpoint import is_for_stocks_forward
 from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.compile import graph_enter, graph_exit
 from torch_promote.integrations.export import record_enter, record_exit
@@ -120,7 +121,7 @@ def _enter(self: Any) -> Any:
         _restore()
         return _enter_method.pass_on(self)
     packed = installation.spec_of(self)
-    if packed is None:
+    if packed is None or is_for_stocks_forward():
         return _enter_method.pass_on(self)
     device_type = self.device
     # Nobody here reads these three, but they are attributes of PyTorch's objects.
