@@ -86,7 +86,9 @@ ONCE = [
 ]
 
 
-@pytest.mark.parametrize(("program", "backend", "arguments"), EVERYWHERE + ONCE, ids=str)
+@pytest.mark.parametrize(
+    ("program", "backend", "arguments"), EVERYWHERE + ONCE, ids=lambda v: getattr(v, "__name__", str(v))
+)
 def test_in_one_graph_as_eager(program: Any, backend: str, arguments: Any) -> None:
     args = inputs()
     compiled = torch.compile(program, backend=backend, fullgraph=True)
