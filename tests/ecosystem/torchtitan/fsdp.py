@@ -5,12 +5,15 @@ import dataclasses
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
+from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import model_registry
 
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
-config = model_registry("debugmodel", attn_backend="sdpa").model
+config = model_registry("debugmodel").model
 config = dataclasses.replace(config, layers=config.layers[:2])
+for layer in config.layers:  # its own default, flex_attention, has no backward on the CPU
+    layer.attention.inner_attention = ScaledDotProductAttention.Config()
 torch.manual_seed(0)
 model = config.build()
 model.init_states(buffer_device=torch.device("cpu"))
