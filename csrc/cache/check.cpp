@@ -58,6 +58,9 @@ FirstCasts& first_casts() {
   return *instance;
 }
 
+// Made at import: see NOTE [ Fork ].
+[[maybe_unused]] const FirstCasts& first_casts_at_import = first_casts();
+
 // Uses of a plain cast share its storage; a cast that is not plain is one tensor for all uses.
 const void* address_of(const at::Tensor& cast) {
   const at::TensorImpl& impl = *cast.unsafeGetTensorImpl();

@@ -24,6 +24,9 @@ AllCasts& all_casts() {
   return *instance;
 }
 
+// Made at import: see NOTE [ Fork ].
+[[maybe_unused]] const AllCasts& all_casts_at_import = all_casts();
+
 constinit thread_local bool tls_runs_forwards = false;
 
 bool in_backward() {

@@ -26,6 +26,9 @@ CapturedWrites& captured_writes() {
   return *instance;
 }
 
+// Made at import: see NOTE [ Fork ].
+[[maybe_unused]] const CapturedWrites& captured_writes_at_import = captured_writes();
+
 bool is_written_by_a_graph(const c10::StorageImpl& storage) {
   CapturedWrites& captured = captured_writes();
   if (!captured.any.load(std::memory_order_relaxed)) {

@@ -45,6 +45,10 @@ ForkSafeMutex& mutex_of(const at::TensorImpl* weight) {
   return (*places)[(reinterpret_cast<uintptr_t>(weight) >> 6) % places->size()].mutex;
 }
 
+// Made at import: see NOTE [ Fork ].
+[[maybe_unused]] const WeightRegistry& weight_registry_at_import = weight_registry();
+[[maybe_unused]] const ForkSafeMutex& mutexes_at_import = mutex_of(nullptr);
+
 // Unique in the process: `weight.data = other` replaces the BackendMeta, and the new one must not repeat an old epoch.
 uint64_t next_epoch() {
   static std::atomic<uint64_t> last = 0;

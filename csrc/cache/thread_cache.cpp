@@ -359,8 +359,8 @@ std::shared_ptr<CastsOfRegions> take_casts() {
   if (!tls_has_casts) {
     return nullptr;
   }
+  auto taken = std::make_shared<CastsOfRegions>(); // may throw
   tls_has_casts = false;
-  auto taken = std::make_shared<CastsOfRegions>();
   taken->swap(caches());
   return taken;
 }

@@ -30,6 +30,9 @@ WriteLog& write_log() {
   return *instance;
 }
 
+// Made at import: see NOTE [ Fork ].
+[[maybe_unused]] const WriteLog& write_log_at_import = write_log();
+
 std::atomic<size_t> threads_with_casts{0};
 
 } // namespace

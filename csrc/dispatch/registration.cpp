@@ -21,6 +21,9 @@ ForkSafeMutex& registration_mutex() {
   return *instance;
 }
 
+// Made at import: see NOTE [ Fork ].
+[[maybe_unused]] const ForkSafeMutex& registration_mutex_at_import = registration_mutex();
+
 OpNumber add_boxed(const std::string& op, const std::string& overload, Closed closed = Closed::no) {
   const size_t colons = op.find("::");
   TORCH_CHECK_VALUE(colons != std::string::npos, "an op's name has a namespace, as in 'aten::mm'; got '", op, "'");

@@ -34,6 +34,9 @@ OpNumbers& op_numbers() {
   return *instance;
 }
 
+// Made at import: see NOTE [ Fork ].
+[[maybe_unused]] const OpNumbers& op_numbers_at_import = op_numbers();
+
 } // namespace
 
 std::optional<OpNumber> find_op_number(const std::string& name) {

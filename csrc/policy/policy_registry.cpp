@@ -65,6 +65,9 @@ Registry& registry() {
   return *instance;
 }
 
+// Made at import: see NOTE [ Fork ].
+[[maybe_unused]] const Registry& registry_at_import = registry();
+
 class Hash {
  public:
   void mix(PolicyByte byte) {

@@ -26,6 +26,9 @@ Promotions& promotions() {
   return *instance;
 }
 
+// Made at import: see NOTE [ Fork ].
+[[maybe_unused]] const Promotions& promotions_at_import = promotions();
+
 uint64_t mix(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 1099511628211ULL; // FNV-1a
 }

@@ -107,3 +107,64 @@ def test_a_fork_while_a_thread_registers_a_rule() -> None:
     command = [sys.executable, "-W", "ignore", "-c", HELD]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "0\n"
+
+
+# A handler that the process registers first runs last: while ours has all mutexes. There a thread calls the action for
+# the first time.
+FORKS_IN_A_FIRST_CALL = """
+import ctypes, os, signal, sys, threading, time, torch
+
+torch.set_num_threads(1)
+x, weights = torch.ones(2, 2), [torch.nn.Parameter(torch.ones(2, 2)) for _ in range(3)]
+with torch.autocast("cpu"):
+    x @ weights[2]  # what PyTorch makes in a first call
+forks = threading.Event()
+
+
+@ctypes.CFUNCTYPE(None)
+def prepare():
+    forks.set()
+    time.sleep(0.3)
+
+
+ctypes.CDLL(None).__register_atfork(prepare, None, None, None)
+import torch_promote as tp
+
+
+def cast(w):
+    x @ w
+
+
+def cast_persistently(w):
+    with tp.my_autocast("cpu", cache="persistent"):
+        x @ w
+
+
+action = locals()[sys.argv[1]]
+
+
+def work():
+    with tp.my_autocast("cpu"):
+        forks.wait()
+        action(weights[0])
+
+
+worker = threading.Thread(target=work)
+worker.start()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    tp.cache_info()  # a cast may wait for PyTorch's mutex
+    os._exit(0)
+worker.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("check_casts", ["0", "1"], ids=["", "checked"])
+@pytest.mark.parametrize("action", ["cast", "cast_persistently"])
+def test_a_fork_while_a_thread_calls_for_the_first_time(action: str, check_casts: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKS_IN_A_FIRST_CALL, action]
+    env = environment(OMP_NUM_THREADS="1", TORCH_PROMOTE_CHECK_CASTS=check_casts)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
