@@ -172,6 +172,15 @@ def test_what_shares_the_memory_may_write_later(cache: str) -> None:
         assert (EYE @ w)[0, 0] == 2
 
 
+@pytest.mark.parametrize("cache", ["persistent", "all"])
+def test_dlpack_refuses_a_weight_that_requires_a_gradient_as_in_stock(cache: str) -> None:
+    w = nn.Parameter(torch.ones(4, 4))
+    with ours(cache=cache):
+        EYE @ w
+        with pytest.raises(BufferError, match="require gradient"):
+            torch.from_dlpack(w)
+
+
 @pytest.mark.usefixtures("stale_casts_on_purpose")
 @pytest.mark.parametrize("write", [by_address, by_data_of_a_view])
 @pytest.mark.parametrize("cache", ["persistent", "all"])

@@ -154,6 +154,23 @@ def test_crosscheck_finds_nothing(tmp_path: Path, entry_point: Path, hashes: lis
     assert "aten.linear.default 10" in compared
 
 
+def test_crosscheck_leaves_the_program_the_files_that_are_open_for_it(tmp_path: Path, entry_point: Path) -> None:
+    (tmp_path / "reads.py").write_text("import os, sys, torch\nprint(os.read(int(sys.argv[1]), 9))")
+    (tmp_path / "data").write_text("data")
+    with open(tmp_path / "data") as file:
+        command = [*COMMAND, "--crosscheck", "reads.py", str(file.fileno())]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=variables(entry_point),
+            pass_fds=[file.fileno()],
+            capture_output=True,
+            timeout=280,
+            check=False,
+        )
+    assert done.stdout == b"b'data'\n"
+
+
 def test_crosscheck_of_a_program_that_imports_no_torch(tmp_path: Path, entry_point: Path) -> None:
     status, out, err = outcome(tmp_path, entry_point, [*COMMAND, "--crosscheck", "-c", "print(1)"])
     assert (status, out) == (1, "1\n")

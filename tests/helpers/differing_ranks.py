@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_promote as tp
 from torch_promote import _C
+from torch_promote.integrations import compare_ranks
 
 
 def in_order(rank: int, world_size: int, enter: Callable[[], Any]) -> Any:
@@ -190,6 +193,63 @@ def store_fails(rank: int, world_size: int) -> Any:
         return entered(tp.my_autocast("cpu", policy="off" if rank else None))
     finally:
         c10d._get_default_store = original
+
+
+def store_is_busy(rank: int, world_size: int) -> Any:
+    """A thread waits in the store for what rank 0 sets after its region, and keeps others of its process out of it."""
+    patience, compare_ranks._PATIENCE = compare_ranks._PATIENCE, 0.5
+    original = dist.distributed_c10d._get_default_store
+    address: list[Any] = [None]
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        address = [store.port]
+    dist.broadcast_object_list(address)
+    if rank != 0:
+        store = dist.TCPStore("127.0.0.1", address[0], wait_for_workers=False)
+    dist.distributed_c10d._get_default_store = lambda: store
+    waiting = threading.Thread(target=store.wait, args=(["end"],))
+    try:
+        if rank != 0:
+            waiting.start()
+            time.sleep(0.5)
+        result = entered(tp.my_autocast("cpu"))
+        dist.barrier()
+        if rank == 0:
+            store.set("end", "")
+        else:
+            waiting.join(60)
+        dist.barrier()
+        return result
+    finally:
+        dist.distributed_c10d._get_default_store = original
+        compare_ranks._PATIENCE = patience
+
+
+def file_is_deleted(rank: int, world_size: int) -> Any:
+    store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    path, moved = store.path, f"{store.path}-moved"
+    dist.barrier()
+    if rank == 0:
+        os.rename(path, moved)
+    dist.barrier()
+    result = entered(tp.my_autocast("cpu"))
+    dist.barrier()
+    is_there = os.path.exists(path)
+    dist.barrier()
+    if rank == 0:
+        os.rename(moved, path)
+    return result, is_there
+
+
+def group_of_a_model_has_ended(rank: int, world_size: int) -> Any:
+    group = dist.new_group()
+    model = DistributedDataParallel(nn.Linear(2, 2), process_group=group)
+    dist.destroy_process_group(group)
+    result = entered(tp.my_autocast("cpu"))
+    del model
+    return result
 
 
 def free_afterwards(rank: int, world_size: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -256,6 +257,32 @@ def test_entered_in_several_threads_at_once() -> None:
     for thread in threads:
         thread.join(60)
     assert not failures
+
+
+def test_ended_while_threads_start_and_end() -> None:
+    """The end of a region that began as PyTorch's looks through the regions of all threads."""
+    before, interval = thread_state(), sys.getswitchinterval()
+    stop = threading.Event()
+
+    def start_threads() -> None:
+        while not stop.is_set():
+            in_thread(lambda: by_calls(lambda: torch.autocast(CPU)) and None)
+
+    starters = [threading.Thread(target=start_threads) for _ in range(3)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for starter in starters:
+            starter.start()
+        for _ in range(10_000):
+            region = torch.autocast(CPU)
+            tp.stock_autocast.__enter__(region)
+            region.__exit__(None, None, None)
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        for starter in starters:
+            starter.join(60)
+    assert thread_state() == before
 
 
 def test_entered_and_dropped() -> None:

@@ -157,7 +157,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return _run_checked(command, variables, arguments.crosscheck, arguments.is_process)
     if arguments.is_process:
         os.execve(sys.executable, command, variables)
-    return end_as(wait_for(subprocess.Popen(command, env=variables)), arguments.is_process)
+    return end_as(wait_for(_start(command, variables)), arguments.is_process)
 
 
 # --- checks, before anything runs
@@ -237,6 +237,11 @@ def _interpreter_options() -> list[str]:
     return options
 
 
+def _start(command: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Starts the program with all files that are open for it, such as those of `<(command)` in a shell."""
+    return subprocess.Popen(command, env=variables, close_fds=False)
+
+
 # --- under crosscheck
 
 
@@ -244,7 +249,7 @@ def _run_checked(command: list[str], variables: dict[str, str], level: str, is_p
     """Runs the program, prints the report of its processes, and returns the exit status."""
     with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:
         variables[crosscheck_process.VARIABLE] = f"{level}:{folder}"
-        program = subprocess.Popen(command, env=variables)
+        program = _start(command, variables)
         status = wait_for(program)
         reports = crosscheck_process.read_reports(Path(folder))
     whole = CrosscheckReport()

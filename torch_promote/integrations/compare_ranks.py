@@ -13,15 +13,18 @@ NOTE [ Ranks compare without waiting ]
 A collective would hang, or pair with one of the program's, if a rank enters no region. So a rank leaves its policies in
 the store of the process group, and compares them with those that the first rank left there: two requests to the store,
 for any number of ranks. Of two ranks that differ, the later one raises. The end of its process ends the job: the
-collectives of gloo fail, and launchers stop the other processes. If the store fails, nothing is compared.
+collectives of gloo fail, and launchers stop the other processes. If the store fails, or does not answer in time,
+nothing is compared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
@@ -41,6 +44,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 #: How long, in seconds, a rank that differs waits for the policies of others, to name them in its error.
 _GRACE = 2.0
+#: How long, in seconds, a rank waits for the store. A request to it waits while another thread of the program does.
+_PATIENCE = 10.0
 #: What a rank leaves that has the policies of the first one.
 _AS_THE_FIRST = "="
 
@@ -85,23 +90,37 @@ def _c10d() -> Any:
 
 
 def _compare(what: str, place: str, ranks: Sequence[int], policies: Mapping[str, str], label: str) -> None:
-    try:
-        others = _exchange(place, ranks, dict(policies), label)
-    except Exception:  # of a store without these requests, or whose server has ended
-        return
-    if others is not None:
-        raise PolicyMismatchError(what, *others)
+    found: list[Any] = []
+
+    def exchange() -> None:
+        with contextlib.suppress(Exception):  # of a store without these requests, or whose server has ended
+            found.append(_exchange(store, rank, place, ranks, dict(policies), label))
+
+    with contextlib.suppress(Exception):  # of a group that has ended, or an interpreter that starts no more threads
+        store, rank = _c10d()._get_default_store(), _c10d().get_rank()
+        if not _is_deleted(store):
+            thread = threading.Thread(target=exchange, name="torch_promote_compare_ranks", daemon=True)
+            thread.start()
+            thread.join(_PATIENCE)
+    if found and found[0] is not None:
+        raise PolicyMismatchError(what, *found[0])
 
 
-def _exchange(place: str, ranks: Sequence[int], policies: dict[str, str], label: str) -> Any:
+def _is_deleted(store: Any) -> bool:
+    """Whether a store is a file that the program has deleted. A request would make it again, and leave it there."""
+    types: Any = torch.distributed
+    while isinstance(store, types.PrefixStore):
+        store = store.underlying_store
+    return isinstance(store, types.FileStore) and not os.path.exists(store.path)
+
+
+def _exchange(store: Any, rank: int, place: str, ranks: Sequence[int], policies: dict[str, str], label: str) -> Any:
     """Leaves the policies of this rank in the store.
 
     Returns:
         None if they are those of the first rank that was there. Otherwise policies and labels by rank, and the ranks
         that have left nothing.
     """
-    c10d = _c10d()
-    store, rank = c10d._get_default_store(), c10d.get_rank()
     left = json.dumps([policies, label])
     first = json.loads(store.compare_set(f"{place}/first", "", left))
     if first[0] == policies:
@@ -158,9 +177,12 @@ def _roots(models: list[Model]) -> Iterator[tuple[torch.nn.Module, str]]:
 def _groups_of(model: torch.nn.Module) -> list[list[int]]:
     """Returns the groups of ranks that share a model: in a mesh, those along each of its dimensions."""
     c10d = _c10d()
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        return [c10d.get_process_group_ranks(model.process_group)]
-    meshes: Iterator[Any] = (p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh"))
-    mesh = next(meshes, None)
-    groups = [] if mesh is None else [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
-    return [sorted(c10d.get_process_group_ranks(group)) for group in groups]
+    try:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            return [c10d.get_process_group_ranks(model.process_group)]
+        meshes: Iterator[Any] = (p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh"))
+        mesh = next(meshes, None)
+        groups = [] if mesh is None else [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+        return [sorted(c10d.get_process_group_ranks(group)) for group in groups]
+    except Exception:  # the program has ended the group
+        return []

@@ -140,8 +140,10 @@ def _watch_sharing() -> None:
 
     @functools.wraps(export)
     def __dlpack__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        # What is exported owns a tensor: its own, so that the storage has another owner.
-        return export(self.detach() if _C.has_backend_meta(self) else self, *args, **kwargs)
+        # What is exported owns a tensor: its own, so that the storage has another owner. PyTorch refuses to export a
+        # tensor that requires a gradient, and would take what `detach` returns.
+        exported = self.detach() if _C.has_backend_meta(self) and not self.requires_grad else self
+        return export(exported, *args, **kwargs)
 
     tensor.untyped_storage, tensor.set_, tensor.__dlpack__ = untyped_storage, set_, __dlpack__
     run_after_import("torch._dynamo", functools.partial(skip_frames, untyped_storage, set_, __dlpack__))

@@ -86,10 +86,10 @@ class _Thread(threading.local):
         self.held = _Held()
         self.objects = self.held.objects
         self.passes_on = False
-        _threads.add(self.held)
+        _threads[id(self.held)] = self.held
 
 
-_threads: weakref.WeakSet[_Held] = weakref.WeakSet()
+_threads: weakref.WeakValueDictionary[int, _Held] = weakref.WeakValueDictionary()
 _thread = _Thread()
 
 #: Held by whoever changes what is installed. Take Dynamo's lock before this one, never after it.
@@ -204,7 +204,12 @@ def _began_as_ours(region: Any) -> bool:
     """Whether some thread has the region open as one of ours, or has it suspended."""
     if region.device not in DEVICE_TYPES:
         return False
-    return any(one is region for held in list(_threads) for one in held.objects)
+    return any(one is region for held in _of_all_threads() for one in held.objects)
+
+
+def _of_all_threads() -> list[_Held]:
+    # Iterating over the dictionary itself is an error if another thread starts or ends meanwhile.
+    return [held for reference in _threads.valuerefs() if (held := reference()) is not None]
 
 
 def _remove(objects: list[Any], gone: object, ends_dropped_above: bool = False) -> None:
@@ -274,7 +279,7 @@ def _restore() -> None:
     with lock:
         if _installation is None:
             _enter_method.restore()
-            if not _opened_by_graphs and not any(held.objects for held in list(_threads)):
+            if not _opened_by_graphs and not any(held.objects for held in _of_all_threads()):
                 _exit_method.restore()
 
 
@@ -297,7 +302,7 @@ def put_in_force(installation: InForce | None) -> None:
 def _forget_other_threads() -> None:
     # A fork copies this thread alone. The regions of the others are not open in the child.
     _threads.clear()
-    _threads.add(_thread.held)
+    _threads[id(_thread.held)] = _thread.held
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
