@@ -211,6 +211,8 @@ py::object observer_of_this_thread() {
 void run_under_stock(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const Unseen unseen;
   const c10::impl::ExcludeDispatchKeyGuard without_ours(kAutocastKey);
+  // An op that returns several arguments reads them after they have left the stack. Callers of PyTorch hold them.
+  const torch::jit::Stack arguments = stack;
   op.redispatchBoxed((keys & kBelowObserver).remove(kAutocastKey), &stack);
 }
 
