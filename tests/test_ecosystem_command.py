@@ -154,7 +154,7 @@ def test_which_programs_a_command_names(capsys: pytest.CaptureFixture[str], monk
 
 
 def test_the_report(runs: ModuleType, programs: ModuleType, tmp_path: Path) -> None:
-    report = importlib.import_module("report")
+    report = importlib.import_module("verdicts")
     good = checked(runs, programs, tmp_path, CHANGED)
     bad = checked(runs, programs, tmp_path, {**CHANGED, "variable": OTHER})
     broken = checked(runs, programs, tmp_path, {"stock": "exit status 1"})

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from environments import BrokenEnvironmentError, Environment, environment_of
 from programs import Program, ProgramsError, frameworks, programs_of
-from report import draw, plain
 from runs import Verdict, check
+from verdicts import draw, plain
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
