@@ -90,8 +90,11 @@ def test_spawned_processes_are_ours_as_well(tmp_path: Path, entry_point: Path, h
 
 @pytest.mark.parametrize(
     "started",
-    [["--no-python", *COMMAND], ["-m", *COMMAND[2:]], ["--no-python", "{script}", "run"]],
-    ids=["no python", "module", "the installed script"],
+    [
+        pytest.param(["--no-python", *COMMAND], id="no python", marks=pytest.mark.slow),
+        pytest.param(["-m", *COMMAND[2:]], id="module"),
+        pytest.param(["--no-python", "{script}", "run"], id="the installed script", marks=pytest.mark.slow),
+    ],
 )
 def test_torchrun(tmp_path: Path, entry_point: Path, hashes: list[str], started: list[str]) -> None:
     script = tmp_path / "torch-promote"
