@@ -40,7 +40,7 @@ use(tp)
 """,
 }
 DELETE = """
-for name in [name for name in sys.modules if name.startswith("torch_promote")]:
+for name in [name for name in sys.modules if name.partition(".")[0] == "torch_promote"]:
     del sys.modules[name]
 """
 AGAIN = {

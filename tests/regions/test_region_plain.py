@@ -142,13 +142,13 @@ def test_no_reference_is_lost_or_kept() -> None:
             with pytest.raises(tp.RegionError):
                 region.__exit__(None, None, None)
 
-    use()
-    gc.collect()
-    before = [sys.getrefcount(one) for one in counted]
-    use()
-    gc.collect()
-    after = [sys.getrefcount(one) for one in counted]
-    assert all(abs(b - a) < 100 for b, a in zip(before, after, strict=True)), (before, after)
+    seen = []
+    for _ in range(4):  # what earlier tests leave may go meanwhile, but not each time
+        use()
+        gc.collect()
+        seen.append([sys.getrefcount(one) for one in counted])
+    rounds = zip(seen, seen[1:], strict=False)
+    assert any(all(abs(b - a) < 100 for b, a in zip(*both, strict=True)) for both in rounds), seen
 
 
 def test_a_region_dies_as_any_object() -> None:
