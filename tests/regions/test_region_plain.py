@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import inspect
 import itertools
 import sys
@@ -147,7 +148,7 @@ def test_no_reference_is_lost_or_kept() -> None:
         use()
         gc.collect()
         seen.append([sys.getrefcount(one) for one in counted])
-    rounds = zip(seen, seen[1:], strict=False)
+    rounds = itertools.pairwise(seen)
     assert any(all(abs(b - a) < 100 for b, a in zip(*both, strict=True)) for both in rounds), seen
 
 
