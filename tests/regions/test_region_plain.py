@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import inspect
 import itertools
 import sys
