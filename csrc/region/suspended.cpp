@@ -1,0 +1,115 @@
+// file: suspends the regions of a coroutine between its steps
+#include "region/region.h"
+
+#include "cache/stock_cache.h"
+#include "cache/thread_cache.h"
+#include "policy/torch_declarations.h"
+#include "region/frames.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace torch_promote {
+
+namespace {
+
+void write_devices(const ThreadState& state) {
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    state.devices[device].write(device_type_of(static_cast<Device>(device)));
+  }
+}
+
+} // namespace
+
+struct Suspended {
+  std::vector<Frame> frames;             // outermost first
+  ThreadState inside;                    // the state in the innermost of them when they were suspended
+  std::shared_ptr<CastsOfRegions> casts; // null unless no autocast region was around them
+};
+
+// Regions of torch.autocast that the body opened inside ours are suspended and resumed too: the devices' state and the
+// nesting depth show them.
+std::shared_ptr<Suspended> suspend(size_t base) {
+  auto& frames = open_frames();
+  auto result = std::make_shared<Suspended>();
+  if (frames.size() <= base) {
+    return result;
+  }
+  result->inside = ThreadState::read();
+  result->frames.assign(frames.begin() + static_cast<std::ptrdiff_t>(base), frames.end());
+  const ThreadState& around = result->frames.front().before;
+  const auto ours = static_cast<int>(
+      std::count_if(result->frames.begin(), result->frames.end(), [](auto& frame) { return frame.is_autocast(); }));
+  const bool outermost = around.nesting == 0 && result->inside.nesting > 0;
+  if (outermost) {
+    result->casts = take_casts();
+  }
+  for (int nesting = result->inside.nesting; nesting > around.nesting + ours; --nesting) {
+    at::autocast::decrement_nesting();
+  }
+  while (frames.size() > base) {
+    end_innermost();
+  }
+  write_devices(around);
+  if (outermost) {
+    end_caches(); // where only regions of PyTorch were open
+  }
+  return result;
+}
+
+void resume(const Suspended& regions) {
+  if (regions.frames.empty()) {
+    return;
+  }
+  // At its end a region restores the state that it found. Resumed, it finds the state of now.
+  const ThreadState around = ThreadState::read();
+  const ThreadState& found = regions.frames.front().before;
+  const ThreadState& inside = regions.inside;
+  std::vector<Frame> resumed = regions.frames;
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    const auto first =
+        std::find_if(resumed.begin(), resumed.end(), [device](const Frame& f) { return f.names(device); });
+    if (first != resumed.end()) {
+      first->before.devices[device] = around.devices[device];
+    }
+    // A device that the body did not change keeps its present state.
+    if (first != resumed.end() || !(inside.devices[device] == found.devices[device])) {
+      inside.devices[device].write(device_type_of(static_cast<Device>(device)));
+    }
+  }
+  // The next `suspend` reads the state of devices that a frame does not name, too.
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    resumed.front().before.devices[device] = around.devices[device];
+  }
+  if (const auto first = std::find_if(resumed.begin(), resumed.end(), sets_cache_mode); first != resumed.end()) {
+    first->before.cache_mode = around.cache_mode;
+    tls_cache_mode = inside.cache_mode;
+  }
+  resumed.front().before.key_included = around.key_included;
+  resumed.front().before.key_excluded = around.key_excluded;
+  resumed.front().before.cache_enabled = around.cache_enabled;
+  resumed.front().before.nesting = around.nesting;
+  const PolicyTable* policy = recompose(resumed, 0, around.policy, policy_around(around));
+  const bool changes_policy = std::any_of(resumed.begin(), resumed.end(), writes_slots);
+  if (changes_policy && !any_writes_slots()) {
+    read_slots_outside();
+  }
+  open_frames().insert(open_frames().end(), resumed.begin(), resumed.end());
+  put_flags();
+  for (int opened = found.nesting; opened < inside.nesting; ++opened) {
+    at::autocast::increment_nesting();
+  }
+  if (regions.casts != nullptr) {
+    put_casts(*regions.casts);
+  }
+  inside.write_key();
+  tls_stock_may_have_cast = true; // PyTorch's kernels may have been on in some of them
+  at::autocast::set_autocast_cache_enabled(inside.cache_enabled);
+  if (changes_policy) {
+    put_policy(policy, /*in_slots=*/true);
+  } else {
+    tls_policy = policy;
+  }
+}
+
+} // namespace torch_promote
