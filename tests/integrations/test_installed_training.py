@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -192,8 +193,9 @@ def test_replicas_in_threads() -> None:
     """As DataParallel calls them; tests/cuda/test_installed_on_cuda.py has parallel_apply itself."""
 
     def run() -> Any:
+        # Copies: one weight in two threads has one cast or two, whichever thread is faster, under stock as well.
         model, x = made("qkv")
-        replicas = [model] * 2
+        replicas = [model, copy.deepcopy(model)]
         outputs: dict[int, torch.Tensor] = {}
 
         def call(index: int, enabled: bool) -> None:
@@ -208,7 +210,7 @@ def test_replicas_in_threads() -> None:
             for thread in threads:
                 thread.join(60)
             sum(output.float().square().mean() for output in outputs.values()).backward()
-        return [outputs[0], outputs[1], grads(model)]
+        return [outputs[0], outputs[1], *map(grads, replicas)]
 
     assert_like_stock(run)
 
