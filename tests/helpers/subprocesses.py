@@ -43,6 +43,7 @@ class Program:
         code: The program, which may be indented.
         arguments: What it finds in `sys.argv` behind "-c".
         env: Its environment; `environment()` if not given.
+        cwd: Its working directory.
         quiet: Whether it ignores warnings, as under `-W ignore`.
         stdout: An open file for its output, which `wait` then does not return.
         stderr: The same for its errors.
@@ -53,13 +54,14 @@ class Program:
         code: str,
         *arguments: str,
         env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
         quiet: bool = False,
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> None:
         code = textwrap.dedent(code)
         self.arguments = ["python", "-c", code, *arguments]
-        request = {"code": code, "arguments": arguments, "quiet": quiet, "folder": os.getcwd()}
+        request = {"code": code, "arguments": arguments, "quiet": quiet, "folder": os.fspath(cwd or Path.cwd())}
         request["env"] = dict(environment() if env is None else env)
         self._out, self._err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 (`wait` closes them)
         self._status, status = os.pipe()
@@ -101,6 +103,12 @@ class Program:
 def run_python(code: str, *arguments: str, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
     """Runs a `Program`, and returns how it ended and what it wrote."""
     return Program(code, *arguments, **options).wait(timeout)
+
+
+def run_module(name: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The same for a module, as under `python -m`."""
+    code = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    return run_python(code, name, *arguments, **options)
 
 
 def output_of(code: str, *arguments: str, **options: Any) -> str:

@@ -38,6 +38,10 @@ def next_program(requests: socket.socket) -> str:
             os.close(file)
 
 
+def paths_of_the_environment() -> list[str]:
+    return list(dict.fromkeys(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))))
+
+
 def end_of_a_child() -> bool:
     try:
         return os.waitpid(-1, os.WNOHANG)[0] != 0
@@ -48,6 +52,7 @@ def end_of_a_child() -> bool:
 def prepared(request: dict[str, Any], out: int, err: int) -> str:
     """Makes this process look as `python -c CODE ARGUMENTS` would, and returns the code."""
     os.chdir(request["folder"])
+    mine = paths_of_the_environment()
     os.environ.clear()
     os.environ.update(request["env"])
     for file, standard in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
@@ -55,7 +60,7 @@ def prepared(request: dict[str, Any], out: int, err: int) -> str:
         os.close(file)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["-c", *request["arguments"]]
-    sys.path[0] = ""
+    sys.path[:] = ["", *paths_of_the_environment(), *(path for path in sys.path[1:] if path not in mine)]
     if os.environ.get("PYTHONUNBUFFERED"):
         sys.stdout = io.TextIOWrapper(open(1, "wb", buffering=0, closefd=False), write_through=True)  # noqa: SIM115
     if request["quiet"]:
