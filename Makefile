@@ -40,13 +40,13 @@ demo: build
 	$(PY) examples/train_gpt.py $(ARGS)
 
 test: build
-	$(PY) -m pytest --numprocesses $(JOBS) $(ARGS)
+	$(PY) -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 test-all: build
-	$(PY) -m pytest --numprocesses $(JOBS) -m "" $(ARGS)
+	$(PY) -m pytest --numprocesses $(JOBS) --dist worksteal -m "" $(ARGS)
 
 test-installed: build
-	$(PY) -m pytest --installed --numprocesses $(JOBS) $(ARGS)
+	$(PY) -m pytest --installed --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 test-pytorch: build
 	$(PY) tests/pytorch_suite $(PYTORCH) $(ARGS)

@@ -29,6 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
     under_install.watch(config)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests come first, so that none of them is what one of several processes ends with."""
+    items.sort(key=lambda item: item.path.name != "test_cuda.py")
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_switched_on() -> Iterator[None]:
     """Every test leaves the thread's autocast state, and our cache, as it found them."""

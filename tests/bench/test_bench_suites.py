@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,7 +31,19 @@ CONTENDERS: dict[str, tuple[set[str], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.suite}: {case.name}")
+def everyday_and_slow() -> Iterator[Any]:
+    """The same work under each cache mode differs in the argument `cache` alone: every day, one mode of each."""
+    modes = itertools.cycle(("weights", "all", "persistent", "none"))
+    chosen: dict[str, str] = {}
+    for case in CASES:
+        work, _, mode = case.name.partition(', cache="')
+        slow = case.suite == "caches" and mode.removesuffix('"') != (
+            chosen.get(work) or chosen.setdefault(work, next(modes))
+        )
+        yield pytest.param(case, marks=[pytest.mark.slow] * slow, id=f"{case.suite}: {case.name}")
+
+
+@pytest.mark.parametrize("case", everyday_and_slow())
 def test_every_case_runs(case: Case) -> None:
     [result] = run([case], TINY)
     always, sometimes = CONTENDERS[case.suite]

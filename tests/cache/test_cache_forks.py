@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from helpers.subprocesses import environment
+from helpers.subprocesses import environment, output_of, run_python
 
 FORKS = """
-import os, signal, sys, threading, time, torch
+import sys, threading, torch
 from torch import nn
 import torch_promote as tp
+from helpers.forking import fork_for
 
 torch.set_num_threads(1)
 weights = [nn.Parameter(torch.ones(2, 2), requires_grad=False) for _ in range(1500)]
@@ -40,26 +38,17 @@ def work(first):
 threads = [threading.Thread(target=work, args=(first,)) for first in (0, 500, 1000)]
 for thread in threads:
     thread.start()
-hung = forks = 0
-started = time.monotonic()
-while time.monotonic() - started < float(sys.argv[1]) and not hung:
-    child = os.fork()
-    if child == 0:
-        weights[0].detach()
-        infer(weights[:1])
-        tp.clear_cache()
-        with tp.my_autocast("cpu", overrides={"aten::exp": "fp32"}):
-            torch.ones(1).exp()
-        os._exit(0)
-    forks += 1
-    deadline = time.monotonic() + 10
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > deadline:
-            hung += 1
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            break
-        time.sleep(0.001)
+
+
+def in_child():
+    weights[0].detach()
+    infer(weights[:1])
+    tp.clear_cache()
+    with tp.my_autocast("cpu", overrides={"aten::exp": "fp32"}):
+        torch.ones(1).exp()
+
+
+forks, hung = fork_for(float(sys.argv[1]), in_child)
 end = True
 for thread in threads:
     thread.join()
@@ -67,11 +56,9 @@ print(forks, hung)
 """
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [1, pytest.param(30, marks=pytest.mark.slow)])
 def test_forks_while_threads_infer(seconds: int) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", FORKS, str(seconds)]
-    env = environment(OMP_NUM_THREADS="1")
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds + 60)
+    done = run_python(FORKS, str(seconds), quiet=True, timeout=seconds + 60)
     assert done.returncode == 0, done.stderr
     forks, hung = map(int, done.stdout.split())
     assert forks > 2
@@ -104,9 +91,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_fork_while_a_thread_registers_a_rule() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", HELD]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "0\n"
+    assert output_of(HELD, quiet=True) == "0\n"
 
 
 # A handler that the process registers first runs last: while ours has all mutexes. There a thread calls the action for
@@ -164,7 +149,5 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.parametrize("check_casts", ["0", "1"], ids=["", "checked"])
 @pytest.mark.parametrize("action", ["cast", "cast_persistently"])
 def test_a_fork_while_a_thread_calls_for_the_first_time(action: str, check_casts: str) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", FORKS_IN_A_FIRST_CALL, action]
-    env = environment(OMP_NUM_THREADS="1", TORCH_PROMOTE_CHECK_CASTS=check_casts)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    env = environment(TORCH_PROMOTE_CHECK_CASTS=check_casts)
+    assert output_of(FORKS_IN_A_FIRST_CALL, action, env=env, quiet=True) == "0\n"

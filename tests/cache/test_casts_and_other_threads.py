@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,22 +14,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
-from helpers.casts import Region, half, ours, stock
+from helpers.casts import BIG, Region, X, half, ours, resident_bytes, stock, weight
 from helpers.comparison import assert_same
-from helpers.subprocesses import environment
-
-X = torch.linspace(-1, 1, 8 * 16).view(8, 16)
-BIG = 4096  # a cast of such a square weight is memory of its own, which goes back to the system when it is freed
-
-
-def weight() -> Any:
-    torch.manual_seed(0)
-    return nn.Parameter(torch.randn(16, 16))
-
-
-def in_another_thread(function: Callable[[], Any]) -> Any:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result(timeout=60)
+from helpers.probes import in_thread
+from helpers.subprocesses import output_of
 
 
 def in_backward(function: Callable[[], Any]) -> Any:
@@ -47,7 +32,7 @@ def in_backward(function: Callable[[], Any]) -> Any:
 
 def in_backward_elsewhere(function: Callable[[], Any]) -> Any:
     """Calls the function as the engine's thread for a device calls it: in a backward, in a thread without forwards."""
-    return in_another_thread(functools.partial(in_backward, function))
+    return in_thread(functools.partial(in_backward, function))
 
 
 def kept_in(action: Callable[[], object]) -> int:
@@ -60,11 +45,6 @@ def kept_in(action: Callable[[], object]) -> int:
 def node_of_cast(product: torch.Tensor) -> Any:
     assert product.grad_fn is not None
     return product.grad_fn.next_functions[1][0]
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 # --- borrowing
@@ -218,8 +198,8 @@ def test_threads_that_run_forwards_keep_their_own_casts() -> None:
     with ThreadPoolExecutor(1) as pool:
         holder = pool.submit(hold)
         assert ready.wait(60)
-        assert in_another_thread(use) == 1
-        assert in_another_thread(forward_and_backward) == [1, 1]
+        assert in_thread(use) == 1
+        assert in_thread(forward_and_backward) == [1, 1]
         done.set()
         holder.result(60)
 
@@ -262,7 +242,7 @@ def test_a_checkpoints_backward_in_another_thread(use_reentrant: bool) -> None:
             hidden = x
             for _ in range(3):
                 hidden = checkpoint(segment, hidden, use_reentrant=use_reentrant)
-            in_another_thread(hidden.square().mean().backward)
+            in_thread(hidden.square().mean().backward)
             again = hidden.detach() @ w
         return [again, x.grad, w.grad]
 
@@ -372,128 +352,4 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_child_clears_after_a_fork_of_threads_with_casts() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", AFTER_A_FORK]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
-
-
-# --- everything at once
-
-ATTACK = """
-import os, signal, sys, threading, time, torch
-from concurrent.futures import ThreadPoolExecutor
-from torch import nn
-from torch.utils.checkpoint import checkpoint
-import torch_promote as tp
-
-torch.set_num_threads(1)
-shared = [nn.Parameter(torch.full((8, 8), 1.0 / 8)) for _ in range(6)]
-x = torch.ones(4, 8)
-right = [x]
-for w in shared:
-    right.append((right[-1].bfloat16() @ w.detach().bfloat16()).float())
-end, wrong, rounds = False, [], [0] * 6
-
-
-def forward(hidden):
-    for index, w in enumerate(shared):
-        hidden = (hidden @ w).float()
-        if not torch.equal(hidden, right[index + 1]):
-            wrong.append(index)
-    return hidden
-
-
-def train(cache, run=lambda backward: backward()):
-    source = x.clone().requires_grad_()
-    with tp.my_autocast("cpu", cache=cache):
-        y = checkpoint(forward, source, use_reentrant=False)
-        run(lambda: torch.autograd.grad(y.sum(), [source, *shared]))
-
-
-def hand_over(cache):
-    # The backward in a thread of its own, which ends.
-    def run(backward):
-        thread = threading.Thread(target=backward)
-        thread.start()
-        thread.join()
-    train(cache, run)
-
-
-def serve(cache):
-    with tp.my_autocast("cpu", cache=cache), torch.no_grad():
-        forward(x)
-        forward(x)
-
-
-def clear(cache):
-    torch.clear_autocast_cache()
-    with torch.autocast("cpu"), tp.my_autocast("cpu", cache=cache):
-        forward(x)
-
-
-def end_inside(cache):
-    # A thread that ends with casts.
-    def work():
-        tp.my_autocast("cpu", cache=cache).__enter__()
-        forward(x)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-
-def suspend(cache):
-    @tp.my_autocast("cpu", cache=cache)
-    def steps():
-        forward(x)
-        yield
-        forward(x)
-    for _ in steps():
-        pass
-
-
-def repeat(index, action):
-    while not end:
-        for cache in ("weights", "all", "persistent"):
-            action(cache)
-        rounds[index] += 1
-
-
-actions = [train, hand_over, serve, clear, end_inside, suspend]
-pool = ThreadPoolExecutor(len(actions))
-running = [pool.submit(repeat, index, action) for index, action in enumerate(actions)]
-hung = forks = 0
-started = time.monotonic()
-while (time.monotonic() - started < float(sys.argv[1]) or min(rounds) < 1) and not hung:
-    child = os.fork()
-    if child == 0:
-        # A new thread has new casts, which takes our lock. A region may take PyTorch's, which no fork releases.
-        thread = threading.Thread(target=tp.cache_info)
-        thread.start()
-        thread.join()
-        os._exit(0)
-    forks += 1
-    deadline = time.monotonic() + 20
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > deadline:
-            hung += 1
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            break
-        time.sleep(0.001)
-end = True
-for one in running:
-    one.result(60)
-print(forks, hung, len(wrong), min(rounds))
-"""
-
-
-@pytest.mark.parametrize("check_casts", ["0", "1"], ids=["", "checked"])
-@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.slow)])
-def test_threads_that_train_clear_end_and_fork(seconds: int, check_casts: str) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", ATTACK, str(seconds)]
-    env = environment(OMP_NUM_THREADS="1", TORCH_PROMOTE_CHECK_CASTS=check_casts)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds + 120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    forks, hung, wrong, rounds = map(int, done.stdout.split())
-    assert (hung, wrong) == (0, 0)
-    assert min(forks, rounds) > 0
+    assert output_of(AFTER_A_FORK, quiet=True) == "0\n"

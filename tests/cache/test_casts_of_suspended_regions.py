@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,20 +12,9 @@ import torch
 from torch import nn
 
 import torch_promote as tp
-from helpers.casts import CastCount, Region, ours, stock
+from helpers.casts import BIG, CastCount, Region, X, entries, ours, resident_bytes, stock, weight
 from helpers.comparison import assert_same
-
-X = torch.linspace(-1, 1, 8 * 16).view(8, 16)
-BIG = 4096
-
-
-def weight() -> Any:
-    torch.manual_seed(0)
-    return nn.Parameter(torch.randn(16, 16))
-
-
-def entries() -> int:
-    return tp.cache_info()["entries"]
+from helpers.probes import in_thread
 
 
 def gradient_of(outputs: list[torch.Tensor], w: torch.Tensor) -> torch.Tensor:
@@ -35,14 +22,8 @@ def gradient_of(outputs: list[torch.Tensor], w: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(total, w)[0]
 
 
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def resume_in_another_thread(steps: Iterator[Any]) -> Any:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(next, steps, None).result(timeout=60)
+    return in_thread(lambda: next(steps, None))
 
 
 # --- tasks

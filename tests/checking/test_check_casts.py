@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +14,7 @@ from torch import nn
 
 import torch_promote as tp
 from helpers.casts import ours
-from helpers.subprocesses import environment
+from helpers.subprocesses import environment, run_python
 from torch_promote.checking.check_casts import check_casts
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
@@ -290,13 +288,6 @@ print("not detected")
     ],
 )
 def test_the_environment(value: str, end: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=environment(TORCH_PROMOTE_CHECK_CASTS=value),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ran = run_python(PROGRAM, env=environment(TORCH_PROMOTE_CHECK_CASTS=value))
     assert end in ran.stdout + ran.stderr
     assert (ran.returncode == 0) == (value == "0")

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +12,11 @@ import torch
 
 import torch_promote as tp
 from helpers.crosscheck_state import is_on, off_before_and_after
+from helpers.subprocesses import run_python
 from torch_promote.checking.dispatch_observer import DispatchObserverError
 
 __all__ = ["off_before_and_after"]  # a fixture
 
-ROOT = Path(tp.__file__).parents[1]
 SIN, COS, TAN = "aten.sin.default", "aten.cos.default", "aten.tan.default"
 
 
@@ -182,7 +178,5 @@ print("done")
 
 @pytest.mark.parametrize("attempt", range(3))
 def test_threads_that_used_one_do_not_abort_the_process_at_its_end(attempt: int) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "ignore", "-c", THREADS]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    process = run_python(THREADS, quiet=True)
     assert (process.returncode, process.stdout) == (0, "done\n"), process.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 import torch_promote as tp
+from helpers.subprocesses import run_python
 from torch_promote.checking.expected_promotion import JoinedOperands, operands_of
 from torch_promote.checking.overloads import find_overload
 from torch_promote.promoting.ops import FLOATS, OPAQUE, PromotingOp, promoting_ops
@@ -154,7 +153,7 @@ for rule, call in calls:
 def mismatches(planted: str) -> list[str]:
     calls = ", ".join(f"({rule!r}, lambda: {call})" for _, call, rule, _ in PLANTED.values())
     script = SCRIPT.format(planted=planted, calls=f"[{calls}]")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(script)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

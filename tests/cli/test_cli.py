@@ -6,9 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from expecttest import assert_expected_inline
 import torch_promote
 from helpers.command_line import Capture, cells_of, error_of, json_of, terminal_of_80_columns, text_of, wide
 from helpers.op_registrations import STRANGE_ROWS
+from helpers.subprocesses import environment, run_module
 from torch_promote import _C
 from torch_promote.cli.program import main
 from torch_promote.policy import registered as registrations
@@ -25,8 +24,6 @@ from torch_promote.policy.op_table import DEVICE_TYPES, op_table
 from torch_promote.policy.registered import missing_rows, unlisted_ops
 
 __all__ = ["terminal_of_80_columns", "wide"]  # fixtures
-
-ROOT = Path(torch_promote.__file__).parent.parent
 
 
 # --- info
@@ -200,17 +197,12 @@ def test_version(capsys: Capture) -> None:
 # --- as a process
 
 
-def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "torch_promote", *arguments]
-    return subprocess.run(command, env=environment, text=True, timeout=120, check=False, **options)
-
-
 def test_runs_as_a_module() -> None:
-    process = run("policies", "--op", "bmm", "--json", capture_output=True)
+    command = [sys.executable, "-m", "torch_promote", "policies", "--op", "bmm", "--json"]
+    process = subprocess.run(command, env=environment(), text=True, timeout=120, check=False, capture_output=True)
     assert (process.returncode, process.stderr) == (0, "")
     assert [row["op"] for row in json.loads(process.stdout)["rows"]] == ["aten::bmm"]
-    process = run("policies", "--op", "bmmm", capture_output=True)
+    process = run_module("torch_promote", "policies", "--op", "bmmm")
     assert (process.returncode, process.stdout) == (2, "")
     assert "Closest: bmm" in process.stderr
 
@@ -220,7 +212,7 @@ def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        process = run(*arguments, stdout=writer, stderr=subprocess.PIPE)
+        process = run_module("torch_promote", *arguments, stdout=writer)
     finally:
         os.close(writer)
     assert (process.returncode, process.stderr) == (0, "")

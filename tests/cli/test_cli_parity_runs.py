@@ -22,7 +22,7 @@ import torch_promote
 from helpers import stand_in_runner
 from helpers.command_line import Capture, cells_of, error_of, terminal_of_80_columns, text_of, wide
 from helpers.stand_in_runner import stand_in
-from helpers.subprocesses import environment
+from helpers.subprocesses import environment, run_python
 from torch_promote import my_autocast
 from torch_promote.cli.program import main
 from torch_promote.parity import entry_run
@@ -165,8 +165,7 @@ def wait_for(marker: Path) -> int:
 
 def test_without_what_the_samples_need_it_says_so() -> None:
     code = "import sys; sys.modules['expecttest'] = None; from torch_promote import cli; sys.exit(cli.main(['parity']))"
-    command = [sys.executable, "-c", code]
-    process = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    process = run_python(code)
     assert (process.returncode, process.stdout, process.stderr) == (
         2,
         "",

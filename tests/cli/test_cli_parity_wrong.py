@@ -17,7 +17,7 @@ import torch
 
 from helpers.command_line import Capture, error_of, terminal_of_80_columns, wide
 from helpers.stand_in_runner import stand_in
-from helpers.subprocesses import environment
+from helpers.subprocesses import environment, run_python
 from torch_promote.checking import expectation
 from torch_promote.cli import progress as _progress
 from torch_promote.cli.program import main
@@ -124,10 +124,7 @@ def process(
 ) -> subprocess.CompletedProcess[str]:
     """The command with the stand-in's entries."""
     program = f"from helpers.stand_in_runner import main; {code}; raise SystemExit(main({list(arguments)}))"
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    kept: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    variables = environment(PYTHONUNBUFFERED=unbuffered)
-    return subprocess.run(command, env=variables, text=True, timeout=120, check=False, **kept)
+    return run_python(program, env=environment(PYTHONUNBUFFERED=unbuffered), quiet=True, **streams)
 
 
 TALKATIVE = "from torch_promote.cli import progress as _progress; _progress._SECONDS_BETWEEN_LINES = 0.0"
@@ -183,7 +180,7 @@ def test_progress_that_cannot_be_written_is_let_be(capsys: Capture, monkeypatch:
 @BUFFERING
 def test_a_full_stdout_is_one_line_and_status_2(arguments: tuple[str, ...], unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
-        came = process(*arguments, unbuffered=unbuffered, stdout=full)
+        came = process(*arguments, unbuffered=unbuffered, stdout=full.fileno())
     assert (came.returncode, came.stderr) == (
         2,
         "torch-promote: error: cannot write to stdout: No space left on device.\n",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers.autoloading import COMMAND, entry_point, variables
+from helpers.autoloading import COMMAND, entry_point, folder, ran
 from helpers.command_line import Capture, error_of, terminal_of_80_columns
 from torch_promote.cli.program import main
 
-__all__ = ["entry_point", "terminal_of_80_columns"]  # fixtures
+__all__ = ["entry_point", "folder", "terminal_of_80_columns"]  # fixtures
 
 #: Prints what a program can see of how it was started.
 SEEN = """
@@ -35,26 +34,9 @@ print(json.dumps(seen, indent=1))
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry_point: Path) -> Path:
-    """The working directory, in which programs find this package and its entry point."""
-    monkeypatch.syspath_prepend(entry_point)
-    for name in [name for name in os.environ if name.startswith("TORCH_PROMOTE_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PYTHONPATH", variables(entry_point)["PYTHONPATH"])
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def program(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(textwrap.dedent(text))
-
-
-def ran(capfd: Capture, *arguments: str) -> tuple[int, str, str]:
-    """The status and the output of `torch-promote run`, in the test's process: the program has one of its own."""
-    status = main(["run", *arguments])
-    return (status, *capfd.readouterr())
 
 
 def python(*arguments: str, **options: object) -> tuple[int, str, str]:

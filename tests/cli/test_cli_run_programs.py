@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from helpers.autoloading import COMMAND, entry_point, variables
+from helpers.autoloading import COMMAND, entry_point, folder, ran, variables
+from helpers.command_line import Capture
+from helpers.subprocesses import output_of, plain_environment
 
-__all__ = ["entry_point"]  # a fixture
+__all__ = ["entry_point", "folder"]  # fixtures
+
+pytestmark = pytest.mark.usefixtures("one_thread_there")
 
 TRAINING = """
 import hashlib, os, sys, torch
@@ -48,6 +52,12 @@ dist.destroy_process_group()
 """
 
 
+@pytest.fixture
+def one_thread_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits of a sum depend on the number of threads."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def outcome(folder: Path, entry_point: Path, command: list[str], **more: str) -> tuple[int, str, str]:
     done = subprocess.run(
         command,
@@ -62,30 +72,25 @@ def outcome(folder: Path, entry_point: Path, command: list[str], **more: str) ->
 
 
 @pytest.fixture(scope="module")
-def hashes(tmp_path_factory: pytest.TempPathFactory, entry_point: Path) -> list[str]:
+def hashes() -> list[str]:
     """What stock autocast gives with two seeds."""
-    code = f"{TRAINING}\nprint(train(0), train(1))"
-    status, out, err = outcome(tmp_path_factory.mktemp("stock"), entry_point, [sys.executable, "-c", code])
-    assert (status, err) == (0, "")
-    return out.split()
+    return output_of(f"{TRAINING}\nprint(train(0), train(1))", env=plain_environment()).split()
 
 
-def test_a_training_has_the_same_bits(tmp_path: Path, entry_point: Path, hashes: list[str]) -> None:
+def test_a_training_has_the_same_bits(folder: Path, capfd: Capture, hashes: list[str]) -> None:
     """And others under a policy that changes them, which shows that ours ran."""
-    (tmp_path / "train.py").write_text(ALONE)
-    ours = outcome(tmp_path, entry_point, [*COMMAND, "train.py", "--lr", "1"])
-    assert ours == (0, f"{hashes[0]} --lr 1\n", "")
-    status, out, err = outcome(tmp_path, entry_point, [*COMMAND, "--policy", "off", "-m", "train"])
+    (folder / "train.py").write_text(ALONE)
+    assert ran(capfd, "train.py", "--lr", "1") == (0, f"{hashes[0]} --lr 1\n", "")
+    status, out, err = ran(capfd, "--policy", "off", "-m", "train")
     assert (status, err) == (0, "")
     assert out != f"{hashes[0]}\n"
 
 
-def test_spawned_processes_are_ours_as_well(tmp_path: Path, entry_point: Path, hashes: list[str]) -> None:
-    (tmp_path / "train.py").write_text(SPAWNED)
-    done = outcome(tmp_path, entry_point, [*COMMAND, "--cache", "all", "train.py", str(tmp_path)])
-    assert done == (0, "", "")
+def test_spawned_processes_are_ours_as_well(folder: Path, capfd: Capture, hashes: list[str]) -> None:
+    (folder / "train.py").write_text(SPAWNED)
+    assert ran(capfd, "--cache", "all", "train.py", str(folder)) == (0, "", "")
     for rank, expected in enumerate(hashes):
-        assert (tmp_path / f"rank{rank}").read_text() == f"{expected} <torch_promote.install(cache='all')>"
+        assert (folder / f"rank{rank}").read_text() == f"{expected} <torch_promote.install(cache='all')>"
 
 
 @pytest.mark.parametrize(
@@ -130,9 +135,9 @@ if __name__ == "__main__":
 """
 
 
-def test_crosscheck_of_a_program_and_its_children(tmp_path: Path, entry_point: Path) -> None:
-    (tmp_path / "bad.py").write_text(MISMATCH)
-    status, out, err = outcome(tmp_path, entry_point, [*COMMAND, "--crosscheck", "bad.py", "0", "children"])
+def test_crosscheck_of_a_program_and_its_children(folder: Path, capfd: Capture) -> None:
+    (folder / "bad.py").write_text(MISMATCH)
+    status, out, err = ran(capfd, "--crosscheck", "bad.py", "0", "children")
     assert (status, out) == (1, "ends\n")
     assert err.startswith("torch-promote: crosscheck, level dtype, 3 processes\ncalls ")
     assert "mismatches                             3\n" in err
@@ -140,17 +145,17 @@ def test_crosscheck_of_a_program_and_its_children(tmp_path: Path, entry_point: P
     assert err.count("bad.py:7 in wrong: torch.ones(3, dtype=torch.int8)") == 3
 
 
-def test_the_status_of_a_failing_program_stays(tmp_path: Path, entry_point: Path) -> None:
-    (tmp_path / "bad.py").write_text(MISMATCH)
-    status, out, err = outcome(tmp_path, entry_point, [*COMMAND, "--crosscheck=bits", "bad.py", "7"])
+def test_the_status_of_a_failing_program_stays(folder: Path, capfd: Capture) -> None:
+    (folder / "bad.py").write_text(MISMATCH)
+    status, out, err = ran(capfd, "--crosscheck=bits", "bad.py", "7")
     assert (status, out) == (7, "ends\n")
     assert err.startswith("torch-promote: crosscheck, level bits, 1 process\ncalls ")
     assert "mismatches                             1\n" in err
 
 
-def test_crosscheck_finds_nothing(tmp_path: Path, entry_point: Path, hashes: list[str]) -> None:
-    (tmp_path / "train.py").write_text(ALONE)
-    status, out, err = outcome(tmp_path, entry_point, [*COMMAND, "--crosscheck=bits", "train.py"])
+def test_crosscheck_finds_nothing(folder: Path, capfd: Capture, hashes: list[str]) -> None:
+    (folder / "train.py").write_text(ALONE)
+    status, out, err = ran(capfd, "--crosscheck=bits", "train.py")
     assert (status, out) == (0, f"{hashes[0]}\n")
     assert "mismatches                             0\n" in err
     (compared,) = (line for line in err.splitlines() if line.startswith("compared with stock"))
@@ -174,7 +179,7 @@ def test_crosscheck_leaves_the_program_the_files_that_are_open_for_it(tmp_path: 
     assert done.stdout == b"b'data'\n"
 
 
-def test_crosscheck_of_a_program_that_imports_no_torch(tmp_path: Path, entry_point: Path) -> None:
-    status, out, err = outcome(tmp_path, entry_point, [*COMMAND, "--crosscheck", "-c", "print(1)"])
+def test_crosscheck_of_a_program_that_imports_no_torch(folder: Path, capfd: Capture) -> None:
+    status, out, err = ran(capfd, "--crosscheck", "-c", "print(1)")
     assert (status, out) == (1, "1\n")
     assert "torch-promote: the program left no report: it did not import torch, or it ended without" in err

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.subprocesses import environment
+from helpers.subprocesses import environment, run_python
 from torch_promote.policy.legality import legal_policies
 
 SWEEP = Path(__file__).parents[1] / "helpers" / "override_sweep.py"
@@ -49,9 +49,7 @@ print(json.dumps(found))
 
 @pytest.mark.parametrize(("program", "op"), [(p, op) for p, ops in PROGRAMS.values() for op in ops])
 def test_a_policy_of_an_op_that_a_kernel_calls_changes_nothing(program: str, op: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, program, op], capture_output=True, text=True, env=environment(), check=False
-    )
+    ran = run_python(SCRIPT, program, op)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert json.loads(ran.stdout) == [True] * 4
 

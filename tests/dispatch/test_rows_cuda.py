@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 
@@ -22,7 +25,6 @@ from torch_promote.parity.row_samples.known import KINDS
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import Row
 
-each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name.removeprefix("aten::"))
 each_lower_dtype = pytest.mark.parametrize("lower", LOWER_DTYPES, ids=str)
 
 LISTED = [row for row in ROWS if listed(row, "cuda")]
@@ -31,8 +33,15 @@ BANNED = [row for row in LISTED if row.cuda is CastPolicy.banned]
 pytestmark = pytest.mark.usefixtures("pretend_cuda")
 
 
-@each_row
-@each_lower_dtype
+def rows_and_dtypes() -> Iterator[Any]:
+    """Every row with every lower dtype; every day with one of them, by turns: tests/cuda/test_op_rows.py has both."""
+    for number, row in enumerate(ROWS):
+        for choice, lower in enumerate(LOWER_DTYPES):
+            marks = [pytest.mark.slow] if (number + choice) % 2 else []
+            yield pytest.param(row, lower, marks=marks, id=f"{lower}-{row.name.removeprefix('aten::')}")
+
+
+@pytest.mark.parametrize(("row", "lower"), rows_and_dtypes())
 def test_row(row: Row, lower: torch.dtype) -> None:
     with tensors_of(fake=True):
         for kind in KINDS:

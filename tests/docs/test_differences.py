@@ -9,31 +9,21 @@ import asyncio
 import os
 import subprocess
 import sys
-import textwrap
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.casts import CastCount, Region, half, ours, stock
-from helpers.subprocesses import environment
+from helpers.casts import CastCount, Region, X, half, ours, stock
+from helpers.probes import in_thread
+from helpers.subprocesses import Program, output_of
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 F8 = torch.float8_e4m3fn
-X = torch.linspace(-1, 1, 8 * 16).view(8, 16)
-
-_T = TypeVar("_T")
-
-
-def in_thread(function: Callable[[], _T]) -> _T:
-    """Runs a function in a thread, for what it leaves switched on ends with that."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result()
 
 
 def enabled() -> bool:
@@ -175,31 +165,21 @@ KINDS = {
 }
 
 
-def start(script: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    # Unbuffered, so that what is read line by line first can be waited for later.
-    return subprocess.Popen(command, env=path, stdout=subprocess.PIPE, bufsize=0)
-
-
 @pytest.mark.parametrize("action", REENTRANT_ACTIONS)
 def test_autocast_may_be_used_while_a_weight_is_cast(action: str) -> None:
-    processes = {}
-    for kind, names in KINDS.items():
-        code = REENTRANT_ACTIONS[action].format(**names)
-        processes[kind] = start(REENTRANT.format(**names, action=code))
-    try:
-        for process in processes.values():  # once it is there, what is left takes no time
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"in the cast\n"
-        output, _ = processes["ours"].communicate(timeout=120)
-        assert (output, processes["ours"].returncode) == (b"done torch.bfloat16\n", 0)
+    scripts = {
+        kind: REENTRANT.format(**names, action=REENTRANT_ACTIONS[action].format(**names))
+        for kind, names in KINDS.items()
+    }
+    assert output_of(scripts["ours"]) == "in the cast\ndone torch.bfloat16\n"
+    read, write = os.pipe()
+    stock = Program(scripts["stock"], stdout=write)
+    os.close(write)
+    with open(read, "rb", buffering=0) as output:
+        assert output.readline() == b"in the cast\n"  # once it is there, what is left takes no time
         with pytest.raises(subprocess.TimeoutExpired):
-            processes["stock"].wait(timeout=3)
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.communicate()
+            stock.wait(timeout=3)
+        assert output.read() == b""
 
 
 # --- 5. memory
@@ -344,9 +324,9 @@ AWAITING = """
 
 def test_a_region_held_across_an_await_does_not_show_in_other_tasks() -> None:
     """In processes of their own: the first region of a process that is entered in an event loop counts, too."""
-    output = {kind: start(AWAITING.format(**names)).communicate(timeout=120)[0] for kind, names in KINDS.items()}
-    assert output["stock"] == b"[True] [True, True]\n" * 2
-    assert output["ours"] == b"[True] [False, False]\n" * 2
+    output = {kind: output_of(AWAITING.format(**names)) for kind, names in KINDS.items()}
+    assert output["stock"] == "[True] [True, True]\n" * 2
+    assert output["ours"] == "[True] [False, False]\n" * 2
 
 
 # --- found later
@@ -374,9 +354,8 @@ def test_a_use_below_autograd_does_not_cut_later_uses_off_from_their_gradient() 
 
 
 def left_open(kind: str, interrupts: int) -> int:
-    command = [sys.executable, "-m", "helpers.interrupts", kind, str(interrupts)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=environment())
-    return int(done.stdout)
+    program = "import sys; from helpers import interrupts; interrupts.main(*sys.argv[1:])"
+    return int(output_of(program, kind, str(interrupts)))
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="not tried on this version of CPython")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from helpers.subprocesses import Program, environment, run_python, run_together
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -16,19 +17,23 @@ SECONDS = 120
 COUNT = re.compile(r"(\D+?) +(\d+)(?:  |$)")
 
 
-def run(script: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> list[str]:
-    """Runs a script as a reader would, and returns the lines that it prints."""
-    done = subprocess.run(
-        [sys.executable, *launcher, str(script), *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, f"{script.name} {arguments} failed:\n{done.stdout}\n{done.stderr}"
+#: Runs a script as the interpreter does.
+SCRIPT = """
+import os, runpy, sys
+del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def lines_of(script: Path, done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, f"{script.name} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout.splitlines()
+
+
+def run(script: Path) -> list[str]:
+    """Returns the lines that a script prints."""
+    return lines_of(script, run_python(SCRIPT, str(script)))
 
 
 def rewritten(name: str, old: str, new: str, folder: Path) -> Path:
@@ -85,20 +90,35 @@ def test_compile(tmp_path: Path) -> None:
     assert seen == sorted(seen, reverse=True)
 
 
-def run_in_two_processes(script: Path, *arguments: str) -> list[str]:
+def free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    where = ("--master-addr", "127.0.0.1", "--master-port", str(port))
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", *where)
-    return run(script, "--steps", "5", *arguments, launcher=launcher)
+        return str(free.getsockname()[1])
+
+
+def launched(script: Path, *arguments: str) -> list[str]:
+    """Runs a script in two processes, as a reader would."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    command = [sys.executable, *launcher, "--master-port", free_port(), str(script), *arguments]
+    env = environment(OMP_NUM_THREADS="1")
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+    return lines_of(script, done)
+
+
+def run_in_two_processes(script: Path, *arguments: str) -> list[str]:
+    """The same without the launcher."""
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
+    ranks = [
+        Program(SCRIPT, str(script), *arguments, env=environment(RANK=rank, LOCAL_RANK=rank, **job)) for rank in "01"
+    ]
+    return [line for done in run_together(ranks) for line in lines_of(script, done)]
 
 
 def test_distributed() -> None:
     """Two ways to hold one model: two processes add the same two gradients in both."""
-    data_parallel, sharded = (
-        run_in_two_processes(EXAMPLES / "04_distributed.py", "--strategy", strategy) for strategy in ("ddp", "fsdp2")
-    )
+    script = EXAMPLES / "04_distributed.py"
+    data_parallel = launched(script, "--steps", "5", "--strategy", "ddp")
+    sharded = run_in_two_processes(script, "--steps", "5", "--strategy", "fsdp2")
     seen = losses(data_parallel)
     assert len(seen) == 5
     assert seen == sorted(seen, reverse=True), "it learns"

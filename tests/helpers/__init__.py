@@ -3,7 +3,8 @@
 Any test
     comparison: `assert_same`, which compares results bit for bit.
     thread_state: the autocast state of a thread, to compare before and after.
-    subprocesses: the environment of Python processes that tests start.
+    subprocesses: Python processes that tests start, most of them forks of one that has imported torch.
+    warm_python: the program of that one.
     under_install: the options --installed and --installed-policy, and the check that a region is stock's.
     on_stand_in: runs tests and programs on the CUDA device made of host memory (tests/cuda_stand_in).
 
@@ -20,7 +21,8 @@ One op call
 
 Programs
     program_comparison: runs code under stock's regions and ours, and compares all results.
-    casts: makers of both kinds of regions, and a count of casts.
+    casts: makers of both kinds of regions, what is cast in them, and a count of casts.
+    forking: forks a process again and again while its threads work.
     fast_cast: one cast by itself, its bits, and which kernel made it.
     random_programs: random programs that use one weight in many ways.
     models: small models that use weights in different ways.

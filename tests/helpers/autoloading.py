@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers.command_line import Capture
 from helpers.subprocesses import environment
+from torch_promote.cli.program import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,3 +45,20 @@ def variables(folder: Path, **more: str) -> dict[str, str]:
 
 #: The command, in a process of its own.
 COMMAND = [sys.executable, "-m", "torch_promote", "run"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry_point: Path) -> Path:
+    """The working directory, in which programs find this package and its entry point."""
+    monkeypatch.syspath_prepend(entry_point)
+    for name in [name for name in os.environ if name.startswith("TORCH_PROMOTE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", variables(entry_point)["PYTHONPATH"])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def ran(capfd: Capture, *arguments: str) -> tuple[int, str, str]:
+    """The status and the output of `torch-promote run`, in the test's process: the program has one of its own."""
+    status = main(["run", *arguments])
+    return (status, *capfd.readouterr())

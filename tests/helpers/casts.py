@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
@@ -19,6 +21,10 @@ Program = Callable[[Region], Any]
 
 stock: Region = functools.partial(tp.stock_autocast, "cpu")
 ours: Region = functools.partial(tp.my_autocast, "cpu")
+
+#: An input, and for a square weight of BIG rows a cast that is memory of its own, which goes back when it is freed.
+X = torch.linspace(-1, 1, 8 * 16).view(8, 16)
+BIG = 4096
 
 #: A cast as it arrives below autograd; where autograd is passed by (inference mode), `to` itself arrives.
 CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
@@ -53,3 +59,25 @@ def half(tensor: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Ten
     """A cast with no autocast in it, to compare with."""
     with tp.stock_autocast("cpu", enabled=False):
         return tensor.detach().to(dtype)
+
+
+def weight() -> Any:
+    """The same weight at each call, to be multiplied by `X`."""
+    torch.manual_seed(0)
+    return nn.Parameter(torch.randn(16, 16))
+
+
+def write_unseen(w: Any) -> None:
+    """Writes to a weight by a way that changes no version."""
+    w.data.mul_(3)
+
+
+def entries() -> int:
+    """How many casts this thread keeps."""
+    return tp.cache_info()["entries"]
+
+
+def resident_bytes() -> int:
+    """The memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import time
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from helpers.subprocesses import Program, run_together
+
 #: A function of a module that the processes can import; it gets the rank and the number of ranks.
 Function = Callable[[int, int], Any]
 
 SECONDS = 500
+WORK = "import sys; from helpers import gloo_ranks; gloo_ranks.work(*sys.argv[1:])"
 
 
 def in_ranks(functions: Mapping[str, Function], world_size: int, folder: Path) -> list[dict[str, Any]]:
@@ -22,21 +25,18 @@ def in_ranks(functions: Mapping[str, Function], world_size: int, folder: Path) -
 
     Of a function that raises, it is the error as text.
     """
-    context = torch.multiprocessing.start_processes(
-        _work, args=(world_size, str(folder), dict(functions)), nprocs=world_size, join=False, start_method="spawn"
-    )
-    deadline = time.monotonic() + SECONDS
-    try:
-        while not context.join(timeout=5):
-            assert time.monotonic() < deadline, f"{world_size} processes did not end within {SECONDS} s"
-    finally:
-        for process in context.processes:
-            process.kill()
+    folder.joinpath("functions").write_bytes(pickle.dumps(dict(functions)))
+    ranks = [Program(WORK, str(rank), str(world_size), str(folder)) for rank in range(world_size)]
+    for done in run_together(ranks, SECONDS):
+        assert done.returncode == 0, done.stderr
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 
-def _work(rank: int, world_size: int, folder: str, functions: dict[str, Function]) -> None:
+def work(rank_: str, world_size_: str, folder: str) -> None:
+    """What the process of a rank runs."""
+    rank, world_size = int(rank_), int(world_size_)
     torch.set_num_threads(1)
+    functions: dict[str, Function] = pickle.loads(Path(folder, "functions").read_bytes())
     results = {}
     for number, (name, function) in enumerate(functions.items()):
         store = dist.FileStore(f"{folder}/store{number}", world_size)

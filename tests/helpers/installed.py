@@ -10,7 +10,18 @@ import torch
 import torch_promote as tp
 from helpers.probes import mm_dtype
 
-__all__ = ["ENTER", "EXIT", "FROM_BEFORE", "OURS", "STOCKS", "installed_marked", "nothing_installed"]
+__all__ = [
+    "ENTER",
+    "EXIT",
+    "FROM_BEFORE",
+    "MARKED",
+    "OURS",
+    "STOCKS",
+    "installed_marked",
+    "is_restored",
+    "nothing_installed",
+    "region_is",
+]
 
 #: The name that programs got before anything was installed, and the methods that the class had.
 FROM_BEFORE = torch.autocast
@@ -18,6 +29,20 @@ ENTER, EXIT = torch.autocast.__enter__, torch.autocast.__exit__
 
 #: `mm_dtype()` in a region of the CPU, if it is ours and if it is PyTorch's.
 OURS, STOCKS = torch.float32, torch.bfloat16
+
+#: Arguments of `install` under which they differ.
+MARKED = {"overrides": {"mm": "fp32"}}
+
+
+def region_is() -> torch.dtype:
+    """`mm_dtype()` in a region of torch.autocast."""
+    with torch.autocast("cpu"):
+        return mm_dtype()
+
+
+def is_restored() -> bool:
+    """Whether the class has its methods."""
+    return torch.autocast.__enter__ is ENTER and torch.autocast.__exit__ is EXIT
 
 
 @pytest.fixture
@@ -35,7 +60,7 @@ def nothing_installed() -> Iterator[None]:
 @pytest.fixture
 def installed_marked(nothing_installed: None) -> Iterator[tp.Installation]:
     """Something is installed that shows whose a region is."""
-    with tp.installed_as(overrides={"mm": "fp32"}) as installation:
+    with tp.installed_as(**MARKED) as installation:
         assert mm_dtype() is torch.float32
         with torch.autocast("cpu"):
             assert mm_dtype() is OURS

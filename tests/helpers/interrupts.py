@@ -59,8 +59,12 @@ def count_left_open(make: Make, interrupts: int) -> int:
     return left_open
 
 
-if __name__ == "__main__":
+def main(kind: str, interrupts: str) -> None:
     signal.signal(signal.SIGALRM, _raise)
-    if sys.argv[1] == "installed":
+    if kind == "installed":
         tp.install()
-    print(count_left_open(KINDS[sys.argv[1]], int(sys.argv[2])))
+    print(count_left_open(KINDS[kind], int(interrupts)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

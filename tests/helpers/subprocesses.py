@@ -1,18 +1,142 @@
-"""The environments of Python processes that tests start."""
+"""Python processes that tests start: their environments, and programs in forks of a process that has torch."""
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
 
 
 def environment(**variables: str) -> dict[str, str]:
     """Returns this process's environment, in which Python finds this package and the helpers, and more variables."""
-    tests = Path(__file__).parents[1]
-    paths = [str(tests.parent), str(tests), os.environ.get("PYTHONPATH", "")]
+    paths = [str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables}
 
 
 def plain_environment() -> dict[str, str]:
     """The same without the variables that change what `import torch_promote` does."""
     return {name: value for name, value in environment().items() if not name.startswith("TORCH_PROMOTE_")}
+
+
+class Program:
+    """Code that runs in a process of its own, as under `python -c`, but torch has been imported there.
+
+    `import torch` takes two seconds. The process is a fork of one that did it for all programs, and has imported
+    nothing else. So start Python itself if a variable counts that PyTorch reads when it is imported, or if options of
+    the interpreter do. OMP_NUM_THREADS is 1.
+
+    Args:
+        code: The program, which may be indented.
+        arguments: What it finds in `sys.argv` behind "-c".
+        env: Its environment; `environment()` if not given.
+        cwd: Its working directory.
+        quiet: Whether it ignores warnings, as under `-W ignore`.
+        stdout: An open file for its output, which `wait` then does not return.
+        stderr: The same for its errors.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        quiet: bool = False,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> None:
+        code = textwrap.dedent(code)
+        self.arguments = ["python", "-c", code, *arguments]
+        request = {"code": code, "arguments": arguments, "quiet": quiet, "folder": os.fspath(cwd or Path.cwd())}
+        request["env"] = dict(environment() if env is None else env)
+        self._out, self._err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 (`wait` closes them)
+        self._status, status = os.pipe()
+        out = self._out.fileno() if stdout is None else stdout
+        err = self._err.fileno() if stderr is None else stderr
+        socket.send_fds(_warm_python()[0], [json.dumps(request).encode()], [out, err, status])
+        os.close(status)
+        self.pid = self._number(timeout=400)
+        self._ended = False
+
+    def wait(self, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Returns how the program ended, and what it wrote. Kills it, and raises TimeoutExpired, after `timeout` s."""
+        try:
+            ended = self._number(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        self._ended = True
+        written = []
+        for file in (self._out, self._err):
+            file.seek(0)
+            written.append(file.read().decode())
+            file.close()
+        os.close(self._status)
+        return subprocess.CompletedProcess(self.arguments, os.waitstatus_to_exitcode(ended), *written)
+
+    def kill(self) -> None:
+        """Kills the program if it has not ended."""
+        if not self._ended and not select.select([self._status], [], [], 0)[0]:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _number(self, timeout: float) -> int:
+        if not select.select([self._status], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(self.arguments, timeout)
+        (number,) = struct.unpack("i", os.read(self._status, 4))
+        return int(number)
+
+
+def run_python(code: str, *arguments: str, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a `Program`, and returns how it ended and what it wrote."""
+    return Program(code, *arguments, **options).wait(timeout)
+
+
+def run_module(name: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The same for a module, as under `python -m`."""
+    code = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    return run_python(code, name, *arguments, **options)
+
+
+def output_of(code: str, *arguments: str, **options: Any) -> str:
+    """Runs a `Program`, which has to end with status 0 and no word on stderr, and returns what it wrote to stdout."""
+    done = run_python(code, *arguments, **options)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def run_together(programs: Sequence[Program], timeout: float = 120) -> list[subprocess.CompletedProcess[str]]:
+    """Waits for programs that run at the same time, `timeout` seconds for all, and returns how each ended."""
+    deadline = time.monotonic() + timeout
+    try:
+        return [program.wait(max(0.0, deadline - time.monotonic())) for program in programs]
+    finally:
+        for program in programs:
+            program.kill()
+
+
+@functools.cache
+def _warm_python() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Starts the process that programs are forks of, and returns the socket that it takes requests from."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, str(TESTS / "helpers" / "warm_python.py"), str(there.fileno())]
+    env = {**plain_environment(), "OMP_NUM_THREADS": "1"}
+    nothing = subprocess.DEVNULL
+    process = subprocess.Popen(
+        command, env=env, pass_fds=[there.fileno()], stdin=nothing, stdout=nothing, start_new_session=True
+    )
+    there.close()
+    return here, process

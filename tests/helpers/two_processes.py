@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +18,6 @@ from helpers.program_comparison import Region, ours, silenced, stock
 
 #: "silenced" tells whether it is our wrappers that cast.
 REGIONS: dict[str, Region] = {"stock": stock, "ours": ours, "silenced": silenced}
-TIMEOUT = datetime.timedelta(seconds=60)
 
 
 class Network(nn.Module):
@@ -93,19 +90,12 @@ def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def work(rank: int, folder: str) -> None:
-    """Trains in every way, and leaves the results in a file."""
-    torch.set_num_threads(1)
-    store = f"file://{folder}/rendezvous"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=TIMEOUT)
-    try:
-        results = {}
-        for strategy, (_, checkpointed) in STRATEGIES.items():
-            for name, region in REGIONS.items():
-                # Checkpointed, what is recomputed has to be what was computed, overrides or not.
-                if name != "silenced" or not checkpointed:
-                    results[strategy, name] = train(region, strategy)
-        torch.save(results, Path(folder) / f"rank{rank}.pt")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+def training(rank: int, world_size: int) -> dict[tuple[str, str], Any]:
+    """Returns what each strategy has trained under each kind of region."""
+    # Checkpointed, what is recomputed has to be what was computed, overrides or not.
+    return {
+        (strategy, name): train(region, strategy)
+        for strategy, (_, checkpointed) in STRATEGIES.items()
+        for name, region in REGIONS.items()
+        if name != "silenced" or not checkpointed
+    }

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from helpers.subprocesses import environment
+from helpers.subprocesses import run_python
 from torch_promote.integrations.after_import import run_after_import
 
 NAME = "torch_promote_test_after_import"
@@ -58,6 +57,5 @@ def test_regions_are_known_to_dynamo_after_the_first_use_of_a_cache_mode() -> No
                 return x @ x
         print(torch.compile(function, backend="eager", fullgraph=True)(torch.ones(2, 2)).dtype)
     """
-    lines = "\n".join(line.removeprefix("        ") for line in code.splitlines())
-    done = subprocess.run([sys.executable, "-c", lines], env=environment(), capture_output=True, text=True, timeout=240)
+    done = run_python(code, timeout=240)
     assert done.stdout == "torch.float64\n", done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 
 import torch_promote as tp
 from helpers.probes import INNER, KINDS, Region, autocast_dtype, in_thread, leaves_no_trace
+from helpers.subprocesses import output_of
 from helpers.thread_state import thread_state
 from torch_promote import _C
 
@@ -90,10 +89,7 @@ print("after", torch.is_autocast_enabled("cpu"))
 
 def test_the_first_region_that_a_process_holds_across_an_await() -> None:
     """In a process of its own: what is set up when a region first meets an event loop has to work at once."""
-    process = subprocess.run(
-        [sys.executable, "-c", FIRST_REGION], capture_output=True, text=True, timeout=120, check=True
-    )
-    lines = process.stdout.splitlines()
+    lines = output_of(FIRST_REGION).splitlines()
     assert sorted(set(lines)) == ["after False", "elsewhere False", "inside True"]
     assert len(lines) == 6
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 import types
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from helpers.checkpointing import KINDS, OVERRIDES, Block, ours, plainly, train
 from helpers.comparison import assert_same
+from helpers.subprocesses import run_python
 from torch_promote.integrations import checkpoint as _checkpoint
 
 
@@ -124,5 +123,5 @@ with tp.my_autocast("cpu"):
 y.sum().backward()
 print(len(seen), len(set(seen)), seen[0][1] is torch.float16)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.split() == ["2", "1", "False"]
+    done = run_python(program)
+    assert done.stdout.split() == ["2", "1", "False"], done.stderr

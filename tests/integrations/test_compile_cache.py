@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch._inductor.utils import fresh_cache
 import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.compiling import Weights, called_in, compute, inputs
-from helpers.subprocesses import environment
+from helpers.subprocesses import environment, run_python
 from torch_promote import _C
 from torch_promote.integrations import compile as integrations_compile
 from torch_promote.integrations.compile import policy_digest
@@ -141,9 +139,8 @@ def test_an_import_alone_leaves_the_keys_of_the_disk_cache_as_they_are(tmp_path:
     """A process that imports the package and opens no region finds what one without the package compiled."""
     hits = []
     for arguments in ([], ["import"]):
-        command = [sys.executable, "-W", "ignore", "-c", PLAIN_PROGRAM, *arguments]
         variables = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=250, check=False)
+        done = run_python(PLAIN_PROGRAM, *arguments, env=variables, quiet=True, timeout=250)
         assert done.returncode == 0, done.stderr
         hits.append(int(done.stdout.split()[-1]))
     assert hits == [0, 1]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch import nn
 
 import torch_promote as tp
 from helpers.persistent_casts import ours
-from helpers.subprocesses import environment
+from helpers.subprocesses import run_python
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "nothing_persists")
 
@@ -191,8 +189,8 @@ for function in (optimizer.step, update, write):
 """
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-c", program, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment(), timeout=200)
+        done = run_python(program, *arguments, timeout=200)
+        assert done.returncode == 0, done.stderr
         return done.stdout
 
     return run
@@ -219,12 +217,5 @@ for step in (*steps, *steps):
 
 
 def test_a_step_that_was_compiled_before_the_first_region() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILED_FIRST],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment(),
-        timeout=200,
-    )
-    assert done.stdout.split() == ["-1.0", "-2.0", "-3.0", "-4.0"]
+    done = run_python(COMPILED_FIRST, timeout=200)
+    assert done.stdout.split() == ["-1.0", "-2.0", "-3.0", "-4.0"], done.stderr

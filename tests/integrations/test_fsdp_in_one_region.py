@@ -5,11 +5,11 @@ FSDP gathers its shards into weights whose storage and version stay as they were
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.subprocesses import Program, run_together
 
 TRAIN = """
 import contextlib, sys
@@ -62,13 +62,6 @@ dist.destroy_process_group()
     ],
 )
 def test_gathered_weights_are_cast_again(tmp_path: Path, cache: str, world_size: int) -> None:
-    command = [sys.executable, "-c", TRAIN, f"{tmp_path}/rendezvous", str(world_size), cache]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    ranks = [subprocess.Popen([*command, str(rank)], **pipes) for rank in range(world_size)]  # type: ignore[call-overload]
-    try:
-        for process in ranks:
-            out, err = process.communicate(timeout=120)
-            assert out.split() == ["True", "True", "False"] * 4, out + err
-    finally:
-        for process in ranks:
-            process.kill()
+    arguments = f"{tmp_path}/rendezvous", str(world_size), cache
+    for done in run_together([Program(TRAIN, *arguments, str(rank)) for rank in range(world_size)]):
+        assert done.stdout.split() == ["True", "True", "False"] * 4, done.stdout + done.stderr

@@ -133,16 +133,17 @@ def test_many_installations_do_not_reach_the_recompile_limit() -> None:
                 assert_same(compiled(*args), plain(*args))
 
 
-def test_inductor() -> None:
-    args = inputs()
+@pytest.mark.parametrize(
+    "installed", [(MARKED,), pytest.param(({}, MARKED, HALVES), marks=pytest.mark.slow)], ids=["one", "several"]
+)
+def test_inductor(installed: tuple[Any, ...]) -> None:
+    """Every day without anything installed, and with what shows: each is a run of the C++ compiler."""
+    args, dtypes = inputs(), {"{}": torch.bfloat16, str(MARKED): torch.float32, str(HALVES): HALF}
     compiled = torch.compile(plain, fullgraph=True)
-    dtypes = []
-    for arguments in (None, {}, MARKED, HALVES):
-        if arguments is not None:
-            tp.install(**arguments)
-        dtypes.append(compiled(*args)[0][0].dtype)
-        assert dtypes[-1] is plain(*args)[0][0].dtype
-    assert dtypes == [torch.bfloat16, torch.bfloat16, torch.float32, HALF]
+    assert compiled(*args)[0][0].dtype is plain(*args)[0][0].dtype is torch.bfloat16
+    for arguments in installed:
+        tp.install(**arguments)
+        assert compiled(*args)[0][0].dtype is plain(*args)[0][0].dtype is dtypes[str(arguments)]
 
 
 def test_the_default_policy_acts_in_graphs() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +12,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.subprocesses import environment
+from helpers.subprocesses import environment, run_python
 from torch_promote.integrations import compile as integrations_compile
 
 #: PyTorch keeps no graph with regions in it unless it is told that they are safe.
@@ -87,9 +85,8 @@ RUNS = (
 @pytest.mark.slow
 def test_processes_that_share_the_cache(tmp_path: Path) -> None:
     for arguments, hits, dtype in RUNS:
-        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, arguments]
         variables = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=250, check=False)
+        done = run_python(PROGRAM, arguments, env=variables, quiet=True, timeout=250)
         assert done.stdout.split() == [hits, dtype], done.stderr
 
 

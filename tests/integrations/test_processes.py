@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,27 +15,16 @@ from torch.utils.data import DataLoader, Dataset
 
 from helpers import two_processes
 from helpers.comparison import assert_same
+from helpers.gloo_ranks import in_ranks
 from helpers.program_comparison import Region, assert_like_stock, grads, ours, values
 from helpers.thread_state import thread_state
-
-SECONDS = 120
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     """What two processes have trained, of each its results: starting them is what takes time, so it is done once."""
-    folder = tmp_path_factory.mktemp("two_processes")
-    context = torch.multiprocessing.start_processes(
-        two_processes.work, args=(str(folder),), nprocs=2, join=False, start_method="spawn"
-    )
-    deadline = time.monotonic() + SECONDS
-    try:
-        while not context.join(timeout=5):
-            assert time.monotonic() < deadline, f"two processes did not end within {SECONDS} s"
-    finally:
-        for process in context.processes:
-            process.kill()
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    functions = {"training": two_processes.training}
+    return [results["training"] for results in in_ranks(functions, 2, tmp_path_factory.mktemp("two_processes"))]
 
 
 @pytest.mark.parametrize("strategy", two_processes.STRATEGIES)

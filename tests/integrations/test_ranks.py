@@ -6,8 +6,6 @@ import copy
 import pickle
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch_promote as tp
 from helpers import differing_ranks, rank_training
 from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
-from helpers.subprocesses import environment
+from helpers.subprocesses import Program, environment, run_python, run_together
 
 BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
 
@@ -212,13 +210,6 @@ dist.barrier()
 """
 
 
-def start(rank: int, port: int, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    group = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
-    command = [sys.executable, "-c", JOB, *arguments]
-    env = {**environment(**group, **variables), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
-
-
 @pytest.mark.parametrize(
     ("arguments", "variables", "fails"),
     [
@@ -232,13 +223,10 @@ def test_a_job_whose_ranks_differ_ends(arguments: Any, variables: Any, fails: bo
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    processes = [start(rank, port, *arguments, **variables) for rank in (0, 1)]
-    try:
-        errors = [process.communicate(timeout=120)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode != 0 for process in processes] == [fails, fails], errors
+    job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2", **variables}
+    ended = run_together([Program(JOB, *arguments, env=environment(RANK=rank, **job)) for rank in "01"])
+    errors = [done.stderr for done in ended]
+    assert [done.returncode != 0 for done in ended] == [fails, fails], errors
     assert ("PolicyMismatchError: ranks of this job differ" in errors[1]) == fails, errors[1]
     assert (
         "rank 1, my_autocast('cpu', overrides={'linear': 'fp32'}): aten::linear on cpu fp32" in errors[1] or not fails
@@ -286,8 +274,7 @@ for store in (fake_pg.FakeStore(), dist.HashStore()):
 
 def test_one_process_alone() -> None:
     """Nothing is imported, and nothing but one function replaced; a region asks no store."""
-    command = [sys.executable, "-c", ALONE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment())
+    done = run_python(ALONE)
     assert done.returncode == 0, done.stderr
 
 
@@ -320,14 +307,11 @@ assert results == dict.fromkeys(range(4), torch.bfloat16), results
 @pytest.mark.slow
 def test_threads_as_ranks() -> None:
     """PyTorch's own tests have a group whose ranks are threads."""
-    command = [sys.executable, "-c", THREADS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment())
+    done = run_python(THREADS)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 def test_the_variable_has_two_values() -> None:
-    env = environment(TORCH_PROMOTE_CHECK_RANKS="never")
-    command = [sys.executable, "-c", "import torch_promote"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    done = run_python("import torch_promote", env=environment(TORCH_PROMOTE_CHECK_RANKS="never"))
     assert "OptionError: TORCH_PROMOTE_CHECK_RANKS is 'never'. Legal: 0" in done.stderr

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.subprocesses import Program, run_together
 
 TRAIN = """
 import contextlib, copy, sys
@@ -63,13 +63,6 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("cache", [pytest.param("weights", marks=pytest.mark.slow), "persistent"])
 def test_weights_are_cast_again_after_each_step(tmp_path: Path, cache: str) -> None:
-    command = [sys.executable, "-c", TRAIN, f"{tmp_path}/rendezvous", cache]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    ranks = [subprocess.Popen([*command, str(rank)], **pipes) for rank in range(2)]  # type: ignore[call-overload]
-    try:
-        for process in ranks:
-            out, err = process.communicate(timeout=120)
-            assert out.split() == ["True"] * 6, out + err
-    finally:
-        for process in ranks:
-            process.kill()
+    arguments = f"{tmp_path}/rendezvous", cache
+    for done in run_together([Program(TRAIN, *arguments, str(rank)) for rank in range(2)]):
+        assert done.stdout.split() == ["True"] * 6, done.stdout + done.stderr

@@ -7,8 +7,6 @@ import gc
 import inspect
 import io
 import pickle
-import subprocess
-import sys
 import weakref
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch.nn.utils import fusion, parametrize
 
 from helpers.comparison import assert_same
 from helpers.module_policies import OVERRIDES, POLICIES, dtype_of, expected_dtype, model_of, ours, train
+from helpers.subprocesses import run_python
 from torch_promote.modules.module_policies import module_policies, remove_module_policy, set_module_policy
 
 
@@ -107,8 +106,7 @@ model = torch.load(sys.argv[1], weights_only=False)
 with tp.my_autocast("cpu"):
     print(model(torch.ones(2, 4)).dtype)
 """
-    command = [sys.executable, "-c", script, str(tmp_path / "model.pt")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(script, str(tmp_path / "model.pt"))
     assert done.stdout == "torch.float16\n", done.stderr
 
 
@@ -283,6 +281,5 @@ dist.destroy_process_group()
 
 def test_fsdp2_and_ddp(tmp_path: Any) -> None:
     """Policies set before and after, and taken off again."""
-    command = [sys.executable, "-c", DISTRIBUTED, str(tmp_path / "rendezvous")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = run_python(DISTRIBUTED, str(tmp_path / "rendezvous"), timeout=200)
     assert done.stdout.split() == ["True"] * 7, done.stdout + done.stderr

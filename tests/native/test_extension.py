@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from helpers.subprocesses import run_python
 from torch_promote import _C, ExtensionError
 from torch_promote.native import loader as _extension
-
-
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_built_with_the_running_torch() -> None:
@@ -42,7 +37,7 @@ def test_built_with_another_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_a_broken_extension_names_both_versions() -> None:
-    result = run(
+    result = run_python(
         "import sys\n"
         "sys.modules['torch_promote._C'] = None\n"  # makes the import of it fail
         "try:\n"
@@ -62,7 +57,7 @@ def test_a_broken_extension_names_both_versions() -> None:
     ],
 )
 def test_the_key_belongs_to_another_backend(namespace: str, registration: str) -> None:
-    result = run(
+    result = run_python(
         "import torch\n"
         f"library = torch.library.Library({namespace!r}, 'IMPL')\n"
         f"library.{registration}\n"
@@ -78,7 +73,7 @@ def test_the_key_belongs_to_another_backend(namespace: str, registration: str) -
 
 def test_importing_changes_nothing() -> None:
     """No key is switched on, no op casts, and torch.compile's machinery is not imported."""
-    result = run(
+    result = run_python(
         "import sys, torch\n"
         "def state():\n"
         "    local = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()\n"

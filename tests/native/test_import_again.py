@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from helpers.subprocesses import environment
+from helpers.subprocesses import environment, run_python
 
 # What registers something with PyTorch or Python, for the whole process.
 USES = {
@@ -53,10 +50,8 @@ AGAIN = {
 
 
 def run(code: str, **variables: str) -> str:
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", "import importlib, sys, torch\n" + code]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, check=False, env=environment(**variables)
-    )
+    before = "import importlib, sys, warnings, torch\nwarnings.simplefilter('error', RuntimeWarning)\n"
+    done = run_python(before + code, env=environment(**variables), timeout=200)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

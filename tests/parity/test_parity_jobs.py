@@ -17,6 +17,14 @@ from torch_promote.parity.worker import Prepare, WorkerError
 CPU = Options("cpu")
 
 
+@pytest.fixture
+def quick_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forks of one process that has imported torch, which takes two seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+
+
 def run(
     jobs: int, *names: str, options: Options = CPU, prepare: Prepare = stand_in_runner.entries
 ) -> list[EntryResult]:
@@ -28,6 +36,7 @@ def run(
     return [done[position] for position in sorted(done)]
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_results_do_not_depend_on_the_number_of_processes() -> None:
     names = ("good*", "mismatching", "stale", "refused", "gap")
     here = run(0, *names)
@@ -37,6 +46,7 @@ def test_results_do_not_depend_on_the_number_of_processes() -> None:
     assert {result.checked["threads"] for result in here} == {1}
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_a_dead_worker_costs_its_entry_and_no_other() -> None:
     options = Options("cpu", quick=True, stock_only=True, autocast_dtype="float16")
     results = run(2, "good*", "segfault", "abort", "exit", "raising", "mismatching", options=options)
@@ -59,6 +69,7 @@ def test_a_dead_worker_costs_its_entry_and_no_other() -> None:
     assert crashes["raising"].text.endswith("\nZeroDivisionError: the harness is wrong")
 
 
+@pytest.mark.usefixtures("quick_starts")
 @pytest.mark.parametrize("jobs", [0, 1])
 def test_what_cannot_be_asked_for_ends_the_run(jobs: int) -> None:
     with pytest.raises(OptionError, match=r"^wrong has no sample 'x'.$"):
@@ -66,6 +77,7 @@ def test_what_cannot_be_asked_for_ends_the_run(jobs: int) -> None:
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_a_worker_that_cannot_start_ends_the_run() -> None:
     with pytest.raises(WorkerError) as caught:
         run(1, "good", prepare=stand_in_runner.cannot_start)

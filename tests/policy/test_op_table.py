@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import subprocess
-import sys
 from collections.abc import Mapping, Set
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import torch
 
 import torch_promote
 from helpers.op_registrations import delta_of
+from helpers.subprocesses import output_of
 from torch_promote import _C
 from torch_promote.errors import PolicyError
 from torch_promote.policy.cast_policy import CastPolicy
@@ -119,8 +118,7 @@ def test_the_autocast_key_has_kernels_for_the_table_and_the_closed_ops() -> None
         f"print(*(name for name in aten if has_kernel(name, '{AUTOCAST_KEY}')))"
     )
     # In a process of its own: overrides give other ops a kernel too.
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
-    assert set(done.stdout.split()) == rows | closed
+    assert set(output_of(program).split()) == rows | closed
 
 
 def test_ops_that_this_version_lacks_are_those_that_it_does_not_register() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import torch._dynamo.testing
 import torch_promote
 from helpers.library_for_policies import NAMESPACE
 from helpers.policies import WAYS
+from helpers.subprocesses import output_of
 from torch_promote import CastPolicy, PolicyError
 from torch_promote.policy.named import stock_policy
 from torch_promote.policy.op_names import exact_key
@@ -23,7 +22,6 @@ from torch_promote.policy.op_table import DEVICE_TYPES, op_table, schema_of
 from torch_promote.policy.policy import Difference, Policy
 
 FP64 = torch.float64
-ROOT = Path(torch_promote.__file__).parent.parent
 
 # --- what a policy says
 
@@ -139,8 +137,7 @@ def test_importing_it_scans_no_ops() -> None:
         "torch._C._get_schema = lambda *args: asked.append(args) or schema(*args)\n"
         "import torch_promote.policy.policy; print(asked)"
     )
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout == "[]\n"
+    assert output_of(code) == "[]\n"
 
 
 # --- repr

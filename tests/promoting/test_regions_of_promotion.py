@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -17,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
-from helpers.subprocesses import plain_environment
+from helpers.subprocesses import plain_environment, run_python
 from torch_promote import _C
 from torch_promote.errors import DecoratorError, OptionError, PromotionRuleError, RegionError, RuleDefinitionError
 
@@ -293,9 +291,7 @@ tp.promotion("jax")
 after = [ours(op) for op in ops]
 assert "fallthrough" not in after[0] and "fallthrough" not in after[2], after
 """
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=plain_environment(), capture_output=True, text=True, check=False
-        )
+        done = run_python(code, env=plain_environment())
         assert done.returncode == 0, done.stderr
 
     def test_without_a_region_the_key_is_off(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from collections.abc import Iterator, Set
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 import torch_promote
-from helpers.subprocesses import plain_environment
+from helpers.subprocesses import output_of, plain_environment
 
 ROOT = Path(torch_promote.__file__).parent
 FILES = sorted((ROOT / "reference").rglob("*.py"))
@@ -124,10 +123,7 @@ with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
     linear(torch.ones(1, 2)).sum().backward()
 print([name for name in sys.modules if name.startswith(("torch_promote.reference", "torch_promote.checking"))])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=plain_environment(), capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert output_of(program, env=plain_environment()) == "[]\n"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from helpers.autoloading import ROOT, entry_point, entry_points, variables, write_metadata
+from helpers.subprocesses import output_of, run_python
 
 __all__ = ["entry_point"]  # a fixture
 
@@ -37,6 +38,13 @@ def run(
     done = subprocess.run(
         command, cwd=folder, env=variables(folder, **more), capture_output=True, text=True, timeout=200, check=False
     )
+    return done, done.stdout.splitlines()
+
+
+def run_after_import(folder: Path, code: str, **more: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """The same without the import itself: PyTorch loads its entry points, as at the end of `import torch`."""
+    begin = "import torch\ntorch._import_device_backends()\n"
+    done = run_python(begin + code, env=variables(folder, **more), cwd=folder)
     return done, done.stdout.splitlines()
 
 
@@ -70,7 +78,7 @@ def test_this_package_imported_first(entry_point: Path, autoload: str) -> None:
 
 def test_what_the_program_uninstalls_stays_uninstalled(entry_point: Path) -> None:
     code = f"import torch, importlib, torch_promote as tp\ntp.uninstall()\nimportlib.reload(tp)\n{PROGRAM}"
-    done, lines = run(entry_point, code, TORCH_PROMOTE_AUTOCAST="1")
+    done, lines = run_after_import(entry_point, code, TORCH_PROMOTE_AUTOCAST="1")
     assert (done.returncode, lines) == (0, ["True torch.bfloat16 torch.float16", "None None"]), done.stderr
 
 
@@ -134,7 +142,7 @@ BROKEN_PACKAGES = [
 #: Calls the entry point under each of many environments, and prints the warnings.
 MANY = """
 import json, os, sys, warnings, torch, torch_promote_autoload
-for variables, package in json.loads(sys.stdin.read()):
+for variables, package in json.loads(sys.argv[2]):
     os.environ.update({"TORCH_PROMOTE_AUTOCAST": "1"} | variables)
     open(os.path.join(sys.argv[1], "torch_promote", "__init__.py"), "w").write(package) if package else None
     with warnings.catch_warnings(record=True) as caught:
@@ -149,11 +157,8 @@ for variables, package in json.loads(sys.stdin.read()):
 
 
 def warnings_of(folder: Path, cases: list[tuple[dict[str, str], str | None]]) -> list[list[str]]:
-    command = [sys.executable, "-c", MANY, os.fspath(folder)]
-    options = {"input": json.dumps(cases), "capture_output": True, "text": True, "timeout": 200, "check": True}
-    done = subprocess.run(command, cwd=folder, env=variables(folder), **options)
-    assert done.stderr == ""
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    output = output_of(MANY, os.fspath(folder), json.dumps(cases), env=variables(folder), cwd=folder)
+    return [json.loads(line) for line in output.splitlines()]
 
 
 def test_a_wrong_variable_is_one_warning(entry_point: Path) -> None:
@@ -188,7 +193,7 @@ def test_a_broken_package_is_one_warning(tmp_path: Path) -> None:
 def test_an_extension_that_cannot_be_used_is_one_warning(
     tmp_path: Path, make: Callable[[Path], Path], reason: str
 ) -> None:
-    done, lines = run(make(tmp_path), TORCH_PROMOTE_AUTOCAST="1")
+    done, lines = run_after_import(make(tmp_path), PROGRAM, TORCH_PROMOTE_AUTOCAST="1")
     assert_one_warning(done, reason, "Correct this, or unset TORCH_PROMOTE_AUTOCAST.")
     assert lines == STOCK
 
@@ -222,7 +227,7 @@ os.environ["TORCH_PROMOTE_CACHE"] = "all"
 import torch_promote
 print(torch_promote.installed(), torch_promote.__version__)
 """
-    done, lines = run(entry_point, code, TORCH_PROMOTE_AUTOCAST="1", TORCH_PROMOTE_CACHE="nonsense")
+    done, lines = run_after_import(entry_point, code, TORCH_PROMOTE_AUTOCAST="1", TORCH_PROMOTE_CACHE="nonsense")
     assert_one_warning(done)
     assert lines == ["OptionError", "OptionError", "<torch_promote.install(cache='all')> 0.1.0"]
 

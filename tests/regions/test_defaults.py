@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch
 
 import torch_promote as tp
 from helpers.program_defaults import as_it_was
+from helpers.subprocesses import environment, run_python
 
 __all__ = ["as_it_was"]  # fixture
 
@@ -209,11 +208,7 @@ def test_a_wrong_default_changes_nothing(value: object, message: str) -> None:
 
 
 def imported(policy: str, code: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TORCH_PROMOTE_POLICY": policy}
-    program = f"import torch, torch_promote as tp\n{code}"
-    return subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    return run_python(f"import torch, torch_promote as tp\n{code}", env=environment(TORCH_PROMOTE_POLICY=policy))
 
 
 def test_the_environment_names_a_policy(tmp_path: Path) -> None:

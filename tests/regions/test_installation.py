@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,23 +13,12 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.installed import ENTER, EXIT, OURS, STOCKS
+from helpers.installed import ENTER, EXIT, MARKED, OURS, STOCKS, is_restored, region_is
 from helpers.probes import in_thread, mm_dtype
-from helpers.subprocesses import environment
+from helpers.subprocesses import run_python
 from helpers.thread_state import thread_state
 
 pytestmark = pytest.mark.usefixtures("nothing_installed")
-
-MARKED = {"overrides": {"mm": "fp32"}}
-
-
-def region_is() -> torch.dtype:
-    with torch.autocast("cpu"):
-        return mm_dtype()
-
-
-def is_restored() -> bool:
-    return torch.autocast.__enter__ is ENTER and torch.autocast.__exit__ is EXIT
 
 
 def test_install_and_uninstall() -> None:
@@ -301,91 +288,8 @@ print(status, tp.installed() is not None, dtype())
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_fork_inherits_and_changes_its_own() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", FORK]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(FORK, quiet=True)
     assert done.stdout.split() == ["0", "True", "torch.float32"], done.stderr
-
-
-# --- others who replace the methods
-
-
-def spy(calls: list[str], name: str, original: Any) -> Any:
-    def method(self: Any, *arguments: Any) -> Any:
-        calls.append(name)
-        return original(self, *arguments)
-
-    return method
-
-
-@pytest.mark.parametrize("name", ["__enter__", "__exit__"])
-def test_a_wrapper_from_before(name: str) -> None:
-    """Regions of ours pass by what stood in the class; those of PyTorch's call it."""
-    calls: list[str] = []
-    with mock.patch.object(torch.autocast, name, spy(calls, name, getattr(torch.autocast, name))) as wrapper:
-        tp.install(**MARKED)
-        assert (region_is(), calls) == (OURS, [])
-        tp.uninstall()
-        assert getattr(torch.autocast, name) is wrapper
-        assert (region_is(), calls) == (STOCKS, [name])
-    assert is_restored()
-
-
-@pytest.mark.parametrize("name", ["__enter__", "__exit__"])
-def test_a_wrapper_from_after(name: str) -> None:
-    calls: list[str] = []
-    tp.install(**MARKED)
-    with mock.patch.object(torch.autocast, name, spy(calls, name, getattr(torch.autocast, name))):
-        assert (region_is(), calls) == (OURS, [name])
-        tp.install(policy="off")
-        assert (region_is(), calls) == (torch.float32, [name] * 2)
-        tp.uninstall()
-        assert (region_is(), calls) == (STOCKS, [name] * 3)
-        tp.install(**MARKED)
-        assert (region_is(), calls) == (OURS, [name] * 4)
-    assert region_is() is OURS
-    tp.uninstall()
-    assert is_restored()
-
-
-@pytest.mark.parametrize("name", ["__enter__", "__exit__"])
-def test_a_wrapper_that_comes_back(name: str) -> None:
-    """It wraps ours, and stands in the class when ours is placed again: each calls the other, but not for ever."""
-    calls: list[str] = []
-    tp.install(**MARKED)
-    wrapper = spy(calls, name, getattr(torch.autocast, name))
-    tp.uninstall()
-    assert is_restored()
-    with mock.patch.object(torch.autocast, name, wrapper):
-        assert (region_is(), calls) == (STOCKS, [name])
-        tp.install(**MARKED)
-        assert region_is() is OURS
-        with tp.installed_as():
-            assert region_is() is torch.bfloat16
-        tp.uninstall()
-        assert region_is() is STOCKS
-        assert set(calls) == {name}
-    assert is_restored()
-
-
-def test_a_patch_that_ends_while_something_is_installed() -> None:
-    """It puts PyTorch's method back, so regions are PyTorch's until the next `install`."""
-    with mock.patch.object(torch.autocast, "__enter__", spy([], "", ENTER)):
-        tp.install(**MARKED)
-    assert region_is() is STOCKS
-    tp.install(**MARKED)
-    assert region_is() is OURS
-    tp.uninstall()
-    assert is_restored()
-
-
-def test_a_wrapper_left_over_passes_on() -> None:
-    tp.install(**MARKED)
-    patch = mock.patch.object(torch.autocast, "__enter__", spy([], "", torch.autocast.__enter__))
-    patch.start()
-    tp.uninstall()
-    patch.stop()  # puts ours back, which serves nothing now
-    assert region_is() is STOCKS
-    assert is_restored()
 
 
 # --- importing
@@ -401,4 +305,5 @@ def test_it_is_loaded_when_it_is_used() -> None:
         "    assert torch.ones(2, 2).mm(torch.ones(2, 2)).dtype is torch.bfloat16\n"
         "assert 'torch._dynamo' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=environment(), timeout=120, check=True)
+    done = run_python(program, quiet=True)
+    assert done.returncode == 0, done.stderr

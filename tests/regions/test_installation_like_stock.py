@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +15,7 @@ import torch
 import torch_promote as tp
 from helpers.installed import OURS
 from helpers.probes import in_thread, leaves_no_trace, mm_dtype, seen
-from helpers.subprocesses import environment
+from helpers.subprocesses import run_python
 from torch_promote import _C
 from torch_promote.regions import autocast_methods
 
@@ -175,6 +173,5 @@ print(left, held, (torch.autocast.__enter__, torch.autocast.__exit__) == (enter,
 
 @pytest.mark.skipif(not hasattr(__import__("signal"), "setitimer"), reason="there are no timers")
 def test_an_interrupt_leaves_no_region_open_and_no_object_held() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", INTERRUPTED]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, check=False)
+    done = run_python(INTERRUPTED, quiet=True, timeout=200)
     assert done.stdout.split() == ["0", "0", "True"], done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import torch
 
 import torch_promote as tp
 from helpers.program_comparison import Region, assert_like_stock, ours, silenced, stock
-from helpers.subprocesses import environment
+from helpers.subprocesses import environment, run_module
 
 TESTS = Path(__file__).parents[1]
 
@@ -104,12 +102,12 @@ def outcomes(folder: Path, *options: str) -> dict[str, str]:
     """Runs the tests in a process of their own, with the conftest.py of this project, and returns what it says."""
     lines = [line.removeprefix("    ") for line in TESTS_OF_A_RUN.splitlines()]
     folder.joinpath("test_planted.py").write_text("\n".join(lines), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "-rA", "--tb=short"]
-    command += ["--rootdir", str(folder), "-c", str(TESTS.parent / "pyproject.toml"), *options, "test_planted.py"]
+    arguments = ["-p", "conftest", "-p", "no:cacheprovider", "-rA", "--tb=short", "--rootdir", str(folder)]
+    arguments += ["-c", str(TESTS.parent / "pyproject.toml"), *options, "test_planted.py"]
     variables = environment(PYTEST_ADDOPTS="", PYTEST_PLUGINS="")
     for name in ("PYTEST_XDIST_WORKER", "TORCH_PROMOTE_AUTOCAST"):
         variables.pop(name, None)
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=240)
+    done = run_module("pytest", *arguments, cwd=folder, env=variables, timeout=240)
     found: dict[str, str] = {}
     for line in done.stdout.splitlines():
         word, _, rest = line.partition(" ")

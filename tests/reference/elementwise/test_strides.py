@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers.fake_cuda_strides import OPS, compare
 from helpers.operands import LAYOUTS, random_operands, random_tensor
-from helpers.subprocesses import environment
+from helpers.subprocesses import run_module
 from torch_promote.reference.elementwise.memory_format import (
     channels_last_3d_strides,
     channels_last_strides,
@@ -73,14 +71,7 @@ def test_results_of_cpu_tensors(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", ["add", "addcmul"])
 @fake_counts
 def test_results_of_fake_cuda_tensors_by_tensor_iterator(name: str, count: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "helpers.fake_cuda_strides", name, str(count)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = run_module("helpers.fake_cuda_strides", name, str(count), timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"{name}: {count} cases, 0 differ from TensorIterator"
 

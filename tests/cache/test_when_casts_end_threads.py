@@ -1,0 +1,177 @@
+"""When casts end in other threads: a region there leaves the casts here, and a clearing clears those of all threads."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.casts import CastCount, Region, X, entries, ours, stock, weight, write_unseen
+from helpers.comparison import assert_same
+from helpers.probes import in_thread
+
+
+@pytest.mark.parametrize("end", ["region of ours", "nested regions of ours", "suspended"])
+def test_the_end_of_our_region_in_another_thread_leaves_the_casts_here(end: str) -> None:
+    w, other = weight(), weight()
+
+    def work() -> None:
+        with ours(), ours() if end.startswith("nested") else contextlib.nullcontext():
+            X @ other
+        if end == "suspended":
+
+            @ours()
+            def steps() -> Iterator[Any]:
+                yield X @ other
+
+            next(steps())
+
+    with ours():
+        X @ w
+        in_thread(work)
+        with CastCount(of=w) as count:
+            X @ w
+        assert count.casts == 0
+        write_unseen(w)
+        torch.clear_autocast_cache()
+        assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
+
+
+@pytest.mark.parametrize("where", ["here", "in another thread"])
+def test_clearing_clears_the_casts_of_every_thread(where: str) -> None:
+    w, ready, cleared = weight(), threading.Event(), threading.Event()
+
+    def work() -> bool:
+        with ours():
+            X @ w
+            ready.set()
+            assert cleared.wait(60)
+            return torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
+
+    with ThreadPoolExecutor(1) as pool, ours():
+        future = pool.submit(work)
+        assert ready.wait(60)
+        X @ w
+        write_unseen(w)
+        in_thread(torch.clear_autocast_cache) if where != "here" else torch.clear_autocast_cache()
+        cleared.set()
+        assert future.result(60)
+        assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
+
+
+def test_threads_that_begin_and_end_regions_at_once_miss_no_clearing() -> None:
+    stop = threading.Event()
+
+    def disturb(own: Any) -> int:
+        rounds = 0
+        while not stop.is_set():
+            with ours():
+                X @ own
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(disturb, weight()) for _ in range(3)]
+        w, stale = weight(), 0
+        for _ in range(300):
+            with stock(), ours():
+                X @ w
+            with torch.no_grad():
+                w.data.add_(0.5)
+            with stock(), ours():
+                stale += not torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
+        stop.set()
+        assert min(other.result(60) for other in others) > 0
+    assert stale == 0
+
+
+def test_a_thread_that_ends_inside_a_region_is_no_holder_any_more() -> None:
+    w = weight()
+    kept = weakref.ref(w)
+
+    def work(of: Any) -> None:
+        ours().__enter__()
+        X @ of
+
+    in_thread(functools.partial(work, w))
+    torch.clear_autocast_cache()
+    del w
+    gc.collect()
+    assert kept() is None
+
+
+# --- threads of the autograd engine
+
+
+@contextlib.contextmanager
+def as_carried_by_the_engine() -> Iterator[None]:
+    """The dispatch keys of a region, and no region: so the autograd engine's device threads find themselves."""
+    with ours():
+        keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(*keys):
+        yield
+
+
+def recomputation(region: Region, keys: Any) -> list[Any]:
+    """What a checkpoint does on a device thread: the keys are the caller's, and the regions are PyTorch's."""
+    w = weight()
+
+    def work() -> list[Any]:
+        with keys(), stock():
+            outputs = [X @ w for _ in range(4)]
+            held = entries()
+        total = sum((output.float() * (index + 0.37)).square().mean() for index, output in enumerate(outputs))
+        (gradient,) = torch.autograd.grad(total, w)
+        assert (held, entries()) == ((1, 0) if region is ours else (0, 0))
+        return [*outputs, gradient]
+
+    return in_thread(work)
+
+
+def test_regions_of_pytorch_in_a_thread_without_ours_keep_casts() -> None:
+    assert_same(recomputation(ours, as_carried_by_the_engine), recomputation(stock, contextlib.nullcontext))
+
+
+def test_a_thread_without_any_region_keeps_none() -> None:
+    def work() -> int:
+        with as_carried_by_the_engine():
+            X @ weight()
+            return entries()
+
+    assert in_thread(work) == 0
+
+
+def test_a_carried_policy_is_found_again_when_it_changes() -> None:
+    seen = []
+
+    def keys_of(**arguments: Any) -> Any:
+        with ours(**arguments):
+            slots = [(name, torch.get_autocast_dtype(name)) for name in ("privateuseone", "ipu", "maia", "hpu", "mtia")]
+            return (
+                torch._C._dispatch_tls_local_include_set(),
+                torch._C._dispatch_tls_local_exclude_set(),
+            ), slots
+
+    def look(keys: Any, slots: Any) -> torch.dtype:
+        with torch._C._ForceDispatchKeyGuard(*keys):
+            for name, dtype in slots:
+                torch.set_autocast_dtype(name, dtype)
+            return (X @ X.t()).dtype
+
+    carried = [
+        keys_of(overrides={"matmul": torch.float16}),
+        keys_of(),
+        keys_of(overrides={"matmul": "fp32"}),
+        keys_of(overrides={"matmul": torch.float16}),
+    ]
+    in_thread(lambda: seen.extend(look(*one) for one in carried for _ in range(2)))
+    f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
+    assert seen == [f16, f16, bf16, bf16, f32, f32, f16, f16]
