@@ -293,9 +293,12 @@ def sources(folder: Path) -> Path:
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     page = tmp_path / "results.json"
-    process = run(sources(tmp_path), "--only", "test_toy_autocast.py", "test_none.py", "--json", page)
+    folder = sources(tmp_path)
+    (folder / "test" / "test_plain.py").write_text("def test_plain(): pass")
+    process = run(folder, "--only", "test_toy_autocast.py", "test_plain.py", "test_none.py", "--json", page)
     assert process.returncode == 1, process.stderr
     assert "These sources lack test_none.py." in process.stdout
+    assert "test_plain.py has no test to run here." in process.stdout
     assert "The tests are those of 1.0.0a0" in process.stdout
     values = json.loads(page.read_text())
     found = {

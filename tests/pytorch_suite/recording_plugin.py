@@ -17,6 +17,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,20 @@ def _set_pytorchs_test_flags() -> None:
         common.parse_cmd_line_args()
     finally:
         sys.argv = before
+
+
+@contextmanager
+def _versions_of_a_gpu() -> Iterator[None]:
+    """On the stand-in: while test files are imported, they ask for CUDA's version and cuDNN, to choose their tests."""
+    torch = importlib.import_module("torch")
+    cudnn = torch.backends.cudnn
+    before = torch.version.cuda, cudnn.is_acceptable, cudnn.version
+    if torch.version.cuda is None and torch.cuda.is_available():
+        torch.version.cuda, cudnn.is_acceptable, cudnn.version = "12.6", lambda tensor: True, lambda: 8900
+    try:
+        yield
+    finally:
+        torch.version.cuda, cudnn.is_acceptable, cudnn.version = before
 
 
 class _Regions:
@@ -114,7 +129,7 @@ class _Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self) -> Iterator[None]:
-        with names_from(self._sources) as self._taken:
+        with _versions_of_a_gpu(), names_from(self._sources) as self._taken:
             return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
