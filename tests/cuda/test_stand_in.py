@@ -345,3 +345,4 @@ def test_pytorchs_own_tests_may_set_a_stream_by_its_ids() -> None:
     torch._C._cuda_setDevice(0)
     assert torch.cuda.current_device() == 0
     assert torch.cuda.get_allocator_backend() == "native"
+    assert torch._C._cuda_getCompiledVersion() >= 11000

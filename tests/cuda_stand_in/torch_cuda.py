@@ -201,5 +201,6 @@ def provide() -> None:
     # What PyTorch's own tests call.
     torch._C._cuda_setStream = set_stream_of_ids
     torch._C._cuda_setDevice = torch.accelerator.set_device_index
+    torch._C._cuda_getCompiledVersion = lambda: 12060
     # What releases before 2.13 ask.
     torch._C._cuda_isCurrentStreamCapturing = is_current_stream_capturing
