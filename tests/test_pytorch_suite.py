@@ -50,6 +50,7 @@ class TestA:
     def test_decorated(self): pass
     def test_in_data(self): self.AUTOCAST_TESTS
     def test_other(self): plain()
+    def test_of_a_class_of_tests(self): isinstance(self, TestA)
 def test_function(): opens()
 """
 
@@ -82,6 +83,53 @@ def test_a_file_about_autocast_is_taken_whole(suite: Any, tmp_path: Path) -> Non
 def test_what_pytorch_appends_to_a_name_is_passed_over(suite: Any, name: str, is_chosen: bool) -> None:
     assert suite.recording_plugin.is_chosen(name, ["test_amp"]) == is_chosen
     assert suite.recording_plugin.is_chosen(name, None)
+
+
+# --- names that the installed PyTorch lacks
+
+
+OLD_AMP = """
+GONE = False
+try:
+    import math
+    GONE = math.pi > 3 and autocast is not None
+except ImportError: pass
+USES_GONE = not GONE
+def gone_function(): return autocast
+autocast = "not the installed one"
+"""
+
+
+def test_a_name_that_pytorch_no_longer_has_comes_from_the_sources(suite: Any, tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "test").mkdir()
+    (tmp_path / "torch" / "amp").mkdir(parents=True)
+    (tmp_path / "torch" / "amp" / "__init__.py").write_text(OLD_AMP)
+    test = {"__file__": str(tmp_path / "test" / "test_a.py")}
+    program = "from torch.amp import GONE, USES_GONE, autocast as kept"
+    with suite.names_of_sources.names_from(tmp_path) as taken:
+        exec(program, test)
+        assert (test["GONE"], test["USES_GONE"], test["kept"]) == (True, False, torch.amp.autocast)
+        assert taken == {"torch.amp.GONE", "torch.amp.USES_GONE"}
+        assert not hasattr(torch.amp, "GONE")
+        with pytest.raises(ImportError, match="never"):
+            exec("from torch.amp import never", test)
+        with pytest.raises(ImportError, match="GONE"):  # a file outside of the sources
+            exec(program, {"__file__": __file__})
+    with pytest.raises(ImportError, match="GONE"):
+        exec(program, test)
+
+
+def test_a_function_of_the_sources_has_the_globals_of_the_installed_module(suite: Any, tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "amp.py").write_text(OLD_AMP)
+    test = {"__file__": str(tmp_path / "test_a.py")}
+    with suite.names_of_sources.names_from(tmp_path):
+        exec("from torch.amp import gone_function", test)
+    assert test["gone_function"]() is torch.amp.autocast
 
 
 # --- the record
@@ -245,9 +293,12 @@ def sources(folder: Path) -> Path:
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     page = tmp_path / "results.json"
-    process = run(sources(tmp_path), "--only", "test_toy_autocast.py", "test_none.py", "--json", page)
+    folder = sources(tmp_path)
+    (folder / "test" / "test_plain.py").write_text("def test_plain(): pass")
+    process = run(folder, "--only", "test_toy_autocast.py", "test_plain.py", "test_none.py", "--json", page)
     assert process.returncode == 1, process.stderr
     assert "These sources lack test_none.py." in process.stdout
+    assert "test_plain.py has no test to run here." in process.stdout
     assert "The tests are those of 1.0.0a0" in process.stdout
     values = json.loads(page.read_text())
     found = {

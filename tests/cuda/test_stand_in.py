@@ -331,3 +331,18 @@ def test_grad_scaler() -> None:
     scaler.update()
     assert w.tolist() == [0, 0]
     assert scaler.get_scale() == 2.0
+
+
+def test_pytorchs_own_tests_may_set_a_stream_by_its_ids() -> None:
+    """`CudaNonDefaultStream` of torch.testing._internal does, around each test of test_cuda.py."""
+    before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    ids = {"stream_id": stream.stream_id, "device_index": stream.device_index, "device_type": stream.device_type}
+    torch._C._cuda_setStream(**ids)
+    try:
+        assert torch.cuda.current_stream() == stream
+    finally:
+        torch.cuda.set_stream(before)
+    torch._C._cuda_setDevice(0)
+    assert torch.cuda.current_device() == 0
+    assert torch.cuda.get_allocator_backend() == "native"
+    assert torch._C._cuda_getCompiledVersion() >= 11000

@@ -97,6 +97,10 @@ def set_stream(stream: torch.Stream | None) -> None:
         torch.accelerator.set_device_index(device)
 
 
+def set_stream_of_ids(stream_id: int, device_index: int, device_type: int) -> None:
+    set_stream(Stream(stream_id=stream_id, device_index=device_index, device_type=device_type))
+
+
 def is_current_stream_capturing() -> bool:
     stream = current_stream()
     return stand_in.is_capturing(stream.device_index, stream.stream_id)
@@ -184,6 +188,7 @@ def provide() -> None:
         "manual_seed_all": manual_seed,
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,
+        "get_allocator_backend": lambda: "native",
     }
     for name, function in of_torch_cuda.items():
         for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
@@ -193,5 +198,9 @@ def provide() -> None:
     torch.backends.cuda.is_built = yes
     torch.backends.cudnn.is_acceptable = no  # the original warns
     torch.UntypedStorage.clone = clone_storage
+    # What PyTorch's own tests call.
+    torch._C._cuda_setStream = set_stream_of_ids
+    torch._C._cuda_setDevice = torch.accelerator.set_device_index
+    torch._C._cuda_getCompiledVersion = lambda: 12060
     # What releases before 2.13 ask.
     torch._C._cuda_isCurrentStreamCapturing = is_current_stream_capturing

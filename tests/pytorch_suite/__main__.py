@@ -52,7 +52,9 @@ def main() -> int:
     out = options.out or Path(tempfile.mkdtemp(prefix="torch_promote-pytorch-"))
     out.mkdir(parents=True, exist_ok=True)
     run = Run(tests, out, options.limit, options.cuda_stand_in)
-    found = {file: results for file in files if (results := _both(options, run, file, explained))}
+    found = {file: _both(options, run, file, explained) for file in files}
+    messages += [f"{file} has no test to run here." for file, results in found.items() if not results]
+    found = {file: results for file, results in found.items() if results}
     return _finish(options, release, found, [*messages, f"Logs: {out}"])
 
 

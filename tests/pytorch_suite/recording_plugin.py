@@ -5,6 +5,7 @@ The process gets a plan, a JSON file:
     install   the arguments of torch_promote.install, or null: then torch_promote is not imported
     chosen    the names of the test functions to run, without what PyTorch appends to them; null for all
     done      ids of tests that a former process has run
+    sources   PyTorch's sources, from which files take the names that the installed PyTorch lacks
     record    the file to append to, one JSON object to a line
 
 A line is written as a test starts and as it ends, so the record also says where a process died.
@@ -15,11 +16,13 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from names_of_sources import names_from
 
 _WORST_FIRST = ("failed", "passed", "xfailed", "skipped")
 
@@ -44,6 +47,20 @@ def _set_pytorchs_test_flags() -> None:
         common.parse_cmd_line_args()
     finally:
         sys.argv = before
+
+
+@contextmanager
+def _versions_of_a_gpu() -> Iterator[None]:
+    """On the stand-in: while test files are imported, they ask for CUDA's version and cuDNN, to choose their tests."""
+    torch = importlib.import_module("torch")
+    cudnn = torch.backends.cudnn
+    before = torch.version.cuda, cudnn.is_acceptable, cudnn.version
+    if torch.version.cuda is None and torch.cuda.is_available():
+        torch.version.cuda, cudnn.is_acceptable, cudnn.version = "12.6", lambda tensor: True, lambda: 8900
+    try:
+        yield
+    finally:
+        torch.version.cuda, cudnn.is_acceptable, cudnn.version = before
 
 
 class _Regions:
@@ -103,10 +120,21 @@ class _Recorder:
         self._file = Path(plan["record"]).open("a", encoding="utf-8")  # noqa: SIM115 (open until the process ends)
         self._regions = regions
         self._reports: list[pytest.TestReport] = []
+        self._sources = Path(plan["sources"])
+        self._taken: set[str] = set()
 
     def _write(self, **values: object) -> None:
         self._file.write(json.dumps(values) + "\n")
         self._file.flush()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        with _versions_of_a_gpu(), names_from(self._sources) as self._taken:
+            return (yield)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._taken:
+            terminalreporter.write_line(f"taken from {self._sources}: {', '.join(sorted(self._taken))}")
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         kept = [item for item in items if item.nodeid not in self._done and is_chosen(item.name, self._chosen)]

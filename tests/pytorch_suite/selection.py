@@ -58,9 +58,18 @@ def _first_line(node: ast.AST) -> int:
 
 
 def _used(node: ast.AST, helpers: dict[str, ast.stmt], methods: dict[str, list[_Function]]) -> Iterable[ast.AST]:
-    """Functions and classes of the module that a node names, and methods that it takes from `self`."""
+    """Functions and classes of the module that a node names, and methods that it takes from `self`.
+
+    Not classes of tests: `isinstance(self, TestOther)` says nothing about the tests of that class.
+    """
     for part in ast.walk(node):
-        if isinstance(part, ast.Name) and part.id in helpers:
+        if isinstance(part, ast.Name) and part.id in helpers and not _holds_tests(helpers[part.id]):
             yield helpers[part.id]
         elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in ("self", "cls"):
             yield from methods.get(part.attr, ())
+
+
+def _holds_tests(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ClassDef) and any(
+        isinstance(part, _Function) and part.name.startswith("test") for part in node.body
+    )
