@@ -124,9 +124,9 @@ def _replace(what: str, installation: Installation | None) -> tuple[Installation
         before = in_force()
         if before is not None and installation is not None and installation.acts_as(before):
             installation = before
-        put_in_force(installation)
         if installation is not before:
-            forget_compiled()
+            forget_compiled()  # first: an interrupt here must not leave what was compiled for another installation
+        put_in_force(installation)
     return before, installation
 
 
