@@ -293,8 +293,9 @@ def test_a_change_inside_a_region_of_a_compiled_function() -> None:
             return first.dtype, second.dtype, (x @ x).dtype
 
     x, marked, low = torch.ones(2, 2), torch.float32, torch.bfloat16
+    cases = (({}, (low,) * 3, (low, marked, low)), (MARKED, (marked,) * 3, (marked, marked, low)))
     with leaves_no_trace():
-        for before, eager, compiled in (({}, (low,) * 3, (low, marked, low)), (MARKED, (marked,) * 3, (marked, marked, low))):
+        for before, eager, compiled in cases:
             for call, expected in ((function, eager), (torch.compile(function, backend="eager"), compiled)):
                 tp.install(**before)
                 assert call(x) == expected
