@@ -10,6 +10,8 @@ namespace torch_promote {
 // entries of its set. Other threads do two things with them:
 //
 // - The thread that clears PyTorch's cache frees the memory of the casts of all threads (`free_casts_of_all_threads`).
+//   That is a region of PyTorch's that ends, or one of ours in a thread of the autograd engine: a recomputation of a
+//   checkpoint, for which `install` opens regions of ours.
 // - A thread of the autograd engine borrows a cast from the thread that ran the forward (`borrow_cast`). A checkpoint
 //   recomputes there, and under stock finds the casts of the forward.
 //

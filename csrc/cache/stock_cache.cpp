@@ -156,4 +156,10 @@ void clear_stock_cache() {
   --clearing;
 }
 
+void clear_stock_cache_for_all_threads() {
+  const WithoutGil without_gil;
+  tls_stock_may_have_cast = false;
+  at::autocast::clear_cache();
+}
+
 } // namespace torch_promote

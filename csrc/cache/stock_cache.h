@@ -80,5 +80,7 @@ inline constinit thread_local bool tls_stock_may_have_cast = false;
 
 // At the end of a region of ours, clears PyTorch's cache: other threads keep their casts.
 void clear_stock_cache();
+// The same as PyTorch does it: the casts of all threads end.
+void clear_stock_cache_for_all_threads();
 
 } // namespace torch_promote

@@ -89,7 +89,11 @@ PolicyPtr policy_around(const ThreadState& state) {
 
 void end_caches() {
   end_cast_cache();
-  clear_stock_cache();
+  if (borrows_casts()) { // a checkpoint's recomputation ends. Under stock, it frees the casts of the forward
+    clear_stock_cache_for_all_threads();
+  } else {
+    clear_stock_cache();
+  }
 }
 
 void leave_nesting(const Frame& frame) {

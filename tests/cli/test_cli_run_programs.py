@@ -93,6 +93,43 @@ def test_spawned_processes_are_ours_as_well(folder: Path, capfd: Capture, hashes
         assert (folder / f"rank{rank}").read_text() == f"{expected} <torch_promote.install(cache='all')>"
 
 
+INSTALLS = """
+import multiprocessing, torch, torch_promote as tp
+
+def product(kind):
+    with torch.autocast("cpu"):
+        print(kind, tp.installed(), (torch.ones(2, 2) @ torch.ones(2, 2)).dtype, flush=True)
+
+if __name__ == "__main__":
+    product("run")
+    tp.uninstall()
+    product("uninstall")
+    tp.install(overrides={"matmul": "fp32"})
+    product("install")
+    for kind in ("fork", "spawn", "forkserver"):
+        process = multiprocessing.get_context(kind).Process(target=product, args=(kind,))
+        process.start()
+        process.join()
+"""
+
+
+def test_a_program_that_installs_and_uninstalls_itself(tmp_path: Path, entry_point: Path) -> None:
+    """Forked processes have what it has installed; others begin with what the command says."""
+    (tmp_path / "installs.py").write_text(INSTALLS)
+    done = outcome(tmp_path, entry_point, [*COMMAND, "--override", "matmul=float64", "installs.py"])
+    by_command = "<torch_promote.install(overrides={'matmul': 'float64'})> torch.float64"
+    by_program = "<torch_promote.install(overrides={'matmul': 'fp32'})> torch.float32"
+    assert done[1].splitlines() == [
+        f"run {by_command}",
+        "uninstall None torch.bfloat16",
+        f"install {by_program}",
+        f"fork {by_program}",
+        f"spawn {by_command}",
+        f"forkserver {by_command}",
+    ]
+    assert (done[0], done[2]) == (0, "")
+
+
 @pytest.mark.parametrize(
     "started",
     [

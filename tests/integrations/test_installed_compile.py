@@ -282,6 +282,27 @@ def test_a_change_inside_of_a_compiled_function() -> None:
             assert_same(compiled, changes_inside(*args))
 
 
+def test_a_change_inside_a_region_of_a_compiled_function() -> None:
+    """Dynamo ends the region at the graph break, and opens it again: as what is installed then."""
+
+    def function(x: torch.Tensor) -> Any:
+        with torch.autocast("cpu"):
+            first = x @ x
+            tp.install(**MARKED)
+            second = x @ x
+            tp.uninstall()
+            return first.dtype, second.dtype, (x @ x).dtype
+
+    x, marked, low = torch.ones(2, 2), torch.float32, torch.bfloat16
+    cases = (({}, (low,) * 3, (low, marked, low)), (MARKED, (marked,) * 3, (marked, marked, low)))
+    with leaves_no_trace():
+        for before, eager, compiled in cases:
+            for call, expected in ((function, eager), (torch.compile(function, backend="eager"), compiled)):
+                tp.install(**before)
+                assert call(x) == expected
+                assert tp.installed() is None
+
+
 def test_a_change_waits_for_what_another_thread_compiles() -> None:
     """Otherwise the function would be compiled for one policy in part, and be kept for the other."""
     compiling, order = threading.Event(), []

@@ -144,6 +144,7 @@ def test_state_that_is_set_directly_acts() -> None:
     with torch.autocast("cpu"):
         torch.set_autocast_enabled("cpu", False)
         assert torch.ones(2, 2).matmul(torch.ones(2, 2)).dtype is torch.float32
+        assert torch._C._is_any_autocast_enabled(), "it counts our key"
         torch.set_autocast_enabled("cpu", True)
         torch.set_autocast_dtype("cpu", torch.float16)
         assert torch.ones(2, 2).matmul(torch.ones(2, 2)).dtype is torch.float16

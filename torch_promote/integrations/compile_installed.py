@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +27,10 @@ from torch_promote.integrations.export import refuse_policy
 __all__ = ["refuse_strict_export", "register", "while_changing"]
 
 
+# Whether the thread that holds Dynamo's lock is in `while_changing`.
+_is_changing = False
+
+
 @contextlib.contextmanager
 def while_changing(what: str) -> Iterator[Callable[[], None]]:
     """Keeps Dynamo from compiling while what is installed changes.
@@ -37,21 +42,53 @@ def while_changing(what: str) -> Iterator[Callable[[], None]]:
         A function that makes Dynamo forget what it has compiled.
 
     Raises:
-        RegionError: This thread is compiling: it would compile one function for two policies.
+        RegionError: This thread is compiling: it would compile one function for two policies. Or the process was
+            forked while another thread was compiling: Dynamo would wait for that thread forever.
     """
     dynamo = sys.modules.get(DYNAMO)
     frames: Any = sys.modules.get(f"{DYNAMO}.convert_frame")
     if dynamo is None or frames is None:
         yield lambda: None
         return
-    if frames.compile_lock._is_owned():
+    global _is_changing
+    nested = _is_changing and frames.compile_lock._is_owned()  # in a signal handler
+    if frames.compile_lock._is_owned() and not nested:
         raise RegionError(
             f"{what} was called while torch.compile compiles in this thread, from a backend or a function that it "
             f"calls. Regions in the same function would get different policies. Call {what} before you call the "
             f"compiled function."
         )
+    if _compiler_is_gone:
+        raise RegionError(
+            f"{what} was called in a process that was forked while another thread compiled with torch.compile. "
+            f"PyTorch cannot compile anything here, nor forget what is compiled: it waits for that thread, which this "
+            f"process does not have. Call {what} before the fork, or start the process with the start method 'spawn'."
+        )
     with frames.compile_lock:
-        yield dynamo.reset if frames.input_codes.seen else lambda: None
+        _is_changing = True
+        try:
+            yield dynamo.reset if frames.input_codes.seen else lambda: None
+        finally:
+            _is_changing = nested
+
+
+# Whether another thread was compiling as this process was forked. A fork copies one thread, so nobody releases Dynamo's
+# lock here.
+_compiler_is_gone = False
+
+
+def _look_for_compiler() -> None:
+    global _compiler_is_gone
+    frames: Any = sys.modules.get(f"{DYNAMO}.convert_frame")
+    if frames is not None:
+        if frames.compile_lock.acquire(blocking=False):
+            frames.compile_lock.release()
+        else:
+            _compiler_is_gone = True
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_look_for_compiler)
 
 
 def refuse_strict_export() -> None:

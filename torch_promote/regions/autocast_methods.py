@@ -144,6 +144,8 @@ def _enter(self: Any) -> Any:
         if isinstance(error, RuntimeError) and installation.renew():
             return _enter(self)
         raise
+    if _installation is None:  # another thread has uninstalled meanwhile, and may not have seen this region
+        _keep_exit()
     return self
 
 
@@ -281,6 +283,18 @@ def _restore() -> None:
             _enter_method.restore()
             if not _opened_by_graphs and not any(held.objects for held in _of_all_threads()):
                 _exit_method.restore()
+        if _installation is not None:  # of a signal handler that ran meanwhile
+            _place()
+
+
+def _place() -> None:
+    _exit_method.place()
+    _enter_method.place()
+
+
+def _keep_exit() -> None:
+    with lock:
+        _exit_method.place()
 
 
 def in_force() -> Any:
@@ -295,8 +309,7 @@ def put_in_force(installation: InForce | None) -> None:
     if installation is None:
         _restore()
     else:
-        _exit_method.place()
-        _enter_method.place()
+        _place()
 
 
 def _forget_other_threads() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -124,9 +124,9 @@ def _replace(what: str, installation: Installation | None) -> tuple[Installation
         before = in_force()
         if before is not None and installation is not None and installation.acts_as(before):
             installation = before
-        put_in_force(installation)
         if installation is not before:
-            forget_compiled()
+            forget_compiled()  # first: an interrupt here must not leave what was compiled for another installation
+        put_in_force(installation)
     return before, installation
 
 
@@ -199,11 +199,29 @@ def installed() -> Installation | None:
     return in_force()  # type: ignore[no-any-return]
 
 
+class _InstalledFor(contextlib.ContextDecorator):
+    """What `installed_as` returns. Not a generator: the Dynamo of PyTorch 2.15 fails where it resumes at one."""
+
+    def __init__(self, installation: Installation) -> None:
+        self._installation = installation
+        self._before: list[Installation | None] = []
+
+    @_not_in_graphs
+    def __enter__(self) -> Installation:
+        before, now = _replace("installed_as()", self._installation)
+        assert now is not None
+        self._before.append(before)
+        return now
+
+    @_not_in_graphs
+    def __exit__(self, *error: object) -> None:
+        _replace("installed_as()", self._before.pop())
+
+
 @_not_in_graphs
-@contextlib.contextmanager
 def installed_as(
     *, policy: _PolicyArgument = None, overrides: Mapping[Any, Any] | None = None, cache: str | None = None
-) -> Iterator[Installation]:
+) -> _InstalledFor:
     """`install` for the length of a block, after which holds what held before; for tests.
 
     It is for the whole process, as `install` is, so blocks of several threads must not overlap.
@@ -213,8 +231,11 @@ def installed_as(
         overrides: As for `install`.
         cache: As for `install`.
 
-    Yields:
-        What is in force in the block.
+    Returns:
+        A context manager, which gives what is in force in the block. It is a decorator, too.
+
+    Raises:
+        OptionError, PolicyError: As for `install`.
 
     Example:
         >>> with installed_as(policy="off") as installation:
@@ -223,9 +244,4 @@ def installed_as(
         >>> installed() is None
         True
     """
-    before, now = _replace("installed_as()", Installation(policy, overrides, cache))
-    assert now is not None
-    try:
-        yield now
-    finally:
-        _replace("installed_as()", before)
+    return _InstalledFor(Installation(policy, overrides, cache))

@@ -1,0 +1,228 @@
+"""install and uninstall at the wrong moment: from a signal handler, while threads open regions, after a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.installed import ENTER, EXIT, OURS, STOCKS
+from helpers.probes import leaves_no_trace, mm_dtype
+from helpers.subprocesses import environment
+from torch_promote import _C
+from torch_promote.regions import autocast_methods, installation
+
+pytestmark = pytest.mark.usefixtures("nothing_installed")
+
+MARKED: dict[str, Any] = {"overrides": {"mm": "fp32"}}
+
+
+def region_is() -> torch.dtype:
+    with torch.autocast("cpu"):
+        return mm_dtype()
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert (torch.autocast.__enter__, torch.autocast.__exit__) == (ENTER, EXIT)
+    assert (_C.depth(), len(autocast_methods._thread.objects)) == (0, 0)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_uninstalled_by_another_thread_while_a_region_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That thread does not see the region yet, whose end must be ours all the same."""
+    spec_of = installation.Installation.spec_of
+
+    def slow(self: Any, region: Any) -> Any:
+        thread = threading.Thread(target=tp.uninstall)
+        thread.start()
+        thread.join(60)
+        return spec_of(self, region)
+
+    monkeypatch.setattr(installation.Installation, "spec_of", slow)
+    tp.install(**MARKED)
+    with leaves_no_trace():
+        region = torch.autocast("cpu")
+        region.__enter__()
+        assert mm_dtype() is OURS
+        region.__exit__(None, None, None)
+
+
+def open_regions() -> None:
+    with torch.autocast("cpu", torch.float16), torch.autocast("cpu", enabled=False):
+        pass
+    region = torch.autocast("cpu")
+    region.__enter__()
+    region.__exit__(None, None, None)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers")
+def test_installed_and_uninstalled_by_a_signal_handler() -> None:
+    changes: list[Callable[[], Any]] = []
+
+    def change(number: int, frame: Any) -> None:
+        changes.append(tp.uninstall if len(changes) % 2 else tp.install)
+        changes[-1]()
+
+    before = signal.signal(signal.SIGALRM, change)
+    try:
+        with leaves_no_trace():
+            signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+            end = time.monotonic() + 1.5
+            while time.monotonic() < end:
+                open_regions()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(changes) > 10
+    tp.uninstall()
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_installed_within_an_uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler can: between the restored __enter__ and the restored __exit__."""
+    tp.install(**MARKED)
+    restore = autocast_methods._enter_method.restore
+
+    def interrupted() -> None:
+        restore()
+        monkeypatch.undo()
+        tp.install(**MARKED)
+
+    monkeypatch.setattr(autocast_methods._enter_method, "restore", interrupted)
+    tp.uninstall()
+    with leaves_no_trace():
+        assert region_is() is OURS
+        open_regions()
+    tp.uninstall()
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_changed_while_threads_open_regions() -> None:
+    over, wrong = threading.Event(), []
+
+    def work() -> None:
+        while not over.is_set():
+            with torch.autocast("cpu", torch.float16):
+                if mm_dtype() not in (torch.float16, OURS):
+                    wrong.append("inside")
+            open_regions()
+            if mm_dtype() is not torch.float32 or _C.depth() or torch.is_autocast_enabled("cpu"):
+                wrong.append("outside")
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            tp.install(**MARKED)
+            tp.uninstall()
+        over.set()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_uninstalled_while_tasks_and_generators_hold_regions() -> None:
+    def steps() -> Iterator[torch.dtype]:
+        with torch.autocast("cpu"):
+            yield mm_dtype()
+            yield mm_dtype()
+
+    async def hold(go_on: asyncio.Event) -> torch.dtype:
+        with torch.autocast("cpu"):
+            await go_on.wait()
+            return mm_dtype()
+
+    async def run() -> list[torch.dtype]:
+        go_on = asyncio.Event()
+        tasks = [asyncio.create_task(hold(go_on)) for _ in range(2)]
+        await asyncio.sleep(0)
+        tp.uninstall()
+        assert mm_dtype() is torch.float32
+        tasks.append(asyncio.create_task(hold(go_on)))
+        await asyncio.sleep(0)
+        go_on.set()
+        return [await task for task in tasks]
+
+    tp.install(**MARKED)
+    assert asyncio.run(run()) == [OURS, OURS, STOCKS]
+    tp.install(**MARKED)
+    generator = steps()
+    assert next(generator) is OURS
+    tp.uninstall()
+    assert next(generator) is OURS
+    generator.close()
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_installed_as_is_used_again_nested_and_as_a_decorator() -> None:
+    off = tp.installed_as(policy="off")
+    for _ in range(2):
+        with off as outer, off as inner:
+            assert tp.installed() is outer is inner
+        assert tp.installed() is None
+    assert tp.installed_as(**MARKED)(region_is)() is OURS
+    assert tp.installed() is None
+
+
+FORKED_WHILE_COMPILING = """
+import os, signal, threading, torch, torch_promote as tp
+started, over = threading.Event(), threading.Event()
+def backend(module, example):
+    started.set()
+    over.wait(60)
+    return module.forward
+def function(x):
+    with torch.autocast("cpu"):
+        return x @ x
+tp.install()
+thread = threading.Thread(target=lambda: torch.compile(function, backend=backend)(torch.ones(2, 2)))
+thread.start()
+started.wait(60)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    for change in (tp.uninstall, tp.install):
+        try:
+            change(**({"policy": "off"} if change is tp.install else {}))
+        except tp.RegionError as error:
+            print(error, tp.installed(), function(torch.ones(2, 2)).dtype, flush=True)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+over.set()
+thread.join()
+tp.uninstall()
+print(tp.installed())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_change_in_a_process_that_was_forked_while_a_thread_compiled() -> None:
+    """PyTorch waits there for ever wherever it compiles."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKED_WHILE_COMPILING]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    uninstall, install, *rest = done.stdout.splitlines()
+    for name, line in (("uninstall", uninstall), ("install", install)):
+        assert line.startswith(f"{name}() was called in a process that was forked while another thread compiled with")
+        assert line.endswith("start method 'spawn'. <torch_promote.install()> torch.bfloat16")
+    assert rest == ["0", "None"], done.stderr
