@@ -131,6 +131,27 @@ def test_checkpoint_of_a_forward_in_stock(around: str, use_reentrant: bool) -> N
     assert seen == [(True, torch.bfloat16 if around == "stock" else torch.float32)] * 2
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("installed", [{"policy": "off"}, {"overrides": {"linear": "fp32"}}, {"cache": "all"}])
+@pytest.mark.parametrize("region", ["my_autocast", "my_autocast with overrides", "stock"])
+def test_checkpoint_of_a_forward_in_another_region(region: str, installed: dict[str, Any], use_reentrant: bool) -> None:
+    """Recomputed under the policy of that forward, not under the one that is installed."""
+    overrides = {"tanh": "fp32"} if region.endswith("overrides") else None
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    x = torch.randn(4, 8, requires_grad=True)
+    results = []
+    for context in (contextlib.nullcontext(), tp.installed_as(**installed)):
+        model.zero_grad()
+        x.grad = None
+        with context:
+            with tp.stock_autocast("cpu") if region == "stock" else tp.my_autocast("cpu", overrides=overrides):
+                y = checkpoint(model, x, use_reentrant=use_reentrant)
+            y.float().square().sum().backward()
+        assert y.dtype is torch.bfloat16
+        results.append((y, grads(model, x)))
+    assert_same(results[1], results[0])
+
+
 def test_checkpoint_sequential_under_a_policy() -> None:
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     x = torch.randn(4, 8, requires_grad=True)

@@ -15,8 +15,8 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.utils.checkpoint
@@ -26,7 +26,7 @@ from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import RegionError
 from torch_promote.native.region_spec import RegionSpec
 
-__all__ = ["checkpoint_contexts", "install", "is_for_stocks_forward"]
+__all__ = ["checkpoint_contexts", "install", "stays_stocks"]
 
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
 
@@ -84,41 +84,44 @@ def _reopened(captured: _Captured) -> Any:
     """Puts a captured policy and cache mode in force, unless there is nothing to do."""
     now = _capture()
     both_stocks = now.stock and captured.stock and now.cache_mode == captured.cache_mode
-    # Then PyTorch's own mirroring is enough. A policy that is in force already is entered again all the same: a
-    # promotion rule acts only in backwards in which its region was entered.
-    if both_stocks or (now == captured and now.stock):
-        yield
-        return
-    number = _C.register_change([], True) if captured is _BEFORE_INSTALL else captured.number
-    with _PolicyRegion(number, captured.cache_mode), contextlib.ExitStack() as stack:
-        if not captured.active:
-            stack.enter_context(torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)))
-            stack.enter_context(_stocks_regions())
-        yield
+    is_enough = both_stocks or (now == captured and now.stock)
+    before, _thread.mirrors = _thread.mirrors, "unless plain" if is_enough or captured.active else "always"
+    try:
+        # Then PyTorch's own mirroring is enough. A policy that is in force already is entered again all the same: a
+        # promotion rule acts only in backwards in which its region was entered.
+        if is_enough:
+            yield
+            return
+        number = _C.register_change([], True) if captured is _BEFORE_INSTALL else captured.number
+        with _PolicyRegion(number, captured.cache_mode), contextlib.ExitStack() as stack:
+            if not captured.active:
+                stack.enter_context(torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)))
+            yield
+    finally:
+        _thread.mirrors = before
 
 
 class _Thread(threading.local):
-    runs_stocks_forward = False
+    #: When a region that checkpoint opens to mirror the forward stays PyTorch's; "" if nothing runs again.
+    mirrors: Literal["", "unless plain", "always"] = ""
 
 
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def _stocks_regions() -> Iterator[None]:
-    before, _thread.runs_stocks_forward = _thread.runs_stocks_forward, True
-    try:
-        yield
-    finally:
-        _thread.runs_stocks_forward = before
+def stays_stocks(plain: bool) -> bool:
+    """Whether a region that is being entered stays PyTorch's, whatever `torch_promote.install` says.
 
+    So do those that checkpoint opens to mirror the forward, if that ran in PyTorch's own region, or if a region of ours
+    would change the policy of the forward, or its cache mode. To be called by what PyTorch calls.
 
-def is_for_stocks_forward() -> bool:
-    """Whether the region that is being entered is one that checkpoint opens to run again what ran in PyTorch's own.
-
-    It is then PyTorch's, too, whatever `torch_promote.install` says. To be called by what PyTorch calls.
+    Args:
+        plain: Whether the region, if it were ours, would have the policy and the cache mode around it.
     """
-    return _thread.runs_stocks_forward and sys._getframe(2).f_code.co_filename == torch.utils.checkpoint.__file__
+    mirrors = _thread.mirrors
+    if not mirrors or (plain and mirrors == "unless plain"):
+        return False
+    return sys._getframe(2).f_code.co_filename == torch.utils.checkpoint.__file__
 
 
 class _Reopened:

@@ -23,7 +23,7 @@ import torch
 from torch_promote import _C
 from torch_promote.integrations import compile_installed
 from torch_promote.integrations.asyncio_tasks import guard_tasks
-from torch_promote.integrations.checkpoint import is_for_stocks_forward
+from torch_promote.integrations.checkpoint import stays_stocks
 from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.compile import graph_enter, graph_exit
 from torch_promote.integrations.export import record_enter, record_exit
@@ -46,6 +46,10 @@ class InForce(Protocol):
 
     def renew(self) -> bool:
         """Registers the policy again if the extension has dropped it, and returns whether it had."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether regions have the policy and the cache mode of what is around them."""
 
 
 class stock_autocast(_Autocast):  # noqa: N801 (named as the class that it is)
@@ -121,7 +125,7 @@ def _enter(self: Any) -> Any:
         _restore()
         return _enter_method.pass_on(self)
     packed = installation.spec_of(self)
-    if packed is None or is_for_stocks_forward():
+    if packed is None or stays_stocks(installation.is_plain):
         return _enter_method.pass_on(self)
     device_type = self.device
     # Nobody here reads these three, but they are attributes of PyTorch's objects.

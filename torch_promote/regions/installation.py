@@ -91,6 +91,11 @@ class Installation:
         finally:
             _C.exit_region(owner)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether regions have the policy and the cache mode of what is around them."""
+        return self._change == 0 and self.cache is None
+
     def acts_as(self, other: Installation) -> bool:
         """Whether regions run alike under both."""
         return (self._change, self.cache) == (other._change, other.cache)
