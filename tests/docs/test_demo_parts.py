@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import torch_promote as tp
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import gpt.model
@@ -33,7 +35,7 @@ def test_a_step_that_differs_is_found_where_it_is() -> None:
     calls = iter(range(1, 100))
 
     def turns_at_3() -> Any:
-        return nullcontext() if next(calls) < 3 else torch.autocast("cpu")
+        return nullcontext() if next(calls) < 3 else tp.stock_autocast("cpu")
 
     runs = start_runs({"plain": nullcontext, "turns": turns_at_3}, TINY, device="cpu", seed=0, scale_loss=False)
     batches = Batches(stdlib_corpus(1000), 2, TINY.context, 0, "cpu")

@@ -124,6 +124,7 @@ class Whole(nn.Module):
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("policy", ["fp32", "off"])
+@pytest.mark.usefixtures("nothing_installed")  # which an exported program's regions become
 def test_exported(policy: Any, strict: bool, fresh_dynamo: None) -> None:
     model = Whole(policy)
     if policy == "off":
