@@ -70,6 +70,8 @@ CHANGED = {"off": OTHER, "override": OTHER}
         ({"off": OTHER}, {}, False, "override: it changed no bit"),
         (CHANGED, {"autocast": False}, False, "off: result.pt.weight: 1 of 3"),
         ({"stock": "exit status 1"}, {}, False, "stock: exit status 1"),
+        ({"off": "not run", "override": OTHER}, {"off": False}, True, None),
+        ({"off": "not run"}, {"off": False}, False, "off: it changed no bit"),
         ({"off": "not run", "override": "not run"}, {"checks": True}, True, None),
         ({"stock": "exit status 1"}, {"checks": True}, False, "stock: exit status 1"),
         (CHANGED, {"results": ("*.safetensors",)}, False, "the runs saved no file that matches *.safetensors"),
@@ -93,6 +95,20 @@ def test_a_failed_run_is_named_and_the_rest_runs(runs: ModuleType, programs: Mod
     verdict = checked(runs, programs, tmp_path, {**CHANGED, "command": "exit status 3", "off": "stopped"})
     assert not verdict.passed
     assert verdict.problems == ["command: exit status 3", "off: stopped"]
+
+
+def test_a_stopped_run_does_not_stop_the_next(runs: ModuleType, programs: ModuleType, tmp_path: Path) -> None:
+    environment = importlib.import_module("environments").Environment(tmp_path / "environment", "1.0")
+    environment.commands.mkdir(parents=True)
+    (environment.commands / "python").symlink_to(sys.executable)
+    lock = environment.folder / "torch_extensions" / "op" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    (tmp_path / "train.py").write_text("import time; time.sleep(60)", encoding="utf-8")
+    program = programs.Program("framework", "program", tmp_path, ("train.py",), timeout=0.5)
+    problem = runs._run(program, environment, tmp_path / "out" / "stock", (), {})
+    assert problem.startswith("stock: stopped after ")
+    assert not lock.exists()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +154,9 @@ def test_the_lists_of_programs_are_right(programs: ModuleType) -> None:
         assert all("==" in pin for pin in pins), folder
         for program in programs.programs_of(folder):
             script = program.program[0]
-            assert script == "-m" or "{environment}" in script or (folder / script).is_file(), program
+            assert script == "-m" or (folder / script).is_file(), program
+            paths = [part.replace("{folder}", str(folder)) for part in program.program if "{folder}" in part]
+            assert all(Path(path).is_file() for path in paths), program
 
 
 def test_which_programs_a_command_names(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

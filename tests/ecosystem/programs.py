@@ -7,13 +7,15 @@
     override = "linear=fp32"
     autocast = true
 
-program: The script, or `-m` and a module, and the arguments. A script is a file of the framework's folder, or a path
-    in which `{environment}` stands for the folder of the virtual environment.
+program: The script, or `-m` and a module, and the arguments. A script is a file of the framework's folder. In an
+    argument, `{folder}` stands for that folder.
 launcher: What starts the program. Default: Python. A launcher has to accept `-m MODULE` in place of a script.
 results: The files that are compared, as patterns relative to the working directory, which is empty at the start.
     Default: `*.pt`.
 override: An override, OP=POLICY, that must change the results. Default: `linear=fp32`.
 autocast: Whether the program opens regions. If not, no policy may change the results. Default: true.
+off: Whether the program runs under the policy `off`. A program that casts to the autocast dtype by itself may not, as
+    nothing else casts then; its override alone proves that the regions are ours. Default: true.
 checks: Whether the program makes its own checks and ends with an error if one fails. It then runs once, with nothing
     installed. Default: false.
 timeout: The seconds that each run may take. Default: 900.
@@ -50,6 +52,7 @@ class Program:
     results: tuple[str, ...] = ("*.pt",)
     override: str = "linear=fp32"
     autocast: bool = True
+    off: bool = True
     checks: bool = False
     timeout: float = 900
 

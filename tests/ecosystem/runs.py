@@ -90,6 +90,8 @@ def check(program: Program, environment: Environment, out: Path) -> Verdict:
     }
     if program.checks:
         runs = {"stock": runs["stock"]}
+    elif not program.off:
+        del runs["off"]
     for name, (under, variables) in runs.items():
         problem = _run(program, environment, folder / name, under, variables)
         if problem is not None:
@@ -106,8 +108,9 @@ def _compare(verdict: Verdict, folder: Path) -> None:
     program = verdict.program
     differences = {
         name: difference(folder / name / "work", folder / "stock" / "work", program.results)
-        for name in ("variable", "command", "off", "override")
+        for name in ("variable", "command", *(("off",) if program.off else ()), "override")
     }
+    differences.setdefault("off", differences["override"])
     verdict.same_bits = True
     for name in ("variable", "command"):
         if differences[name] is not None:
@@ -126,7 +129,7 @@ def _run(
     """Runs a program once. Returns why it failed, or None."""
     work = folder / "work"
     work.mkdir(parents=True)
-    command = [*program.launcher, *under, *_arguments(program, environment)]
+    command = [*program.launcher, *under, *_arguments(program)]
     command[0] = str(environment.commands / command[0])
     log = folder / "log"
     with log.open("w", encoding="utf-8") as output:
@@ -142,6 +145,8 @@ def _run(
         try:
             status = process.wait(program.timeout)
         except subprocess.TimeoutExpired:
+            for lock in environment.folder.glob("torch_extensions/*/lock"):
+                lock.unlink(missing_ok=True)  # of a compilation that ends here; the next run would wait for it
             return f"{folder.name}: stopped after {program.timeout:.0f} s; see {log}"
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -153,8 +158,8 @@ def _run(
     return f"{folder.name}: exit status {status}: {lines[-1] if lines else 'no output'}; see {log}"
 
 
-def _arguments(program: Program, environment: Environment) -> list[str]:
-    script, *rest = (part.replace("{environment}", str(environment.folder)) for part in program.program)
+def _arguments(program: Program) -> list[str]:
+    script, *rest = (part.replace("{folder}", str(program.folder)) for part in program.program)
     return [script if script == "-m" else str(program.folder / script), *rest]
 
 

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from timm import utils
 from timm.data import create_dataset, create_loader, resolve_data_config
+from timm.layers import set_fast_norm
 from timm.models import create_model
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
@@ -29,6 +30,7 @@ parser.add_argument("--device", default="cpu")
 parser.add_argument("--batch-size", type=int, default=8)
 parser.add_argument("--grad-accum-steps", type=int, default=1)
 parser.add_argument("--grad-checkpointing", action="store_true")
+parser.add_argument("--fast-norm", action="store_true")
 parser.add_argument("--torchcompile", action="store_true")
 parser.add_argument("--steps", type=int, default=20)
 args = parser.parse_args()
@@ -47,6 +49,8 @@ for index in range(count):
     pixels = numpy.random.default_rng(index).integers(0, 256, (args.img_size, args.img_size, 3), dtype=numpy.uint8)
     Image.fromarray(pixels).save(folder / f"{index}.png")
 
+if args.fast_norm:
+    set_fast_norm()
 size = {"img_size": args.img_size} if "vit" in args.model else {}
 model = create_model(args.model, num_classes=4, drop_path_rate=0.1, **size, **args.model_kwargs)
 model.set_grad_checkpointing(args.grad_checkpointing)
