@@ -112,6 +112,65 @@ def test_a_stopped_run_does_not_stop_the_next(runs: ModuleType, programs: Module
 
 
 @pytest.mark.parametrize(
+    ("before", "problem"),
+    [
+        ("open('data', 'w').write('1')", None),
+        ("print('no disk'); raise SystemExit(3)", "stock: before.py: exit status 3; see "),
+    ],
+)
+def test_a_script_may_run_before_a_program(
+    runs: ModuleType, programs: ModuleType, tmp_path: Path, before: str, problem: str | None
+) -> None:
+    environment = importlib.import_module("environments").Environment(tmp_path / "environment", "1.0")
+    environment.commands.mkdir(parents=True)
+    (environment.commands / "python").symlink_to(sys.executable)
+    (tmp_path / "before.py").write_text(before, encoding="utf-8")
+    (tmp_path / "train.py").write_text("open('result', 'w').write(open('data').read())", encoding="utf-8")
+    program = programs.Program("framework", "program", tmp_path, ("train.py",), before="before.py")
+    found = runs._run(program, environment, tmp_path / "out" / "stock", (), {})
+    if problem is None:
+        assert found is None
+        assert (tmp_path / "out" / "stock" / "work" / "result").read_text(encoding="utf-8") == "1"
+    else:
+        assert found.startswith(problem)
+        assert (tmp_path / "out" / "stock" / "log").read_text(encoding="utf-8") == "no disk\n"
+
+
+def test_a_script_that_the_user_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, programs: ModuleType, tmp_path: Path
+) -> None:
+    folder = framework_in(tmp_path / "framework", '[one]\nprogram = ["$SCRIPT_OF_ONE", "--fast"]\n')
+    (program,) = programs.programs_of(folder)
+    arguments = ["test-ecosystem", "--folder", str(tmp_path), "--out", str(tmp_path / "out")]
+
+    def command(*more: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [*arguments, *more])
+        return runpy.run_path(str(FOLDER / "__main__.py"))["main"](), *capsys.readouterr()
+
+    monkeypatch.delenv("SCRIPT_OF_ONE", raising=False)
+    assert program.missing
+    status, out, error = command()
+    assert (status, error) == (2, "framework/one: not run (0 s)\n")
+    assert out.splitlines()[-2:] == [
+        "framework/one: not run: say where its script is: SCRIPT_OF_ONE=PATH",
+        f"0 of 1 programs passed, 1 not run; logs are in {tmp_path / 'out'}",
+    ]
+    (entry,) = json.loads(command("--json")[1])
+    assert (entry["passed"], entry["not_run"]) == (False, "say where its script is: SCRIPT_OF_ONE=PATH")
+
+    script = tmp_path / "checkout" / "train.py"
+    monkeypatch.setenv("SCRIPT_OF_ONE", str(script))
+    status, _, error = command()
+    assert status == 2
+    assert error.startswith(f"test-ecosystem: error: SCRIPT_OF_ONE names {script}, which is not a file. ")
+
+    script.parent.mkdir()
+    script.touch()
+    assert not program.missing
+    assert importlib.import_module("runs")._arguments(program) == [str(script), "--fast"]
+
+
+@pytest.mark.parametrize(
     ("ours", "stock", "expected"),
     [
         ({"a": torch.tensor([float("nan")])}, {"a": torch.tensor([float("nan")])}, None),
@@ -129,6 +188,10 @@ def test_values_are_compared_bit_for_bit(tmp_path: Path, ours: Any, stock: Any, 
         torch.save(value, tmp_path / name / "a.pt")
         (tmp_path / name / "same.csv").write_text("1,2\n", encoding="utf-8")
     assert comparing.difference(tmp_path / "ours", tmp_path / "stock", ["*"]) == expected
+    for name in ("ours", "stock"):
+        (tmp_path / name / "a.pt").rename(tmp_path / name / "a.pth.tar")
+    renamed = None if expected is None else expected.replace("a.pt", "a.pth.tar")
+    assert comparing.difference(tmp_path / "ours", tmp_path / "stock", ["*.tar"]) == renamed
     assert comparing.difference(tmp_path / "ours", tmp_path / "stock", ["*.csv"]) is None
     (tmp_path / "ours" / "more.csv").touch()
     assert "saved other files" in comparing.difference(tmp_path / "ours", tmp_path / "stock", ["*.csv"])
@@ -154,7 +217,8 @@ def test_the_lists_of_programs_are_right(programs: ModuleType) -> None:
         assert all("==" in pin for pin in pins), folder
         for program in programs.programs_of(folder):
             script = program.program[0]
-            assert script == "-m" or (folder / script).is_file(), program
+            assert script == "-m" or program.variable is not None or (folder / script).is_file(), program
+            assert program.before is None or (folder / program.before).is_file(), program
             paths = [part.replace("{folder}", str(folder)) for part in program.program if "{folder}" in part]
             assert all(Path(path).is_file() for path in paths), program
 

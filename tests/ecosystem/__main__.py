@@ -5,7 +5,7 @@ the keys), and the programs are written as users of the framework write them. Ea
 of its own in .venv-ecosystem/ (environments.py). Each program runs five times (runs.py) and saves its losses and
 weights, which are compared bit for bit. Needs the package index for the environments; programs run without a network.
 
-Exit status: 0 every program passed; 1 a program failed; 2 something is missing.
+Exit status: 0 every program that ran passed; 1 a program failed; 2 something is missing, or none ran.
 """
 
 from __future__ import annotations
@@ -33,28 +33,32 @@ def main() -> int:
         if options.list:
             print("\n".join(f"{program.framework}/{program.name}" for program in chosen))
             return 0
-        environments = _environments(chosen)
+        found = [program for program in chosen if not program.missing and program.script()]
+        environments = _environments(found)
     except (ProgramsError, BrokenEnvironmentError) as error:
         print(f"test-ecosystem: error: {error}", file=sys.stderr)
         return 2
 
     def one(program: Program) -> Verdict:
-        verdict = check(program, environments[program.framework], options.out)
-        status = "passed" if verdict.passed else "FAILED"
+        if program.missing:
+            verdict = Verdict(program, "-", not_run=f"say where its script is: {program.variable}=PATH")
+        else:
+            verdict = check(program, environments[program.framework], options.out)
+        status = "passed" if verdict.passed else "FAILED" if verdict.failed else "not run"
         print(f"{program.framework}/{program.name}: {status} ({verdict.seconds:.0f} s)", file=sys.stderr, flush=True)
         return verdict
 
     with ThreadPoolExecutor(options.jobs) as pool:
         verdicts = list(pool.map(one, chosen))
     print(plain(verdicts) if options.json else draw(verdicts, options.out), end="")
-    return int(not all(verdict.passed for verdict in verdicts))
+    return 1 if any(verdict.failed for verdict in verdicts) else 0 if found else 2
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make test-ecosystem",
         description="Runs programs of training frameworks under stock autocast and under torch_promote.",
-        epilog="Exit status: 0 every program passed; 1 a program failed; 2 something is missing.",
+        epilog="Exit status: 0 every program that ran passed; 1 a program failed; 2 something is missing, or none ran.",
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="a framework, or FRAMEWORK/PROGRAM; patterns work; default: all"

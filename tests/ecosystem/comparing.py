@@ -15,7 +15,7 @@ __all__ = ["difference"]
 def difference(ours: Path, stock: Path, patterns: Sequence[str]) -> str | None:
     """Returns the first difference between the files of two runs; None if all files have the same bits.
 
-    A `.pt` file is compared value by value, another file byte by byte.
+    A `.pt` or `.pth.tar` file is compared value by value, another file byte by byte.
 
     Args:
         ours: The working directory of one run.
@@ -29,8 +29,8 @@ def difference(ours: Path, stock: Path, patterns: Sequence[str]) -> str | None:
     if not found:
         return f"the runs saved no file that matches {', '.join(patterns)}"
     for name in sorted(found):
-        if name.endswith(".pt"):
-            # Written by a program of this folder, so loading may run code of it.
+        if name.endswith((".pt", ".pth.tar")):
+            # Written by a program that has just run here, so loading may run code of it.
             one, other = (torch.load(folder / name, weights_only=False, map_location="cpu") for folder in (ours, stock))
             different = _of_values(one, other, name)
         else:

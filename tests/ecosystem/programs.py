@@ -8,7 +8,10 @@
     autocast = true
 
 program: The script, or `-m` and a module, and the arguments. A script is a file of the framework's folder. In an
-    argument, `{folder}` stands for that folder.
+    argument, `{folder}` stands for that folder. `$VARIABLE` in place of the script is the file that this environment
+    variable names: a script that the framework's packages lack. If it is not set, the program is listed as not run,
+    which does not count as passed.
+before: A script of the framework's folder that runs before each run, in the same working directory. Default: none.
 launcher: What starts the program. Default: Python. A launcher has to accept `-m MODULE` in place of a script.
 results: The files that are compared, as patterns relative to the working directory, which is empty at the start.
     Default: `*.pt`.
@@ -23,6 +26,7 @@ timeout: The seconds that each run may take. Default: 900.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -48,6 +52,7 @@ class Program:
     name: str
     folder: Path
     program: tuple[str, ...]
+    before: str | None = None
     launcher: tuple[str, ...] = ("python",)
     results: tuple[str, ...] = ("*.pt",)
     override: str = "linear=fp32"
@@ -55,6 +60,33 @@ class Program:
     off: bool = True
     checks: bool = False
     timeout: float = 900
+
+    @property
+    def variable(self) -> str | None:
+        """The environment variable that names its script, if one does."""
+        script = self.program[0]
+        return script[1:] if script.startswith("$") else None
+
+    @property
+    def missing(self) -> bool:
+        """Whether nobody has said where its script is."""
+        return self.variable is not None and not os.environ.get(self.variable)
+
+    def script(self) -> str:
+        """Returns the path of its script, or `-m`.
+
+        Raises:
+            ProgramsError: The environment variable that names it names no file.
+        """
+        if self.variable is None:
+            return self.program[0] if self.program[0] == "-m" else str(self.folder / self.program[0])
+        path = Path(os.environ.get(self.variable, "")).expanduser().resolve()
+        if not path.is_file():
+            raise ProgramsError(
+                f"{self.variable} names {path}, which is not a file. "
+                f"Set it to the script of {self.framework}/{self.name}, or unset it"
+            )
+        return str(path)
 
 
 _KEYS = {field.name for field in fields(Program)} - {"framework", "name", "folder"}

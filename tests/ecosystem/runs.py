@@ -51,6 +51,7 @@ class Verdict:
         key_ran: Whether the policy "off" changed the bits; for a program without regions, whether it did not.
         override_acts: Whether the override changed the bits; for a program without regions, whether it did not.
         problems: What is wrong, in sentences.
+        not_run: Why the program did not run, if it did not.
         seconds: How long the runs took.
     """
 
@@ -60,13 +61,19 @@ class Verdict:
     key_ran: bool | None = None
     override_acts: bool | None = None
     problems: list[str] = field(default_factory=list)
+    not_run: str | None = None
     seconds: float = 0.0
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the program ran and nothing is wrong."""
         compared = self.same_bits and self.key_ran and self.override_acts
-        return bool(self.program.checks or compared) and not self.problems
+        return bool(self.program.checks or compared) and not self.problems and self.not_run is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the program ran and something is wrong."""
+        return self.not_run is None and not self.passed
 
 
 def check(program: Program, environment: Environment, out: Path) -> Verdict:
@@ -129,14 +136,21 @@ def _run(
     """Runs a program once. Returns why it failed, or None."""
     work = folder / "work"
     work.mkdir(parents=True)
+    log = folder / "log"
+    shared = _variables(environment, folder.parent)
+    if program.before is not None:
+        before = [str(environment.commands / "python"), str(program.folder / program.before)]
+        done = subprocess.run(before, cwd=work, env=shared, capture_output=True, text=True)
+        if done.returncode != 0:
+            log.write_text(done.stdout + done.stderr, encoding="utf-8")
+            return f"{folder.name}: {program.before}: exit status {done.returncode}; see {log}"
     command = [*program.launcher, *under, *_arguments(program)]
     command[0] = str(environment.commands / command[0])
-    log = folder / "log"
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
             command,
             cwd=work,
-            env=_variables(environment, folder.parent) | dict(variables),
+            env=shared | dict(variables),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -159,8 +173,7 @@ def _run(
 
 
 def _arguments(program: Program) -> list[str]:
-    script, *rest = (part.replace("{folder}", str(program.folder)) for part in program.program)
-    return [script if script == "-m" else str(program.folder / script), *rest]
+    return [program.script(), *(part.replace("{folder}", str(program.folder)) for part in program.program[1:])]
 
 
 def _variables(environment: Environment, shared: Path) -> dict[str, str]:

@@ -30,6 +30,7 @@ def plain(verdicts: Sequence[Verdict]) -> str:
             "override_acts": verdict.override_acts,
             "passed": verdict.passed,
             "problems": verdict.problems,
+            "not_run": verdict.not_run,
             "seconds": round(verdict.seconds, 1),
         }
         for verdict in verdicts
@@ -60,10 +61,13 @@ def draw(verdicts: Sequence[Verdict], out: Path) -> str:
     console = Console(file=text, force_terminal=sys.stdout.isatty() or None, width=width, highlight=False, markup=False)
     console.print(table)
     for verdict in verdicts:
-        for problem in verdict.problems:
-            console.print(f"{verdict.program.framework}/{verdict.program.name}: {problem}", soft_wrap=True)
+        lines = verdict.problems if verdict.not_run is None else [f"not run: {verdict.not_run}"]
+        for line in lines:
+            console.print(f"{verdict.program.framework}/{verdict.program.name}: {line}", soft_wrap=True)
     passed = sum(verdict.passed for verdict in verdicts)
-    console.print(f"{passed} of {len(verdicts)} programs passed; logs are in {out}", soft_wrap=True)
+    missing = sum(verdict.not_run is not None for verdict in verdicts)
+    counted = f"{passed} of {len(verdicts)} programs passed" + (f", {missing} not run" if missing else "")
+    console.print(f"{counted}; logs are in {out}", soft_wrap=True)
     return text.getvalue()
 
 
