@@ -43,7 +43,7 @@ def everyday_and_slow() -> Iterator[Any]:
         yield pytest.param(case, marks=[pytest.mark.slow] * slow, id=f"{case.suite}: {case.name}")
 
 
-@pytest.mark.parametrize("case", everyday_and_slow())
+@pytest.mark.parametrize("case", list(everyday_and_slow()))
 def test_every_case_runs(case: Case) -> None:
     [result] = run([case], TINY)
     always, sometimes = CONTENDERS[case.suite]

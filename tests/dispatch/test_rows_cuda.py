@@ -41,7 +41,7 @@ def rows_and_dtypes() -> Iterator[Any]:
             yield pytest.param(row, lower, marks=marks, id=f"{lower}-{row.name.removeprefix('aten::')}")
 
 
-@pytest.mark.parametrize(("row", "lower"), rows_and_dtypes())
+@pytest.mark.parametrize(("row", "lower"), list(rows_and_dtypes()))
 def test_row(row: Row, lower: torch.dtype) -> None:
     with tensors_of(fake=True):
         for kind in KINDS:
