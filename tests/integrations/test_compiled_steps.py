@@ -198,7 +198,8 @@ for function in (optimizer.step, update, write):
 
 def test_the_graphs_of_a_step_are_those_without_the_package(graphs_of_a_step: Callable[..., str]) -> None:
     graphs = graphs_of_a_step("with")
-    assert graphs.count("def forward") >= 3
+    # Before PyTorch 2.12, Dynamo compiles no fused step.
+    assert graphs.count("def forward") >= (2 if torch.__version__ < "2.12" else 3)
     assert graphs == graphs_of_a_step("without")
 
 

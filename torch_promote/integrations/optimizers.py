@@ -13,6 +13,7 @@ import torch.utils.checkpoint
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from torch_promote import _C
+from torch_promote.integrations.compile import translator
 
 __all__ = ["forget_after_steps", "keep_from_replaying_modes"]
 
@@ -40,9 +41,18 @@ def forget_after_steps() -> None:
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_dynamo_compiling():
         _note_step(optimizer)
-    elif not torch.compiler.is_exporting():
+    elif not _is_exporting():
         # See NOTE [ After a compiled frame ]. `stored` reads as the steps before, in this frame.
         _after_frame.stored = (optimizer, _after_frame.stored)
+
+
+def _is_exporting() -> bool:
+    tracing = translator()
+    return torch.compiler.is_exporting() or (tracing is not None and tracing.output.export)
+
+
+# Dynamo calls it while it traces. What it makes of `torch.compiler.is_exporting()` itself is always True before 2.12.
+_is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _note_step(optimizer: Optimizer) -> None:
