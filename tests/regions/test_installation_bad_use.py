@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.installed import ENTER, EXIT, OURS, STOCKS
+from helpers.installed import ENTER, EXIT, MARKED, OURS, STOCKS, region_is
 from helpers.probes import leaves_no_trace, mm_dtype
 from helpers.subprocesses import environment
 from torch_promote import _C
@@ -24,17 +24,11 @@ from torch_promote.regions import autocast_methods, installation
 
 pytestmark = pytest.mark.usefixtures("nothing_installed")
 
-MARKED: dict[str, Any] = {"overrides": {"mm": "fp32"}}
-
-
-def region_is() -> torch.dtype:
-    with torch.autocast("cpu"):
-        return mm_dtype()
-
 
 @pytest.fixture
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(nothing_installed: None) -> Iterator[None]:
     yield
+    tp.uninstall()
     assert (torch.autocast.__enter__, torch.autocast.__exit__) == (ENTER, EXIT)
     assert (_C.depth(), len(autocast_methods._thread.objects)) == (0, 0)
 
