@@ -105,6 +105,26 @@ def test_installed_within_an_uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_left")
+def test_installed_by_another_thread_while_a_region_is_entered() -> None:
+    """A region of an installation before is entered in a thread: from when one is in force, its end must be ours."""
+    seen: list[bool] = []
+
+    def at_each_line(frame: Any, event: str, argument: object) -> Any:
+        if frame.f_globals is vars(autocast_methods):
+            seen.append(autocast_methods.in_force() is None or torch.autocast.__exit__ is not EXIT)
+        return at_each_line
+
+    tracing = sys.gettrace()
+    sys.settrace(at_each_line)
+    try:
+        tp.install(**MARKED)
+    finally:
+        sys.settrace(tracing)
+    assert len(seen) > 5
+    assert all(seen)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
 def test_changed_while_threads_open_regions() -> None:
     over, wrong = threading.Event(), []
 

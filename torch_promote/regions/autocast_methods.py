@@ -309,11 +309,13 @@ def in_force() -> Any:
 def put_in_force(installation: InForce | None) -> None:
     """Puts an installation in force, or none. The caller holds `lock`."""
     global _installation
+    if installation is not None:
+        _place()  # before it is in force, for a thread that is just entering a region of an installation before
     _installation = installation
     if installation is None:
         _restore()
     else:
-        _place()
+        _place()  # again: a signal handler may have uninstalled meanwhile
 
 
 def _forget_other_threads() -> None:
