@@ -268,6 +268,13 @@ bool touch_change(uint32_t change) {
   return change == 0 || known != all.changes.end();
 }
 
+PolicyChange find_policy_change(uint32_t change) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto known = all.changes.find(change);
+  return known == all.changes.end() ? PolicyChange{} : *known->second.change;
+}
+
 PolicyPtr compose(const PolicyTable* around, uint32_t change) {
   if (change == 0) {
     return PolicyPtr(around);

@@ -107,6 +107,9 @@ uint32_t intern_change(PolicyChange change);
 // Whether the registry still has a change, which then counts as used now.
 bool touch_change(uint32_t change);
 
+// Returns a change; the one that changes nothing, if the registry has dropped it.
+PolicyChange find_policy_change(uint32_t change);
+
 // Returns the table that a change makes of `around`. Equal tables are one object.
 PolicyPtr compose(const PolicyTable* around, uint32_t change);
 

@@ -31,6 +31,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
+#include <array>
 #include <map>
 #include <memory>
 #include <string>
@@ -57,6 +58,19 @@ uint32_t register_change(const std::vector<std::tuple<OpNumber, size_t, unsigned
     change.overrides.push_back({op, static_cast<Device>(device), checked_byte(byte)});
   }
   return replaces || !change.overrides.empty() ? intern_change(std::move(change)) : 0;
+}
+
+// What a change does: whether it starts from "around", "registered" or "stock", and the ops that it sets, each with the
+// number of a device type.
+std::pair<std::string, std::vector<std::pair<std::string, size_t>>> describe_change(uint32_t number) {
+  constexpr std::array<const char*, 3> kBases = {"around", "registered", "stock"};
+  const PolicyChange change = find_policy_change(number);
+  std::vector<std::pair<std::string, size_t>> ops;
+  ops.reserve(change.overrides.size());
+  for (const Override& one : change.overrides) {
+    ops.emplace_back(op_name(one.op), static_cast<size_t>(one.device));
+  }
+  return {kBases[static_cast<size_t>(change.base)], std::move(ops)};
 }
 
 using CodePairs = std::vector<std::tuple<int, int, int>>;
@@ -250,6 +264,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("current_policy", &current_policy_by_name);
   m.def("register_op", &register_op);
   m.def("register_change", &register_change);
+  m.def("describe_change", &describe_change);
   m.def("capture_policy", [] { return change_to(current_policy()); });
   m.def("set_defaults", &set_defaults);
   // A hash of the promotion rule in force, the same in every process; 0 where there is none.

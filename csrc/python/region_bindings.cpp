@@ -2,6 +2,7 @@
 #include "python/region_bindings.h"
 
 #include "policy/torch_declarations.h"
+#include "region/frames.h"
 #include "region/region.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -10,8 +11,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace torch_promote {
 namespace {
@@ -37,10 +40,12 @@ PythonObjects python{};
 constexpr long kTorchFunctionMode = 1;
 constexpr long kRunningLoop = 2;
 constexpr long kUncheckedRanks = 4;
+constexpr long kWatched = 8;
 
-// Whether Python wants to compare the policies of this job's processes at the next region
-// (torch_promote/integrations/ranks.py). Read and written under the GIL.
-bool ranks_are_unchecked = false;
+// What Python wants to be told at each region: kUncheckedRanks, to compare the policies of this job's processes at the
+// next one (torch_promote/integrations/ranks.py); kWatched, because somebody follows the regions
+// (torch_promote/regions/watching.py). Read and written under the GIL.
+long wanted_by_python = 0;
 
 // In Python a packed spec is a str of 16 hexadecimal digits. Dynamo treats a str as a constant; an int that changes
 // between calls it treats as a symbol, and the spec has to be a constant of the graph.
@@ -186,7 +191,7 @@ PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_
   tls_last_entered = owner_of(args[0]);
   return PyLong_FromLong(
       (*loop ? kRunningLoop : 0) | (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) |
-      (ranks_are_unchecked ? kUncheckedRanks : 0));
+      wanted_by_python);
 }
 
 // exit_region(owner) -> int: as enter_region, or -1 if the owner has no open region in this thread.
@@ -207,10 +212,31 @@ PyObject* py_undo_enter(PyObject* /*module*/, PyObject* owner) {
   Py_RETURN_NONE;
 }
 
-// set_ranks_unchecked(bool)
-PyObject* py_set_ranks_unchecked(PyObject* /*module*/, PyObject* unchecked) {
-  ranks_are_unchecked = unchecked == Py_True;
+template <long flag>
+PyObject* py_set_wanted(PyObject* /*module*/, PyObject* wanted) {
+  wanted_by_python = wanted == Py_True ? wanted_by_python | flag : wanted_by_python & ~flag;
   Py_RETURN_NONE;
+}
+
+// open_regions() -> tuple[tuple[int, int], ...]: the address of the owner and the policy change of each open region of
+// this thread, outermost first.
+PyObject* py_open_regions(PyObject* /*module*/, PyObject* /*unused*/) {
+  // A copy, since the garbage collector may run below, and the end of a generator ends its regions.
+  std::vector<std::pair<uintptr_t, uint32_t>> open;
+  for (const Frame& frame : open_frames()) {
+    open.emplace_back(reinterpret_cast<uintptr_t>(frame.owner), frame.spec.change);
+  }
+  PyObject* regions = PyTuple_New(static_cast<Py_ssize_t>(open.size()));
+  for (size_t i = 0; regions != nullptr && i < open.size(); ++i) {
+    PyObject* region = Py_BuildValue(
+        "(KI)", static_cast<unsigned long long>(open[i].first), static_cast<unsigned int>(open[i].second));
+    if (region == nullptr) {
+      Py_CLEAR(regions);
+    } else {
+      PyTuple_SET_ITEM(regions, static_cast<Py_ssize_t>(i), region);
+    }
+  }
+  return regions;
 }
 
 // What `torch.cuda` answered when it was last asked whether autocast can be enabled. Only "yes" is kept, and only as
@@ -320,7 +346,9 @@ PyMethodDef kRegionFunctions[] = {
     {"enter_region", as_c_function(&py_enter_region), METH_FASTCALL, nullptr},
     {"exit_region", &py_exit_region, METH_O, nullptr},
     {"undo_enter", &py_undo_enter, METH_O, nullptr},
-    {"set_ranks_unchecked", &py_set_ranks_unchecked, METH_O, nullptr},
+    {"set_ranks_unchecked", &py_set_wanted<kUncheckedRanks>, METH_O, nullptr},
+    {"set_regions_watched", &py_set_wanted<kWatched>, METH_O, nullptr},
+    {"open_regions", &py_open_regions, METH_NOARGS, nullptr},
     {"pack_plain_region", as_c_function(&py_pack_plain_region), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -347,7 +375,8 @@ bool add_region_functions(PyObject* module) {
   return PyModule_AddFunctions(module, kRegionFunctions) == 0 &&
          PyModule_AddIntConstant(module, "TORCH_FUNCTION_MODE", kTorchFunctionMode) == 0 &&
          PyModule_AddIntConstant(module, "RUNNING_LOOP", kRunningLoop) == 0 &&
-         PyModule_AddIntConstant(module, "UNCHECKED_RANKS", kUncheckedRanks) == 0;
+         PyModule_AddIntConstant(module, "UNCHECKED_RANKS", kUncheckedRanks) == 0 &&
+         PyModule_AddIntConstant(module, "WATCHED", kWatched) == 0;
 }
 
 } // namespace torch_promote

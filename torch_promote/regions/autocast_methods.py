@@ -31,6 +31,7 @@ from torch_promote.native.fork_safe_lock import fork_safe_lock
 from torch_promote.native.region_spec import DeviceSpec, RegionSpec
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.regions.interrupts import without_interrupt_at_start
+from torch_promote.regions.watching import tell_watchers
 
 __all__ = ["in_force", "lock", "put_in_force", "stock_autocast"]
 
@@ -141,7 +142,7 @@ def _enter(self: Any) -> Any:
         objects.append(self)
         surroundings = _C.enter_region(self, packed)
         if surroundings:
-            _tell_surroundings(surroundings, packed)
+            _tell_surroundings(surroundings, packed, self)
     except BaseException as error:  # of a signal handler too, right after a call
         _C.undo_enter(self)
         _remove(objects, self)
@@ -190,7 +191,7 @@ def _enter_in_graph(region: Any, packed: str) -> Any:
     return region
 
 
-def _tell_surroundings(surroundings: int, packed: str) -> None:
+def _tell_surroundings(surroundings: int, packed: str, region: Any) -> None:
     if surroundings & _C.UNCHECKED_RANKS:
         compare_ranks(_installation)
     if surroundings & _C.RUNNING_LOOP:
@@ -200,6 +201,8 @@ def _tell_surroundings(surroundings: int, packed: str) -> None:
             objects[:] = [objects[at] for at in range(len(objects)) if not _is_dropped(objects, at)]
     if surroundings & _C.TORCH_FUNCTION_MODE:
         record_enter(packed)
+    if surroundings & _C.WATCHED:
+        tell_watchers(region)
 
 
 def _names_device(device_type: str) -> str:

@@ -13,6 +13,7 @@ from torch_promote._C import (
     RUNNING_LOOP,
     TORCH_FUNCTION_MODE,
     UNCHECKED_RANKS,
+    WATCHED,
     enter_region,
     exit_region,
     undo_enter,
@@ -23,6 +24,7 @@ from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.regions.decorate import decorate
 from torch_promote.regions.interrupts import without_interrupt_at_start
+from torch_promote.regions.watching import tell_watchers
 
 __all__ = ["Region"]
 
@@ -74,10 +76,12 @@ class Region:
         return decorate(self, self._packed, func)
 
     def _tell_surroundings(self, surroundings: int) -> None:
-        """Tells other ranks, the event loop and the modes of torch.export around the region that it was entered."""
+        """Tells other ranks, the event loop, the modes of torch.export and traces that the region was entered."""
         if surroundings & UNCHECKED_RANKS:
             compare_ranks(self)
         if surroundings & RUNNING_LOOP:
             guard_tasks()
         if surroundings & TORCH_FUNCTION_MODE:
             record_enter(self._packed)
+        if surroundings & WATCHED:
+            tell_watchers(self)
