@@ -103,6 +103,22 @@ py::object borrowed(PyObject* object) {
   return py::reinterpret_borrow<py::object>(object);
 }
 
+// toPyObject reads the data of a number that is a tensor. In torch.func.grad, an in-place op gets such a number in a
+// wrapper, which has no data of its own.
+bool is_number_in_wrapper(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
+         tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
+}
+
+c10::IValue without_wrapper(const at::Tensor& tensor) {
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(false);
+  const py::object wrapper = torch::jit::toPyObject(tensor);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  // The class of wrappers is in a header that PyTorch does not install as a whole.
+  const py::object inner = py::module_::import("torch._C._functorch").attr("get_unwrapped")(wrapper);
+  return torch::jit::toIValue(inner, c10::TensorType::get(), std::nullopt);
+}
+
 // Dtypes, layouts and memory formats are ints on the stack; only the schema tells them from other ints.
 py::object to_python(const c10::IValue& value, const c10::TypePtr& type) {
   if (value.isInt()) {
@@ -118,6 +134,9 @@ py::object to_python(const c10::IValue& value, const c10::TypePtr& type) {
       default:
         break;
     }
+  }
+  if (value.isTensor() && is_number_in_wrapper(value.toTensor())) {
+    return to_python(without_wrapper(value.toTensor()), type);
   }
   return torch::jit::toPyObject(value);
 }

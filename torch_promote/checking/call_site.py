@@ -15,14 +15,31 @@ import torch
 
 from torch_promote.reference.elementwise.memory_format import contiguous_strides
 
-__all__ = ["calling_line", "describe_arguments", "describe_value"]
+__all__ = ["calling_line", "describe_arguments", "describe_value", "is_between", "is_ours"]
 
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 #: Files that call ops on behalf of other code.
 _BETWEEN = (
     f"{Path(torch.__file__).parent}{os.sep}",  # with the separator: not torchvision/
-    f"{Path(__file__).parents[1]}{os.sep}",
+    _PACKAGE,
     contextlib.__file__,
+    "<frozen",
 )
+
+
+def is_between(file: str) -> bool:
+    """Whether a file calls ops on behalf of other code: PyTorch's and this package's files.
+
+    Example:
+        >>> is_between(torch.nn.functional.__file__)
+        True
+    """
+    return file.startswith(_BETWEEN)
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Whether a frame runs code of this package."""
+    return frame.f_code.co_filename.startswith(_PACKAGE)
 
 
 def describe_arguments(args: Sequence[Any]) -> str:
@@ -66,7 +83,7 @@ def calling_line() -> str:
     """
     frame: FrameType | None = sys._getframe(1)
     outermost = frame
-    while frame is not None and frame.f_code.co_filename.startswith((*_BETWEEN, "<frozen")):
+    while frame is not None and is_between(frame.f_code.co_filename):
         outermost, frame = frame, frame.f_back
     frame = frame or outermost
     assert frame is not None

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -26,7 +26,7 @@ from torch_promote.reference.autocast.plan import AutocastState
 from torch_promote.reference.autocast.state import TURNS
 from torch_promote.reference.ops.infer import Inference
 
-__all__ = ["Checker", "Level"]
+__all__ = ["Checker", "Level", "is_traced"]
 
 Level = Literal["dtype", "bits"]
 """What calls are compared with: "dtype": the reference; "bits": also stock autocast, bit for bit."""
@@ -66,6 +66,7 @@ class _Call:
 class Checker:
     """The observer of one crosscheck block. Its methods run in the block's thread and in autograd's threads."""
 
+    innermost_only: ClassVar = True
     report: CrosscheckReport
     level: Level
     raises: bool
@@ -82,7 +83,7 @@ class Checker:
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call | None:
         """Computes the expectation of a call, and decides how much of the call to observe."""
-        if op.namespace in _IGNORED_NAMESPACES or _is_traced():
+        if op.namespace in _IGNORED_NAMESPACES or is_traced():
             return None
         calls = self._open()
         inside = calls[-1] if calls else None
@@ -291,9 +292,9 @@ def _sees_each_call(values: Sequence[Any]) -> bool:
     return any(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) for tensor in tensors_in(values))
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """Whether torch.compile or torch.jit.trace is tracing.
 
-    torch.compile calls ops of its own then, and torch.jit.trace would record the ops that the checker calls.
+    torch.compile calls ops of its own then, and torch.jit.trace would record the ops that an observer calls.
     """
     return torch._C._get_tracing_state() is not None or torch._guards.TracingContext.try_get() is not None

@@ -16,10 +16,12 @@ from typing import Any, Protocol
 import torch
 
 from torch_promote import _C
+from torch_promote.checking.several_observers import SeveralObservers
 from torch_promote.errors import TorchPromoteError
+from torch_promote.integrations.compile import skip_frames
 from torch_promote.integrations.higher_order import pass_over
 
-__all__ = ["DispatchObserverError", "Observer", "Token", "observe_dispatch"]
+__all__ = ["ComparingObserver", "DispatchObserverError", "Observer", "Token", "observe_dispatch"]
 
 _KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
 
@@ -41,7 +43,11 @@ class Token(Protocol):
 
 
 class Observer(Protocol):
-    """The methods are called in the thread of the op. An error that they raise reaches the op's caller."""
+    """The methods are called in the thread of the op. An error that they raise reaches the op's caller.
+
+    If blocks are nested, each observer sees the calls; of those with an attribute `innermost_only` that is true, and of
+    one class, only the innermost.
+    """
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Token | None:
         """The call begins.
@@ -54,6 +60,16 @@ class Observer(Protocol):
             A token; None to ignore the call and the ops that it calls.
         """
 
+    def end(self, token: Any, results: list[Any]) -> None:
+        """The call has ended, with these results, in the schema's order."""
+
+    def failed(self, token: Any) -> None:
+        """The call, or another method of the observer, has raised."""
+
+
+class ComparingObserver(Observer, Protocol):
+    """An observer whose tokens may ask for a run under stock autocast."""
+
     def before_stock(self, token: Any) -> list[Any]:
         """The run under stock autocast begins.
 
@@ -64,16 +80,10 @@ class Observer(Protocol):
     def after_stock(self, token: Any, results: list[Any], error: str | None) -> None:
         """The run under stock autocast has ended; `error` is the text of the error that it raised, or None."""
 
-    def end(self, token: Any, results: list[Any]) -> None:
-        """The call has ended, with these results, in the schema's order."""
-
-    def failed(self, token: Any) -> None:
-        """The call, or another method of the observer, has raised."""
-
 
 @contextlib.contextmanager
 def observe_dispatch(observer: Observer) -> Iterator[None]:
-    """Shows an observer the calls of this thread. If blocks are nested, only the innermost observer sees them.
+    """Shows an observer the calls of this thread. If blocks are nested, the observers of the outer ones see them, too.
 
     Args:
         observer: The observer.
@@ -98,17 +108,19 @@ def observe_dispatch(observer: Observer) -> Iterator[None]:
         _C.register_dispatch_observer()
     except RuntimeError as error:
         raise DispatchObserverError(
-            f"the dispatch key {_C.dispatch_observer_key()}, which crosscheck needs, is taken in this "
-            f"process: another library has registered a fallback on it. Run crosscheck in a process without that "
+            f"the dispatch key {_C.dispatch_observer_key()}, which crosscheck and trace need, is taken in this "
+            f"process: another library has registered a fallback on it. Run them in a process without that "
             f"library. PyTorch says: {error}"
         ) from error
     pass_over(_C.dispatch_observer_key())
+    _keep_from_dynamo(type(observer))
+    _keep_from_dynamo(SeveralObservers)
     # In one generator, since torch.compile does not trace generators: a compiled function may open a block.
     thread = _thread
-    before = _C.swap_observer(observer)
     if not thread.observers:
-        thread.outside = before, torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+        thread.outside = _C.swap_observer(None), torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
     thread.observers.append(observer)
+    _C.swap_observer(_all_of(thread.outside[0], thread.observers))
     torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
     try:
         yield
@@ -116,14 +128,30 @@ def observe_dispatch(observer: Observer) -> Iterator[None]:
         left = [one for one in thread.observers if one is not observer]
         if len(left) == len(thread.observers):
             raise DispatchObserverError(
-                "a crosscheck ended in another thread than the one that entered it, where it is still open. End it in "
-                "the thread that entered it. Each thread needs a block of its own."
+                "a block of crosscheck, trace or find_nonfinite ended in another thread than the one that entered it, "
+                "where it is still open. End it in the thread that entered it. Each thread needs a block of its own."
             )
         thread.observers = left
-        _C.swap_observer(left[-1] if left else thread.outside[0])
+        _C.swap_observer(_all_of(thread.outside[0], left))
         if not left:
             torch._C._dispatch_tls_set_dispatch_key_included(_KEY, thread.outside[1])
             thread.outside = (None, False)
+
+
+def _keep_from_dynamo(kind: type) -> None:
+    """After a graph break, torch.compile would compile an observer's methods when an op calls them."""
+    methods = (getattr(kind, name, None) for name in ("begin", "before_stock", "after_stock", "end", "failed"))
+    skip_frames(*(method for method in methods if hasattr(method, "__code__")))
+
+
+def _all_of(outside: Any, observers: list[Any]) -> Any:
+    """The observer that shows the calls to those outside of the thread's blocks and to those of the blocks."""
+    around = outside.observers if isinstance(outside, SeveralObservers) else [] if outside is None else [outside]
+    found: list[Any] = []
+    for one in reversed([*around, *observers]):
+        if not (getattr(one, "innermost_only", False) and any(type(other) is type(one) for other in found)):
+            found.insert(0, one)
+    return found[0] if len(found) == 1 else SeveralObservers(found) if found else None
 
 
 @dataclass
