@@ -88,7 +88,7 @@ def compare(calls: dict[Any, list[RandomCall]], count: int, seed: str = "") -> C
 
 @pytest.mark.parametrize(
     ("most", "limit", "count"),
-    [(6, 1, 20), pytest.param(10, 3, 300, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+    [(6, 1, 10), pytest.param(10, 3, 300, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 def test_changed_calls_of_the_op_database(most: int, limit: int, count: int) -> None:
     """`count` changed calls of each overload and its in-place and out= forms."""

@@ -22,7 +22,7 @@ from torch_promote.reference.dtypes import dtype_name, is_floating
 from torch_promote.reference.ops.call import Call
 from torch_promote.reference.ops.registered import is_registered
 
-__all__ = ["AutocastPlan", "AutocastState", "Cast", "DeviceAutocast", "autocast_plan"]
+__all__ = ["AutocastPlan", "AutocastState", "Cast", "DeviceAutocast", "autocast_plan", "has_policy"]
 
 #: The dispatch keys that PyTorch registers its autocast kernels on.
 _STOCK_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
@@ -282,6 +282,24 @@ def _policy_of_row(name: str, device: str) -> CastPolicy:
 
 def _policy(name: str, device: str, state: AutocastState) -> CastPolicy | torch.dtype:
     return state.override(name, device) or _policy_of_row(name, device)
+
+
+def has_policy(name: str, device: str, state: AutocastState) -> bool:
+    """Whether autocast has a policy for an op on a device type, or a kernel of PyTorch's or a library's.
+
+    Args:
+        name: The overload's full name.
+        device: "cpu" or "cuda".
+        state: The autocast state.
+
+    Example:
+        >>> state = AutocastState.region("cpu")
+        >>> has_policy("aten::mm", "cpu", state), has_policy("aten::relu", "cpu", state)
+        (True, False)
+
+    Source: aten/src/ATen/autocast_mode.cpp, TORCH_LIBRARY_IMPL (v2.13).
+    """
+    return _policy(name, device, state) is not CastPolicy.fallthrough or _has_stock_kernel(name, device)
 
 
 def _with_dtype(name: str) -> str:

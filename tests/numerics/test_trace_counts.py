@@ -1,0 +1,205 @@
+"""A trace has the calls that an independent TorchDispatchMode sees, and the casts."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.counting_mode import CountingMode, count_both_ways, counts_of
+from helpers.traced_programs import PROGRAMS, Block, Region, database_steps
+from torch_promote.numerics.observing.tensor_numbers import TensorNumbers
+from torch_promote.numerics.trace import trace
+from torch_promote.parity.op_database import op_database
+
+OVERRIDES = {"linear": torch.float16, "layer_norm": "fp32", "add": "fp32"}
+REGIONS: dict[str, Region] = {
+    "my_autocast": lambda: tp.my_autocast("cpu"),
+    "overrides": lambda: tp.my_autocast(
+        "cpu", overrides={"linear": torch.float16, "layer_norm": "fp32", "add": "fp32"}
+    ),
+    "cache=all": lambda: tp.my_autocast("cpu", cache="all"),
+    "no cache": lambda: tp.my_autocast("cpu", cache_enabled=False),
+    "stock": lambda: torch.autocast("cpu"),
+    "none": contextlib.nullcontext,
+}
+#: Entries of the op database that run something above the mode and inside of an op, which a trace does not look into.
+NOT_EQUAL = {
+    "fft.hfft": "PyTorch copies a conjugated input for a kernel that does not take it",
+    **dict.fromkeys(("fft.hfft2", "fft.hfftn", "linalg.eig", "linalg.eigvals", "polar"), "as fft.hfft"),
+    "nn.functional.linear_cross_entropy.chunked": "the autograd kernel of a custom op detaches its results",
+    "nn.functional.linear_cross_entropy.chunked_none": "as nn.functional.linear_cross_entropy.chunked",
+}
+#: Conversions that are neither casts nor the program's: those of scaled_dot_product_attention; and casts in a formula.
+OTHER_CONVERSIONS = {("transformer", None): 10, ("double backward", "overrides"): -4}
+EVERYDAY = ["mm", "exp", "cat", "softmax", "nn.functional.hinge_embedding_loss", "masked.var", "unravel_index", "lu"]
+
+
+@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_calls_and_casts_are_those_of_a_mode(name: str, region: str) -> None:
+    torch.manual_seed(0)
+    report, mode = count_both_ways(lambda: PROGRAMS[name](REGIONS[region]))
+    assert counts_of(report) == mode.counts
+    assert report.total.calls == len(report.calls)
+    made = sum(not cast.reused for call in report.calls for cast in call.casts)
+    other = 0 if region == "none" else OTHER_CONVERSIONS.get((name, None), 0)
+    assert made == mode.casts - OTHER_CONVERSIONS.get((name, region), other)
+    assert (made > 0) == (region != "none")
+    assert report.total.casts == made
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_calls_in_inference_mode(region: str) -> None:
+    """One after the other: PyTorch asks a mode for a whole composite op there, before anything else sees its parts."""
+    torch.manual_seed(0)
+    x, model = torch.randn(2, 3, 8), Block().eval()
+    with torch.inference_mode(), REGIONS[region](), CountingMode() as mode:
+        model(x)
+    with torch.inference_mode(), trace() as report, REGIONS[region]():
+        model(x)
+    casts = sum(not cast.reused for call in report.calls for cast in call.casts)
+    assert report.calls.where(op="aten::linear")
+    if region == "none":
+        views = Counter(
+            {"aten::view": counts_of(report)["aten::_reshape_alias"]}
+        )  # PyTorch makes no alias under a mode
+        assert counts_of(report) + views == mode.counts + Counter({"aten::_reshape_alias": views.total()})
+    else:
+        assert casts == report.total.casts > 0
+        assert counts_of(report)["aten::_to_copy"] == casts
+
+
+def test_hooks_for_saved_tensors() -> None:
+    x = torch.randn(3, 3, requires_grad=True)
+
+    def program() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda saved: saved * 1), tp.my_autocast("cpu"):
+            loss = torch.softmax(x @ x, -1).exp().sum()
+        loss.backward()
+
+    report, mode = count_both_ways(program)
+    assert counts_of(report) == mode.counts
+    assert mode.counts["aten::clone"] == mode.counts["aten::mul.Tensor"] - 1 == 4
+
+
+def test_conversions_of_the_program_are_no_casts() -> None:
+    x = torch.ones(2, 2)
+
+    def program() -> None:
+        with tp.my_autocast("cpu"):
+            torch.mm(x.bfloat16(), x).float().to(torch.float16)
+
+    report, mode = count_both_ways(program)
+    assert mode.counts["aten::_to_copy"] == 4
+    assert [str(cast) for call in report.calls for cast in call.casts] == ["mat2: float32 -> bfloat16, 8 bytes"]
+
+
+def test_which_of_two_casts_is_reused() -> None:
+    """Of a weight and an activation of the same shape, the cache has the weight's."""
+    weight, x = torch.nn.Parameter(torch.ones(2, 2)), torch.ones(2, 2)
+    with trace() as report, tp.my_autocast("cpu"):
+        for _ in range(2):
+            torch.mm(weight, x)
+            torch.mm(x, weight.t())
+            torch.mm(x + 0, weight)
+    casts = [[(cast.kind, cast.reused) for cast in call.casts] for call in report.calls.where(op="mm")]
+    new, kept, activation = ("weight", False), ("weight", True), ("activation", False)
+    assert casts == [
+        [new, activation],
+        [activation, ("weight", False)],
+        [activation, kept],
+        [kept, activation],
+        [activation, ("weight", False)],
+        [activation, kept],
+    ]
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return torch.mm(grad, ctx.saved_tensors[0]), None
+
+
+def test_what_a_backward_casts_is_a_gradient_or_a_weight() -> None:
+    x, weight = torch.ones(2, 2, requires_grad=True), torch.nn.Parameter(torch.ones(2, 2))
+    with trace() as report, tp.my_autocast("cpu"):
+        _Product.apply(x, weight).sum().backward()
+    (product,) = report.calls.where(op="mm", phase="backward")
+    assert [cast.kind for cast in product.casts] == ["gradient", "weight"]
+
+
+def test_a_tensor_that_changed_is_not_cast_again() -> None:
+    x, other = torch.ones(2, 2), torch.ones(2, 2)
+    with trace() as report, tp.my_autocast("cpu"):
+        for changes in (0, 0, 1, 0):
+            x.add_(changes) if changes else None
+            torch.mm(x, other)
+    casts = [call.casts for call in report.calls.where(op="mm")]
+    assert [[cast.earlier for cast in one] for one in casts] == [[0, 0], [1, 1], [0, 2], [1, 3]]
+    assert len({cast.tensor for one in casts for cast in one}) == 2
+
+
+def test_a_tensor_that_changes_again_and_again_takes_no_memory() -> None:
+    x, numbers = torch.ones(2), TensorNumbers()
+    for _ in range(5):
+        assert numbers.count(x, torch.bfloat16) == (1, 0)
+        x.add_(1)
+    assert len(numbers._known[id(x)].uses) == 1
+
+
+def test_printing_is_no_call_of_the_program() -> None:
+    x = torch.ones(3)
+    report, mode = count_both_ways(lambda: (str(x), x + 1, repr(x)))
+    assert counts_of(report) == mode.counts == {"aten::add.Tensor": 1}
+
+
+def _check_samples(name: str, most: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for label, step in database_steps(name, most):
+            report, mode = count_both_ways(lambda step=step: step(REGIONS["my_autocast"]))
+            assert counts_of(report) == mode.counts, label
+
+
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_calls_of_an_entry_of_the_op_database(name: str) -> None:
+    _check_samples(name, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(op_database()))
+def test_calls_of_all_entries_of_the_op_database(name: str) -> None:
+    if name in NOT_EQUAL:
+        pytest.skip(NOT_EQUAL[name])
+    _check_samples(name, 9)
+
+
+@pytest.mark.parametrize("mode", ["weights", "persistent", "all"])
+def test_whose_cache_a_reused_cast_came_from(mode: str) -> None:
+    weight, x = torch.nn.Parameter(torch.ones(4, 4)), torch.ones(4, 4)
+    with tp.trace() as report:
+        with tp.my_autocast("cpu", cache=mode):
+            torch.mm(x, weight)
+            torch.mm(x, weight)
+        with tp.stock_autocast("cpu"):
+            torch.mm(x, weight)
+            torch.mm(x, weight)
+    found = [{cast.argument: cast.cache for cast in call.casts} for call in report.calls.where(op="mm")]
+    kept = mode if mode == "all" else ""  # of the activation
+    assert found == [
+        {"self": "", "mat2": ""},
+        {"self": kept, "mat2": mode},
+        {"self": "", "mat2": ""},
+        {"self": "", "mat2": "PyTorch's"},
+    ]

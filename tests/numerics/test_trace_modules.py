@@ -1,0 +1,221 @@
+"""Which module a call belongs to, and from which line it came."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import torch_promote as tp
+from helpers.subprocesses import Program, run_together
+from helpers.traced_programs import Block
+from torch_promote.numerics.report.trace_report import TraceReport
+from torch_promote.numerics.trace import trace
+
+
+def _modules(report: TraceReport, op: str, phase: Any = None) -> list[str]:
+    return [call.module for call in report.calls.where(op=op, phase=phase)]
+
+
+def test_model_given_or_not() -> None:
+    model, other = nn.Sequential(Block(), nn.Linear(8, 4)), nn.Linear(4, 4)
+    for given in (model, None):
+        with trace(given) as report:
+            other_first = model(torch.ones(1, 2, 8))
+            other(other_first)
+            torch.ones(4).exp()
+        assert _modules(report, "linear") == ["0.mix", "0.up", "0.down", "1", "" if given is model else "Linear"]
+        assert _modules(report, "softmax") == ["0"]
+        assert _modules(report, "exp") == [""]
+
+
+def test_a_module_that_two_have() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(nn.Sequential(shared, nn.Tanh()), nn.Sequential(shared, nn.Sigmoid()))
+    with trace(model) as report:
+        model(torch.ones(1, 4)).sum().backward()
+    assert _modules(report, "linear") == ["0.0", "1.0"]
+    assert _modules(report, "sigmoid_backward") == ["1.1"]
+    assert _modules(report, "mm", "backward") == ["1.0", "1.0", "0.0"]
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_recomputation(use_reentrant: bool) -> None:
+    model = nn.Sequential(Block(), Block())
+    x = torch.randn(1, 2, 8, requires_grad=True)
+    with trace(model) as report:
+        with tp.my_autocast("cpu"):
+            y = model[1](checkpoint(model[0], x, use_reentrant=use_reentrant))
+        y.sum().backward()
+    assert _modules(report, "linear", "forward") == ["0.mix", "0.up", "0.down", "1.mix", "1.up", "1.down"]
+    assert _modules(report, "linear", "recompute") == ["0.mix", "0.up", "0.down"]
+    assert _modules(report, "native_layer_norm_backward") == ["1.norm", "0.norm"]
+    assert _modules(report, "_softmax_backward_data") == ["1", "0"]
+
+
+def test_backward_has_the_module_and_line_of_the_forward() -> None:
+    model = nn.Sequential(Block(), nn.Linear(8, 4))
+    with trace(model) as report, tp.my_autocast("cpu"):
+        loss = model(torch.ones(1, 2, 8)).float().pow(2).mean()
+        loss.backward()
+    lines = {call.module: call.line for call in report.calls.where(op="linear")}
+    for call in report.calls.where(op="aten::mm", phase="backward"):
+        assert call.line == lines[call.module]
+    (of_pow,) = report.calls.where(op="aten::pow.Tensor_Scalar", phase="forward")
+    assert of_pow.line.startswith(f"{__file__}:")
+    assert of_pow.module == ""
+    backward = report.calls.where(phase="backward")
+    assert {call.module for call in backward} == {"", "0", "0.mix", "0.up", "0.down", "0.norm", "1"}
+    accumulated = [call.module for call in backward if call.op == "aten::detach"]
+    assert set(accumulated) <= {"0.mix", "0.up", "0.down", "0.norm", "1"}
+
+
+def test_hooks_of_the_program_count_as_the_module() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].register_forward_pre_hook(lambda module, args: args[0].sin())
+    model[1].register_forward_hook(lambda module, args, output: output.cos())
+    model[0].weight.register_hook(lambda grad: grad.abs())
+    with trace(model) as report:
+        model(torch.ones(1, 4)).sum().backward()
+    assert _modules(report, "sin", "forward") == _modules(report, "cos", "forward") == ["1"]
+    assert _modules(report, "abs") == ["0"]
+
+
+class _Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.sinh()
+
+
+class _Doubling(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Double.apply(x)
+
+
+def test_autograd_functions() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), _Doubling(), nn.Tanh())
+    with trace(model) as report:
+        model(torch.ones(1, 4)).sum().backward()
+    assert _modules(report, "mul") == ["1"]
+    assert _modules(report, "sinh") == ["1"]
+
+
+def test_double_backward() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    x = torch.randn(3, 4, requires_grad=True)
+    with trace(model) as report:
+        (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        grad.square().sum().backward()
+    assert set(_modules(report, "tanh_backward")) == {"1"}
+    assert set(_modules(report, "mm", "backward")) == {"0", "2"}
+
+
+def test_a_second_model_does_not_have_the_first_one_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = (nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))) for _ in range(2))
+    searched, search = [], model.named_modules
+    monkeypatch.setattr(model, "named_modules", lambda *args, **named: searched.append(1) or search(*args, **named))
+    x = torch.ones(1, 2)
+    with trace(model) as report:
+        for _ in range(3):
+            other(model(x)).sum().backward()
+        seen = len(searched)
+        for _ in range(3):
+            other(model(x)).sum().backward()
+        assert len(searched) == seen
+    assert {"0", "3"} <= set(_modules(report, "detach", "backward"))
+
+
+def test_modules_in_threads() -> None:
+    """Autograd's threads are seen; other threads of the program have traces of their own."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    reports: dict[str, TraceReport] = {}
+
+    def work(name: str) -> None:
+        with trace(model) as report:
+            model(torch.ones(1, 4)).sum().backward()
+        reports[name] = report
+
+    threads = [threading.Thread(target=work, args=(str(number),)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for report in reports.values():
+        assert _modules(report, "linear") == ["0"]
+        assert _modules(report, "tanh_backward") == ["1"]
+        assert len({call.thread for call in report.calls}) == 1
+
+
+def test_lines() -> None:
+    x = torch.ones(2)
+    with trace() as report:
+        (lambda: x.sin())()
+        exec(compile("x.cos()", "<ipython-input-3-abc>", "exec"), {"x": x})
+        exec(compile("\n\nx.tan()", "/tmp/ipykernel_12/345.py", "exec"), {"x": x})
+        [y.exp() for y in (x,)]
+    lines = {call.op: call.line for call in report.calls}
+    number = int(lines["aten::sin"].rpartition(":")[2])
+    assert lines == {
+        "aten::sin": f"{__file__}:{number}",
+        "aten::cos": "<ipython-input-3-abc>:1",
+        "aten::tan": "/tmp/ipykernel_12/345.py:3",
+        "aten::exp": f"{__file__}:{number + 3}",
+    }
+
+
+SCRIPT = """
+import sys, torch
+from torch_promote.numerics.trace import trace
+with trace() as report:
+    torch.ones(2).exp()
+assert [call.line for call in report.calls] == [__file__ + ":5"] * 2, report.calls
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "-m"])
+def test_lines_of_a_script(how: str, tmp_path: Any) -> None:
+    (tmp_path / "traced_script.py").write_text(SCRIPT)
+    code = "import runpy, sys; sys.path.insert(0, sys.argv[1]); " + (
+        "runpy.run_path(sys.argv[1] + '/traced_script.py', run_name='__main__')"
+        if how == "script"
+        else "runpy.run_module('traced_script', run_name='__main__')"
+    )
+    (done,) = run_together([Program(code, str(tmp_path))], 60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_compiled_modules_compute_the_same_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    compiled = torch.compile(model, backend="eager")
+    x = torch.ones(1, 4)
+    expected = compiled(x)
+    with trace(model) as report:
+        assert torch.equal(compiled(x), expected)
+    assert torch.equal(compiled(x), expected)
+    assert _modules(report, "tanh") == [""]
+    assert not [warning for warning in recwarn if "hook" in str(warning.message)]
+
+
+def test_modules_of_a_second_model_have_their_paths_from_the_first_call_on() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.Linear(2, 2)
+            self.head = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.head(self.encoder(x))
+            return result
+
+    with tp.trace() as report:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+        Net()(torch.ones(1, 2))
+    assert [call.module for call in report.calls.where(op="linear")] == ["", "Net.encoder", "Net.head"]

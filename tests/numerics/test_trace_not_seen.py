@@ -1,0 +1,80 @@
+"""What a trace says of what it cannot see, and that it says nothing of programs that it sees all of."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import torch_promote as tp
+from helpers.traced_programs import PROGRAMS
+from torch_promote.numerics.trace import trace
+
+_get_hook = torch._C._dynamo.eval_frame.set_guard_complete_hook
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_nothing_of_plain_programs(name: str) -> None:
+    with trace() as report:
+        PROGRAMS[name](lambda: tp.my_autocast("cpu"))
+    assert report.not_seen == []
+
+
+def test_threads() -> None:
+    with trace() as report:
+        for name in (None, None, "a name"):
+            thread = threading.Thread(target=torch.ones, args=(2,), name=name)
+            thread.start()
+            thread.join()
+    assert report.calls == []
+    assert [sentence.partition(";")[0] for sentence in report.not_seen] == ["2 threads were started in the block"]
+
+
+def test_a_pool_that_is_still_there() -> None:
+    with ThreadPoolExecutor(2) as pool, trace() as report:
+        pool.submit(torch.ones, 2).result()
+    assert [sentence.partition(";")[0] for sentence in report.not_seen] == ["1 thread was started in the block"]
+
+
+def test_workers_of_a_data_loader() -> None:
+    with trace() as report:
+        for _ in DataLoader(range(4), num_workers=1, multiprocessing_context="fork"):
+            pass
+    assert any(sentence.startswith("1 process was started in the block") for sentence in report.not_seen)
+
+
+def test_compiled_functions() -> None:
+    function = torch.compile(lambda x: (x.sin() + 1).cos(), backend="eager")
+    x = torch.ones(3)
+    function(x)
+    with trace() as report:
+        function(x)
+        with trace() as inner:
+            function(x)
+            function(x)
+        x.exp()
+    assert report.not_seen[0].startswith("A function that torch.compile had compiled was called 3 times; ")
+    assert inner.not_seen[0].startswith("A function that torch.compile had compiled was called 2 times; ")
+    assert _get_hook(None) is None
+
+
+def test_a_hook_of_the_program_is_called_and_put_back() -> None:
+    seen: list[bool] = []
+
+    def hook(hit: bool) -> bool:
+        seen.append(hit)
+        return hit
+
+    function = torch.compile(lambda x: x.tan() + 2, backend="eager")
+    _get_hook(hook)
+    try:
+        with trace():
+            function(torch.ones(2))
+            function(torch.ones(2))
+        assert _get_hook(None) is hook
+    finally:
+        _get_hook(None)
+    assert seen[-1] is True

@@ -1,0 +1,173 @@
+"""trace and find_nonfinite around programs out of the ordinary: they run as they do alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_promote as tp
+from helpers.counting_mode import count_both_ways, counts_of
+
+_BLOCKS: dict[str, Callable[[], Any]] = {
+    "trace": tp.trace,
+    "values": lambda: tp.trace(values=True),
+    "find_nonfinite": tp.find_nonfinite,
+}
+
+
+def _with_a_graph_break(x: torch.Tensor) -> torch.Tensor:
+    y = x @ x
+    torch._dynamo.graph_break()
+    return y * torch.tensor(x.tolist()).sum()
+
+
+def _compiled() -> Any:
+    torch._dynamo.reset()
+    result: Any = torch.compile(_with_a_graph_break, backend="eager")(torch.ones(3, 3))
+    return result
+
+
+def _sparse() -> torch.Tensor:
+    return torch.eye(3).to_sparse() @ torch.ones(3, 3)
+
+
+def _nested() -> torch.Tensor:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+    return torch.nested.to_padded_tensor(nn.functional.linear(nested, torch.eye(3)), 0.0)  # type: ignore[no-any-return]
+
+
+def _hessian() -> torch.Tensor:
+    return torch.func.hessian(lambda x: (x @ x).sum())(torch.ones(2, 2))  # type: ignore[no-any-return]
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return torch.vmap(lambda one: one @ x)(torch.stack([x, x]))  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("block", _BLOCKS)
+@pytest.mark.parametrize("program", [_compiled, _sparse, _nested, _hessian])
+def test_a_block_does_not_make_a_program_fail(block: str, program: Callable[[], torch.Tensor]) -> None:
+    with tp.my_autocast("cpu"):
+        alone = program()
+    with _BLOCKS[block](), tp.my_autocast("cpu"):
+        traced = program()
+    assert torch.equal(alone, traced)
+
+
+def test_torch_compile_does_not_compile_observers() -> None:
+    def graphs() -> int:
+        torch._dynamo.utils.counters.clear()
+        _compiled()
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    alone = graphs()
+    with tp.trace():
+        assert graphs() == alone
+
+
+@pytest.mark.parametrize("transform", [_rows, torch.func.grad(lambda x: (x @ x).sin().sum())])
+def test_calls_and_casts_in_transforms_are_counted_once(transform: Callable[[Any], Any]) -> None:
+    def program() -> None:
+        with tp.my_autocast("cpu"):
+            transform(torch.ones(3, 3))
+
+    report, mode = count_both_ways(program)
+    assert counts_of(report) == mode.counts
+    casting = [call for call in report.calls if call.casts]
+    assert casting
+    assert all(call.ran_with[0].dtype is torch.bfloat16 for call in casting)
+
+
+def test_a_cast_of_a_sparse_tensor_has_the_bytes_of_what_it_stores() -> None:
+    with tp.trace() as report, tp.my_autocast("cpu"):
+        _sparse()
+    casts = [cast for call in report.calls for cast in call.casts]
+    assert 3 * 2 in [cast.bytes for cast in casts]
+
+
+def test_a_generator_of_the_program_stays_where_it_is() -> None:
+    def draw() -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        torch.empty(100, dtype=torch.float16).normal_(0, 1e5, generator=generator)
+        return generator.get_state()
+
+    alone = draw()
+    with tp.find_nonfinite() as report:
+        checked = draw()
+    assert report.found
+    assert torch.equal(alone, checked)
+
+
+@pytest.mark.parametrize(
+    ("make", "op", "kind"),
+    [
+        (lambda: 1 / torch.zeros(2, dtype=torch.int64), "aten::reciprocal", "mathematics"),
+        (lambda: torch.ones(2).long() / torch.zeros(2).long(), "aten::div", "mathematics"),
+        (lambda: torch.tensor([70000]).half(), "aten::to", "overflow in a cast"),
+        (lambda: torch.tensor([1.0, 1e3]).masked_fill(torch.tensor([True, False]), -torch.inf).exp(),
+         "aten::exp", "mathematics"),
+    ],
+)  # fmt: skip
+def test_infinite_values_of_integers_or_beside_a_mask_are_faults(
+    make: Callable[[], torch.Tensor], op: str, kind: str
+) -> None:
+    with tp.find_nonfinite() as report:
+        make()
+    assert report.origin is not None
+    assert (report.origin.op, report.origin.kind) == (op, kind)
+
+
+def test_a_mask_of_booleans_and_the_exponential_of_a_mask_are_no_faults() -> None:
+    with tp.find_nonfinite() as report:
+        torch.tensor([False, True]).log()
+        torch.zeros(2).masked_fill(torch.tensor([True, False]), -torch.inf).exp()
+    assert not report.found
+
+
+def test_what_a_tensor_held_before_it_was_overwritten_does_not_matter() -> None:
+    spoiled = torch.full((2,), torch.nan).half()
+    with tp.find_nonfinite() as report:
+        spoiled.copy_(torch.tensor([1e5, 1.0]))
+    assert report.origin is not None
+    assert report.origin.kind == "overflow in a cast"
+
+
+def test_a_buffer_that_is_filled_piece_by_piece_is_no_fault() -> None:
+    with tp.find_nonfinite() as report:
+        cache = torch.empty(1, 4, 2)
+        cache.view(torch.int32).fill_(0x7FC00000)  # NaNs, as they may be there
+        cache.index_copy_(1, torch.tensor([0]), torch.ones(1, 1, 2))
+        cache[:, :1].sum()
+    assert not report.found
+    with tp.find_nonfinite() as report:
+        cache.sum()
+    assert report.origin is not None
+    assert report.origin.kind == "data"
+
+
+def test_arguments_that_are_not_legal() -> None:
+    with pytest.raises(tp.OptionError, match="`where`"), tp.trace(where="cast"):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(tp.OptionError, match="`max_calls`"), tp.trace(max_calls=-1):
+        pass
+
+
+def test_a_file_of_too_many_brackets_is_no_trace(tmp_path: Any) -> None:
+    file = tmp_path / "run.json"
+    file.write_text("[" * 100_000)
+    with pytest.raises(tp.OptionError, match="not JSON"):
+        tp.TraceReport.load(file)
+
+
+def test_ctrl_c_in_the_middle_of_a_record_stays_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(tensor: torch.Tensor) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torch_promote.numerics.observing.tracer.bytes_of", interrupt)
+    with pytest.raises(KeyboardInterrupt), tp.trace(), tp.my_autocast("cpu"):
+        torch.ones(2, 2) @ torch.ones(2, 2)

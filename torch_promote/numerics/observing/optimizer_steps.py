@@ -1,0 +1,63 @@
+"""Tells listeners of each step that an optimizer of this process has ended.
+
+NOTE [ One hook for all listeners ]
+PyTorch goes through its hooks after a step without a copy, so a hook that adds or removes another one makes the
+optimizer raise. A trace that begins or ends at a step does just that. So there is one hook, as long as there is a
+listener, and listeners may come and go while they are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from torch_promote.integrations.compile import skip_frames
+from torch_promote.native.fork_safe_lock import fork_safe_lock
+
+__all__ = ["Listener", "watch_steps"]
+
+Listener = Callable[[], None]
+
+_lock = fork_safe_lock()
+_listeners: list[Listener] = []
+_hook: RemovableHandle | None = None
+
+
+@contextmanager
+def watch_steps(listener: Listener) -> Iterator[None]:
+    """Calls a function after each step of an optimizer, on any thread, during a block. Compiled steps are left out.
+
+    Args:
+        listener: What is called. Those that came last are called first.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> with watch_steps(lambda: print("a step")):
+        ...     torch.optim.SGD([weight], lr=0.1).step()
+        a step
+    """
+    global _hook
+    with _lock:
+        _listeners.append(listener)
+        if _hook is None:
+            skip_frames(_tell)
+            _hook = register_optimizer_step_post_hook(_tell)
+    try:
+        yield
+    finally:
+        with _lock:
+            _listeners.remove(listener)
+            if not _listeners and _hook is not None:
+                _hook.remove()
+                _hook = None
+
+
+def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if not torch.compiler.is_dynamo_compiling():
+        for listener in reversed(tuple(_listeners)):
+            listener()

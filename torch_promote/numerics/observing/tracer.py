@@ -1,0 +1,334 @@
+"""The observer of a trace: makes a `Call` of each call that it sees.
+
+NOTE [ What one call is ]
+Where autocast has a policy for an op, the dispatcher sees three things: the op on the caller's arguments, the casts,
+and the op again on what it got. They are one `Call` here. Its casts are those arguments whose dtype differs between the
+two; one was reused if none of the casts in between made it. The conversion itself (aten::_to_copy) is a call of its
+own, since it is a kernel that runs.
+
+A composite op is a call, and so are the ops that it is made of. What a kernel calls in turn is not seen: it is not what
+the program asked for. Counts equal those of a TorchDispatchMode, which sees what passes the dispatch key Python:
+
+- Of a call on tensors that a transform of torch.func wraps, the calls on the tensors inside count. It is a composite
+  call of its own where autocast casts the wrapped tensors.
+- PyTorch excludes that key where it makes a tensor of Python numbers (torch.tensor); nor is that seen here. detach_,
+  which computes nothing, ends above it, and PyTorch turns modes off to print a tensor and to make a Parameter of one.
+- An in-place op's autograd kernel may copy the tensor before its own kernel runs, and calls the hooks for saved tensors
+  (save_on_cpu); what these do are calls.
+- While a mode is there, PyTorch asks it, and nobody else, for a detach of each result that it saves for a backward.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from torch_promote import _C
+from torch_promote.checking.autocast_in_force import my_autocast_is_in_force, state_in_force
+from torch_promote.checking.checker import is_traced
+from torch_promote.checking.overloads import is_composite, leaves, overload_name, tensor_arguments
+from torch_promote.numerics.observing.call_facts import (
+    PoliciesOfStates,
+    autograd_may_call,
+    bytes_of,
+    cast_key,
+    device_type_of,
+    dtype_arguments_of,
+    is_excluded,
+    is_of_a_transform,
+    kind_of,
+    promotes,
+)
+from torch_promote.numerics.observing.node_origins import NodeOrigins, Origin
+from torch_promote.numerics.observing.places import is_parameter_made, place
+from torch_promote.numerics.observing.policy_sources import PolicySources
+from torch_promote.numerics.observing.running_modules import RunningModules
+from torch_promote.numerics.observing.tensor_numbers import TensorNumbers
+from torch_promote.numerics.records.calls import Call, Cast, Phase, TensorInfo, facts_of
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.reference.autocast.plan import AutocastState, autocast_plan
+
+__all__ = ["THROUGH", "Tracer"]
+
+_IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
+_CONVERSIONS = frozenset({"aten::to.dtype", "aten::to.dtype_layout", "aten::to.device", "aten::to.other"})
+_PYTHON = torch._C.DispatchKey.Python
+#: Excluded from an op's kernel on, and included in the autograd kernel that calls it.
+_BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
+_MOST_EQUAL = 10_000
+_A_LIBRARYS = "a kernel on PyTorch's autocast key"
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A call that has begun: the token that the dispatch observer gets."""
+
+    op: torch._ops.OpOverload
+    args: list[Any]
+    see_through: bool
+    composite: bool
+    origin: Origin
+    phase: Phase
+    first_node: int
+    start: int
+    inputs: tuple[TensorInfo, ...] = ()
+    policy: CastPolicy | torch.dtype | None = None
+    said_by: str = ""
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    runs: str | None = None  # the overload that autocast calls with the cast arguments, until it has called it
+    ran_with: tuple[TensorInfo, ...] | None = None
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # the inputs, until the call has ended
+    made: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+    bytes: dict[str, int] = field(default_factory=dict)
+    cast_time: int = 0
+    to_autograd: bool = False  # whether of what it calls, only what its autograd kernel calls is seen
+    wrapped: bool = False
+    decided: bool = False  # whether autocast or its absence has been told for it, or for a call that it is part of
+    stock_too: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Again:
+    """The call that autocast makes with the cast arguments, or a conversion that it asks for: part of another call."""
+
+    see_through: bool
+    outer: _Open
+    converts_since: int = 0
+    to_autograd: bool = False
+    stock_too: bool = False
+
+
+class _Through:
+    """The token of a call on tensors that a transform of torch.func wraps."""
+
+    see_through = True
+    stock_too = False
+
+
+THROUGH = _Through()
+_Token = TypeVar("_Token", _Open, _Again)
+
+
+class Tracer:
+    """Makes calls and passes them on, in the order in which they end.
+
+    Args:
+        modules: Which module runs.
+        add: Takes each call, and the tensors among its results. It is called in the thread of the call.
+        only_casting: Whether to leave out the calls that autocast has no policy for.
+    """
+
+    def __init__(
+        self,
+        modules: RunningModules,
+        add: Callable[[Call, list[torch.Tensor]], None],
+        only_casting: bool = False,
+    ) -> None:
+        self._modules = modules
+        self._add = add
+        self._only_casting = only_casting
+        self._nodes = NodeOrigins(modules)
+        self._numbers = TensorNumbers()
+        self._policies = PoliciesOfStates()
+        self._threads = threading.local()
+        self._origins: dict[Origin, Origin] = {}  # as many as the program has lines in modules
+        self._equal: dict[Any, tuple[TensorInfo, ...]] = {}
+        self.sources = PolicySources(modules)
+
+    def _stack(self) -> list[_Open | _Again]:
+        stack: list[_Open | _Again] | None = getattr(self._threads, "stack", None)
+        if stack is None:
+            stack = self._threads.stack = []
+        return stack
+
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Open | _Again | _Through | None:
+        """A call begins."""
+        if op.namespace in _IGNORED_NAMESPACES or is_excluded(_PYTHON) or is_traced():
+            return None
+        stack = self._stack()
+        outer = stack[-1] if stack else None
+        if outer is not None and outer.to_autograd and is_excluded(_BELOW_AUTOGRAD):
+            return None
+        name = overload_name(op)
+        wrapped = is_of_a_transform(args)
+        composite = wrapped or is_composite(op, device_type_of(args))
+        if isinstance(outer, _Open) and outer.runs is not None and outer.wrapped == wrapped:
+            if name == outer.runs:
+                ran_with = self._infos(tensor_arguments(op, args))
+                if wrapped and ran_with is outer.inputs:  # the transform, which comes before autocast
+                    return THROUGH
+                outer.bytes = {path: bytes_of(tensor) for path, tensor in tensor_arguments(op, args)}
+                outer.ran_with = ran_with  # last: Ctrl-C may come in between
+                outer.runs = None
+                to_autograd = not composite and autograd_may_call(op)
+                return self._push(_Again(composite or to_autograd, outer, to_autograd=to_autograd))
+            if name in _CONVERSIONS:
+                tensor, dtype = args[0], next((arg for arg in args if isinstance(arg, torch.dtype)), None)
+                if isinstance(tensor, torch.Tensor):  # not a number
+                    outer.made[cast_key(tensor, dtype)] += 1
+                return self._push(_Again(True, outer, time.time_ns()))
+        if wrapped and self._without_autocast(name):
+            return THROUGH
+        if name == "aten::detach_" or (name == "aten::detach" and is_parameter_made()):
+            return None
+        call = self._open(op, name, args, composite, outer)
+        if call is None:
+            return None
+        call.wrapped = wrapped
+        return self._push(call)
+
+    def _without_autocast(self, name: str) -> bool:
+        state = state_in_force()
+        return state is None or not self._policies.has_one(name, state)
+
+    def _push(self, token: _Token) -> _Token:
+        self._stack().append(token)
+        return token
+
+    def _open(
+        self, op: torch._ops.OpOverload, name: str, args: list[Any], composite: bool, outer: _Open | _Again | None
+    ) -> _Open | None:
+        around = outer.outer if isinstance(outer, _Again) else outer
+        if around is not None:
+            origin, phase = around.origin, around.phase
+        else:
+            found = place()
+            if found is None:
+                return None
+            phase = found.phase
+            recorded = self._nodes.of_running_node(found.called_backward) if phase == "backward" else None
+            if recorded is None:
+                origin = Origin(self._modules.path_at(found.module), found.line)
+            else:
+                origin = Origin(recorded.module, recorded.line or found.line)
+        origin = self._origins.setdefault(origin, origin)
+        first_node = NodeOrigins.next_number()
+        if around is None:
+            self._nodes.add_between(first_node, origin)
+        named = list(tensor_arguments(op, args))
+        call = _Open(op, args, composite, composite, origin, phase, first_node, time.time_ns(), self._infos(named))
+        if not composite and autograd_may_call(op):
+            call.see_through = call.to_autograd = True
+        state = state_in_force()
+        if state is not None:
+            call.autocast = self._policies.devices(state)
+            if self._policies.has_one(name, state):
+                self._plan(call, name, named, state)
+        call.decided = around is not None and around.decided
+        if not call.decided and call.policy is None and not call.said_by:
+            on = {device for device, _ in call.autocast}
+            call.said_by = self.sources.switched_off(name, {info.device for info in call.inputs}, on)
+        call.decided = call.decided or call.policy is not None or bool(call.said_by)
+        if call.policy is None and not call.said_by and promotes(name, call.inputs):
+            call.said_by = f"promotion rule {_C.promotion_rule() or 'torch'}"
+        return call
+
+    def _plan(self, call: _Open, name: str, named: list[tuple[str, torch.Tensor]], state: AutocastState) -> None:
+        plan = autocast_plan(call.op, call.args, {}, state)
+        call.policy = plan.policy
+        if plan.left_to_stock:
+            call.said_by = _A_LIBRARYS
+        elif plan.policy is not None:
+            assert plan.device is not None
+            call.said_by = self.sources.of(name, plan.device, call.origin.module)
+            call.see_through, call.to_autograd = True, False
+            call.runs = plan.runs
+            call.tensors = dict(named)
+        else:  # an override that has autocast cast nothing
+            device = next((device for device, _ in call.autocast if state.override(name, device) is not None), None)
+            if device is not None and any(info.device.startswith(device) for info in call.inputs):
+                call.policy, call.said_by = CastPolicy.fallthrough, self.sources.of(name, device, call.origin.module)
+
+    def end(self, token: _Open | _Again | _Through, results: list[Any]) -> None:
+        """A call has ended."""
+        if isinstance(token, _Through):
+            return
+        self._pop(token)
+        if isinstance(token, _Open):
+            tensors = [tensor for tensor in leaves(results) if tensor is not None]
+            self._close(token, tensors, False)
+        elif token.converts_since:
+            token.outer.cast_time += time.time_ns() - token.converts_since
+
+    def failed(self, token: _Open | _Again | _Through) -> None:
+        """A call has raised, or `end` has."""
+        if isinstance(token, _Through):
+            return
+        if self._pop(token) and isinstance(token, _Open):
+            self._close(token, [], True)
+
+    def _pop(self, token: _Open | _Again) -> bool:
+        stack = self._stack()
+        if token not in stack:
+            return False
+        while stack.pop() is not token:
+            pass
+        return True
+
+    def _close(self, call: _Open, tensors: list[torch.Tensor], error: bool) -> None:
+        self._nodes.add(call.first_node, call.origin)
+        if (self._only_casting and call.policy is None) or (call.wrapped and call.ran_with is None):
+            return
+        schema = call.op._schema
+        ran_with = call.inputs if call.ran_with is None else call.ran_with
+        self._add(
+            Call(
+                op=schema.name,
+                overload=schema.overload_name,
+                module=call.origin.module,
+                phase=call.phase,
+                line=call.origin.line,
+                inputs=call.inputs,
+                ran_with=ran_with,
+                outputs=self._infos((str(i), tensor) for i, tensor in enumerate(tensors)),
+                casts=tuple(self._casts(call)),
+                policy=call.policy,
+                said_by=call.said_by,
+                composite=call.composite,
+                thread=threading.get_native_id(),
+                error=error,
+                autocast=call.autocast,
+                dtype_arguments=dtype_arguments_of(call.op, call.args),
+                start=call.start,
+                duration=time.time_ns() - call.start,
+                cast_time=call.cast_time,
+            ),
+            tensors,
+        )
+
+    def _infos(self, named: Iterable[tuple[str, torch.Tensor]]) -> tuple[TensorInfo, ...]:
+        # Equal ones are one object: a program has few, and calls them again and again.
+        facts = tuple((path, *facts_of(tensor)) for path, tensor in named)
+        infos = self._equal.get(facts)
+        if infos is None:
+            if len(self._equal) > _MOST_EQUAL:
+                self._equal.clear()
+            infos = tuple(
+                TensorInfo(path, dtype, shape, str(device), strides) for path, dtype, shape, device, strides in facts
+            )
+            self._equal[facts] = infos
+        return infos
+
+    def _casts(self, call: _Open) -> Iterator[Cast]:
+        if call.ran_with is None or call.ran_with is call.inputs:
+            return
+        after = {info.name: info for info in call.ran_with}
+        for before in call.inputs:
+            got = after.get(before.name)
+            if got is None or got.dtype is before.dtype:
+                continue
+            tensor = call.tensors[before.name]
+            key = cast_key(tensor, got.dtype)
+            reused = call.made[key] == 0
+            call.made[key] -= not reused
+            number, earlier = self._numbers.count(tensor, got.dtype)
+            size = call.bytes[before.name]
+            kind = kind_of(tensor, call.phase)
+            cache = "" if not reused else _C.cache_mode() if my_autocast_is_in_force() else "PyTorch's"
+            yield Cast(before.name, before.dtype, got.dtype, size, kind, reused, number, earlier, cache)
