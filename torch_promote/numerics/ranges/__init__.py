@@ -1,0 +1,1 @@
+"""The ranges of tensors: values.py, those that `trace` records; tensor_ranges.py, extremes; float_bits.py, counting."""

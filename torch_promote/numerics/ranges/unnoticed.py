@@ -1,0 +1,95 @@
+"""Runs ops that the program does not notice: no autocast, autograd, mode or observer sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from torch_promote import _C
+from torch_promote.checking.comparison import is_fake
+
+__all__ = ["can_be_read", "stored_values", "unnoticed"]
+
+_keys: Any = torch._C
+
+
+def _excluded() -> Any:
+    keys = _keys.DispatchKeySet(_keys._dispatch_key_parse(_C.dispatch_observer_key()))
+    for name in ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "PythonDispatcher"):
+        keys = keys.add(getattr(_keys.DispatchKey, name))
+    return keys
+
+
+_EXCLUDED = _excluded()
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """Hides the ops of a block from autocast, autograd, version counters, modes of PyTorch and dispatch observers.
+
+    The ops have to leave the random number generators alone.
+
+    Example:
+        >>> weight = torch.ones(2, requires_grad=True)
+        >>> with torch.autocast("cpu"), unnoticed():
+        ...     product = weight[None] @ weight[:, None]
+        >>> product.dtype, product.requires_grad
+        (torch.float32, False)
+    """
+    with (
+        _keys.DisableTorchFunction(),
+        _keys._DisableTorchDispatch(),
+        _keys._DisableAutocast(),
+        _keys._AutoDispatchBelowADInplaceOrView(),
+        _keys._ExcludeDispatchKeyGuard(_EXCLUDED),
+    ):
+        yield
+
+
+def can_be_read(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has data of its own that may be read now.
+
+    Fake and meta tensors have no data, subclasses such as DTensor wrap tensors that do, the tensors of functorch belong
+    to a transform that runs, and nothing may be read while a CUDA graph is captured.
+
+    Example:
+        >>> can_be_read(torch.ones(2)), can_be_read(torch.ones(2, device="meta"))
+        (True, False)
+    """
+    if tensor.device.type == "meta" or is_fake(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or torch._is_functional_tensor(tensor):
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def stored_values(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns the elements of a strided tensor, or those that a sparse or nested one stores; call it in `unnoticed`.
+
+    Returns:
+        A strided tensor; None if the tensor is quantized, has no elements, or cannot be read.
+
+    Example:
+        >>> with unnoticed():
+        ...     stored_values(torch.eye(2).to_sparse())
+        tensor([1., 1.])
+    """
+    if tensor.is_nested and tensor.layout is torch.jagged:
+        tensor = tensor._values  # type: ignore[assignment]
+    if tensor.is_quantized or not can_be_read(tensor):
+        return None
+    if tensor.is_nested:
+        tensor = tensor.values()
+    elif tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
+    elif tensor.layout is not torch.strided:
+        if tensor.layout not in _COMPRESSED:
+            return None
+        tensor = tensor.values()
+    return tensor if tensor.numel() else None
