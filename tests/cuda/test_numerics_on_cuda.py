@@ -1,0 +1,96 @@
+"""Values of a trace and `find_nonfinite` on CUDA, where autograd runs the backward in another thread."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import torch_promote as tp
+from torch_promote.numerics.nonfinite.find_nonfinite import find_nonfinite
+from torch_promote.numerics.ranges import values as values_module
+from torch_promote.numerics.ranges.values import Values
+from torch_promote.numerics.trace import trace
+
+
+def small_model(device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).to(device)
+
+
+def test_values_are_those_of_the_cpu(cuda: torch.device) -> None:
+    numbers = torch.randn(300).mul(torch.randn(300).mul(30).exp2())
+    numbers[:4] = torch.tensor([0.0, -0.0, float("inf"), float("nan")])
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        tensor = numbers.to(dtype)
+        assert Values.of(tensor.to(cuda)) == Values.of(tensor)
+    for tensor in (torch.zeros(3), torch.full((3,), torch.nan), torch.full((3,), torch.inf), torch.ones(3)):
+        assert Values.of(tensor.to(cuda)) == Values.of(tensor)
+
+
+def test_values_of_a_training_step(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    transfers: list[int] = []
+    transfer = values_module._transfer
+    monkeypatch.setattr(values_module, "_transfer", lambda rows: transfers.append(len(rows)) or transfer(rows))
+    model = small_model(cuda)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with trace(model, values=True) as report:
+        for _ in range(2):
+            with tp.my_autocast("cuda"):
+                loss = model(torch.ones(4, 8, device=cuda)).float().pow(2).mean()
+            loss.backward()
+            optimizer.step()
+    assert len(transfers) == 3  # two steps, and the end of the block
+    assert all(len(call.values) == len(call.outputs) for call in report.calls)
+    assert any(call.values[0].count for call in report.calls.where(phase="backward") if call.values)
+
+
+def test_find_nonfinite(cuda: torch.device) -> None:
+    model = small_model(cuda)
+    with find_nonfinite(model) as report, tp.my_autocast("cuda", torch.float16):
+        model(torch.full((4, 8), 1e6, device=cuda))
+    assert report.origin is not None
+    assert (report.origin.op, report.origin.module) == ("aten::linear", "0")
+    assert (report.origin.kind, report.origin.argument) == ("overflow in a cast", "input")
+
+
+def test_find_nonfinite_in_a_backward_with_a_scaler(cuda: torch.device) -> None:
+    model = small_model(cuda)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**30)
+    with find_nonfinite(model) as report:
+        for _ in range(2):
+            optimizer.zero_grad()
+            with tp.my_autocast("cuda", torch.float16):
+                loss = model(torch.ones(4, 8, device=cuda)).float().pow(2).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert not report.found, str(report)
+    assert [one.kind for one in report.benign] == ["GradScaler"]
+    zero = torch.zeros(2, device=cuda, requires_grad=True)
+    with find_nonfinite() as report:
+        (zero.sqrt() * 0).sum().backward()
+    assert report.origin is not None
+    assert (report.origin.phase, report.origin.kind) == ("backward", "mathematics")
+
+
+def test_nothing_synchronizes_while_a_graph_is_captured(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A synchronization would end the capture with an error, which the stand-in does not do."""
+    captured = []
+
+    def transfer(rows: list[torch.Tensor]) -> list[list[int]]:
+        captured.append(torch.cuda.is_current_stream_capturing())
+        return original(rows)
+
+    original = values_module._transfer
+    monkeypatch.setattr(values_module, "_transfer", transfer)
+    weight = nn.Parameter(torch.ones(3, device=cuda))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    with trace(values=True) as report:
+        torch.zeros(3, device=cuda).exp()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            optimizer.step()
+    assert captured == [False]
+    assert [call.values[0].amax for call in report.calls.where(op="exp")] == [1.0]

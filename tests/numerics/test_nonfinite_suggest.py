@@ -1,0 +1,156 @@
+"""`NonfiniteReport.suggest`: the overrides that it finds, and what it restores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torch_promote as tp
+from torch_promote.errors import OptionError
+from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteReport, find_nonfinite
+from torch_promote.regions.defaults import default_policy
+from torch_promote.regions.installation import installed
+
+HALF = torch.float16
+
+
+@pytest.fixture(autouse=True)
+def policies_are_restored() -> Any:
+    before = default_policy(), installed()
+    yield
+    assert (default_policy(), installed()) == before
+
+
+def find(program: Callable[[], Any], model: nn.Module | None = None) -> NonfiniteReport:
+    with find_nonfinite(model) as report:
+        program()
+    return report
+
+
+def big(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.full((4, 4), value, dtype=dtype)
+
+
+def test_suggest_needs_a_function() -> None:
+    with pytest.raises(OptionError, match="step"):
+        find(lambda: None).suggest(3)  # type: ignore[arg-type]
+
+
+def test_suggest_overrides_as_few_ops_as_it_takes_and_restores_all() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = [weight.clone() for weight in model.parameters()]
+    random = torch.get_rng_state()
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        with tp.my_autocast("cpu", HALF):
+            product = torch.mm(big(200.0), big(200.0))
+            loss = model(torch.matmul(product, big(1e-6))).float().pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        torch.rand(1)
+        return loss
+
+    report = NonfiniteReport(model, ())
+    policy = report.suggest(step)
+    assert policy is not None
+    assert sorted({difference.overload for difference in policy.diff("stock")}) == ["aten::matmul", "aten::mm"]
+    assert [attempt.finite for attempt in report.tried].count(True) == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert torch.equal(random, torch.get_rng_state())
+    with tp.my_autocast("cpu", HALF, policy=policy):
+        assert torch.mm(big(200.0), big(200.0)).isfinite().all()
+
+
+def test_suggest_leaves_out_an_override_that_a_later_one_makes_needless() -> None:
+    """The sum overflows first, but not if the product before it is not in float16."""
+
+    def step() -> Tensor:
+        with tp.my_autocast("cpu", HALF):
+            product = torch.matmul(big(100.0), big(100.0))
+            return torch.matmul(product + product, big(1.0))
+
+    report = find(step)
+    policy = report.suggest(step)
+    assert policy is not None
+    assert {one.overload for one in policy.diff("stock")} == {"aten::matmul"}
+    ran = [tuple(attempt.overrides) for attempt in report.tried]
+    add, matmul = "aten::add.Tensor", "aten::matmul.default"
+    assert ran == [(), (add,), (add, matmul), (matmul,)]
+    assert report.tried[-1].finite
+
+
+def test_suggest_gives_a_module_a_policy_where_a_region_has_its_own() -> None:
+    class Product(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.mm(x, x) * 1e-6
+
+    model = nn.Sequential(nn.Identity(), Product())
+
+    def step() -> Tensor:
+        with tp.my_autocast("cpu", HALF, policy="stock"):
+            return model(big(200.0))
+
+    report = find(step, model=model)
+    policy = report.suggest(step)
+    assert policy is not None
+    assert {one.overload for one in policy.diff("stock")} == {"aten::mm"}
+    assert dict(report.tried[-1].modules).keys() == {"1"}
+    assert report.tried[-1].finite
+    assert not step().isfinite().all()  # the policy of the module is gone
+
+
+def test_suggest_returns_none_where_no_override_helps() -> None:
+    report = find(lambda: torch.log(torch.zeros(1)))
+    assert report.suggest(lambda: torch.log(torch.zeros(1))) is None
+    assert len(report.tried) == 1
+    assert report.suggest(lambda: torch.ones(1)) is None
+    assert report.tried[0].finite
+    outside = find(lambda: big(300.0, HALF) * 300)
+    assert outside.suggest(lambda: big(300.0, HALF) * 300) is None
+
+
+def test_suggest_passes_on_an_error_of_the_step() -> None:
+    def step() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        find(lambda: None).suggest(step)
+
+
+def test_suggest_gives_a_module_only_the_overrides_that_it_needs() -> None:
+    class Cubed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4, bias=False)
+            nn.init.constant_(self.linear.weight, 100.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.mm(self.linear(x), torch.eye(4) * 1e-3)
+
+    model = nn.Sequential(Cubed(), nn.Linear(4, 4))
+
+    def step() -> None:
+        with tp.my_autocast("cpu", HALF, policy="stock"):
+            torch.matmul(model(big(10.0)).float(), big(1.0))
+            total = model(big(10.0)).float().sum()
+        model.zero_grad()
+        (total * 1e8).backward()
+
+    report = find(step, model=model)
+    policy = report.suggest(step)
+    assert policy is not None
+    assert {one.overload for one in policy.diff("stock")} <= {"aten::linear", "aten::mm"}
+    last = report.tried[-1]
+    assert last.finite
+    assert list(last.modules.values()) == [repr(policy)]
+    ((path, _),) = last.modules.items()
+    assert str(last) == f"set_module_policy(model, {{{path!r}: {policy!r}}}): finite"
+    tp.set_module_policy(model, {path: policy})
+    assert find(step, model=model).origin is None

@@ -1,0 +1,78 @@
+"""Makes a call again in another dtype, without side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_promote.checking.overloads import leaves
+from torch_promote.numerics.ranges.unnoticed import unnoticed
+
+__all__ = ["call_again"]
+
+_LOWER = (torch.float16, torch.bfloat16)
+#: Ops of which every process has to make as many calls.
+_BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+
+def call_again(
+    op: torch._ops.OpOverload,
+    args: Sequence[Any],
+    dtype: torch.dtype,
+    before: Mapping[int, torch.Tensor] | None = None,
+) -> list[torch.Tensor] | None:
+    """Makes a call on copies of its arguments in another dtype, without autocast.
+
+    Random numbers are drawn from the present state of the generators, which stays.
+
+    Args:
+        op: The overload.
+        args: All its arguments, in the schema's order.
+        dtype: The dtype of the copies of floating point tensors. A dtype among the arguments that is narrower becomes
+            this one, too.
+        before: Copies of arguments that the call has overwritten since, by the id of the tensor.
+
+    Returns:
+        The tensors among the results; None if the call fails in this dtype, or is one between processes.
+
+    Example:
+        >>> call_again(torch.ops.aten.exp.default, [torch.tensor([12.0], dtype=torch.float16)], torch.float32)
+        [tensor([162754.7969])]
+    """
+    if op.namespace in _BETWEEN_PROCESSES:
+        return None
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensor = value if before is None else before.get(id(value), value)
+            if tensor.is_floating_point():
+                return tensor.to(dtype, copy=True)
+            return tensor.to(_COMPLEX[dtype], copy=True) if tensor.is_complex() else tensor.clone()
+        if isinstance(value, torch.Generator):
+            return value.clone_state()
+        if isinstance(value, torch.dtype):
+            return dtype if value in _LOWER or value is torch.float32 else value
+        if isinstance(value, list | tuple):
+            return [convert(one) for one in value]
+        return value
+
+    random = torch.get_rng_state()
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        with unnoticed():
+            converted = list(zip(op._schema.arguments, (convert(value) for value in args), strict=True))
+            positional = [value for argument, value in converted if not argument.kwarg_only]
+            named = {argument.name: value for argument, value in converted if argument.kwarg_only}
+            results = op(*positional, **named)
+    except Exception:  # an op may refuse the dtype, or arguments that do not fit together any more
+        return None
+    finally:
+        torch.set_rng_state(random)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state_all(on_gpu)
+    return [
+        tensor for tensor in leaves(results if isinstance(results, list | tuple) else [results]) if tensor is not None
+    ]

@@ -1,0 +1,228 @@
+"""`find_nonfinite`: finds the call that made the first inf or NaN."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_promote.checking.dispatch_observer import observe_dispatch
+from torch_promote.errors import OptionError, TorchPromoteError
+from torch_promote.numerics.nonfinite.finder import NonfiniteFinder
+from torch_promote.numerics.nonfinite.records import BenignNonfinite, NonfiniteOrigin
+from torch_promote.numerics.nonfinite.suggestion import Attempt, find_cure
+from torch_promote.numerics.observing.running_modules import RunningModules
+from torch_promote.numerics.observing.unseen import watch_unseen
+from torch_promote.numerics.records.calls import Call
+from torch_promote.policy.policy import Policy
+from torch_promote.regions.watching import watch_regions
+
+__all__ = ["NonfiniteError", "NonfiniteReport", "find_nonfinite"]
+
+
+class NonfiniteError(TorchPromoteError, ArithmeticError):
+    """A call made an inf or a NaN in a block of `find_nonfinite(raise_at_first=True)`.
+
+    Attributes:
+        origin: Where it came from.
+    """
+
+    def __init__(self, origin: NonfiniteOrigin) -> None:
+        super().__init__(str(origin))
+        self.origin = origin
+
+
+class NonfiniteReport:
+    """What `find_nonfinite` found. It fills while the block runs.
+
+    Attributes:
+        origin: The first call with finite inputs and a non-finite output; None if there is none.
+        tried: What `suggest` has run, in order.
+        not_seen: What ran in the block and was not checked, a sentence each.
+        torch_version: PyTorch's version.
+    """
+
+    def __init__(self, model: nn.Module | None, allow: Sequence[str]) -> None:
+        self.origin: NonfiniteOrigin | None = None
+        self.tried: list[Attempt] = []
+        self.not_seen: list[str] = []
+        self.torch_version = str(torch.__version__)
+        self._model = None if model is None else weakref.ref(model)
+        self._allow = allow
+        self._finder: NonfiniteFinder | None = None
+
+    @property
+    def found(self) -> bool:
+        """Whether a call made a non-finite value that is a fault."""
+        return self.origin is not None
+
+    @property
+    def benign(self) -> list[BenignNonfinite]:
+        """The non-finite values that are no fault, by place: masks, steps that GradScaler skips, what `allow` names."""
+        return [] if self._finder is None else self._finder.benign
+
+    @property
+    def checked(self) -> int:
+        """How many calls were checked. After the origin none is."""
+        return 0 if self._finder is None else self._finder.checked
+
+    def ops_at(self, module: str, line: str) -> list[str]:
+        """Returns the names of the ops that the forward called in a module at a line."""
+        return [] if self._finder is None else list(self._finder.forward_ops.get((module, line), ()))
+
+    def ops_in(self, module: str) -> list[str]:
+        """Returns the names of the ops that the forward called in a module, and in those inside it."""
+        if self._finder is None:
+            return []
+        inside = [ops for (path, _), ops in self._finder.forward_ops.items() if _is_inside(path, module)]
+        return list(dict.fromkeys(name for ops in inside for name in ops))
+
+    def suggest(self, step: Callable[[], Any]) -> Policy | None:
+        """Finds the smallest override that cures the program, by running it.
+
+        It runs the step without an override, then with one for the op that overflows, and while others overflow next,
+        with overrides for these, too; at the end it leaves out those that are not needed. The overrides hold in regions
+        of `my_autocast` and torch.autocast that the step opens. If they do not help and `find_nonfinite` got the model,
+        it tries policies of the module of the origin, and of those around it.
+
+        Args:
+            step: Runs one step of the program, its regions included, from the same state each time. Between two runs
+                PyTorch's random number generators are restored, and parameters, buffers and gradients of the model, if
+                `find_nonfinite` got it. An optimizer's state is yours to restore.
+
+        Returns:
+            A policy with which the step was finite: the default policy with the overrides, or if no override of ops
+            helps, the policy of a module, which `tried[-1].modules` names. None if the kind is "mathematics" or "data",
+            the step is finite by itself, or nothing helps. `tried` lists all runs, with their results.
+
+        Raises:
+            OptionError: `step` is not callable. It is a ValueError.
+
+        Example:
+            >>> import torch, torch_promote as tp
+            >>> x = torch.full((2, 300), 100.0)
+            >>> def step():
+            ...     with tp.my_autocast("cpu", torch.float16):
+            ...         return x @ x.t()
+            >>> with find_nonfinite() as report:
+            ...     _ = step()
+            >>> report.suggest(step)
+            Policy.stock().override({'aten::matmul.default': 'fp32'})
+            >>> [str(attempt) for attempt in report.tried][-1]
+            "overrides={'aten::matmul.default': 'fp32'}: finite"
+        """
+        if not callable(step):
+            raise OptionError(f"suggest() takes a function that runs a step, got {step!r}. Pass a function.")
+        self.tried = []
+        model = None if self._model is None else self._model()
+        return find_cure(step, model, lambda: find_nonfinite(model, allow=self._allow), self.tried)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as values that JSON has."""
+        return {
+            "found": self.found,
+            "origin": None if self.origin is None else self.origin.to_dict(),
+            "benign": [one.to_dict() for one in self.benign],
+            "tried": [one.to_dict() for one in self.tried],
+            "not_seen": list(self.not_seen),
+            "checked": self.checked,
+            "torch": self.torch_version,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the report to a file: as JSON if its name ends in .json, otherwise as the text of `str`.
+
+        Raises:
+            OptionError: The file cannot be written. It is a ValueError.
+        """
+        text = json.dumps(self.to_dict(), indent=1) if str(path).endswith(".json") else str(self)
+        try:
+            Path(path).write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"cannot save the report as {str(path)!r}: {error.strerror or error}.") from error
+
+    def __str__(self) -> str:
+        if self.origin is None:
+            first = f"no inf or NaN that is a fault, in {self.checked:,} calls that were checked"
+        else:
+            first = str(self.origin)
+        lines = [first, *(f"benign: {one}" for one in self.benign), *(f"not seen: {one}" for one in self.not_seen)]
+        return "\n".join([*lines, *(f"tried: {one}" for one in self.tried)])
+
+    def __repr__(self) -> str:
+        return f"<NonfiniteReport: {'no origin' if self.origin is None else f'{self.origin.kind}, {self.origin.op}'}>"
+
+
+@contextlib.contextmanager
+def find_nonfinite(
+    model: nn.Module | None = None, *, raise_at_first: bool = False, allow: Sequence[str] = ()
+) -> Iterator[NonfiniteReport]:
+    """Finds the first call in a block that has finite inputs and a non-finite output, in the forward or a backward.
+
+    Infinite values that a mask asks for are no fault, nor are gradients that overflow only by GradScaler's scale, for
+    which it skips the step: the report lists both as benign. A NaN always is one. The program's results do not change.
+
+    Each call costs a look at its results, and on a GPU a synchronization, until the first fault is found.
+
+    Args:
+        model: The module whose paths the report uses. None: the first module that is called outside of others.
+        raise_at_first: Whether to raise at the call itself, so that a debugger stops there. It also raises for infinite
+            values of which the program makes only integers, which are no fault at the end of the block.
+        allow: Ops ("log", "aten::log"), modules ("blocks.3", with those inside it) and lines ("train.py:41") that may
+            make non-finite values.
+
+    Yields:
+        The report.
+
+    Raises:
+        NonfiniteError: `raise_at_first` is set, and a call made a non-finite value. It is an ArithmeticError.
+        OptionError: `model` is not a module, or `allow` not a sequence of strings. It is a ValueError.
+
+    Example:
+        >>> import torch, torch_promote as tp
+        >>> with find_nonfinite() as report, tp.my_autocast("cpu", torch.float16):
+        ...     x = torch.full((2, 300), 100.0)
+        ...     _ = (x @ x.t()).relu()
+        >>> report.origin.op, report.origin.kind
+        ('aten::matmul', 'overflow in the op')
+    """
+    if isinstance(allow, str) or not all(isinstance(one, str) and one for one in allow):
+        raise OptionError(
+            f'`allow` takes a sequence of names, such as ("log", "blocks.3", "train.py:41"), got {allow!r}.'
+        )
+    allowed = tuple(allow)
+    modules = RunningModules(model)
+    report = NonfiniteReport(model, allowed)
+    del model  # which may die before the block ends
+
+    def found(origin: NonfiniteOrigin | None) -> None:
+        report.origin = origin
+        if raise_at_first and origin is not None:
+            raise NonfiniteError(origin)
+
+    finder = NonfiniteFinder(modules, found, lambda call: any(_names(one, call) for one in allowed))
+    report._finder = finder
+    try:
+        with watch_unseen(report.not_seen), watch_regions(finder.sources.entered), observe_dispatch(finder):
+            yield report
+    finally:
+        finder.finish()
+
+
+def _is_inside(path: str, module: str) -> bool:
+    return not module or path == module or path.startswith(f"{module}.")
+
+
+def _names(name: str, call: Call) -> bool:
+    return (
+        name in (call.op, call.name, call.op.partition("::")[2], call.name.partition("::")[2])
+        or (bool(call.module) and _is_inside(call.module, name))
+        or (":" in name and call.line.endswith(name))
+    )

@@ -1,0 +1,57 @@
+"""Follows infinite values through a program, to tell whether integers are all that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from torch_promote.numerics.ranges.unnoticed import can_be_read
+
+__all__ = ["Spread"]
+
+
+class Spread:
+    """The tensors that hold the infinite values of an origin, and those that were made of them.
+
+    The bucket of a position, as T5 computes it, is log(0) = -inf for the position 0, cast to an integer that is not
+    used. That is no fault. So the values of an origin end well if each tensor that holds some was passed on or cast to
+    integers, and the last ones were cast.
+
+    Args:
+        origin: The results of the origin.
+    """
+
+    def __init__(self, origin: Iterable[torch.Tensor]) -> None:
+        self._ended: dict[int, tuple[StorageWeakRef, bool]] = {}
+        self._add(origin)
+
+    def _add(self, tensors: Iterable[torch.Tensor]) -> None:
+        for reference in filter(None, map(_storage, tensors)):
+            self._ended[reference.cdata] = reference, False
+
+    def end(self, tensor: torch.Tensor) -> bool:
+        """A tensor is cast to integers, or passed on. Returns whether it holds values of the origin."""
+        reference = _storage(tensor)
+        if reference is None or reference.cdata not in self._ended:
+            return False
+        self._ended[reference.cdata] = reference, True
+        return True
+
+    def pass_on(self, inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor]) -> None:
+        """A call makes tensors that are not finite of others."""
+        passed = [self.end(tensor) for tensor in inputs]
+        if any(passed):
+            self._add(outputs)
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether integers are all that was made of the values."""
+        return all(ended for _, ended in self._ended.values())
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
+    if tensor.layout is not torch.strided or tensor.is_nested or not can_be_read(tensor):
+        return None
+    return StorageWeakRef(tensor.untyped_storage())
