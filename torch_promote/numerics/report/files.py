@@ -1,0 +1,212 @@
+"""Reports as files: JSON, which can be read again, CSV, a page, and a trace for Perfetto.
+
+NOTE [ Tensors in JSON ]
+A program has few kinds of tensors and calls ops on them again and again. So the file lists each `TensorInfo` once,
+under "tensors", and calls name them by their place in that list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_promote.errors import OptionError
+from torch_promote.numerics.ranges.values import Values
+from torch_promote.numerics.records.calls import Call
+from torch_promote.numerics.records.groups import Totals
+from torch_promote.numerics.report.page import make_page
+from torch_promote.numerics.report.perfetto import perfetto_trace
+
+if TYPE_CHECKING:
+    from torch_promote.numerics.records.trace_records import TraceRecords
+
+__all__ = ["FORMAT", "VERSION", "fill_from_dict", "load", "report_to_dict", "save"]
+
+FORMAT = "torch_promote trace"
+VERSION = 1
+_TENSORS = ("inputs", "ran_with", "outputs")
+
+
+def report_to_dict(report: TraceRecords) -> dict[str, Any]:
+    """Returns a report as values that JSON has.
+
+    Args:
+        report: The report.
+
+    Returns:
+        A dict with "format", "version", "torch_version", "steps", "dropped", "not_seen", "totals" (of all calls),
+        "tensors", "calls" (as of `Call.to_dict`, but inputs, ran_with and outputs are places in "tensors"), "groups"
+        (the calls by op, module and line) and "casts" (by argument, op, module and line).
+    """
+    tensors: dict[str, int] = {}
+
+    def place_of(info: dict[str, Any]) -> int:
+        return tensors.setdefault(json.dumps(info), len(tensors))
+
+    calls = [call.to_dict() for call in list(report.calls)]
+    for call in calls:
+        for name in _TENSORS:
+            call[name] = [place_of(info) for info in call[name]]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "torch_version": report.torch_version,
+        "steps": report.steps,
+        "dropped": report.dropped,
+        "device_names": list(report.device_names),
+        "not_seen": list(report.not_seen),
+        "asked": list(report.asked),
+        "totals": report.total.to_dict(),
+        "tensors": [json.loads(text) for text in tensors],
+        "calls": calls,
+        "groups": report._totals.to_list(),
+        "casts": [group.to_dict() for group in report.casts()],
+    }
+
+
+def fill_from_dict(report: TraceRecords, data: dict[str, Any]) -> None:
+    """Fills an empty report with what `report_to_dict` returned.
+
+    Args:
+        report: The report.
+        data: The dict.
+    """
+    for one in data["calls"]:
+        named = {name: [data["tensors"][place] for place in one[name]] for name in _TENSORS}
+        call = Call.from_dict({**one, **named})
+        report.add(dataclasses.replace(call, values=tuple(Values.from_dict(values) for values in one["values"])))
+    if data["dropped"]:
+        report._totals = Totals.from_lists(data["groups"], data["casts"])
+    for name in ("torch_version", "steps", "dropped", "device_names", "not_seen", "asked"):
+        setattr(report, name, data[name])
+
+
+def save(report: TraceRecords, path: str | os.PathLike[str]) -> None:
+    """Writes a report to a file; see `TraceReport.save`."""
+    target = Path(os.fspath(path))
+    make = _maker(target)
+    if target.is_dir():
+        raise OptionError(f"cannot save the trace as {str(target)!r}: it is a folder. Name a file in it.")
+    if not target.parent.is_dir():
+        raise OptionError(
+            f"cannot save the trace as {str(target)!r}: there is no folder {str(target.parent)!r}. Create it first."
+        )
+    _replace(target, make(report))
+
+
+def load(report: TraceRecords, path: str | os.PathLike[str]) -> None:
+    """Reads a report that `save` wrote as .json into an empty one; see `TraceReport.load`."""
+    name = os.fspath(path)
+    saved = 'Pass a file that report.save("NAME.json") wrote.'
+    try:
+        data = json.loads(Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"cannot read the trace {name!r}: {error.strerror or error}. {saved}") from error
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"cannot read the trace {name!r}: it is not JSON ({error}). {saved}") from error
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != FORMAT:
+        events = isinstance(data, dict) and "traceEvents" in data
+        what = "it is a trace for Perfetto" if events else f'its "format" is {found!r}, not {FORMAT!r}'
+        raise OptionError(f"cannot read the trace {name!r}: {what}. {saved}")
+    if data.get("version") != VERSION:
+        raise OptionError(
+            f"cannot read the trace {name!r}: its version is {data.get('version')!r}, and this torch_promote reads "
+            f"version {VERSION}. Read it with the torch_promote that wrote it, or trace again."
+        )
+    try:
+        fill_from_dict(report, data)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError) as error:
+        raise OptionError(
+            f"cannot read the trace {name!r}: it is incomplete or was changed ({type(error).__name__}: {error}). "
+            f"{saved}"
+        ) from error
+
+
+def _maker(target: Path) -> Callable[[TraceRecords], str]:
+    name = target.name.lower()
+    for ending, make in _MAKERS.items():
+        if name.endswith(ending):
+            return make
+    raise OptionError(
+        f"cannot save the trace as {str(target)!r}: the name's ending says the format. Legal: .html (a page), .json "
+        "(to read it again), .trace.json (for Perfetto), .csv (a row for each call)."
+    )
+
+
+def _json(report: TraceRecords) -> str:
+    return json.dumps(report_to_dict(report), separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _perfetto(report: TraceRecords) -> str:
+    return json.dumps(perfetto_trace(report), separators=(",", ":")) + "\n"
+
+
+_SCALARS = ("op", "overload", "module", "phase", "line")
+_COLUMNS = (
+    *_SCALARS,
+    *_TENSORS,
+    *("casts", "cast_bytes", "policy", "said_by", "composite", "error", "autocast"),
+    *("thread", "start", "duration", "cast_time"),
+)
+
+
+def _csv(report: TraceRecords) -> str:
+    calls = list(report.calls)
+    measured = list(dict.fromkeys(name for call in calls for values in call.values for name in _numbers_of(values)))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_COLUMNS, *measured])
+    for call in calls:
+        made = sum(cast.bytes for cast in call.casts if not cast.reused)
+        autocast = _joined(f"{device}: {str(dtype).removeprefix('torch.')}" for device, dtype in call.autocast)
+        row: list[Any] = [getattr(call, name) for name in _SCALARS]
+        row += [_joined(getattr(call, name)) for name in _TENSORS]
+        row += [_joined(call.casts), made, call.policy_name, call.said_by, call.composite, call.error, autocast]
+        row += [call.thread, call.start, call.duration, call.cast_time]
+        numbers = [_numbers_of(values) for values in call.values]
+        writer.writerow([*row, *(_joined(one.get(name, "") for one in numbers) for name in measured)])
+    return text.getvalue()
+
+
+def _numbers_of(values: Values) -> dict[str, Any]:
+    """The numbers of a `Values`, without its histogram."""
+    return {name: value for name, value in values.to_dict().items() if name != "exponents"}
+
+
+def _joined(parts: Iterable[object]) -> str:
+    return "; ".join(str(part) for part in parts)
+
+
+_MAKERS: dict[str, Callable[[TraceRecords], str]] = {
+    ".trace.json": _perfetto,
+    ".json": _json,
+    ".csv": _csv,
+    ".html": make_page,
+}
+
+
+def _replace(target: Path, text: str) -> None:
+    """Writes a file. Whoever reads it meanwhile sees the old content or the new, never a part."""
+    real = Path(os.path.realpath(target))  # a symbolic link stays; the file that it points to is replaced
+    beside = real.with_name(f".{real.name}.{uuid.uuid4().hex}")
+    try:
+        with open(beside, "x", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            file.write(text)
+        if real.exists():
+            shutil.copymode(real, beside)
+        os.replace(beside, real)
+    except OSError as error:
+        raise OptionError(f"cannot save the trace as {str(target)!r}: {error.strerror or error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()

@@ -1,0 +1,202 @@
+"""Traces a whole process, or some of its optimizer steps, for `torch-promote trace` and `torch-promote find-nan`.
+
+The command sets the environment variable `VARIABLE` for the program. The processes that the program starts inherit it.
+Each leaves a record in a folder of the command's, which reads them when the program has ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import multiprocessing.util
+import os
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_promote.checking.dispatch_observer import DispatchObserverError
+from torch_promote.numerics.observing.optimizer_steps import watch_steps
+from torch_promote.numerics.report.trace_report import TraceReport
+
+__all__ = ["VARIABLE", "Record", "Request", "read_progress", "read_records", "use_environment"]
+
+#: Set by the commands alone: a `Request` as JSON.
+VARIABLE = "TORCH_PROMOTE_TRACED"
+
+#: How often a process says how far it is, and after how many calls it looks at the clock.
+_SECONDS, _CALLS = 2.0, 1000
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command asks of the processes of a program.
+
+    Attributes:
+        folder: Where records go.
+        options: The arguments of `trace`, or of `find_nonfinite`.
+        finds_nonfinite: Whether it is the second.
+        first: The optimizer step from which on calls count; 0 for the beginning of the program.
+        end: The step before which they stop to count; None for the end of the program.
+        shows_progress: Whether somebody watches.
+    """
+
+    folder: str
+    options: dict[str, Any]
+    finds_nonfinite: bool = False
+    first: int = 0
+    end: int | None = None
+    shows_progress: bool = False
+
+    def to_text(self) -> str:
+        """Returns the value of the variable."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(eq=False)
+class Record:
+    """What a process leaves.
+
+    Attributes:
+        process: Its id.
+        parent: The id of the process that started it.
+        rank: The rank that a launcher gave it; None without one.
+        steps: How many optimizer steps ended in it.
+        report: Its trace, None if the asked steps never came; None in find-nan.
+        found: In find-nan, whether there is an origin; None if the asked steps never came.
+        text: In find-nan, the report as text.
+        data: In find-nan, the report as values that JSON has.
+    """
+
+    process: int
+    parent: int
+    rank: int | None
+    steps: int = 0
+    report: TraceReport | None = None
+    found: bool | None = None
+    text: str = ""
+    data: dict[str, Any] | None = None
+
+
+def use_environment() -> None:
+    """Begins to trace this process, or waits for the steps that were asked for."""
+    _Process(Request(**json.loads(os.environ[VARIABLE])))
+
+
+def read_records(folder: Path) -> dict[int, Record]:
+    """Returns the records that processes have left in a folder, by process id."""
+    return {int(file.stem): pickle.loads(file.read_bytes()) for file in sorted(folder.glob("*.record"))}
+
+
+def read_progress(folder: Path) -> tuple[int, int]:
+    """Returns how many calls and optimizer steps there have been so far in the process that is furthest."""
+    found = (0, 0)
+    for file in folder.glob("*.progress"):
+        with contextlib.suppress(OSError, ValueError):  # it is just being written
+            calls, steps = map(int, file.read_text().split())
+            found = max(found, (calls, steps))
+    return found
+
+
+class _Process:
+    """What this process does, and after a fork the child."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._folder = Path(request.folder)
+        self._steps = self._calls = 0
+        self._said = time.monotonic()
+        self._block: contextlib.AbstractContextManager[Any] | None = None
+        self._report: Any = None
+        self._inherited: Any = None  # the origin that the parent found
+        self._watching = watch_steps(self._stepped)
+        self._watching.__enter__()
+        if request.first == 0:
+            self._begin()
+        atexit.register(self._at_exit)
+        os.register_at_fork(after_in_child=self._forget)
+        multiprocessing.util.register_after_fork(self, _Process._write_at_end)
+
+    def _begin(self) -> None:
+        self._block = _block_of(self._request)
+        self._report = self._block.__enter__()
+        if self._request.shows_progress and isinstance(self._report, TraceReport):
+            vars(self._report)["add"] = self._counting(self._report.add)
+
+    def _end(self) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            with contextlib.suppress(DispatchObserverError):  # another thread than the one in which it began
+                block.__exit__(None, None, None)
+            vars(self._report).pop("add", None)
+
+    def _stepped(self) -> None:
+        self._steps += 1
+        if self._block is not None and self._steps == self._request.end:
+            self._end()
+        elif self._report is None and self._steps == self._request.first:
+            self._begin()
+        self._say()
+
+    def _counting(self, add: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def count(call: Any) -> Any:
+            self._calls += 1
+            if self._calls % _CALLS == 0:
+                self._say()
+            return add(call)
+
+        return count
+
+    def _say(self) -> None:
+        if self._request.shows_progress and time.monotonic() - self._said > _SECONDS:
+            self._said = time.monotonic()
+            self._put("progress", f"{self._calls} {self._steps}".encode())
+
+    def _forget(self) -> None:
+        # What is there is the parent's to report.
+        self._steps = self._calls = 0
+        if isinstance(self._report, TraceReport):
+            vars(self._report).update(vars(TraceReport(self._report._max_calls)))
+        elif self._report is not None:
+            self._inherited = self._report.to_dict()["origin"]
+
+    def _write_at_end(self) -> None:
+        # A process that multiprocessing has forked ends without atexit.
+        finalize: Any = multiprocessing.util.Finalize
+        finalize(None, self._at_exit, exitpriority=-100)
+
+    def _at_exit(self) -> None:
+        self._end()
+        record = Record(os.getpid(), os.getppid(), _rank(), self._steps)
+        if isinstance(self._report, TraceReport):
+            record.report = self._report
+        elif self._report is not None:
+            data = self._report.to_dict()
+            record.found = bool(self._report.found) and data["origin"] != self._inherited
+            record.text, record.data = str(self._report), data
+        self._put("record", pickle.dumps(record))
+
+    def _put(self, kind: str, content: bytes) -> None:
+        whole = self._folder / f"{os.getpid()}.{kind}"
+        part = whole.with_suffix(f".{kind}-part")
+        with contextlib.suppress(OSError):  # the command has ended before this process
+            part.write_bytes(content)
+            part.rename(whole)
+
+
+def _block_of(request: Request) -> contextlib.AbstractContextManager[Any]:
+    if request.finds_nonfinite:
+        from torch_promote.numerics.nonfinite.find_nonfinite import find_nonfinite
+
+        return find_nonfinite(**request.options)
+    from torch_promote.numerics.trace import trace
+
+    return trace(**request.options)
+
+
+def _rank() -> int | None:
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdigit() and os.environ.get("WORLD_SIZE", "1") != "1" else None
