@@ -19,9 +19,9 @@ def autoload() -> None:
     stays PyTorch's.
     """
     asked = os.environ.get("TORCH_PROMOTE_AUTOCAST", "")
-    if asked in ("", "0"):
+    if asked in ("", "0") and not os.environ.get("TORCH_PROMOTE_TRACED"):  # `torch-promote trace --stock` sets that
         return
-    if asked != "1":
+    if asked not in ("", "0", "1"):
         _warn(f"TORCH_PROMOTE_AUTOCAST is {asked!r}. Legal: 1 (torch_promote runs the regions of torch.autocast), 0.")
         return
     if "torch_promote" in sys.modules:  # it is what imports torch, and installs itself at its end

@@ -30,7 +30,7 @@ PARSERS = parsers(make_parser())
 
 
 def test_the_commands() -> None:
-    commands = ("", " run", " info", " policies", " parity", " bench", " why")
+    commands = ("", " run", " trace", " find-nan", " explain", " info", " policies", " parity", " bench", " why")
     assert list(PARSERS) == [f"torch-promote{command}" for command in commands]
 
 

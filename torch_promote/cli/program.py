@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 import torch
 
 import torch_promote
-from torch_promote.cli import bench, info, parity, policies, run, stand_in, why
+from torch_promote.cli import bench, explain, find_nan, info, parity, policies, run, stand_in, trace, why
+from torch_promote.cli.python_program import split
 from torch_promote.cli.terminal import redirect_to_null
 from torch_promote.errors import TorchPromoteError
 
@@ -42,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version)
     commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    for command in (run, info, policies, parity, bench, why):
+    for command in (run, trace, find_nan, explain, info, policies, parity, bench, why):
         command.add_parser(commands)
     return parser
 
@@ -51,6 +52,9 @@ _EPILOG = """\
 examples:
   torch-promote run train.py --lr 0.1            in place of torch.autocast
   torch-promote run --override softmax=fp32 -m package.train
+  torch-promote trace --html run.html train.py   what ran in which dtype
+  torch-promote find-nan train.py                where the first NaN came from
+  torch-promote explain run.json blocks.3.attn   one module of a trace
   torch-promote info                             versions, devices, table size
   torch-promote policies                         the whole op table
   torch-promote policies --device cpu            what has a policy on the CPU
@@ -65,15 +69,16 @@ examples:
   torch-promote why --rule jax "int32[3] + 5.5"  the same by JAX's rule
 
 exit status: 0 success; 1 the command found a difference or a mismatch;
-2 invalid command line; 130 interrupted. Of `run`, the program's.
+2 invalid command line; 130 interrupted. Of `run`, `trace` and `find-nan`, the
+program's, if it is not 0.
 `torch-promote run --help` shows how to use it with torchrun and others.
 `torch-promote policies --help` explains each cast policy.
 """
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parses a command line. Those of `run` have the program and its arguments as `program`."""
-    own, program = run.split(argv)
+    """Parses a command line. Those of `run`, `trace` and `find-nan` have the program and its arguments as `program`."""
+    own, program = split(argv)
     arguments = make_parser().parse_args(own)
     arguments.program = program
     return arguments

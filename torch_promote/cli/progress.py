@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 from torch_promote.cli.terminal import redirect_to_null
 
-__all__ = ["Step", "progress"]
+__all__ = ["Step", "follow", "progress"]
 
 #: Call it after each step, with a remark to show.
 Step = Callable[[str], None]
 
 _SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_BEFORE_FIRST_LINE = 10.0
 
 
 @contextlib.contextmanager
@@ -90,3 +92,36 @@ def _lines(what: str, total: int) -> Step:
             redirect_to_null(sys.stderr)
 
     return step
+
+
+@contextlib.contextmanager
+def follow(describe: Callable[[], str], *, quiet: bool) -> Iterator[None]:
+    """Prints a line about a program that runs during the block: after 10 s, then every 30 s.
+
+    The lines are whole ones, since the program may draw on the same terminal.
+
+    Args:
+        describe: Returns the line, "" if there is nothing to say. It is called in another thread.
+        quiet: Print nothing.
+    """
+    if quiet:
+        yield
+        return
+    done = threading.Event()
+
+    def watch() -> None:
+        seconds = _SECONDS_BEFORE_FIRST_LINE
+        while not done.wait(seconds):
+            seconds = _SECONDS_BETWEEN_LINES
+            line = describe()
+            if line:
+                with contextlib.suppress(OSError):
+                    print(line, file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -86,16 +86,23 @@ def paint(policy: str) -> Text:
     return Text(policy, style=_STYLES[CastPolicy(policy)] if is_policy else _DTYPE_STYLE)
 
 
-def render(drawings: Sequence[RenderableType]) -> str:
-    """Renders drawings for stdout: as wide as the terminal, and in colour if stdout is a terminal."""
+def render(drawings: Sequence[RenderableType], stream: TextIO | None = None) -> str:
+    """Renders drawings for a stream: as wide as the terminal, and in colour if the stream is a terminal.
+
+    Args:
+        drawings: What to draw.
+        stream: The stream; None: stdout. Nothing is written.
+    """
     from rich.console import Console
 
-    fits_a_terminal = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
+    stream = sys.stdout if stream is None else stream
+    is_terminal = stream is not None and stream.isatty()
+    fits_a_terminal = is_terminal or "COLUMNS" in os.environ
     # Not stdout: if the reader of a pipe exits, rich exits with 1; if a disk is full, it prints a traceback.
     drawn = io.StringIO()
     console = Console(
         file=drawn,
-        force_terminal=(sys.stdout is not None and sys.stdout.isatty()) or None,
+        force_terminal=is_terminal or None,
         width=None if fits_a_terminal else _WIDTH_OF_A_PIPE,
         highlight=False,
         markup=False,

@@ -1,0 +1,317 @@
+"""`torch-promote trace`: the program runs as under `run`, and its calls are in the files that were asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers.autoloading import entry_point, folder
+from helpers.command_line import Capture, error_of, terminal_of_80_columns
+from helpers.traced_commands import TRAINING, command_run, line_of, warm
+from torch_promote.cli import progress, trace
+from torch_promote.cli.traced_program import name_records, why_nothing
+from torch_promote.numerics.records.calls import Call
+from torch_promote.numerics.report.trace_report import TraceReport
+from torch_promote.numerics.traced_process import Record
+from torch_promote.policy.cast_policy import CastPolicy
+
+__all__ = ["entry_point", "folder", "terminal_of_80_columns", "warm"]  # fixtures
+
+
+@pytest.fixture
+def script(folder: Path, warm: None) -> Path:
+    (folder / "train.py").write_text(TRAINING)
+    return folder
+
+
+def loaded(path: Path) -> TraceReport:
+    return TraceReport.load(path)
+
+
+def steps_in(report: TraceReport) -> int:
+    """How many steps there were, by the calls of an op that is called once in each."""
+    return len(report.calls.where(op="softmax"))
+
+
+# --- the program and its files
+
+
+def test_the_program_and_the_files(script: Path, capfd: Capture) -> None:
+    files = ["--json", "run.json", "--html", "run.html", "--csv", "run.csv", "--perfetto", "run.trace.json"]
+    status, out, err = command_run(capfd, "trace", *files, "train.py", "2")
+    assert (status, out) == (0, "ended\n")
+    report = loaded(script / "run.json")
+    assert report.steps == steps_in(report) == 2
+    assert {call.said_by for call in report.calls.where(op="linear")} == {"PyTorch's table"}
+    assert report.calls.where(op="softmax")[0].line == f"train.py:{line_of('loss = ')}"
+    assert str(report) in err
+    assert err.endswith("torch-promote: wrote run.html, run.json, run.csv, run.trace.json\n")
+    assert (script / "run.html").read_text().startswith("<!")
+    assert len((script / "run.csv").read_text().splitlines()) == len(report.calls) + 1
+    assert json.loads((script / "run.trace.json").read_text())["traceEvents"]
+
+
+def test_the_options_of_regions(script: Path, capfd: Capture) -> None:
+    overrides = ["--override", "linear=fp32", "--override", "exp=fp32"]
+    status, _, err = command_run(capfd, "trace", "--json", "run.json", *overrides, "train.py", "1")
+    assert status == 0
+    [call, _] = loaded(script / "run.json").calls.where(op="linear")
+    assert (call.policy, call.said_by) == (CastPolicy.fp32, f"install, region at train.py:{line_of('autocast')}")
+    assert "No call used these overrides:\n  exp: fp32, asked for by install\n" in err
+
+
+def test_stock_values_and_max_calls(script: Path, capfd: Capture) -> None:
+    asks = "import torch_promote; print(torch_promote.installed())"
+    options = ("--stock", "--values", "--max-calls=20", "--json", "run.json")
+    assert command_run(capfd, "trace", *options, "train.py", "1", asks)[:2] == (0, "None\nended\n")
+    report = loaded(script / "run.json")
+    assert len(report.calls) == 20
+    assert report.dropped == report.total.calls - 20 > 0
+    assert any(call.values for call in report.calls)
+    assert report.calls.where(op="linear")[0].said_by == "PyTorch's table"
+
+
+@pytest.mark.parametrize(
+    ("steps", "count", "between"),
+    [
+        ("1:3", 2, 2),
+        ("3:", 1, 2),
+        pytest.param("2", 1, 1, marks=pytest.mark.slow),
+        pytest.param(":2", 2, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_steps(script: Path, capfd: Capture, steps: str, count: int, between: int) -> None:
+    """A step is what runs after the one before, up to the end of its optimizer's step.
+
+    PyTorch calls the hooks of optimizers one after the other. A trace begins and ends among the program's own.
+    """
+    hook = "from torch.optim import optimizer as o; o.register_optimizer_step_post_hook(lambda *args: None)"
+    found = command_run(capfd, "trace", "--steps", steps, "--json", "run.json", "train.py", "4", hook)
+    assert found[:2] == (0, "ended\n")
+    report = loaded(script / "run.json")
+    assert report.steps == steps_in(report) == count
+    assert len(report.calls.where(op="sign")) == between
+    assert len(report.calls.where(op="sub_")) == 4 * count
+
+
+# --- how it ends
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("raise KeyboardInterrupt", 130),
+        pytest.param("raise ValueError('mine')", 1, marks=pytest.mark.slow),
+        pytest.param("sys.exit(7)", 7, marks=pytest.mark.slow),
+    ],
+)
+def test_what_there_is_is_kept(script: Path, capfd: Capture, code: str, status: int) -> None:
+    arguments = ("trace", "--json", "run.json", "train.py", "5", f"if step == 2: {code}")
+    found, out, err = command_run(capfd, *arguments)
+    assert (found, out) == (status, "")
+    assert ("Traceback" in err) == (status != 7)
+    assert steps_in(loaded(script / "run.json")) == 2
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, 1), pytest.param(5, 5, marks=pytest.mark.slow)])
+def test_a_program_without_a_report(script: Path, capfd: Capture, status: int, expected: int) -> None:
+    end = "import os; print('lost', flush=True); os._exit(int(sys.argv[3]))"
+    found = command_run(capfd, "trace", "--json", "run.json", "train.py", "1", end, str(status))
+    assert found[:2] == (expected, "lost\n")
+    assert found[2].startswith("torch-promote: the program left no report: it did not import torch, or it ended")
+    assert not (script / "run.json").exists()
+
+
+def test_steps_that_never_came(script: Path, capfd: Capture) -> None:
+    status, _, err = command_run(capfd, "trace", "--steps", "5:", "--json", "run.json", "train.py", "2")
+    assert status == 1
+    assert err == (
+        "torch-promote: the program ended after 2 optimizer steps, so those of --steps 5: never came. "
+        "A step that GradScaler skips does not count.\n"
+    )
+
+
+def test_a_file_that_cannot_be_written_after_all(script: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error of the command at the end, and the report's other files are there."""
+
+    def run_program(*arguments: object) -> tuple[int, int, dict[int, Record]]:
+        (script / "run.json").mkdir()
+        return 0, 1, {1: record(1, 0, None, True)}
+
+    monkeypatch.setattr(trace, "run_program", run_program)
+    status, _, err = command_run(capfd, "trace", "--json", "run.json", "--csv", "run.csv", "train.py", "1")
+    assert status == 1
+    assert "it is a folder. Name a file in it.\ntorch-promote: wrote run.csv\n" in err
+    assert (script / "run.csv").exists()
+
+
+def test_ctrl_c_in_processes_of_their_own(folder: Path) -> None:
+    """As a user starts it: the program is a script, and Ctrl-C ends it and the command."""
+    (folder / "train.py").write_text(
+        TRAINING.replace("= SGD(model.parameters())", "= torch.optim.SGD(model.parameters())")
+    )
+    code = "print(sys.argv[0], flush=True); import time; step and time.sleep(100)"
+    command = [sys.executable, "-m", "torch_promote", "trace", "--json", "run.json", "train.py", "3", code]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["train.py\n"] * 2
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, out) == (-signal.SIGINT, "")
+    assert "KeyboardInterrupt" in err
+    assert err.endswith("torch-promote: wrote run.json\n")
+    assert steps_in(loaded(folder / "run.json")) == 1
+
+
+# --- several processes
+
+
+def test_processes_of_the_program(script: Path, capfd: Capture) -> None:
+    """Ranks have files of their own, and so has a process that trains; a worker that loads data has none."""
+    (script / "launch.py").write_text(
+        "import multiprocessing, os, sys, torch, runpy\n"
+        "def load():\n"
+        "    torch.ones(2).exp()\n"
+        "def train(rank=None):\n"
+        "    if rank is not None:\n"
+        "        os.environ.update(RANK=str(rank), WORLD_SIZE='2')\n"
+        "        worker = multiprocessing.get_context('fork').Process(target=load)\n"
+        "        worker.start(); worker.join()\n"
+        "    with torch.autocast('cpu'):\n"
+        "        torch.ones(2, 2) @ torch.ones(2, 2)\n"
+        "if __name__ == '__main__':\n"
+        "    torch.ones(3).exp()\n"
+        "    for arguments in ((0,), (1,), ()):\n"
+        "        one = multiprocessing.get_context('fork').Process(target=train, args=arguments)\n"
+        "        one.start(); one.join()\n"
+    )
+    status, _, err = command_run(capfd, "trace", "--json", "run.json", "--perfetto", "run.trace.json", "launch.py")
+    assert status == 0
+    names = sorted(file.name for file in script.glob("run.*"))
+    other = next(name for name in names if name.startswith("run.pid") and name.endswith(".trace.json")).split(".")[1]
+    assert names == sorted(f"run.{tag}{end}" for tag in ("rank0", "rank1", other) for end in (".json", ".trace.json"))
+    assert [line for line in err.splitlines() if line.startswith("torch-promote: ") and "wrote" not in line] == [
+        f"torch-promote: process {other.removeprefix('pid')}",
+        "torch-promote: rank 0",
+        "torch-promote: rank 1",
+    ]
+    [left_out] = loaded(script / f"run.{other}.json").not_seen
+    assert left_out.startswith("3 other processes of the program, such as a worker that loads data: ")
+    report = loaded(script / "run.rank1.json")
+    assert {call.op for call in report.calls.where(policy="lower_precision_fp")} == {"aten::matmul"}
+    assert not report.calls.where(op="exp")  # neither the parent's, nor the worker's
+
+
+def record(process: int, parent: int, rank: int | None, casts: bool, calls: bool = True) -> Record:
+    report = TraceReport(10)
+    policy = CastPolicy.fp32 if casts else None
+    if calls:
+        report.add(Call("aten::exp", "", "", "forward", "", (), (), (), (), policy, "", False, 1))
+    return Record(process, parent, rank, 0, report)
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([record(1, 0, None, False)], {"": 1}),
+        ([record(1, 0, 3, True)], {"rank3": 1}),  # the command is started by torchrun
+        ([record(1, 0, None, True), record(2, 1, None, False)], {"": 1}),  # a worker
+        ([record(1, 0, None, True), record(2, 1, None, True)], {"": 1, "pid2": 2}),
+        ([record(1, 0, None, False), record(2, 1, 0, True), record(3, 1, 1, True)], {"rank0": 2, "rank1": 3}),
+        ([record(1, 0, None, True), record(2, 1, 0, True)], {"": 1, "rank0": 2}),
+        ([record(1, 0, 1, True), record(2, 1, 1, False)], {"rank1": 1}),
+        ([record(1, 0, 1, True), record(2, 1, 1, True)], {"rank1": 1, "rank1.pid2": 2}),
+        ([record(2, 9, 1, True), record(3, 9, 1, True)], {"rank1": 2, "rank1.pid3": 3}),  # it was started again
+        ([record(1, 0, None, False), record(7, 5, None, True)], {"pid7": 7}),
+        ([record(1, 0, None, False, calls=False)], {"": 1}),
+    ],
+)
+def test_names_of_processes(records: list[Record], expected: dict[str, int]) -> None:
+    found = name_records({one.process: one for one in records}, 1)
+    assert {tag: one.process for tag, one in found.items()} == expected
+
+
+def test_why_there_is_nothing() -> None:
+    assert why_nothing({1: record(1, 0, None, False)}, 1, None) is None
+    assert "the program left no report" in str(why_nothing({}, 1, None))
+    assert "ended after 1 optimizer step, so those of --steps 4" in str(why_nothing({1: Record(1, 0, None, 1)}, 1, "4"))
+
+
+# --- progress
+
+
+def test_progress_in_lines(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_SECONDS_BEFORE_FIRST_LINE", 0.01)
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.01)
+    lines = iter(["", "one"])
+    with progress.follow(lambda: next(lines, "more"), quiet=False):
+        time.sleep(0.2)
+    assert capfd.readouterr().err.startswith("one\nmore\n")
+    with progress.follow(lambda: "never", quiet=True):
+        time.sleep(0.05)
+    assert capfd.readouterr().err == ""
+
+
+# --- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trace"], "trace what? Name a script, -m MODULE, -c CODE or -. See `torch-promote trace --help`."),
+        (["trace", "--html", "a.html", "gone.py"], "there is no file 'gone.py' to run."),
+        (["trace", "--html", "run.htm", "x.py"], "--html run.htm: the file's name has to end in .html."),
+        (
+            ["trace", "--perfetto", "run.json", "x.py"],
+            "--perfetto run.json: the file's name has to end in",
+        ),
+        (["trace", "--json", "a.trace.json", "x.py"], "end in .json. A file for Perfetto is an option of its own"),
+        (["trace", "--csv", "no/a.csv", "x.py"], "--csv no/a.csv: there is no folder 'no'. Create it first."),
+        (["trace", "--json", "a.json", "x.py"], "--json a.json: this is a folder. Name a file in it."),
+        (
+            ["trace", "--json", "locked/a.json", "x.py"],
+            "--json locked/a.json: it cannot be written (permission",
+        ),
+        (["trace", "--steps", "3:3", "x.py"], "--steps 3:3: there is no step in it. B comes after A"),
+        (["trace", "--steps", "a", "x.py"], "--steps a: not a range of steps. Write A:B, as in 10:12"),
+        (["trace", "--steps", ":", "x.py"], "--steps :: not a range of steps."),
+        (["trace", "--max-calls", "-1", "x.py"], "--max-calls -1: the number of calls to keep is 0 or more."),
+        (
+            ["trace", "--stock", "--cache", "all", "x.py"],
+            "--stock leaves torch.autocast PyTorch's, which has no",
+        ),
+        (["trace", "--override", "sofmax=fp32", "x.py"], "no op is called 'sofmax'. Closest: softmax"),
+        (["find-nan", "--json", "no/a.json", "x.py"], "--json no/a.json: there is no folder 'no'."),
+        (["find-nan", "--steps", "2:1", "x.py"], "--steps 2:1: there is no step in it."),
+        (["find-nan"], "find-nan what? Name a script"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_command_line_runs_nothing(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    (folder / "x.py").write_text("open('ran', 'w')")
+    (folder / "a.json").mkdir()
+    (folder / "locked").mkdir()
+    allows = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != "locked" and allows(path, mode))  # root may write all
+    error = error_of(capsys, *arguments)
+    assert message in error
+    assert not (folder / "ran").exists()
+
+
+def test_a_page_needs_jinja2(folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "x.py").write_text("open('ran', 'w')")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "--html needs jinja2: pip install torch-promote[trace]." in error_of(
+        capsys, "trace", "--html", "a.html", "x.py"
+    )
+    assert not (folder / "ran").exists()

@@ -1,0 +1,73 @@
+"""Asks the reference what autocast does with a call of a trace, of which it knows what the trace recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from torch_promote.checking.overloads import find_overload
+from torch_promote.numerics.observing.policy_sources import STOCK
+from torch_promote.numerics.records.calls import Call, TensorInfo
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.reference.autocast.plan import AutocastPlan, autocast_plan
+from torch_promote.reference.autocast.state import TURNS, AutocastState, DeviceAutocast
+
+__all__ = ["differences", "plan_of"]
+
+
+def differences(calls: list[Call]) -> Iterator[str]:
+    """Yields what differs between the calls of a trace and the reference's plans of them."""
+    for call in calls:
+        plan = plan_of(call)
+        policy = CastPolicy.fallthrough if plan.policy is None and call.said_by else plan.policy
+        if call.policy is None:
+            policy = plan.policy
+        if policy != call.policy:
+            yield f"{call.name}: policy {call.policy} ({call.said_by}), the plan has {plan.policy}"
+        planned = [(cast.argument, cast.from_, cast.to) for cast in plan.all_casts()]
+        made = [(cast.argument, cast.from_dtype, cast.to_dtype) for cast in call.casts]
+        if planned != made and not call.error:
+            yield f"{call.name}: casts {made}, the plan has {planned}"
+        to = {argument: dtype for argument, _, dtype in planned}
+        dtypes = [(info.name, to.get(info.name, info.dtype)) for info in call.inputs]
+        if dtypes != [(info.name, info.dtype) for info in call.ran_with] and not call.error:
+            yield f"{call.name}: ran with {list(map(str, call.ran_with))}, the plan has {dtypes}"
+
+
+def plan_of(call: Call) -> AutocastPlan:
+    """Returns the reference's plan of a call."""
+    op = find_overload(call.name)
+    on = dict(call.autocast)
+    devices = {device: DeviceAutocast(device in on, on.get(device, torch.float16)) for device in TURNS}
+    overrides: dict[str, Any] = {}
+    if call.policy is not None and call.said_by != STOCK:
+        device = next(device for device in TURNS if device in on and any(_is_on(info, device) for info in call.inputs))
+        overrides[call.name] = MappingProxyType({device: call.policy})
+    state = AutocastState(devices, True, MappingProxyType(overrides))
+    return autocast_plan(op, [_argument(one, call) for one in op._schema.arguments], {}, state)
+
+
+def _is_on(info: TensorInfo, device: str) -> bool:
+    return info.device.partition(":")[0] in TURNS[device]
+
+
+def _argument(argument: Any, call: Call) -> Any:
+    infos = {info.name: info for info in call.inputs}
+    if argument.name in infos:
+        return _tensor(infos[argument.name])
+    indices = [name[len(argument.name) + 1 : -1] for name in infos if name.startswith(f"{argument.name}[")]
+    if indices:
+        values = [None] * (1 + max(map(int, indices)))
+        for index in indices:
+            values[int(index)] = _tensor(infos[f"{argument.name}[{index}]"])
+        return values
+    if str(argument.real_type) == "Tensor":  # a Python number
+        return 1.0
+    return dict(call.dtype_arguments).get(argument.name)
+
+
+def _tensor(info: TensorInfo) -> Any:
+    return torch.empty(0, dtype=info.dtype, device=info.device)
