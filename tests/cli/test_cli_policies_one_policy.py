@@ -218,3 +218,73 @@ def test_a_wrong_file_is_one_line(capsys: Capture, tmp_path: Path, monkeypatch: 
             "torch-promote: error: p.toml: [cpu] \"policy_tests::jion\": no op is called 'policy_tests::jion'. "
             "Closest: join. Ops are named as in torch.ops: 'softmax', 'aten::softmax.int', 'mylib::op'.\n"
         )
+
+
+# --- tables for modules
+
+
+@pytest.fixture
+def with_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Policy:
+    monkeypatch.chdir(tmp_path)
+    policy = Policy.stock().override({"mm.default": "fp32"}, "cpu")
+    policy = policy.override_modules({"": "off", "blocks.*.attn": {"mm.default": "keep", f"{NAMESPACE}::join": "fp32"}})
+    policy.save("mine.toml")
+    return policy
+
+
+@pytest.mark.usefixtures("wide", "with_tables")
+def test_tables_for_modules_are_shown(capsys: Capture) -> None:
+    assert_expected_inline(
+        shown(capsys, "policies", "--policy", "mine.toml", "--op", "mm"),
+        """\
+aten op  cpu   cuda                notes
+mm       fp32  lower_precision_fp  cpu: stock lower_precision_fp
+
+modules        aten op         policy
+(the model)    (whole module)  off
+blocks.*.attn  mm              keep
+
+policy mine.toml in torch VERSION. ops: 1, different from stock: 1.
+""",
+    )
+    assert_expected_inline(
+        shown(capsys, "policies", "--policy", "mine.toml", "--op", f"{NAMESPACE}::*"),
+        """\
+modules        aten op             policy
+(the model)    (whole module)      off
+blocks.*.attn  policy_tests::join  fp32
+
+policy mine.toml in torch VERSION. ops: 0, different from stock: 0.
+""",
+    )
+    assert json_of(capsys, "policies", "--policy", "mine.toml", "--op", "mm")["modules"] == {
+        "": {"policy": "off"},
+        "blocks.*.attn": {"aten::mm": "keep"},
+    }
+
+
+@pytest.mark.usefixtures("wide", "with_tables")
+def test_tables_for_modules_are_compared(capsys: Capture) -> None:
+    assert_expected_inline(
+        differing(capsys, "policies", "--policy", "mine.toml", "--diff", "stock"),
+        """\
+aten op             device                     mine.toml  stock
+mm                  cpu                        fp32       lower_precision_fp
+mm                  [modules."blocks.*.attn"]  keep       -
+(whole module)      [modules.""]               off        -
+policy_tests::join  [modules."blocks.*.attn"]  fp32       -
+
+mine.toml compared with stock (cpu, cuda). differences: 4, ops: 2.
+""",
+    )
+    assert_expected_inline(
+        differing(capsys, "policies", "--policy", "mine.toml", "--diff", "stock", "--device", "cuda", "--op", "mm"),
+        """\
+aten op         device                     mine.toml  stock
+mm              [modules."blocks.*.attn"]  keep       -
+(whole module)  [modules.""]               off        -
+
+mine.toml compared with stock (cuda, --op mm). differences: 2, ops: 1.
+""",
+    )
+    assert main(["policies", "--policy", "mine.toml", "--diff", "mine.toml"]) == 0

@@ -15,7 +15,7 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, flags=re.DOTALL)
 def test_the_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     recipes = [text for kind, text in BLOCKS if kind == "python"]
-    assert len(recipes) == 12
+    assert len(recipes) == 13
     torch.manual_seed(0)
     for text in recipes:
         exec(compile(text, "docs/overrides.md", "exec"), names)
@@ -27,12 +27,15 @@ def test_the_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_file_can_be_read(tmp_path: Path) -> None:
-    (text,) = (text for kind, text in BLOCKS if kind == "toml")
+    text, with_modules = (text for kind, text in BLOCKS if kind == "toml")
     path = tmp_path / "mine.toml"
     path.write_text(text, encoding="utf-8")
     policy = tp.Policy.load(path)
     assert policy.lookup("linalg_norm.ord_str", "cuda") is tp.CastPolicy.fp32
     assert policy.lookup("softmax.int", "cpu") is tp.CastPolicy.lower_precision_fp
+    path.write_text(with_modules, encoding="utf-8")
+    tables = {"blocks.*.attn": {"linear": "float16"}, "head": "fp32"}
+    assert tp.Policy.load(path) == tp.Policy.stock().override_modules(tables)
 
 
 def test_every_policy_is_explained() -> None:

@@ -18,7 +18,7 @@ from torch_promote.policy.policy import Policy
 __all__ = ["path"]  # a fixture
 
 
-SECTIONS = "Legal: format, torch, table and the sections [all], [cpu], [cuda]."
+SECTIONS = 'Legal: format, torch, table and the sections [all], [cpu], [cuda], [modules."NAME"].'
 QUOTED = 'An entry has the form "OP" = "POLICY", both in quotes.'
 HERE = f"torch {TORCH}, table {TABLE_VERSION}"
 
@@ -26,13 +26,13 @@ ERRORS: dict[str, tuple[str, str]] = {
     "empty": ("", "p.toml: the key 'format' is missing. Start with: format = 1"),
     "no format": ("[cpu]\nmm = 'fp32'\n", "p.toml: the key 'format' is missing. Start with: format = 1"),
     "a newer format": (
-        '# new\nformat = 2\ntorch = "3.0"\n[cpu]\nwhatever = 3\n',
-        "p.toml: format 2 is newer than 1, the newest that this torch_promote reads. It was written with torch 3.0. "
+        '# new\nformat = 3\ntorch = "3.0"\n[cpu]\nwhatever = 3\n',
+        "p.toml: format 3 is newer than 2, the newest that this torch_promote reads. It was written with torch 3.0. "
         "Use a newer torch_promote.",
     ),
-    "a format in words": ("format = 'one'\n", "p.toml: format is an integer from 1 to 1, got 'one'."),
-    "a format that is a bool": ("format = true\n", "p.toml: format is an integer from 1 to 1, got True."),
-    "format zero": ("\nformat = 0\n", "p.toml: format is an integer from 1 to 1, got 0."),
+    "a format in words": ("format = 'one'\n", "p.toml: format is an integer from 1 to 2, got 'one'."),
+    "a format that is a bool": ("format = true\n", "p.toml: format is an integer from 1 to 2, got True."),
+    "format zero": ("\nformat = 0\n", "p.toml: format is an integer from 1 to 2, got 0."),
     "a version that is a number": (
         "format = 1\ntorch = 2.13\n",
         f"p.toml: torch is a version such as {TORCH!r}, got 2.13.",
@@ -241,9 +241,9 @@ def test_wrong_data(data: Any, message: str) -> None:
 
 def test_a_higher_format_would_be_written_in_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(files, "FORMAT", 2)
+        patch.setattr(files, "_FORMAT_OF_MODULES", 4)
         files.save(MINE.changes, path)
-    with pytest.raises(PolicyError, match=r"^p\.toml: format 2 is newer than 1"):
+    with pytest.raises(PolicyError, match=r"^p\.toml: format 3 is newer than 2"):
         Policy.load(path)
 
 

@@ -57,12 +57,13 @@ def parameters(kind: Callable[..., Region]) -> list[tuple[str, Any, Any]]:
 
 def test_the_parameters_are_stocks_and_only_the_device_type_has_a_default_besides() -> None:
     ours, stock = parameters(tp.my_autocast), parameters(torch.autocast)
-    device_type, overrides, policy, cache = ours.pop(1), ours.pop(), ours.pop(), ours.pop()
+    device_type, model, overrides, policy, cache = ours.pop(1), ours.pop(), ours.pop(), ours.pop(), ours.pop()
     assert stock.pop(1) == ("device_type", inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty)
     assert device_type == ("device_type", inspect.Parameter.POSITIONAL_OR_KEYWORD, None)
     assert cache == ("cache", inspect.Parameter.KEYWORD_ONLY, None)
     assert policy == ("policy", inspect.Parameter.KEYWORD_ONLY, None)
     assert overrides == ("overrides", inspect.Parameter.KEYWORD_ONLY, None)
+    assert model == ("model", inspect.Parameter.KEYWORD_ONLY, None)
     assert ours == stock
 
 

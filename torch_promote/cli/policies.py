@@ -36,9 +36,10 @@ The dispatcher knows which ops have a kernel, not what the kernel does. To
 measure that, run `torch-promote parity --stock-only`.
 
 --policy shows a policy of the running PyTorch instead of the table: a named one
-(stock, cpu, cuda, fp32_safe, off) or a policy file. With --policy, --diff takes
-another policy instead of devices: `--policy cuda --diff cpu` compares two
-policies on each device type, `--diff cuda cpu` two columns of the table.
+(stock, cpu, cuda, fp32_safe, off) or a policy file, with its tables for
+modules. With --policy, --diff takes another policy instead of devices:
+`--policy cuda --diff cpu` compares two policies on each device type,
+`--diff cuda cpu` two columns of the table.
 """
 
 _EXAMPLES = """

@@ -12,15 +12,18 @@ from torch_promote.cli.op_filter import no_match
 from torch_promote.cli.terminal import paint, show, table
 from torch_promote.errors import OptionError
 from torch_promote.policy.cast_policy import CastPolicy, spell_policy
+from torch_promote.policy.module_tables import KEY_OF_WHOLE, Table, entries_of
 from torch_promote.policy.named import Value, stock_policy
 from torch_promote.policy.op_names import in_order, matches
-from torch_promote.policy.op_table import op_table, rows_by_name, schema_of
+from torch_promote.policy.op_table import DEVICE_TYPES, op_table, rows_by_name, schema_of
 from torch_promote.policy.policy import Difference, Policy
 
 __all__ = ["run"]
 
 _FOUND = 1
 _NOTHING = "-"
+_MODEL = "(the model)"
+_WHOLE = "(whole module)"
 
 
 def run(asked: str, compared: Sequence[str] | None, devices: Sequence[str], pattern: str | None, as_json: bool) -> int:
@@ -54,6 +57,7 @@ def _ops(policies: Iterable[Policy], pattern: str | None) -> tuple[str, ...]:
     """The rows that exist in the running PyTorch and the other ops of the policies, if they match the pattern."""
     names = {row.name for row in op_table() if schema_of(row) is not None}
     names.update(overload for policy in policies for overload, _, _ in policy.changes)
+    names.update(key for policy in policies for key, _ in entries_of(policy.modules) if key != KEY_OF_WHOLE)
     chosen = in_order(name for name in names if pattern is None or matches(name, pattern))
     if not chosen:
         raise no_match(str(pattern), names - rows_by_name().keys())
@@ -77,19 +81,27 @@ def _listing(asked: str, policy: Policy, devices: Sequence[str], pattern: str | 
         "rows": rows,
         "counts": {device: dict(Counter(row[device] for row in rows if row[device])) for device in devices},
         "without_policy": [op for op in ops if op not in shown],
+        "modules": {name: chosen for name, table in policy.modules if (chosen := _chosen(table, pattern))},
     }
 
 
-def _spell(value: Value | None) -> str | None:
-    return None if value is None else spell_policy(value)
+def _chosen(table: Table, pattern: str | None) -> dict[str, str]:
+    """The entries of a table for modules whose ops match. A whole module's policy is about every op."""
+    entries = {KEY_OF_WHOLE: table} if isinstance(table, str) else {op: spell_policy(value) for op, value in table}
+    return {op: value for op, value in entries.items() if pattern is None or op == KEY_OF_WHOLE or matches(op, pattern)}
+
+
+def _spell(value: Value | str | None) -> str | None:
+    return value if value is None or isinstance(value, str) else spell_policy(value)
 
 
 def _draw(data: Mapping[str, Any]) -> list[Any]:
     devices, rows = data["devices"], data["rows"]
-    if not rows:
+    tables = _draw_tables(data["modules"])
+    if not rows and not tables:
         names = ", ".join(name.removeprefix("aten::") for name in data["without_policy"])
         return [f"The policy {data['policy']} does nothing on {', '.join(devices)} for: {names}"]
-    longest = max(len(row["op"].removeprefix("aten::")) for row in rows)
+    longest = max((len(row["op"].removeprefix("aten::")) for row in rows), default=0)
     listing = table("aten op", *devices, "notes", unbroken=devices, first_width=min(longest, 28))
     for row in rows:
         notes = [f"{device}: stock {policy or 'has no entry'}" for device, policy in row["stock"].items()]
@@ -97,7 +109,21 @@ def _draw(data: Mapping[str, Any]) -> list[Any]:
         listing.add_row(row["op"].removeprefix("aten::"), *cells, ", ".join(notes))
     differing = sum(bool(row["stock"]) for row in rows)
     verdict = f"ops: {len(rows)}, different from stock: {differing}."
-    return [listing, "", f"policy {data['policy']} in torch {data['torch']}. {verdict}"]
+    return [*([listing, ""] if rows else []), *tables, f"policy {data['policy']} in torch {data['torch']}. {verdict}"]
+
+
+def _draw_tables(modules: Mapping[str, Mapping[str, str]]) -> list[Any]:
+    if not modules:
+        return []
+    listing = table("modules", "aten op", "policy", unbroken=("policy",))
+    for name, entries in modules.items():
+        for op, policy in entries.items():
+            listing.add_row(name or _MODEL, _op_of_table(op), paint(policy))
+    return [listing, ""]
+
+
+def _op_of_table(key: str) -> str:
+    return _WHOLE if key == KEY_OF_WHOLE else key.removeprefix("aten::")
 
 
 def _cell(policy: str | None) -> Any:
@@ -108,10 +134,13 @@ def _differences(
     names: tuple[str, str], policies: tuple[Policy, Policy], devices: Sequence[str], pattern: str | None
 ) -> dict[str, Any]:
     ops = _ops(policies, pattern)
+    modules = []
     found: dict[str, list[Difference]] = {op: [] for op in ops}
     for difference in policies[0].diff(policies[1]):
         if difference.overload in found and difference.device in devices:
             found[difference.overload].append(difference)
+        elif difference.device not in DEVICE_TYPES and (found.keys() | {KEY_OF_WHOLE}) >= {difference.overload}:
+            modules.append(difference)
     return {
         "torch": torch.__version__,
         "policies": list(names),
@@ -121,6 +150,10 @@ def _differences(
             {"op": op, "device": each.device, "policies": [_spell(each.mine), _spell(each.theirs)]}
             for op in ops
             for each in found[op]
+        ]
+        + [
+            {"op": each.overload, "device": each.device, "policies": [_spell(each.mine), _spell(each.theirs)]}
+            for each in modules
         ],
     }
 
@@ -134,6 +167,6 @@ def _draw_differences(data: Mapping[str, Any]) -> list[Any]:
     longest = max(len(row["op"].removeprefix("aten::")) for row in differences)
     listing = table("aten op", "device", first, second, unbroken=("device",), first_width=min(longest, 28))
     for row in differences:
-        listing.add_row(row["op"].removeprefix("aten::"), row["device"], *map(_cell, row["policies"]))
-    ops = len({row["op"] for row in differences})
+        listing.add_row(_op_of_table(row["op"]), row["device"], *map(_cell, row["policies"]))
+    ops = len({row["op"] for row in differences} - {KEY_OF_WHOLE})
     return [listing, "", f"{first} compared with {second} ({of}). differences: {len(differences)}, ops: {ops}."]

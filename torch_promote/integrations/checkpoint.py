@@ -24,6 +24,7 @@ import torch.utils.checkpoint
 from torch_promote import _C
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import RegionError
+from torch_promote.native.module_tables import kept_in_force
 from torch_promote.native.region_spec import RegionSpec
 
 __all__ = ["checkpoint_contexts", "install", "stays_stocks"]
@@ -39,12 +40,14 @@ class _Captured(NamedTuple):
         number: The number of the change that results in this policy wherever it is entered.
         stock: Whether the policy is stock's.
         cache_mode: The mode of the cast cache.
+        kept: What its tables for modules need to go on.
     """
 
     active: bool
     number: int
     stock: bool
     cache_mode: str
+    kept: tuple[Any, ...] = ()
 
 
 class _PolicyRegion:
@@ -70,9 +73,9 @@ def _capture() -> _Captured:
     cache_mode = _C.cache_mode()
     included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
     if included and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY):
-        return _Captured(True, _C.capture_policy(), _C.policy_is_stock(), cache_mode)
+        return _Captured(True, _C.capture_policy(), _C.policy_is_stock(), cache_mode, kept_in_force())
     with _PolicyRegion(0, cache_mode):
-        return _Captured(False, _C.capture_policy(), _C.policy_is_stock(), cache_mode)
+        return _Captured(False, _C.capture_policy(), _C.policy_is_stock(), cache_mode, kept_in_force())
 
 
 #: What holds for a function that was checkpointed before `install`: only stock's policy and cache mode were in use.

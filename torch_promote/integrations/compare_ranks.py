@@ -35,8 +35,10 @@ import torch
 from torch_promote import _C
 from torch_promote.errors import PolicyMismatchError
 from torch_promote.integrations.ranks import C10D, Model, frames_from, take_pending
+from torch_promote.native.module_tables import tables_in_force
 from torch_promote.native.policy_changes import policies_beyond_stock
 from torch_promote.policy.cast_policy import spell_policy
+from torch_promote.policy.module_tables import section_of, spell_table
 
 __all__ = ["compare_ranks", "describe_module_policies"]
 
@@ -145,6 +147,10 @@ def _policy_in_force() -> dict[str, str]:
     """Returns what the policy in force in this thread changes, in words that are the same in every process."""
     changed = policies_beyond_stock()
     policies = {f"{op} on {device}": spell_policy(value) for op, by in changed.items() for device, value in by.items()}
+    for name, table in tables_in_force():
+        policies[f"the table {section_of(name)}"] = ", ".join(
+            f"{op}: {value}" for op, value in spell_table(table).items()
+        )
     rule = _C.promotion_rule()
     return {**policies, "the promotion rule": rule} if rule else policies
 

@@ -21,6 +21,7 @@ from torch_promote import _C
 from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.export import record_enter, record_exit
+from torch_promote.native.module_tables import is_marker, tables_in_force
 
 __all__ = [
     "DYNAMO",
@@ -115,8 +116,8 @@ def skip_frames(*functions: Any) -> None:
 
     After a graph break it compiles the functions that the broken one calls, each alone.
     """
-    eval_frame: Any = torch._dynamo.eval_frame
-    skip = eval_frame.FrameExecStrategy(eval_frame.FrameAction.SKIP, eval_frame.FrameAction.SKIP)
+    eval_frame: Any = torch._C._dynamo.eval_frame  # which is there before somebody imports torch._dynamo
+    skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
     for function in functions:
         eval_frame.set_code_exec_strategy(function.__code__, skip)
 
@@ -189,7 +190,8 @@ def policy_digest() -> str:
     """Returns a digest of the policy in force in this thread, the same in every process; "" for stock's."""
     if _C.policy_is_stock():
         return ""
-    policy = sorted(_C.current_policy().items()), _C.promotion_content()
+    ops = sorted(item for item in _C.current_policy().items() if not is_marker(item[0]))
+    policy = (ops, _C.promotion_content(), *tables_in_force())
     return hashlib.sha256(repr(policy).encode()).hexdigest()
 
 

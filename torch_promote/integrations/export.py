@@ -48,8 +48,9 @@ def record_exit(packed: str) -> None:
 def refuse_policy() -> None:
     """Raises the error of `record_enter`."""
     raise RegionError(
-        "a region with overrides or with a promotion rule cannot be exported: an exported graph can hold regions "
-        "of torch.autocast only, and these know neither. Export without them, or write the casts into the module."
+        "a region with overrides, of ops or of modules, or with a promotion rule cannot be exported: an exported graph "
+        "can hold regions of torch.autocast only, and these know neither. Export without them, or write the casts into "
+        "the module."
     )
 
 

@@ -9,6 +9,11 @@ to its module itself: weakly, so that the module dies with its last reference. D
 module. But a shallow copy, such as a replica of DataParallel, has the attribute of the original. A forward pre-hook,
 which is called with the right module, gives it one of its own; because PyTorch has looked up `forward` by then, the
 hook also passes the module to that call, as a keyword argument.
+
+NOTE [ Tables on a module ]
+A region may have tables for modules (torch_promote/modules/region_tables.py). A module that is in some has the same
+attribute `forward`, and a dict of its policies by the number of the tables; the policy in force says which number
+holds. A copy or a pickle of the module is another module, which no region names: it has none of these attributes.
 """
 
 from __future__ import annotations
@@ -28,16 +33,38 @@ from torch.nn.utils import parametrize
 
 from torch_promote.errors import RegionError
 from torch_promote.modules.module_policy import ModulePolicy, run_under, traced_by_fx
+from torch_promote.native.module_tables import number_in_force
 
-__all__ = ["attach", "detach", "policy_of"]
+__all__ = ["attach", "attach_table", "detach", "detach_table", "policies_in_force", "policy_of"]
 
 _ATTRIBUTE = "_torch_promote_policy"
+_TABLES = "_torch_promote_tables"
+_OWN_COPIERS = ("__deepcopy__", "__reduce_ex__")
 _MODULE = "_torch_promote_module"  # keyword argument: the module that is called
+
+
+#: The forward of modules that had policies, and may get some again: Dynamo guards on the object.
+_forwards: weakref.WeakKeyDictionary[nn.Module, PolicyForward] = weakref.WeakKeyDictionary()
 
 
 def policy_of(module: nn.Module) -> ModulePolicy | None:
     """Returns the module's policy, or None."""
     return module.__dict__.get(_ATTRIBUTE)
+
+
+def policies_in_force(module: nn.Module) -> tuple[ModulePolicy, ...]:
+    """Returns the policies that a call of the module runs under, outermost first: of the region's tables, and its own.
+
+    The module's own is nested in the other, so it wins where both say something of an op.
+    """
+    attributes = module.__dict__
+    own = attributes.get(_ATTRIBUTE)
+    of_module = () if own is None else (own,)
+    tables = attributes.get(_TABLES)
+    if tables is None:
+        return of_module
+    of_region = tables.get(number_in_force())
+    return of_module if of_region is None else (of_region[-1], *of_module)
 
 
 class _Bound:
@@ -99,7 +126,7 @@ class PolicyForward(_Bound):
             raise AttributeError("a forward that replaced an attribute of the module has no function")
 
         def forward(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            return run_under(policy_of(module), module, None, args, kwargs)
+            return run_under(policies_in_force(module), module, None, args, kwargs)
 
         original = type(self.__self__).forward
         _look_like(forward, original, original)
@@ -116,7 +143,7 @@ class PolicyForward(_Bound):
         module = kwargs.pop(_MODULE, None)
         if module is None:
             module = self.__self__
-        return run_under(policy_of(module), module, self._rest[0], args, kwargs)
+        return run_under(policies_in_force(module), module, self._rest[0], args, kwargs)
 
 
 def _look_like(wrapper: Any, wrapped: Callable[..., Any], bound: Callable[..., Any]) -> None:
@@ -135,8 +162,13 @@ class _Copier(_Bound):
         made = getattr(type(module), name)(module, argument)
         if name == "__reduce_ex__":
             function, arguments, *rest = made
+            if rest and isinstance(rest[0], dict):
+                rest[0] = _without_tables(rest[0], module)
+            if policy_of(module) is None:
+                return function, arguments, *rest
             return _rebuild, (function, arguments, policy_of(module)), *rest
         if isinstance(made, nn.Module):
+            made.__dict__ = _without_tables(made.__dict__, made)
             attach(made, policy_of(module))
         return made
 
@@ -148,10 +180,10 @@ def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...], policy: M
     return module
 
 
-def _own_copiers(kind: type[nn.Module]) -> Iterator[str]:
-    """The special methods with which a class copies or pickles its modules without their attributes."""
+def _own_copiers(kind: type[nn.Module], with_attributes: bool) -> Iterator[str]:
+    """The special methods with which a class copies or pickles its modules, without their attributes or with them."""
     copies = getattr(kind, "__deepcopy__", None)
-    if copies is not None and copies.__module__ != parametrize.__name__:  # which copies all attributes
+    if copies is not None and (with_attributes or copies.__module__ != parametrize.__name__):  # which copies them all
         yield "__deepcopy__"
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
         yield "__reduce_ex__"
@@ -161,11 +193,67 @@ def attach(module: nn.Module, policy: ModulePolicy | None) -> None:
     """Sets the module's policy, replacing any previous one. None: does nothing."""
     if policy is None:
         return
+    module.__dict__[_ATTRIBUTE] = policy
+    _prepare(module)
+
+
+def attach_table(module: nn.Module, number: int, policy: ModulePolicy) -> None:
+    """Sets the module's policy under the tables with a number; see NOTE [ Tables on a module ]."""
     attributes = module.__dict__
-    attributes[_ATTRIBUTE] = policy
+    tables = attributes.get(_TABLES, {})
+    # Another dict, because a thread may be reading this one. Several objects may have set policies for one number.
+    attributes[_TABLES] = {**tables, number: (*tables.get(number, ()), policy)}
+    attributes["__getstate__"] = _StateWithoutTables(module)
+    _prepare(module)
+
+
+def detach_table(module: nn.Module, number: int, policy: ModulePolicy) -> None:
+    """Removes the object that `attach_table` was given for the tables with a number, if it is there."""
+    attributes = module.__dict__
+    tables = dict(attributes.get(_TABLES, {}))
+    left = tuple(other for other in tables.pop(number, ()) if other is not policy)
+    if left:
+        tables[number] = left
+    if tables:
+        attributes[_TABLES] = tables
+    elif _TABLES in attributes:
+        _drop_tables(attributes)
+        if _ATTRIBUTE not in attributes:
+            _restore(attributes, module)
+
+
+def _drop_tables(attributes: dict[str, Any]) -> None:
+    del attributes[_TABLES]
+    attributes.pop("__getstate__", None)
+
+
+class _StateWithoutTables(_Bound):
+    """The attribute `__getstate__` of a module with tables: copies and pickles have none of what belongs to them."""
+
+    def __call__(self) -> Any:
+        module = self.__self__
+        state = type(module).__getstate__(module)
+        return _without_tables(state, module) if isinstance(state, dict) else state
+
+
+def _without_tables(attributes: dict[str, Any], module: nn.Module) -> dict[str, Any]:
+    """Returns a module's attributes as they would be without tables."""
+    if _TABLES not in attributes:
+        return attributes
+    attributes = dict(attributes)
+    _drop_tables(attributes)
+    if _ATTRIBUTE not in attributes:
+        for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+            attributes[hooks] = attributes[hooks].copy()
+        _restore(attributes, module)
+    return attributes
+
+
+def _prepare(module: nn.Module) -> None:
+    """Gives the module what applies its policies."""
     _own_forward(module)
-    for name in _own_copiers(type(module)):
-        attributes.setdefault(name, _Copier(module, name))
+    for name in _own_copiers(type(module), _TABLES in module.__dict__):
+        module.__dict__.setdefault(name, _Copier(module, name))
     if _call_as_itself not in module._forward_pre_hooks.values():
         module.register_forward_pre_hook(_call_as_itself, with_kwargs=True)
 
@@ -180,25 +268,35 @@ def _own_forward(module: nn.Module) -> None:
         return
     else:
         inner = forward.inner
-    module.__dict__["forward"] = PolicyForward(module, inner)
+    made = None if inner is not None else _forwards.get(module)
+    if made is None:
+        made = PolicyForward(module, inner)
+        if inner is None:
+            _forwards[module] = made
+    module.__dict__["forward"] = made
 
 
 def detach(module: nn.Module) -> None:
     """Removes the module's policy, if any. A captured forward then runs as if there had been none."""
     attributes = module.__dict__
-    if attributes.pop(_ATTRIBUTE, None) is None:
-        return
-    for number, hook in list(module._forward_pre_hooks.items()):
+    if attributes.pop(_ATTRIBUTE, None) is not None and _TABLES not in attributes:
+        _restore(attributes, module)
+
+
+def _restore(attributes: dict[str, Any], module: nn.Module) -> None:
+    """Removes from a module's attributes what `_prepare` put there."""
+    for number, hook in list(attributes["_forward_pre_hooks"].items()):
         if hook is _call_as_itself:
-            del module._forward_pre_hooks[number]
-            module._forward_pre_hooks_with_kwargs.pop(number, None)
-    for name in ("__deepcopy__", "__reduce_ex__"):
+            del attributes["_forward_pre_hooks"][number]
+            attributes["_forward_pre_hooks_with_kwargs"].pop(number, None)
+    for name in _OWN_COPIERS:
         if isinstance(attributes.get(name), _Copier):
             del attributes[name]
     forward = attributes.get("forward")
     if isinstance(forward, PolicyForward):
         del attributes["forward"]
-        if forward.inner is not None and forward.inner != module.forward:
+        of_class = inspect.getattr_static(type(module), "forward").__get__(module)
+        if forward.inner is not None and forward.inner != of_class:
             attributes["forward"] = forward.inner
 
 
@@ -211,7 +309,7 @@ def _call_as_itself(module: nn.Module, args: Any, kwargs: Any = None) -> Any:
     Source: torch/nn/modules/transformer.py, TransformerEncoderLayer.forward (v2.13).
     """
     forward = module.__dict__.get("forward")
-    if forward is None and policy_of(module) is not None:
+    if forward is None and policies_in_force(module):
         raise RegionError(
             f"the attribute 'forward' of a {type(module).__name__} was deleted. It applies the module's policy. Call "
             f"set_module_policy again, or remove_module_policy."
@@ -245,7 +343,7 @@ def _replace(holder: Any, name: str, function: Callable[..., Any]) -> None:
 
 def _trace(original: Callable[..., Any], tracer: torch.fx.Tracer, root: Any, *args: Any, **kwargs: Any) -> Any:
     """It traces the forward of the root's class."""
-    if isinstance(root, nn.Module) and policy_of(root) is not None:
+    if isinstance(root, nn.Module) and policies_in_force(root):
         raise traced_by_fx(root)
     return original(tracer, root, *args, **kwargs)
 
@@ -256,7 +354,7 @@ def _replicate(original: Callable[..., Any], module: nn.Module) -> nn.Module:
     Source: torch/nn/modules/module.py, Module._replicate_for_data_parallel (v2.13).
     """
     replica: nn.Module = original(module)
-    if policy_of(replica) is not None:
+    if policy_of(replica) is not None or _TABLES in replica.__dict__:
         _own_forward(replica)
     return replica
 

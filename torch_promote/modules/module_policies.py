@@ -21,6 +21,7 @@ from torch_promote.modules.module_forward import attach, detach, policy_of
 from torch_promote.modules.module_policy import ModulePolicy
 
 __all__ = [
+    "choose",
     "format_module_policy",
     "module_policies",
     "print_module_policy",
@@ -40,7 +41,9 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
 
     The forward of such a module runs in a region nested in the surrounding one, which may be ours or of
     `torch.autocast`. So does its recomputation under checkpointing. If autocast is off, the policy has no effect. The
-    policies of nested modules combine like nested regions.
+    policies of nested modules combine like nested regions. If the surrounding region has a table for the module
+    (`Policy.override_modules`), the policy that is set here is nested in it: it wins for ops that both name, and
+    autocast is off if one of the two turns it off.
 
     A policy applies to calls of the module's forward. If a parent uses a child's weights directly, as
     `nn.MultiheadAttention` does with its `out_proj`, the child's policy does not apply.
@@ -88,6 +91,14 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
     """
     if not isinstance(policies, Mapping):
         raise PolicyError(f"policies must be a mapping of modules to policies, got {type(policies).__name__}.")
+    chosen = choose(model, policies)
+    _checkpoint.install()
+    for module, policy in chosen.items():
+        attach(module, policy)
+
+
+def choose(model: nn.Module, policies: Mapping[Any, Any]) -> dict[nn.Module, ModulePolicy]:
+    """Returns the policy of each module that keys select. Arguments and errors are those of `set_module_policy`."""
     names = _names(model)
     chosen: dict[nn.Module, tuple[int, Key, ModulePolicy]] = {}
     for key, value in policies.items():
@@ -104,9 +115,7 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
                 chosen[module] = (rank, key, policy)
     for module in chosen:
         _check_can_have_policy(module, names[module][0])
-    _checkpoint.install()
-    for module, (_, _, policy) in chosen.items():
-        attach(module, policy)
+    return {module: policy for module, (_, _, policy) in chosen.items()}
 
 
 def module_policies(model: nn.Module) -> dict[str, Any]:

@@ -105,13 +105,16 @@ def _change_of(value: dict[str, str] | Policy | str) -> int:
 
 
 def run_under(
-    policy: ModulePolicy | None, module: nn.Module, forward: Callable[..., Any] | None, args: Any, kwargs: Any
+    policies: tuple[ModulePolicy, ...], module: nn.Module, forward: Callable[..., Any] | None, args: Any, kwargs: Any
 ) -> Any:
-    """Runs a forward of a module, by default that of its class, as a policy says."""
-    if forward is None:
+    """Runs a forward of a module, by default that of its class, as policies say, of which the first is outermost."""
+    if not policies:
+        return forward(*args, **kwargs) if forward is not None else type(module).forward(module, *args, **kwargs)
+    policy, *inner = policies
+    if inner:
+        forward = functools.partial(_run_inside, tuple(inner), module, forward)
+    elif forward is None:
         forward, args = type(module).forward, (module, *args)
-    if policy is None:
-        return forward(*args, **kwargs)
     _check_not_traced(module, (*args, *kwargs.values()))
     devices = _enabled_devices()
     if not devices:
@@ -124,6 +127,17 @@ def run_under(
             return forward(*args, **kwargs)
     with Region(packed):
         return forward(*args, **kwargs)
+
+
+def _run_inside(
+    policies: tuple[ModulePolicy, ...],
+    module: nn.Module,
+    forward: Callable[..., Any] | None,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    return run_under(policies, module, forward, args, kwargs)
 
 
 def _check_not_traced(module: nn.Module, inputs: tuple[Any, ...]) -> None:

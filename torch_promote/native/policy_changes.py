@@ -9,6 +9,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.errors import PolicyError
+from torch_promote.native.module_tables import is_marker
 from torch_promote.native.region_spec import DTYPE_NUMBERS
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES
@@ -57,6 +58,8 @@ def policies_beyond_stock() -> dict[str, dict[str, CastPolicy | torch.dtype]]:
     """Returns the policies in force in this thread that differ from stock, by overload and device type."""
     found = {}
     for name, bytes_ in _C.current_policy().items():
+        if is_marker(name):
+            continue
         changed = zip(DEVICE_TYPES, bytes_, _stock_bytes().get(name, _UNLISTED), strict=True)
         found[name] = {device: _policy(byte) for device, byte, stock in changed if byte != stock}
     return found

@@ -10,6 +10,13 @@
     [cpu]
     "linalg_*" = "float64"
 
+    [modules."blocks.*.attn"]
+    "softmax.int" = "fp16"
+
+    [modules."head"]
+    policy = "fp32"
+
+The last two need format = 2. A policy without tables for modules is written as format 1, which older releases read.
 A saved file has one line for each op, so that a diff of two files shows which ops differ. Reading is strict: an entry
 that is unknown, illegal or repeated raises an error that names its section and key.
 """
@@ -31,6 +38,17 @@ import torch
 
 from torch_promote.errors import PolicyError, did_you_mean
 from torch_promote.policy.cast_policy import spell_policy
+from torch_promote.policy.module_tables import (
+    KEY_OF_WHOLE,
+    MODULES,
+    Tables,
+    check_name,
+    check_whole,
+    quoted,
+    section_of,
+    spell_table,
+    tables_of,
+)
 from torch_promote.policy.named import MEANINGS, Change, Value
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION
@@ -38,14 +56,19 @@ from torch_promote.policy.overrides import parse_policy, select
 
 __all__ = ["ALL_DEVICE_TYPES", "FORMAT", "Entries", "from_data", "load", "save", "to_data"]
 
-#: The version of the structure that is written. A file with a higher one is refused.
-FORMAT = 1
+#: The newest version of the structure. A file with a higher one is refused.
+FORMAT = 2
+#: The version in which tables for modules came; a policy without them is written in the one before.
+_FORMAT_OF_MODULES = 2
 #: The section whose entries apply on every device type.
 ALL_DEVICE_TYPES = "all"
 
 _SECTIONS = (ALL_DEVICE_TYPES, *DEVICE_TYPES)
 _VERSIONS = {"torch": torch.__version__.partition("+")[0], "table": TABLE_VERSION}
-_LEGAL_KEYS = f"Legal: format, {', '.join(_VERSIONS)} and the sections {', '.join(f'[{name}]' for name in _SECTIONS)}."
+_LEGAL_KEYS = (
+    f"Legal: format, {', '.join(_VERSIONS)} and the sections {', '.join(f'[{name}]' for name in _SECTIONS)}, "
+    f'[{MODULES}."NAME"].'
+)
 
 #: Maps overloads' full names and device types to policies.
 Entries = dict[tuple[str, str], Value]
@@ -54,8 +77,8 @@ Entries = dict[tuple[str, str], Value]
 # --- plain data
 
 
-def to_data(changes: Iterable[Change]) -> dict[str, Any]:
-    """Returns changes as plain data, with the versions that they were made with. `from_data` reads it.
+def to_data(changes: Iterable[Change], modules: Tables = ()) -> dict[str, Any]:
+    """Returns changes and tables for modules as plain data, with the versions that made them. `from_data` reads it.
 
     Example:
         >>> to_data([("aten::mm", "cpu", torch.float64)])["cpu"]
@@ -66,32 +89,36 @@ def to_data(changes: Iterable[Change]) -> dict[str, Any]:
     for (overload, device_type), value in sorted(given.items(), key=lambda entry: entry[0]):
         on_all = all(given.get((overload, other)) == value for other in DEVICE_TYPES)
         sections[ALL_DEVICE_TYPES if on_all else device_type][exact_key(overload)] = spell_policy(value)
-    return {"format": FORMAT, **_VERSIONS, **{name: entries for name, entries in sections.items() if entries}}
+    tables = {MODULES: {name: spell_table(table) for name, table in modules}} if modules else {}
+    version = _FORMAT_OF_MODULES if modules else _FORMAT_OF_MODULES - 1
+    return {"format": version, **_VERSIONS, **{name: each for name, each in sections.items() if each}, **tables}
 
 
-def from_data(data: Mapping[str, Any], source: str = "the policy") -> Entries:
-    """Checks plain data and returns its entries.
+def from_data(data: Mapping[str, Any], source: str = "the policy") -> tuple[Entries, Tables]:
+    """Checks plain data and returns its entries, and its tables for modules.
 
     Args:
         data: What `to_data` returns, or the same structure written by hand. Of the versions, only `format` is required.
         source: The name of the file or object, for errors.
 
     Returns:
-        The policy of each overload on each device type that the data names.
+        The policy of each overload on each device type that the data names, and the tables.
 
     Raises:
         PolicyError: An entry is unknown, illegal or repeated.
 
     Example:
         >>> from_data({"format": 1, "cuda": {"mm.default": "keep"}})
-        {('aten::mm', 'cuda'): <CastPolicy.keep: 'keep'>}
+        ({('aten::mm', 'cuda'): <CastPolicy.keep: 'keep'>}, ())
     """
     if not isinstance(data, Mapping):
         raise PolicyError(f"a policy as data is a mapping, got {type(data).__name__}. Policy.to_dict() makes one.")
     _check_versions(data, source)
     unknown: list[str] = []
     is_newer = any(_release(str(data.get(key, ""))) > _release(version) for key, version in _VERSIONS.items())
-    entries = _read(data, source, unknown if is_newer else None)
+    reported = unknown if is_newer else None
+    entries = _read(data, source, reported)
+    tables = _read_tables(data.get(MODULES, {}), source, reported)
     if unknown:
         written = ", ".join(f"{key} {data[key]}" for key in _VERSIONS if key in data)
         here = ", ".join(f"{key} {version}" for key, version in _VERSIONS.items())
@@ -99,12 +126,12 @@ def from_data(data: Mapping[str, Any], source: str = "the policy") -> Entries:
             f"{source} was written with {written}. This is {here}, which does not know {'; '.join(unknown)}. "
             f"Use the newer version, or remove these entries."
         )
-    return entries
+    return entries, tables
 
 
 def _check_versions(data: Mapping[str, Any], source: str) -> None:
     if "format" not in data:
-        raise PolicyError(f"{source}: the key 'format' is missing. Start with: format = {FORMAT}")
+        raise PolicyError(f"{source}: the key 'format' is missing. Start with: format = 1")
     written = data["format"]
     if type(written) is not int or written < 1:
         raise PolicyError(f"{source}: format is an integer from 1 to {FORMAT}, got {written!r}.")
@@ -113,6 +140,11 @@ def _check_versions(data: Mapping[str, Any], source: str) -> None:
         raise PolicyError(
             f"{source}: format {written} is newer than {FORMAT}, the newest that this torch_promote reads.{by} "
             f"Use a newer torch_promote."
+        )
+    if MODULES in data and written < _FORMAT_OF_MODULES:
+        raise PolicyError(
+            f"{source}: [{MODULES}] is a section of format {_FORMAT_OF_MODULES}, got format = {written}. Write: "
+            f"format = {_FORMAT_OF_MODULES}"
         )
     for key, version in _VERSIONS.items():
         if key in data and not (isinstance(data[key], str) and _release(data[key])):
@@ -129,10 +161,10 @@ def _read(data: Mapping[str, Any], source: str, unknown: list[str] | None) -> En
     entries: Entries = {}
     named_by: dict[tuple[str, str], str] = {}
     for section, content in data.items():
-        if section == "format" or section in _VERSIONS:
+        if section in ("format", MODULES) or section in _VERSIONS:
             continue
         if section not in _SECTIONS:
-            close = did_you_mean(str(section), [*_SECTIONS, *_VERSIONS, "format"])
+            close = did_you_mean(str(section), [*_SECTIONS, MODULES, *_VERSIONS, "format"])
             _report(source, f"[{section}]", f"{section!r} is not a key of a policy.{close} {_LEGAL_KEYS}", unknown)
             continue
         if not isinstance(content, Mapping):
@@ -150,6 +182,54 @@ def _read(data: Mapping[str, Any], source: str, unknown: list[str] | None) -> En
                         )
                     entries[overload, device_type] = policy
     return entries
+
+
+def _read_tables(data: object, source: str, unknown: list[str] | None) -> Tables:
+    if not isinstance(data, Mapping):
+        raise PolicyError(f'{source}: {MODULES} holds the tables for modules, got {data!r}. Write [{MODULES}."NAME"].')
+    tables: dict[str, str | dict[str, Value]] = {}
+    for name, content in data.items():
+        section = section_of(check_name(name))
+        if not isinstance(content, Mapping):
+            raise PolicyError(
+                f"{source}: [{MODULES}] {quoted(name)}: expected a table of ops, got {content!r}. Write {section}."
+            )
+        if not content:
+            raise PolicyError(f"{source}: {section} is empty. Add an op and its policy, or remove the section.")
+        table = _read_table(content, source, section, unknown)
+        if table:  # otherwise all of it was reported
+            tables[name] = table
+    return tables_of(tables)
+
+
+def _read_table(
+    content: Mapping[Any, Any], source: str, section: str, unknown: list[str] | None
+) -> str | dict[str, Value]:
+    if KEY_OF_WHOLE in content:
+        others = [key for key in content if key != KEY_OF_WHOLE]
+        if others:
+            raise PolicyError(
+                f"{source}: {section}: {KEY_OF_WHOLE!r} is for the whole module, so the table can have no other key, "
+                f"got {others[0]!r} too. Remove one of the two."
+            )
+        return check_whole(content[KEY_OF_WHOLE], f'{source}: {section} "{KEY_OF_WHOLE}"')
+    table: dict[str, Value] = {}
+    named_by: dict[str, str] = {}
+    for key, value in content.items():
+        place = f"{section} " + (quoted(key) if isinstance(key, str) else repr(key))
+        if isinstance(value, Mapping):
+            raise PolicyError(
+                f"{source}: {place}: a table for modules holds on every device type and contains no table. Quote "
+                f'names that contain dots: [{MODULES}."blocks.0"], "softmax.int".'
+            )
+        for overload, policy in _entry(key, value, source, place, unknown):
+            if named_by.setdefault(overload, place) != place:
+                raise PolicyError(
+                    f"{source}: {place}: {overload} already has a policy from {named_by[overload]}. Name each overload "
+                    f"once."
+                )
+            table[overload] = policy
+    return table
 
 
 def _entry(
@@ -177,8 +257,8 @@ def _report(source: str, what: str, text: str, unknown: list[str] | None) -> Non
 # --- files
 
 
-def save(changes: Iterable[Change], path: str | os.PathLike[str]) -> None:
-    """Writes changes to a file. Whoever reads the file meanwhile sees the old content or the new, never a part.
+def save(changes: Iterable[Change], path: str | os.PathLike[str], modules: Tables = ()) -> None:
+    """Writes changes and tables to a file. Whoever reads it meanwhile sees the old content or the new, never a part.
 
     Raises:
         PolicyError: The file cannot be written.
@@ -190,7 +270,7 @@ def save(changes: Iterable[Change], path: str | os.PathLike[str]) -> None:
         if target.is_dir():
             raise IsADirectoryError(0, "it is a directory")
         with open(beside, "x", encoding="utf-8", newline="\n") as file:
-            file.write(_toml(to_data(changes)))
+            file.write(_toml(to_data(changes, modules)))
             file.flush()
             os.fsync(file.fileno())
         if target.exists():
@@ -213,17 +293,23 @@ def _name(path: object) -> str:
 def _toml(data: Mapping[str, Any]) -> str:
     lines = ["# A policy of torch_promote: where it differs from PyTorch's autocast. Policy.load() reads it."]
     lines += [f"{key} = {json.dumps(value)}" for key, value in data.items() if not isinstance(value, Mapping)]
-    for section, entries in data.items():
-        if isinstance(entries, Mapping):
-            lines += ["", f"[{section}]", *(f"{json.dumps(op)} = {json.dumps(value)}" for op, value in entries.items())]
+    sections = {f"[{name}]": each for name, each in data.items() if isinstance(each, Mapping) and name != MODULES}
+    for section, entries in (
+        sections | {section_of(name): each for name, each in data.get(MODULES, {}).items()}
+    ).items():
+        lines += ["", section, *(f"{_key(key)} = {json.dumps(value)}" for key, value in entries.items())]
     return "\n".join(lines) + "\n"
 
 
-def load(path: str | os.PathLike[str]) -> Entries:
-    """Reads a file and returns its entries.
+def _key(key: str) -> str:
+    return key if key == KEY_OF_WHOLE else json.dumps(key)
+
+
+def load(path: str | os.PathLike[str]) -> tuple[Entries, Tables]:
+    """Reads a file and returns its entries, and its tables for modules.
 
     Returns:
-        The policy of each overload on each device type that the file names.
+        The policy of each overload on each device type that the file names, and the tables.
 
     Raises:
         PolicyError: The file cannot be read, or an entry is unknown, illegal or repeated.

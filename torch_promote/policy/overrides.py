@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDeviceError, did_you_mean
 from torch_promote.policy.cast_policy import POLICY_ALIASES, CastPolicy, spell_policy
 from torch_promote.policy.legality import check_legal, legal_policies, legal_text, why_illegal
 from torch_promote.policy.op_names import find_overloads, in_order, spell_key
+from torch_promote.policy.op_table import DEVICE_TYPES
 
-__all__ = ["parse_overrides", "parse_policy", "select"]
+__all__ = ["LEGAL_DEVICES", "check_device_types", "parse_overrides", "parse_policy", "select"]
 
 _NAMES = [*(policy.value for policy in CastPolicy), *POLICY_ALIASES]
 _LEGAL_VALUES = f"Legal: {', '.join(_NAMES)} or a floating dtype."
+#: The end of errors about device types.
+LEGAL_DEVICES = f" Legal: {', '.join(map(repr, DEVICE_TYPES))}."
 #: How many overloads an error names for each reason.
 _SHOWN = 3
 
@@ -130,3 +133,21 @@ def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:
     if isinstance(dtype, torch.dtype):
         return parse_policy(dtype, op)
     raise PolicyError(f"{where}no cast policy is called {value!r}.{did_you_mean(value, _NAMES)} {_LEGAL_VALUES}")
+
+
+def check_device_types(device: object) -> tuple[str, ...]:
+    """Returns the device types that a user names: one, a sequence of them, or None for all.
+
+    Raises:
+        DeviceTypeError: A device type is not a str, or a sequence is empty or has duplicates.
+        UnsupportedDeviceError: This package has no policies for a device type.
+    """
+    names = DEVICE_TYPES if device is None else (device,) if isinstance(device, str) else device
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
+        raise DeviceTypeError(f"device is a device type, a sequence of them or None, got {device!r}.{LEGAL_DEVICES}")
+    for name in names:
+        if name not in DEVICE_TYPES:
+            raise UnsupportedDeviceError(f"a policy has no device type {name!r}.{LEGAL_DEVICES}")
+    if len(set(names)) < len(names):
+        raise DeviceTypeError(f"device {list(names)!r} contains a duplicate. Name each device type once.")
+    return tuple(names)

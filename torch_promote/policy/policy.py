@@ -6,39 +6,24 @@ import functools
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from torch import nn
 from torch.utils import _pytree
 
-from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDeviceError, did_you_mean
-from torch_promote.policy import files
+from torch_promote.errors import DeviceTypeError, PolicyError, did_you_mean
+from torch_promote.policy import files, module_tables
 from torch_promote.policy.cast_policy import spell_policy
+from torch_promote.policy.differences import Difference, differences
+from torch_promote.policy.module_tables import Tables
 from torch_promote.policy.named import MEANINGS, Change, Value, named_changes, stock_policy
 from torch_promote.policy.op_names import exact_key, find_overloads
-from torch_promote.policy.op_table import DEVICE_TYPES, rows_by_name
-from torch_promote.policy.overrides import parse_overrides
+from torch_promote.policy.op_table import rows_by_name
+from torch_promote.policy.overrides import LEGAL_DEVICES, check_device_types, parse_overrides
 from torch_promote.policy.registered_policies import registered_ops
+from torch_promote.policy.spelling import SHOWN, spell_call
 
 __all__ = ["Difference", "Policy"]
-
-#: How many entries a repr or an error shows.
-_SHOWN = 4
-
-
-class Difference(NamedTuple):
-    """One difference between two policies.
-
-    Attributes:
-        overload: An overload's full name.
-        device: "cpu" or "cuda".
-        mine: The first policy's value; None if it has none for the overload.
-        theirs: The second policy's value.
-    """
-
-    overload: str
-    device: str
-    mine: Value | None
-    theirs: Value | None
 
 
 class Policy:
@@ -51,9 +36,14 @@ class Policy:
     For an op outside the table, a policy contains only the entry you gave it. Without one, PyTorch's own autocast, a
     library or `register_policy` decides about the op; `fallthrough` disables what they do.
 
+    A policy may have tables for modules, too: `override_modules`. A region that has them needs a model to find the
+    modules in: `my_autocast(policy=policy, model=model)`, or `policy.apply_to(model)` before.
+
     Attributes:
         changes: The differences from stock in the running PyTorch: sorted triples of an overload's full name, a device
             type, and a `CastPolicy` or a floating dtype.
+        modules: The tables for modules: sorted pairs of a name or a pattern of names, and "fp32", "off", or sorted
+            pairs of an overload's full name and its policy.
 
     Example:
         >>> policy = Policy.stock().override({"mm.default": "fp32"}, device="cpu")
@@ -66,21 +56,25 @@ class Policy:
     """
 
     # Not a dataclass: torch.compile would treat its fields as variables instead of the policy as a constant.
-    __slots__ = ("_hash", "changes")
+    __slots__ = ("_hash", "changes", "modules")
 
     changes: tuple[Change, ...]
+    modules: Tables
     _hash: int
 
-    def __init__(self, changes: tuple[Change, ...] = ()) -> None:
+    def __init__(self, changes: tuple[Change, ...] = (), modules: Tables = ()) -> None:
         """Makes a policy from changes without checking them. Use `stock`, `named` and `override` instead."""
-        if not isinstance(changes, tuple) or not all(
-            isinstance(change, tuple) and len(change) == 3 for change in changes
-        ):
+        if not isinstance(changes, tuple) or not all(isinstance(one, tuple) and len(one) == 3 for one in changes):
             raise PolicyError(
                 f"Policy(...) takes a tuple of (overload, device, policy) triples, got {changes!r}. To get a policy by "
                 f"name, use Policy.named(...)."
             )
+        if not isinstance(modules, tuple):
+            raise PolicyError(
+                f"Policy(...) takes tables as a tuple, got {modules!r}. Use policy.override_modules(...)."
+            )
         object.__setattr__(self, "changes", changes)
+        object.__setattr__(self, "modules", modules)
 
     @classmethod
     def stock(cls) -> Policy:
@@ -177,11 +171,74 @@ class Policy:
             >>> Policy.stock().override({"linalg_*": "fp32", "mm.out": "match_self"}).lookup("mm.out", "cpu")
             <CastPolicy.match_self: 'match_self'>
         """
-        device_types = _device_types(device)
+        device_types = check_device_types(device)
         entries = dict(self._entries())
         for overload, value in parse_overrides(overrides):
             entries.update({(overload, name): value for name in device_types})
-        return self._of_entries(entries)
+        return self._of_entries(entries, self.modules)
+
+    def override_modules(self, tables: Mapping[str, Any]) -> Policy:
+        """Returns a copy of this policy with other policies for some modules.
+
+        Args:
+            tables: Maps modules to policies. A module is named as in `model.named_modules()`, or by a pattern, as in
+                `set_module_policy`: "head", "blocks.*.attn", "**.norm". A policy is
+                - overrides, as in `my_autocast(overrides=...)`, for every device type. They add to those of this policy
+                  for the same name;
+                - "fp32": autocast is off inside, and inputs are cast to float32;
+                - "off": autocast is off inside.
+
+        Returns:
+            The new policy.
+
+        Raises:
+            PolicyError: A name is not a str, an op or a policy does not exist or is not legal, or a table is empty.
+
+        Example:
+            >>> policy = Policy.stock().override_modules({"blocks.*.attn": {"softmax.int": "fp16"}, "head": "fp32"})
+            >>> policy.modules[1]
+            ('head', 'fp32')
+            >>> policy.to_dict()["modules"]["blocks.*.attn"]
+            {'aten::softmax.int': 'lower_precision_fp'}
+        """
+        return Policy(self.changes, module_tables.merged(self.modules, module_tables.parse_tables(tables)))
+
+    def without_modules(self) -> Policy:
+        """Returns this policy without its tables for modules.
+
+        Example:
+            >>> Policy.stock().override_modules({"head": "fp32"}).without_modules() == Policy.stock()
+            True
+        """
+        return Policy(self.changes)
+
+    def apply_to(self, model: nn.Module) -> Any:
+        """Has regions of this policy apply its tables for modules to a model, without `my_autocast(model=...)`.
+
+        It holds in every region whose policy has the same tables, in every thread, also if `install`,
+        `set_default_policy` or `torch.autocast` under them gave it the policy, and in no other region. The policies of
+        ops are the region's alone.
+
+        Args:
+            model: The model. It is not kept alive.
+
+        Returns:
+            A handle: its `remove()` undoes it, and so does the end of a `with` block with it. `modules` maps the names
+            of the modules that were found to their policies.
+
+        Raises:
+            PolicyError: A table matches no module, two tables of equal precedence give a module different policies, or
+                a module cannot have a policy, as in `set_module_policy`. Nothing has changed.
+
+        Example:
+            >>> from torch_promote import my_autocast
+            >>> head = nn.Linear(3, 4)
+            >>> policy = Policy.stock().override_modules({"": "fp32"})
+            >>> with policy.apply_to(head), my_autocast("cpu", policy=policy):
+            ...     head(head.weight.new_ones(1, 3)).dtype
+            torch.float32
+        """
+        return module_tables.library().apply(self, model)
 
     def diff(self, other: Policy | str | os.PathLike[str]) -> tuple[Difference, ...]:
         """Returns the differences between this policy and another. Empty if they are equal.
@@ -190,16 +247,16 @@ class Policy:
             other: A policy, or a value that `of` accepts.
 
         Returns:
-            The differences, sorted by overload and device type.
+            The differences, sorted by overload and device type; then those of tables for modules.
 
         Example:
             >>> [difference.overload for difference in Policy.stock().override({"mm.default": "fp32"}).diff("stock")]
             ['aten::mm', 'aten::mm']
         """
         theirs = Policy.of(other)
-        places = sorted({*dict(self._entries()), *dict(theirs._entries())})
-        pairs = ((place, self._value(*place), theirs._value(*place)) for place in places)
-        return tuple(Difference(*place, mine, other) for place, mine, other in pairs if mine != other)
+        of_ops = differences(dict(self._entries()), dict(theirs._entries()), by_stock=True)
+        tables = module_tables.entries_of(self.modules), module_tables.entries_of(theirs.modules)
+        return (*of_ops, *differences(*tables, by_stock=False))
 
     def lookup(self, op: object, device: str) -> Value | None:
         """Returns the policy of an op on a device type.
@@ -221,14 +278,14 @@ class Policy:
             None
         """
         if not isinstance(device, str):
-            raise DeviceTypeError(f"lookup takes one device type, got {device!r}.{_LEGAL_DEVICES}")
-        (device,) = _device_types(device)
+            raise DeviceTypeError(f"lookup takes one device type, got {device!r}.{LEGAL_DEVICES}")
+        (device,) = check_device_types(device)
         names = find_overloads(op)
         names = tuple(name for name in names if name in rows_by_name()) or names
         values = {name: self._value(name, device) for name in names}
         if len(set(values.values())) > 1:
             known = [f"{_spell(value)} ({name})" for name, value in values.items()]
-            shown = ", ".join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")
+            shown = ", ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
             raise PolicyError(
                 f"{str(op)!r} selects {len(names)} overloads with different policies on {device}: {shown}. "
                 f"Name one of them, such as {exact_key(names[0])!r}."
@@ -242,7 +299,7 @@ class Policy:
             >>> Policy.stock().override({"mm.default": "fp32"}).to_dict()["all"]
             {'aten::mm.default': 'fp32'}
         """
-        return files.to_data(self.changes)
+        return files.to_data(self.changes, self.modules)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
@@ -255,7 +312,7 @@ class Policy:
             >>> Policy.from_dict({"format": 1, "cpu": {"softmax": "fp32"}}).lookup("softmax", "cpu")
             <CastPolicy.fp32: 'fp32'>
         """
-        return cls._of_entries(files.from_data(data))
+        return cls._of_entries(*files.from_data(data))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves the policy to a TOML file. An existing file is replaced atomically.
@@ -266,7 +323,7 @@ class Policy:
         Raises:
             PolicyError: The file cannot be written.
         """
-        files.save(self.changes, path)
+        files.save(self.changes, path, self.modules)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
@@ -283,7 +340,7 @@ class Policy:
             ...     Policy.load(path)
             Policy.named('fp32_safe')
         """
-        return cls._of_entries(files.load(path))
+        return cls._of_entries(*files.load(path))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Policy is immutable, so {name!r} cannot be set. Use policy.override({{op: policy}}).")
@@ -292,29 +349,28 @@ class Policy:
         raise AttributeError(f"a Policy is immutable, so {name!r} cannot be deleted.")
 
     def __eq__(self, other: object) -> bool:
-        return self.changes == other.changes if isinstance(other, Policy) else NotImplemented
+        if not isinstance(other, Policy):
+            return NotImplemented
+        return self.changes == other.changes and self.modules == other.modules
 
     def __hash__(self) -> int:
         try:
             return self._hash
         except AttributeError:
-            object.__setattr__(self, "_hash", hash(self.changes))
+            object.__setattr__(self, "_hash", hash((self.changes, self.modules)))
             return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Policy, (self.changes,)
+        return Policy, (self.changes, self.modules) if self.modules else (self.changes,)
 
     def __repr__(self) -> str:
-        for name in MEANINGS:
-            if self == Policy.named(name):
-                return "Policy.stock()" if name == "stock" else f"Policy.named({name!r})"
-        sections = {name: entries for name, entries in self.to_dict().items() if isinstance(entries, dict)}
-        return "Policy.stock()" + "".join(_spell_override(name, entries) for name, entries in sections.items())
+        names = (name for name in MEANINGS if self.changes == Policy.named(name).changes)
+        return spell_call(next(names, None), self.changes, self.modules)
 
     @classmethod
-    def _of_entries(cls, entries: Mapping[tuple[str, str], Value]) -> Policy:
+    def _of_entries(cls, entries: Mapping[tuple[str, str], Value], modules: Tables = ()) -> Policy:
         changes = ((*place, value) for place, value in sorted(entries.items(), key=lambda entry: entry[0]))
-        return cls(tuple(change for change in changes if stock_policy(*change[:2]) != change[2]))
+        return cls(tuple(change for change in changes if stock_policy(*change[:2]) != change[2]), modules)
 
     def _entries(self) -> Iterable[tuple[tuple[str, str], Value]]:
         return (((overload, device_type), value) for overload, device_type, value in self.changes)
@@ -339,27 +395,5 @@ def _named(name: str, registered: tuple[tuple[str, str], ...]) -> Policy:
     )
 
 
-def _device_types(device: object) -> tuple[str, ...]:
-    names = DEVICE_TYPES if device is None else (device,) if isinstance(device, str) else device
-    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
-        raise DeviceTypeError(f"device is a device type, a sequence of them or None, got {device!r}.{_LEGAL_DEVICES}")
-    for name in names:
-        if name not in DEVICE_TYPES:
-            raise UnsupportedDeviceError(f"a policy has no device type {name!r}.{_LEGAL_DEVICES}")
-    if len(set(names)) < len(names):
-        raise DeviceTypeError(f"device {list(names)!r} contains a duplicate. Name each device type once.")
-    return tuple(names)
-
-
-_LEGAL_DEVICES = f" Legal: {', '.join(map(repr, DEVICE_TYPES))}."
-
-
 def _spell(value: Value | None) -> str:
     return "no entry" if value is None else spell_policy(value)
-
-
-def _spell_override(section: str, entries: Mapping[str, str]) -> str:
-    shown = [f"{op!r}: {policy!r}" for op, policy in list(entries.items())[:_SHOWN]]
-    shown += [f"... {len(entries) - _SHOWN} more"] if len(entries) > _SHOWN else []
-    device = "" if section == files.ALL_DEVICE_TYPES else f", device={section!r}"
-    return f".override({{{', '.join(shown)}}}{device})"

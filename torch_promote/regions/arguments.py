@@ -18,20 +18,35 @@ from torch_promote.errors import (
     DeviceTypeError,
     DtypeError,
     OptionError,
+    PolicyError,
     UnsupportedDeviceError,
     did_you_mean,
 )
 from torch_promote.integrations import checkpoint, unversioned_writes
+from torch_promote.native.module_tables import applied_number, changes_for
 from torch_promote.native.policy_changes import register_change
 from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec
 from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.module_tables import library
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.overrides import parse_overrides
 from torch_promote.policy.policy import Policy
 
-__all__ = ["allows_cache", "cache_mode", "check_devices", "policy_number", "read_policy", "register_policy_change"]
+__all__ = [
+    "allows_cache",
+    "bind_model",
+    "cache_mode",
+    "check_devices",
+    "number_of_applied",
+    "policy_number",
+    "read_policy",
+    "register_policy_change",
+]
 
 _CPU_DTYPES = (torch.bfloat16, torch.float16)
+
+#: How many names of modules an error shows.
+_SHOWN = 3
 
 _NO_CACHE = "none"
 _CACHES = (*_C.CACHE_MODES, _NO_CACHE)
@@ -49,6 +64,42 @@ def check_devices(device_type: object, dtype: object, enabled: object) -> tuple[
 def read_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy | str | None:
     """Returns a policy that later changes of a file do not affect. A name stays a name."""
     return policy if policy is None or policy in Policy.names() else Policy.of(policy)
+
+
+def bind_model(model: object, policy: Policy | str | os.PathLike[str] | None) -> Any:
+    """Has the modules of a region's model follow the tables of the region's policy, as long as the result lives.
+
+    Returns:
+        What has the attribute `number`; None if the policy has no tables.
+
+    Raises:
+        OptionError: There is no policy, or this is no model.
+        PolicyError: A table matches no module, or a module cannot have a policy.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(f"model is an nn.Module, or None; got {model!r} of type {type(model).__name__}.")
+    if "_modules" not in model.__dict__:
+        raise OptionError(
+            f"the model is a {type(model).__name__} that has no modules yet, as in a copy of a model that has a region "
+            f"as an attribute. The modules are found when the region is made: make it where it is entered, or call "
+            f"policy.apply_to(model)."
+        )
+    if policy is None:
+        raise OptionError(
+            "model names the modules that the tables of policy are for; got a model and no policy. Give both, or "
+            "leave model out."
+        )
+    chosen = Policy.of(policy)
+    return _bind(chosen, model) if chosen.modules else None
+
+
+def _bind(policy: Policy, model: torch.nn.Module) -> Any:
+    return library().bind(policy, model)
+
+
+# Has Dynamo break the graph here, and say why.
+_bind._torchdynamo_disable = True  # type: ignore[attr-defined]
+_bind._torchdynamo_disable_msg = "my_autocast(model=...) changes modules: make the region outside"  # type: ignore[attr-defined]
 
 
 def allows_cache(cache: object, cache_enabled: object) -> bool:
@@ -157,15 +208,26 @@ def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=5)
 
 
-def policy_number(policy: object, overrides: Mapping[Any, Any] | None) -> int:
-    """Returns the number in the extension of what a region does to the policy; equal arguments get one number."""
+def policy_number(policy: object, overrides: Mapping[Any, Any] | None, tables: int = 0) -> int:
+    """Returns the number in the extension of what a region does to the policy; equal arguments get one number.
+
+    Args:
+        policy: As for `my_autocast`.
+        overrides: As for `my_autocast`.
+        tables: The number of the policy's tables for modules, for the model that the region names. 0: it names none.
+
+    Raises:
+        PolicyError: An argument is wrong, or the policy has tables for modules, and there is no model to apply them to.
+    """
     chosen = None if policy is None else Policy.of(policy)  # type: ignore[arg-type]
+    if chosen is not None and not tables:
+        tables = number_of_applied(chosen)
     try:
         asked = None if overrides is None else tuple(overrides.items())
-        number = _register(chosen, asked)
+        number = _register(chosen, asked, tables)
         if not _C.touch_change(number):  # the extension has dropped it since: others were used in between
             _register.cache_clear()
-            number = _register(chosen, asked)
+            number = _register(chosen, asked, tables)
         return number
     except (AttributeError, TypeError):  # not a mapping, or a value without a hash, which has an error of its own
         parse_overrides(overrides)  # type: ignore[arg-type]
@@ -176,9 +238,27 @@ def policy_number(policy: object, overrides: Mapping[Any, Any] | None) -> int:
 policy_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def number_of_applied(policy: Policy) -> int:
+    """Returns the number of a policy's tables for the models that `apply_to` was called with; 0 if it has no tables.
+
+    Raises:
+        PolicyError: The policy has tables, and there is no such model.
+    """
+    number = applied_number(policy.modules) if policy.modules else 0
+    if policy.modules and not number:
+        names = [repr(name) for name, _ in policy.modules]
+        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        raise PolicyError(
+            f"the policy has tables for modules ({shown}), and no model to find them in. Legal: "
+            f"my_autocast(..., policy=policy, model=model); or call policy.apply_to(model) before, as for install, "
+            f"set_default_policy and policies of modules. To leave the tables out, use policy.without_modules()."
+        )
+    return number
+
+
 @functools.lru_cache(maxsize=1024)
-def _register(policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | None) -> int:
-    changes = [] if policy is None else list(policy.changes)
+def _register(policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | None, tables: int) -> int:
+    changes = [] if policy is None else [*policy.changes, *changes_for(tables)]
     for name, value in parse_overrides(dict(overrides or ())):
         changes += [(name, device_type, value) for device_type in DEVICE_TYPES]
     return register_policy_change(changes, replaces=policy is not None)

@@ -16,7 +16,14 @@ from torch_promote.native.region_spec import RegionSpec
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_names import find_op, name_op
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.arguments import allows_cache, cache_mode, check_devices, policy_number, read_policy
+from torch_promote.regions.arguments import (
+    allows_cache,
+    bind_model,
+    cache_mode,
+    check_devices,
+    policy_number,
+    read_policy,
+)
 from torch_promote.regions.base import Region
 
 __all__ = ["my_autocast"]
@@ -51,14 +58,18 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
             "linalg_*", `torch.ops.aten.mm`, `torch.ops.aten.mm.default`) to a cast policy ("fp16", "fp32", "promote",
             "match_self", "keep", "fallthrough", "banned", a `CastPolicy`) or to a floating dtype to run the op in.
             Nested regions add to the overrides of the region around them.
+        model: The model to whose modules the policy's tables for modules apply (`Policy.override_modules`), in this
+            region and in nested ones without a policy of their own. The modules are found here; copies of the model,
+            also those made inside, are other models. None: those models that `policy.apply_to` was called with.
 
     Raises:
         DeviceTypeError: A device type is not a str, or a sequence is empty or names one twice. It is a ValueError.
         UnsupportedDeviceError: A device type has no autocast here. It is a RuntimeError.
         DtypeError: dtype is not a floating torch.dtype. It is a TypeError.
-        OptionError: The cache mode does not exist, or contradicts cache_enabled. It is a ValueError.
-        PolicyError: A policy or op does not exist, a policy is not legal for an op, or a policy file is wrong. It is a
-            ValueError.
+        OptionError: The cache mode does not exist, or contradicts cache_enabled; or a model is given without a policy.
+            It is a ValueError.
+        PolicyError: A policy or op does not exist, a policy is not legal for an op, or a policy file is wrong; a policy
+            has tables for modules and there is no model, or a table matches no module. It is a ValueError.
 
     Warns:
         UserWarning: You ask for CUDA where it is not available, or for the CPU with a dtype other than bfloat16 and
@@ -93,30 +104,32 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         cache: str | None = None,
         policy: Policy | str | os.PathLike[str] | None = None,
         overrides: Mapping[Any, Any] | None = None,
+        model: torch.nn.Module | None = None,
     ) -> None:
-        if cache is None and policy is None and overrides is None:
+        if cache is None and policy is None and overrides is None and model is None:
             plain = pack_plain_region(device_type, dtype, enabled, cache_enabled)
             if plain is not None:
                 self._packed, self._arguments = plain
                 return
         allowed = cache_enabled if cache is None else allows_cache(cache, cache_enabled)
         devices = check_devices(device_type, dtype, enabled)
-        change = 0
-        if overrides is not None or policy is not None:
+        change, binding = 0, None
+        if overrides is not None or policy is not None or model is not None:
             overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
             if not torch.compiler.is_dynamo_compiling():  # Dynamo uses the number alone
                 policy = read_policy(policy)
-            change = policy_number(policy, overrides)
+            binding = None if model is None else bind_model(model, policy)
+            change = policy_number(policy, overrides, 0 if binding is None else binding.number)
         cache_flag = bool(torch.is_autocast_cache_enabled() if allowed is None else allowed)
         self._packed = RegionSpec(devices, cache_flag, cache_mode(cache), change).pack()
-        self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides)
+        self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides, model, binding)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy keeps the defaults that its original read. Numbers of policy changes mean nothing in other processes.
         asked = _Arguments(*self._arguments)
         named = None if asked.overrides is None else [(name_op(op), value) for op, value in asked.overrides.items()]
         spec = RegionSpec.unpack(self._packed)._replace(policy_change=0)
-        return _rebuild, (spec.pack(), asked._replace(overrides=None), named)
+        return _rebuild, (spec.pack(), asked._replace(overrides=None, binding=None), named)
 
     def __repr__(self) -> str:
         asked = _Arguments(*self._arguments)
@@ -128,6 +141,7 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         parts += [f"cache={asked.cache!r}"] if asked.cache is not None else []
         parts += [f"policy={asked.policy!r}"] if asked.policy is not None else []
         parts += [f"overrides={_short(asked.overrides)}"] if asked.overrides else []
+        parts += [f"model={type(asked.model).__name__}"] if asked.model is not None else []
         return f"my_autocast({', '.join(parts)})"
 
 
@@ -141,16 +155,19 @@ class _Arguments(NamedTuple):
     cache: str | None = None
     policy: Any = None
     overrides: Mapping[Any, Any] | None = None
+    model: torch.nn.Module | None = None
+    binding: Any = None  # has the model's modules follow the policy's tables as long as a region has it
 
 
 def _rebuild(packed: str, asked: _Arguments, named: Sequence[tuple[Any, Any]] | None) -> my_autocast:
     overrides = None if named is None else {find_op(name): value for name, value in named}
     region = my_autocast.__new__(my_autocast)
     region._packed = packed
+    binding = None if asked.model is None else bind_model(asked.model, asked.policy)
     if asked.policy is not None or overrides is not None:
-        change = policy_number(asked.policy, overrides)
+        change = policy_number(asked.policy, overrides, 0 if binding is None else binding.number)
         region._packed = RegionSpec.unpack(packed)._replace(policy_change=change).pack()
-    region._arguments = asked._replace(overrides=overrides)
+    region._arguments = asked._replace(overrides=overrides, binding=binding)
     return region
 
 

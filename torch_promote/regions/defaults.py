@@ -21,7 +21,7 @@ from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.overrides import parse_overrides
 from torch_promote.policy.policy import Policy
 from torch_promote.policy.registered_policies import replace_registered_ops
-from torch_promote.regions.arguments import policy_number, register_policy_change
+from torch_promote.regions.arguments import number_of_applied, policy_number, register_policy_change
 
 __all__ = [
     "RegisteredPolicy",
@@ -37,6 +37,7 @@ VARIABLE = "TORCH_PROMOTE_POLICY"
 
 _lock = fork_safe_lock()
 _default: Policy | None = None
+_default_tables = 0  # the number of its tables for modules
 _registered: _Registered = {}
 
 
@@ -52,7 +53,8 @@ def set_default_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy
         The default before; None for PyTorch's own.
 
     Raises:
-        PolicyError: The policy does not exist, or its file is wrong. The default is then unchanged.
+        PolicyError: The policy does not exist, its file is wrong, or it has tables for modules and `apply_to` was not
+            called. The default is then unchanged.
 
     Example:
         >>> from torch_promote import my_autocast
@@ -63,11 +65,12 @@ def set_default_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy
         >>> set_default_policy(before)
         Policy.named('cuda')
     """
-    global _default
+    global _default, _default_tables
     chosen = None if policy is None else Policy.of(policy)
+    tables = 0 if chosen is None else number_of_applied(chosen)
     with _lock:
-        _put(_registered, chosen)
-        before, _default = _default, chosen
+        _put(_registered, chosen, tables)
+        before, _default, _default_tables = _default, chosen, tables
     return before
 
 
@@ -99,7 +102,7 @@ class RegisteredPolicy:
         with _lock:
             kept = {place: given for place, given in _registered.items() if given[1] is not self}
             if len(kept) < len(_registered):
-                _put(kept, _default)
+                _put(kept, _default, _default_tables)
                 _replace_registered(kept)
 
     def __enter__(self) -> RegisteredPolicy:
@@ -159,7 +162,7 @@ def register_policy(
             raise PolicyError(f"{op!r} with policy {policy!r}: this is what PyTorch's autocast does. Leave it out.")
         handle = RegisteredPolicy([name for name, _ in parsed], devices, parsed[0][1])
         wanted = {**kept, **{(name, device): (value, handle) for name, device, value in given.changes}}
-        _put(wanted, _default)
+        _put(wanted, _default, _default_tables)
         _replace_registered(wanted)
     return handle
 
@@ -194,11 +197,11 @@ def use_environment() -> None:
 _Registered = dict[tuple[str, str], tuple[CastPolicy | torch.dtype, RegisteredPolicy]]
 
 
-def _put(registered: _Registered, default: Policy | None) -> None:
+def _put(registered: _Registered, default: Policy | None, tables: int) -> None:
     """Makes both the defaults of the extension. If that fails, nothing is changed."""
     changes = [(*place, value) for place, (value, _) in sorted(registered.items(), key=lambda item: item[0])]
     number = register_policy_change(changes)
-    _C.set_defaults(number, 0 if default is None else policy_number(default, None))
+    _C.set_defaults(number, 0 if default is None else policy_number(default, None, tables))
     # Dynamo has no guard on the default policy, under which it traced graphs that open a region outside of regions.
     if _compile.graphs_open_regions():
         sys.modules["torch._dynamo"].reset()

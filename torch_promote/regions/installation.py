@@ -19,7 +19,7 @@ from torch_promote.integrations.compile_installed import while_changing
 from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec, RegionSpec
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.arguments import allows_cache, cache_mode, policy_number, read_policy
+from torch_promote.regions.arguments import allows_cache, cache_mode, number_of_applied, policy_number, read_policy
 from torch_promote.regions.autocast_methods import in_force, lock, put_in_force, stock_autocast
 
 __all__ = ["Installation", "install", "installed", "installed_as", "stock_autocast", "uninstall"]
@@ -37,12 +37,13 @@ class Installation:
         cache: The cache mode; None for that of the region around, or "weights" outside of regions.
     """
 
-    __slots__ = ("_change", "_specs", "cache", "overrides", "policy")
+    __slots__ = ("_change", "_specs", "_tables", "cache", "overrides", "policy")
 
     def __init__(self, policy: _PolicyArgument, overrides: Mapping[Any, Any] | None, cache: str | None) -> None:
         given = dict(overrides) if isinstance(overrides, Mapping) else overrides
         self.policy = read_policy(policy)
-        self._change = policy_number(self.policy, given)
+        self._tables = 0 if self.policy is None else number_of_applied(Policy.of(self.policy))
+        self._change = policy_number(self.policy, given, self._tables)
         if cache is not None:
             allows_cache(cache, None)
         self.overrides: Mapping[Any, Any] = MappingProxyType(given or {})
@@ -77,7 +78,7 @@ class Installation:
         """Registers the policy again if the extension has dropped it, and returns whether it had."""
         if _C.touch_change(self._change):
             return False
-        self._change = policy_number(self.policy, self.overrides)
+        self._change = policy_number(self.policy, self.overrides, self._tables)
         self._specs = {}
         return True
 
@@ -162,8 +163,9 @@ def install(
 
     Raises:
         OptionError: The cache mode does not exist. It is a ValueError.
-        PolicyError: A policy or op does not exist, a policy is not legal for an op, or a policy file is wrong. It is a
-            ValueError. In both cases nothing has changed.
+        PolicyError: A policy or op does not exist, a policy is not legal for an op, a policy file is wrong, or the
+            policy has tables for modules and `Policy.apply_to` was not called. It is a ValueError. In both cases
+            nothing has changed.
 
     Example:
         >>> install(overrides={"matmul": "fp32"})

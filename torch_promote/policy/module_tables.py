@@ -1,0 +1,185 @@
+"""Tables of a policy for modules: which modules of a model run under which overrides, or in float32, as a value.
+
+A policy has tables; which model they are for is said where the policy is used: `my_autocast(policy=..., model=...)` or
+`Policy.apply_to(model)`. torch_promote/modules/region_tables.py finds the modules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.policy.cast_policy import spell_policy
+from torch_promote.policy.named import Value
+from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.overrides import parse_overrides
+
+__all__ = [
+    "KEY_OF_WHOLE",
+    "MODULES",
+    "WHOLE",
+    "Table",
+    "Tables",
+    "check_name",
+    "check_whole",
+    "entries_of",
+    "library",
+    "merged",
+    "parse_tables",
+    "quoted",
+    "section_of",
+    "set_library",
+    "spell_table",
+    "tables_of",
+]
+
+#: The policies of a whole module, as in `set_module_policy`.
+WHOLE = ("fp32", "off")
+#: The key of a table in a file whose value is one of these.
+KEY_OF_WHOLE = "policy"
+#: The section of a file that holds the tables.
+MODULES = "modules"
+
+#: What holds for a module: one of `WHOLE`, or overloads' full names and their policies, sorted.
+Table = str | tuple[tuple[str, Value], ...]
+#: The names, or patterns of names, of modules, sorted, and their tables.
+Tables = tuple[tuple[str, Table], ...]
+
+
+def parse_tables(tables: Mapping[Any, Any]) -> dict[str, Table]:
+    """Checks tables as a user writes them.
+
+    Args:
+        tables: Maps names or patterns of modules to "fp32", "off" or overrides.
+
+    Raises:
+        PolicyError: A name is not a str, an op or a policy does not exist or is not legal, or a table is empty.
+
+    Example:
+        >>> parse_tables({"head": "fp32", "blocks.*": {"softmax.int": "fp16"}})["blocks.*"]
+        (('aten::softmax.int', <CastPolicy.lower_precision_fp: 'lower_precision_fp'>),)
+    """
+    if not isinstance(tables, Mapping):
+        raise PolicyError(
+            f"tables of modules are a mapping of names to overrides, 'fp32' or 'off', got {type(tables).__name__}."
+        )
+    return {name: _parse(name, table) for name, table in tables.items()}
+
+
+def _parse(name: object, table: object) -> Table:
+    section = section_of(check_name(name))
+    if isinstance(table, str):
+        return check_whole(table, section)
+    if not isinstance(table, Mapping):
+        raise PolicyError(f"{section}: a table is a mapping of overrides, 'fp32' or 'off', got {table!r}.")
+    if not table:
+        raise PolicyError(f"{section}: the table is empty. Add an op and its policy, or leave it out.")
+    try:
+        return _fixed(dict(parse_overrides(table)))
+    except PolicyError as error:
+        raise PolicyError(f"{section}: {error}") from None
+
+
+def check_name(name: object) -> str:
+    """Returns the name of modules, or a pattern of names.
+
+    Raises:
+        PolicyError: It is not a str, or contains a surrogate, which no file can hold.
+    """
+    if not isinstance(name, str):
+        raise PolicyError(
+            f"a policy names modules by a str, such as 'blocks.*.attn', got {name!r}. To select by class, use "
+            f"set_module_policy."
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise PolicyError(f"the name of a module is text in Unicode, got {name!r}.") from None
+    return name
+
+
+def check_whole(policy: object, place: str) -> str:
+    """Returns the policy of a whole module.
+
+    Raises:
+        PolicyError: It is not one of `WHOLE`. `place` starts the text.
+    """
+    if policy not in WHOLE:
+        close = did_you_mean(policy, WHOLE) if isinstance(policy, str) else ""
+        raise PolicyError(
+            f"{place}: the policy of a whole module is {' or '.join(map(repr, WHOLE))}, got {policy!r}.{close} For "
+            f"single ops, write overrides: the op and its policy."
+        )
+    return str(policy)
+
+
+def tables_of(tables: Mapping[str, str | Mapping[str, Value]]) -> Tables:
+    """Returns checked tables as a value."""
+    return tuple((name, _fixed(table)) for name, table in sorted(tables.items(), key=lambda item: item[0]))
+
+
+def _fixed(table: str | Mapping[str, Value]) -> Table:
+    return table if isinstance(table, str) else tuple(sorted(table.items(), key=lambda item: item[0]))
+
+
+def merged(tables: Tables, added: Mapping[str, Table]) -> Tables:
+    """Returns tables with others on top: op by op where both have overrides for the same name."""
+    result = dict(tables)
+    for name, table in added.items():
+        known = result.get(name, ())
+        one_is_whole = isinstance(known, str) or isinstance(table, str)
+        result[name] = table if one_is_whole else _fixed({**dict(known), **dict(table)})  # type: ignore[arg-type]
+    return tuple(sorted(result.items(), key=lambda item: item[0]))
+
+
+def spell_table(table: Table) -> dict[str, str]:
+    """Returns a table as a file holds it.
+
+    Example:
+        >>> spell_table("off")
+        {'policy': 'off'}
+    """
+    if isinstance(table, str):
+        return {KEY_OF_WHOLE: table}
+    return {exact_key(overload): spell_policy(value) for overload, value in table}
+
+
+def entries_of(tables: Tables) -> dict[tuple[str, str], Value | str]:
+    """Returns what tables contain, by the overload, or `KEY_OF_WHOLE`, and the section."""
+    return {
+        (key, section_of(name)): value
+        for name, table in tables
+        for key, value in ([(KEY_OF_WHOLE, table)] if isinstance(table, str) else table)
+    }
+
+
+def section_of(name: str) -> str:
+    """Returns the section of a table in a file.
+
+    Example:
+        >>> section_of("blocks.*.attn")
+        '[modules."blocks.*.attn"]'
+    """
+    return f"[{MODULES}.{quoted(name)}]"
+
+
+def quoted(text: str) -> str:
+    """Returns text as a basic string of TOML, which differs from JSON's for characters beyond 16 bits, and for DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+# --- the functions that find the modules. They are in modules/, which may import this folder but not the reverse
+
+_library: list[Callable[[], Any]] = []
+
+
+def set_library(load: Callable[[], Any]) -> None:
+    """Sets the function that imports what has `apply(policy, model)` and `bind(policy, model)`."""
+    _library[:] = [load]
+
+
+def library() -> Any:
+    """Returns what `set_library` was told of."""
+    return _library[0]()
