@@ -165,7 +165,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("action", REENTRANT_ACTIONS)
+@pytest.mark.parametrize("action", [pytest.param("a nested region", marks=pytest.mark.slow), "clearing the cache"])
 def test_autocast_may_be_used_while_a_weight_is_cast(action: str) -> None:
     scripts = {
         kind: REENTRANT.format(**names, action=REENTRANT_ACTIONS[action].format(**names))

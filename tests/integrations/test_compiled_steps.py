@@ -157,7 +157,7 @@ def test_an_op_that_fails_halfway(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [w]
 
 
-@pytest.fixture(params=["foreach", "fused"])
+@pytest.fixture(params=[pytest.param("foreach", marks=pytest.mark.slow), "fused"])
 def graphs_of_a_step(request: pytest.FixtureRequest) -> Callable[..., str]:
     program = f"""
 import sys
