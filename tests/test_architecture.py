@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 ROOT_FILES = {"__init__.py", "__main__.py", "errors.py", "dispatch_keys.py", "_C.pyi", "py.typed", "_built_with.json"}
 EXTENSION = "torch_promote._C"
 #: Rooms whose modules may import the extension.
-MAY_USE_EXTENSION = {"native", "integrations", "regions", "modules", "promoting", "checking", "cli"}
+MAY_USE_EXTENSION = {"native", "integrations", "regions", "modules", "promoting", "checking", "numerics", "cli"}
 
 
 def order(heading: str) -> list[list[str]]:

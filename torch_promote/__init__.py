@@ -19,6 +19,8 @@ Where things are:
 - errors, all subclasses of `TorchPromoteError`: torch_promote.errors
 - `crosscheck`: torch_promote.checking.crosscheck; `check_casts`: torch_promote.checking.check_casts (both loaded when
   first used)
+- `trace`, which op ran in which dtype and why: torch_promote.numerics.trace; `find_nonfinite`, where the first inf or
+  NaN came from: torch_promote.numerics.nonfinite.find_nonfinite (both loaded when first used)
 - `reference`: torch_promote.reference (loaded when first used)
 - the command `torch-promote`: torch_promote.cli.program
 
@@ -65,6 +67,7 @@ from torch_promote.integrations import ranks as _ranks
 from torch_promote.integrations import unversioned_writes as _unversioned_writes
 from torch_promote.integrations.checkpoint import checkpoint_contexts
 from torch_promote.integrations.ranks import set_check_ranks
+from torch_promote.policy import module_tables as _module_tables
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.policy import Policy
 from torch_promote.promoting.lint import PromotionEvent, PromotionKind
@@ -91,6 +94,9 @@ if TYPE_CHECKING:
         remove_module_policy,
         set_module_policy,
     )
+    from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteReport, find_nonfinite
+    from torch_promote.numerics.report.trace_report import TraceReport
+    from torch_promote.numerics.trace import trace
     from torch_promote.reference.promotion_rules import PromotionRule, make_rule
     from torch_promote.regions.installation import (
         Installation,
@@ -109,6 +115,7 @@ if keep_package():  # not in a second import
     _cuda_graphs.tell_captures_apart()
     _higher_order.pass_over(AUTOCAST_KEY)
     _ranks.install()
+    _module_tables.set_library(lambda: importlib.import_module("torch_promote.modules.region_tables"))
 
 __version__ = "0.1.0"
 
@@ -122,6 +129,7 @@ __all__ = [
     "ExtensionError",
     "Installation",
     "MissingPackageError",
+    "NonfiniteReport",
     "OptionError",
     "Policy",
     "PolicyError",
@@ -138,6 +146,7 @@ __all__ = [
     "RuleDefinitionError",
     "StaleCastError",
     "TorchPromoteError",
+    "TraceReport",
     "UnsupportedDeviceError",
     "__version__",
     "cache_info",
@@ -146,6 +155,7 @@ __all__ = [
     "clear_cache",
     "crosscheck",
     "default_policy",
+    "find_nonfinite",
     "format_module_policy",
     "install",
     "installed",
@@ -163,6 +173,7 @@ __all__ = [
     "set_default_policy",
     "set_module_policy",
     "stock_autocast",
+    "trace",
     "uninstall",
 ]
 
@@ -174,6 +185,10 @@ _LAZY = {
     "crosscheck": "torch_promote.checking.crosscheck",
     "PromotionRule": "torch_promote.reference.promotion_rules",
     "make_rule": "torch_promote.reference.promotion_rules",
+    "find_nonfinite": "torch_promote.numerics.nonfinite.find_nonfinite",
+    "NonfiniteReport": "torch_promote.numerics.nonfinite.find_nonfinite",
+    "trace": "torch_promote.numerics.trace",
+    "TraceReport": "torch_promote.numerics.report.trace_report",
     **dict.fromkeys(
         ("Installation", "install", "installed", "installed_as", "stock_autocast", "uninstall"),
         "torch_promote.regions.installation",
@@ -210,6 +225,8 @@ def _use_environment() -> None:
         importlib.import_module("torch_promote.checking.check_casts").use_environment()
     if os.environ.get("TORCH_PROMOTE_CROSSCHECK_REPORTS"):
         importlib.import_module("torch_promote.checking.crosscheck_process").use_environment()
+    if os.environ.get("TORCH_PROMOTE_TRACED"):
+        importlib.import_module("torch_promote.numerics.traced_process").use_environment()
     if os.environ.get("TORCH_PROMOTE_AUTOCAST"):
         importlib.import_module("torch_promote.regions.environment").use_environment()
 

@@ -25,10 +25,12 @@ Programs
     forking: forks a process again and again while its threads work.
     fast_cast: one cast by itself, its bits, and which kernel made it.
     random_programs: random programs that use one weight in many ways.
+    nonfinite_programs: random programs with a planted fault that makes an inf or a NaN.
     models: small models that use weights in different ways.
     persistent_casts: products with a weight whose casts outlive the region.
     accelerate_hooks: how Accelerate replaces and restores the forward of modules.
     module_policies: a model with module policies, and a training step of it.
+    region_tables: policies with tables for modules, their regions, and what is left on a model.
     checkpointing: a block with several policies, and a training step of it.
     compiling: inputs, gradients and regions for torch.compile.
     gloo_ranks: runs functions in several processes over gloo.
@@ -57,9 +59,15 @@ Reference
 Commands and checks
     command_line: runs the command line inside the test's process.
     autoloading: processes in which PyTorch finds this package's entry point.
+    traced_commands: runs programs of the commands trace and find-nan in forks of a process that has torch.
     stand_in_runner: a parity runner with made-up entries, importable by worker processes.
     parity_reports: reports of those entries.
     planted_bugs: bugs for the tests of parity to plant.
     plugin_runs: runs pytest with the plugin on a test file with a mismatch.
+    traced_programs: training steps of small models, and of samples of PyTorch's op database, to trace.
+    traced_fsdp: a step of FSDP2 under a trace.
+    counting_mode: a TorchDispatchMode that counts what runs, beside a trace.
+    plan_from_report: the reference's plan of a call, asked with what a trace recorded alone.
+    made_up_traces: reports of made-up calls, for the tests of pages, files and plots.
     crosscheck_state: whether the cross-check's observer is on in this thread.
 """
