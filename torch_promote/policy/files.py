@@ -23,13 +23,10 @@ that is unknown, illegal or repeated raises an error that names its section and 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import shutil
 import tomllib
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +34,7 @@ from typing import Any
 import torch
 
 from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.policy.atomic_write import write_atomically
 from torch_promote.policy.cast_policy import spell_policy
 from torch_promote.policy.module_tables import (
     KEY_OF_WHOLE,
@@ -264,23 +262,10 @@ def save(changes: Iterable[Change], path: str | os.PathLike[str], modules: Table
         PolicyError: The file cannot be written.
     """
     name = _name(path)
-    target = Path(os.path.realpath(name))  # a symbolic link stays; the file that it points to is replaced
-    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        if target.is_dir():
-            raise IsADirectoryError(0, "it is a directory")
-        with open(beside, "x", encoding="utf-8", newline="\n") as file:
-            file.write(_toml(to_data(changes, modules)))
-            file.flush()
-            os.fsync(file.fileno())
-        if target.exists():
-            shutil.copymode(target, beside)
-        os.replace(beside, target)
+        write_atomically(name, _toml(to_data(changes, modules)))
     except OSError as error:
         raise PolicyError(f"cannot write the policy file {name!r}: {error.strerror or error}.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()
 
 
 def _name(path: object) -> str:

@@ -7,7 +7,6 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch_promote.numerics.nonfinite.suggestion import Attempt, find_cure
 from torch_promote.numerics.observing.running_modules import RunningModules
 from torch_promote.numerics.observing.unseen import watch_unseen
 from torch_promote.numerics.records.calls import Call
+from torch_promote.policy.atomic_write import write_atomically
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.watching import watch_regions
 
@@ -144,7 +144,7 @@ class NonfiniteReport:
         """
         text = json.dumps(self.to_dict(), indent=1) if str(path).endswith(".json") else str(self)
         try:
-            Path(path).write_text(f"{text}\n", encoding="utf-8")
+            write_atomically(path, f"{text}\n", errors="backslashreplace")
         except OSError as error:
             raise OptionError(f"cannot save the report as {str(path)!r}: {error.strerror or error}.") from error
 

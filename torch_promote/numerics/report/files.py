@@ -7,14 +7,11 @@ under "tensors", and calls name them by their place in that list.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import io
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +22,7 @@ from torch_promote.numerics.records.calls import Call
 from torch_promote.numerics.records.groups import Totals
 from torch_promote.numerics.report.page import make_page
 from torch_promote.numerics.report.perfetto import perfetto_trace
+from torch_promote.policy.atomic_write import write_atomically
 
 if TYPE_CHECKING:
     from torch_promote.numerics.records.trace_records import TraceRecords
@@ -196,17 +194,7 @@ _MAKERS: dict[str, Callable[[TraceRecords], str]] = {
 
 
 def _replace(target: Path, text: str) -> None:
-    """Writes a file. Whoever reads it meanwhile sees the old content or the new, never a part."""
-    real = Path(os.path.realpath(target))  # a symbolic link stays; the file that it points to is replaced
-    beside = real.with_name(f".{real.name}.{uuid.uuid4().hex}")
     try:
-        with open(beside, "x", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            file.write(text)
-        if real.exists():
-            shutil.copymode(real, beside)
-        os.replace(beside, real)
+        write_atomically(target, text, errors="backslashreplace")
     except OSError as error:
         raise OptionError(f"cannot save the trace as {str(target)!r}: {error.strerror or error}.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()
