@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import inspect
 import threading
@@ -291,3 +292,16 @@ def test_autocast_switched_off_inside_of_a_model() -> None:
     (call,) = report.calls.where(op="matmul")
     assert call.module == "0"
     assert call.said_by.startswith("autocast off by install, region at ")
+
+
+def test_a_decorated_coroutine_that_is_a_task_of_its_own() -> None:
+    @tp.my_autocast("cpu", overrides={"mm": "fp32"})
+    async def work() -> None:
+        torch.mm(X, X)
+        await asyncio.sleep(0)
+        torch.mm(X, X)
+
+    with trace() as report:
+        asyncio.run(work())
+    assert said(report, "mm") == [here(-1)] * 2
+    assert {call.line.rpartition(":")[0] for call in report.calls.where(op="mm")} == {__file__}

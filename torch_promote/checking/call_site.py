@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import linecache
 import os
@@ -23,12 +24,13 @@ _BETWEEN = (
     f"{Path(torch.__file__).parent}{os.sep}",  # with the separator: not torchvision/
     _PACKAGE,
     contextlib.__file__,
+    f"{Path(asyncio.__file__).parent}{os.sep}",  # which runs the steps of tasks
     "<frozen",
 )
 
 
 def is_between(file: str) -> bool:
-    """Whether a file calls ops on behalf of other code: PyTorch's and this package's files.
+    """Whether a file calls ops on behalf of other code: PyTorch's, asyncio's and this package's files.
 
     Example:
         >>> is_between(torch.nn.functional.__file__)
