@@ -188,11 +188,14 @@ c10::IValue to_show(const c10::IValue& value) {
   return value;
 }
 
-// The values on the stack of a schema's arguments, or of its returns.
-py::list to_list(const torch::jit::Stack& stack, const std::vector<c10::Argument>& arguments) {
+// The values on the stack of a schema's arguments, or of its returns. `as_they_are`: tensors without a Python object
+// get one, and no copy is shown.
+py::list to_list(
+    const torch::jit::Stack& stack, const std::vector<c10::Argument>& arguments, bool as_they_are = false) {
   py::list values;
   for (size_t i = 0; i < arguments.size(); ++i) {
-    values.append(to_python(to_show(stack[stack.size() - arguments.size() + i]), arguments[i].real_type()));
+    const c10::IValue& value = stack[stack.size() - arguments.size() + i];
+    values.append(to_python(as_they_are ? value : to_show(value), arguments[i].real_type()));
   }
   return values;
 }
@@ -299,7 +302,11 @@ void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
       });
     }
     run(op, keys, stack, see_through);
-    call_observer([&] { observer.value.attr("end")(token.value, to_list(*stack, schema.returns())); });
+    call_observer([&] {
+      // An observer that puts hooks on results asks for them; copies have no node of autograd.
+      const bool as_they_are = py::getattr(token.value, "real_results", py::bool_(false)).cast<bool>();
+      observer.value.attr("end")(token.value, to_list(*stack, schema.returns(), as_they_are));
+    });
   } catch (...) {
     const py::gil_scoped_acquire gil;
     const py::error_scope in_flight; // Python code must not start while an error is set

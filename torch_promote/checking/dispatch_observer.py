@@ -36,6 +36,8 @@ class Token(Protocol):
     Attributes:
         stock_too: Whether the call runs under PyTorch's own autocast first, and then as it is.
         see_through: Whether the observer sees the ops that the call makes in turn.
+        real_results: Optional. If it is true, `end` gets the results that the caller gets, on which hooks can be put.
+            Otherwise those that are new to Python are copies that share the data.
     """
 
     stock_too: bool

@@ -25,6 +25,7 @@ class _Tokens:
     blinded: list[int]
     stock_too: bool = False
     see_through: bool = False
+    real_results: bool = False
 
 
 class SeveralObservers:
@@ -61,6 +62,7 @@ class SeveralObservers:
             if token is not None:
                 tokens.open.append((observer, token))
                 tokens.stock_too |= token.stock_too
+                tokens.real_results |= getattr(token, "real_results", False)
             if token is not None and token.see_through:
                 tokens.see_through = True
             else:
