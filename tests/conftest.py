@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -36,6 +37,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests come first, so that none of them is what one of several processes ends with."""
     items.sort(key=lambda item: item.path.name != "test_cuda.py")
+
+
+def pytest_collection_finish() -> None:
+    """The collected tests are millions of objects that stay. The garbage collector need not go through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from torch import nn
 
 import torch_promote as tp
 from helpers.casts import CastCount, Region, ours, stock
+from helpers.process_groups import end_group
 
 EYE = torch.eye(4)
 
@@ -196,7 +197,7 @@ def test_the_other_modes_miss_these_writes_until_the_cache_is_cleared(write: Cal
 def one_process(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     yield
-    dist.destroy_process_group()
+    end_group()
 
 
 COLLECTIVES: dict[str, Callable[[torch.Tensor], object]] = {

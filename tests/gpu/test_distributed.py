@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -22,6 +23,8 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     store = tmp_path_factory.mktemp("store") / str(os.getpid())
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=0, world_size=1)
     yield
+    gc.collect()  # cycles of a model hold the process group, whose threads have to end before Python does
+    dist.barrier(device_ids=[0])
     dist.destroy_process_group()
 
 

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_promote as tp
+from helpers.process_groups import end_group
 from torch_promote import _C
 from torch_promote.integrations import compare_ranks
 
@@ -170,8 +171,7 @@ def rank_0_alone(rank: int, world_size: int) -> Any:
 def called_otherwise(rank: int, world_size: int) -> Any:
     """Ranks have come here by different lines; what counts is how they go on from where the group begins."""
     store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
-    dist.barrier()
-    dist.destroy_process_group()
+    end_group()
 
     def begin_and_enter() -> Any:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from helpers.process_groups import end_group
 from helpers.subprocesses import Program, run_together
 
 #: A function of a module that the processes can import; it gets the rank and the number of ranks.
@@ -38,6 +40,7 @@ def work(rank_: str, world_size_: str, folder: str) -> None:
     torch.set_num_threads(1)
     functions: dict[str, Function] = pickle.loads(Path(folder, "functions").read_bytes())
     results = {}
+    gc.freeze()  # what was imported stays, and each function is followed by a collection
     for number, (name, function) in enumerate(functions.items()):
         store = dist.FileStore(f"{folder}/store{number}", world_size)
         timeout = datetime.timedelta(seconds=60)
@@ -47,6 +50,5 @@ def work(rank_: str, world_size_: str, folder: str) -> None:
         except Exception as error:
             results[name] = f"{type(error).__name__}: {error}"
         finally:
-            dist.barrier()
-            dist.destroy_process_group()
+            end_group()  # each rank comes here, also after an error
     torch.save(results, f"{folder}/rank{rank}.pt")

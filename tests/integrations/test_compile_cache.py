@@ -77,7 +77,7 @@ def compiled_dtype(override: object) -> tuple[torch.dtype, int]:
     """Compiles anew, under a policy with a planted fingerprint: the result's dtype, and hits in the cache on disk."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x @ x)
+        return x @ x  # Inductor calls ATen for it, and nothing has to be built by a C++ compiler
 
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters["aot_autograd"]
@@ -129,8 +129,8 @@ if "import" in sys.argv:
     import torch_promote
 @torch.compile
 def function(x):
-    return (x * 2).sin()
-function(torch.ones(8))
+    return x @ x  # no C++ compiler is needed
+function(torch.ones(8, 8))
 print(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
 """
 

@@ -206,7 +206,8 @@ time.sleep(rank)
 with region:
     loss = model(torch.ones(2, 4)).square().mean()
 loss.backward()
-dist.barrier()
+from helpers.process_groups import end_group
+end_group()
 """
 
 
@@ -259,7 +260,8 @@ with tp.my_autocast("cpu"):
     torch.ones(2, 2) @ torch.ones(2, 2)
 assert (store.num_keys(), surroundings()) == (keys, 0)
 assert torch.nn.parallel.DistributedDataParallel.__init__ is ddp
-dist.destroy_process_group()
+from helpers.process_groups import end_group
+end_group()
 
 from torch.testing._internal.distributed import fake_pg  # a group whose ranks do not exist
 for store in (fake_pg.FakeStore(), dist.HashStore()):
@@ -284,6 +286,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
 import torch_promote as tp
+from helpers.process_groups import end_group
 
 torch._C._distributed_c10d._set_thread_isolation_mode(True)
 world = _install_threaded_pg()
@@ -293,8 +296,7 @@ def work(rank):
     dist.init_process_group("threaded", store=store, rank=rank, world_size=4)
     with tp.my_autocast("cpu"):
         results[rank] = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-    dist.barrier()
-    dist.destroy_process_group()
+    end_group()
 
 threads = [threading.Thread(target=work, args=(rank,)) for rank in range(4)]
 for thread in threads: thread.start()

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 import torch_promote as tp
+from helpers.process_groups import end_group
 
 rendezvous, cache, rank = sys.argv[1:]
 dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=2)
@@ -57,7 +58,7 @@ ours, stock = lambda: tp.my_autocast("cpu", cache=cache), lambda: tp.stock_autoc
 for make in (lambda: dtensors(True), lambda: dtensors(False), zero):
     right = train(make, stock, False)
     print(train(make, ours, False) == right, train(make, ours, True) == right)
-dist.destroy_process_group()
+end_group()
 """
 
 

@@ -233,6 +233,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 import torch_promote as tp
+from helpers.process_groups import end_group
 from torch_promote import module_policies, remove_module_policy, set_module_policy
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
@@ -275,7 +276,7 @@ print(train(policies(ddp(build()))) == expected)
 for model in (shard(policies(build())), policies(shard(build()))):
     remove_module_policy(model)
     print(train(model) == without and not module_policies(model))
-dist.destroy_process_group()
+end_group()
 """
 
 

@@ -41,16 +41,20 @@ def run(
     return done, done.stdout.splitlines()
 
 
-def run_after_import(folder: Path, code: str, **more: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def run_after_import(
+    folder: Path, code: str, autoloads: bool = True, **more: str
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """The same without the import itself: PyTorch loads its entry points, as at the end of `import torch`."""
-    begin = "import torch\ntorch._import_device_backends()\n"
+    begin = "import torch\ntorch._import_device_backends()\n" if autoloads else ""
     done = run_python(begin + code, env=variables(folder, **more), cwd=folder)
     return done, done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("asked", [{}, {"TORCH_PROMOTE_AUTOCAST": "0"}], ids=str)
-def test_nothing_is_imported_unless_asked_for(entry_point: Path, asked: dict[str, str]) -> None:
-    done, lines = run(entry_point, TORCH_PROMOTE_POLICY="nonsense", TORCH_PROMOTE_CACHE="nonsense", **asked)
+def test_nothing_is_imported_unless_asked_for(entry_point: Path) -> None:
+    asked = {"TORCH_PROMOTE_POLICY": "nonsense", "TORCH_PROMOTE_CACHE": "nonsense"}
+    done, lines = run(entry_point, **asked)
+    assert (done.returncode, done.stderr, lines) == (0, "", STOCK)
+    done, lines = run_after_import(entry_point, PROGRAM, TORCH_PROMOTE_AUTOCAST="0", **asked)
     assert (done.returncode, done.stderr, lines) == (0, "", STOCK)
 
 
@@ -66,7 +70,7 @@ def test_the_environment_installs(entry_point: Path) -> None:
     assert lines == ["True torch.float32 torch.float32", f"{installed} Policy.named('cuda')"]
 
 
-@pytest.mark.parametrize("autoload", ["1", "0"])
+@pytest.mark.parametrize("autoload", ["1", pytest.param("0", marks=pytest.mark.slow)])
 def test_this_package_imported_first(entry_point: Path, autoload: str) -> None:
     """PyTorch then calls the entry point while this package waits for PyTorch. It needs no entry point either."""
     code = f"import torch_promote as tp\nprint(tp.installed())\n{PROGRAM}"
@@ -204,13 +208,14 @@ def test_a_warning_that_is_an_error(entry_point: Path) -> None:
     assert_one_warning(done, "TORCH_PROMOTE_CACHE is 'al'")
     assert lines == STOCK
     code = """
-import os, sys, torch_promote_autoload
+import os, sys, warnings, torch_promote_autoload
+warnings.simplefilter("error")
 for sys.stderr in (None, open("/dev/full", "w", buffering=1)):
     torch_promote_autoload.autoload()
     print("no error", flush=True)
 os._exit(0)
 """
-    done, lines = run(entry_point, code, "-W", "error", TORCH_PROMOTE_AUTOCAST="yes")
+    done, lines = run_after_import(entry_point, code, autoloads=False, TORCH_PROMOTE_AUTOCAST="yes")
     assert (done.returncode, lines) == (0, ["no error", "no error"])
 
 
@@ -235,6 +240,7 @@ print(torch_promote.installed(), torch_promote.__version__)
 # --- processes that a program starts
 
 CHILDREN = """
+import sys
 import torch
 from torch.utils.data import DataLoader, Dataset
 import torch.multiprocessing as mp
@@ -253,7 +259,7 @@ def work(rank, queue):
     queue.put(str(product()))
 
 if __name__ == "__main__":
-    for context in ("fork", "spawn"):
+    for context in sys.argv[1:]:
         print(context, *DataLoader(Data(), batch_size=None, num_workers=1, multiprocessing_context=context))
     queue = mp.get_context("spawn").SimpleQueue()
     mp.spawn(work, (queue,))
@@ -261,14 +267,14 @@ if __name__ == "__main__":
 """
 
 
-def test_child_processes_inherit_it(entry_point: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("contexts", [("fork",), pytest.param(("fork", "spawn"), marks=pytest.mark.slow)])
+def test_child_processes_inherit_it(entry_point: Path, tmp_path: Path, contexts: tuple[str, ...]) -> None:
     program = tmp_path / "children.py"
     program.write_text(CHILDREN)
-    command = [sys.executable, os.fspath(program)]
+    command = [sys.executable, os.fspath(program), *contexts]
     asked = {"TORCH_PROMOTE_AUTOCAST": "1", "TORCH_PROMOTE_OVERRIDES": "matmul=float64"}
     done = subprocess.run(
         command, env=variables(entry_point, **asked), capture_output=True, text=True, timeout=200, check=True
     )
-    kinds = ("fork", "spawn", "mp.spawn")
-    assert done.stdout.splitlines() == [f"{kind} torch.float64" for kind in kinds]
+    assert done.stdout.splitlines() == [f"{kind} torch.float64" for kind in (*contexts, "mp.spawn")]
     assert done.stderr == ""

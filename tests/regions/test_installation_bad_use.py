@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ import torch
 import torch_promote as tp
 from helpers.installed import ENTER, EXIT, MARKED, OURS, STOCKS, region_is
 from helpers.probes import leaves_no_trace, mm_dtype
-from helpers.subprocesses import environment
+from helpers.subprocesses import run_python
 from torch_promote import _C
 from torch_promote.regions import autocast_methods, installation
 
@@ -233,8 +232,7 @@ print(tp.installed())
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_change_in_a_process_that_was_forked_while_a_thread_compiled() -> None:
     """PyTorch waits there for ever wherever it compiles."""
-    command = [sys.executable, "-W", "ignore", "-c", FORKED_WHILE_COMPILING]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(FORKED_WHILE_COMPILING, quiet=True)
     uninstall, install, *rest = done.stdout.splitlines()
     for name, line in (("uninstall", uninstall), ("install", install)):
         assert line.startswith(f"{name}() was called in a process that was forked while another thread compiled with")

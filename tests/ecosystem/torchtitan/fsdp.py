@@ -1,6 +1,7 @@
 """Trains torchtitan's Llama debug model with its FSDP2 mixed precision."""
 
 import dataclasses
+import gc
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -34,4 +35,6 @@ for _ in range(20):
 
 weights = {name: weight.to_local().detach() for name, weight in model.named_parameters()}
 torch.save({"losses": losses, "weights": weights}, f"rank{rank}.pt")
+gc.collect()  # cycles of a model hold the process group, whose threads have to end before Python does
+torch.distributed.barrier()
 torch.distributed.destroy_process_group()

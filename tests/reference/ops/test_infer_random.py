@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import warnings
 from collections import Counter
@@ -86,13 +87,19 @@ def compare(calls: dict[Any, list[RandomCall]], count: int, seed: str = "") -> C
     return comparison
 
 
+@functools.cache
+def calls_of_the_op_database(most: int, limit: int) -> dict[Any, list[RandomCall]]:
+    """Two tests use them. `changed` copies the tensors that it changes."""
+    return recorded(most, limit)
+
+
 @pytest.mark.parametrize(
     ("most", "limit", "count"),
     [(6, 1, 10), pytest.param(10, 3, 300, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 def test_changed_calls_of_the_op_database(most: int, limit: int, count: int) -> None:
     """`count` changed calls of each overload and its in-place and out= forms."""
-    result = compare(recorded(most, limit), count)
+    result = compare(calls_of_the_op_database(most, limit), count)
     assert result.wrong == {}, "\n".join(f"{name}: {text}" for name, text in result.wrong.items())
     assert result.unruled == {}
     assert len(result.compared) > 1000
@@ -110,7 +117,7 @@ def test_no_rule_loses_the_device() -> None:
         return described_tensor(tensor)._replace(device="cuda")
 
     compared = 0
-    for op, calls in recorded(most=4).items():
+    for op, calls in calls_of_the_op_database(6, 1).items():
         for call in calls:
             try:
                 on_cpu = infer(call.op, call.args, call.kwargs)
