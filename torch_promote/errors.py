@@ -11,7 +11,10 @@ __all__ = [
     "DeviceTypeError",
     "DtypeError",
     "ExtensionError",
+    "Fp32FailsError",
     "MissingPackageError",
+    "NoiseFloorError",
+    "NothingToTuneError",
     "OptionError",
     "PolicyError",
     "PolicyMismatchError",
@@ -22,7 +25,9 @@ __all__ = [
     "RegionError",
     "RuleDefinitionError",
     "StaleCastError",
+    "StepError",
     "TorchPromoteError",
+    "TuningError",
     "UnsupportedDeviceError",
 ]
 
@@ -252,3 +257,23 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     """
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
     return f" Closest: {', '.join(close)}." if close else ""
+
+
+class StepError(TorchPromoteError, RuntimeError):
+    """A step that `compare` or `tune` was given cannot be used: it is not repeatable, or returns nothing to compare."""
+
+
+class TuningError(TorchPromoteError, RuntimeError):
+    """`tune` has nothing to search for: one of the runs that it begins with has another result than a search needs."""
+
+
+class NoiseFloorError(TuningError):
+    """The tolerance is smaller than the difference between two runs of the reference."""
+
+
+class Fp32FailsError(TuningError):
+    """Even with every candidate in float32, the step does not meet the tolerance."""
+
+
+class NothingToTuneError(TuningError):
+    """The step meets the tolerance without an override, or runs nothing in a lower dtype."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -374,3 +376,48 @@ def test_benign_calls_are_counted_in_words() -> None:
     with find_nonfinite() as report:
         torch.zeros(2).masked_fill(torch.tensor([True, False]), -math.inf)
     assert str(report.benign[0]).endswith(", 1 call")
+
+
+def test_a_report_can_be_pickled_and_copied() -> None:
+    model = nn.Linear(2, 2)
+    with find_nonfinite(model) as report, tp.my_autocast("cpu", torch.float16):
+        model(torch.ones(1, 2)).masked_fill(torch.ones(1, 2, dtype=torch.bool), -math.inf)
+        torch.mm(torch.full((2, 2), 300.0), torch.full((2, 2), 300.0))
+    for again in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
+        assert again.to_dict() == report.to_dict()
+        assert str(again) == str(report)
+        assert (again.checked, again.benign) == (report.checked, report.benign)
+        assert again.ops_in("") == report.ops_in("") != []
+        assert again.origin.call.op == "aten::mm"
+        assert again.suggest(lambda: torch.ones(1)) is None
+
+
+def test_a_model_that_was_not_called() -> None:
+    with find_nonfinite(nn.Linear(2, 2)) as report:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+    assert report.not_seen == [
+        "The model that was passed was not called in the block, so calls have no module paths. "
+        "Pass the module that the program calls, such as the wrapped one, or none."
+    ]
+
+
+LOWEST = torch.full((4, 4), torch.finfo(torch.float32).min)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.matmul(LOWEST, torch.ones(4, 4)),
+        lambda: nn.functional.linear(torch.ones(4, 4), torch.ones(4, 4), LOWEST[0]),
+        lambda: nn.functional.conv1d(torch.ones(1, 4, 4), torch.ones(4, 4, 1), LOWEST[0]),
+    ],
+)
+def test_the_lowest_number_that_autocast_casts_for_a_composite_op(call: Callable[[], Any]) -> None:
+    """It stands for -inf in masks, and the ops inside get -inf. A number of that size that is none is a fault."""
+    with find_nonfinite() as report, tp.my_autocast("cpu", torch.float16):
+        call()
+    assert (report.origin, {one.kind for one in report.benign}) == (None, {"mask"})
+    with find_nonfinite() as report, tp.my_autocast("cpu", torch.float16):
+        torch.matmul(LOWEST / 4, torch.ones(4, 4))
+    assert report.origin is not None
+    assert report.origin.kind == "overflow in a cast"

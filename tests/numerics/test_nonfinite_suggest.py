@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import torch_promote as tp
 from torch_promote.errors import OptionError
 from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteReport, find_nonfinite
+from torch_promote.numerics.nonfinite.suggestion import next_override
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import installed
 
@@ -66,6 +68,33 @@ def test_suggest_overrides_as_few_ops_as_it_takes_and_restores_all() -> None:
     assert torch.equal(random, torch.get_rng_state())
     with tp.my_autocast("cpu", HALF, policy=policy):
         assert torch.mm(big(200.0), big(200.0)).isfinite().all()
+
+
+def test_suggest_restores_what_the_step_refers_to() -> None:
+    """NumPy's generator, an optimizer's state, and the identity of gradients."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    weight, gradient = model.weight.tolist(), torch.ones(4, 4)
+    model.weight.grad = gradient
+    seen = []
+
+    def step() -> None:
+        seen.append(numpy.random.rand())
+        with tp.my_autocast("cpu", HALF):
+            loss = (model(big(1.0)).float() + torch.mm(big(200.0), big(200.0))).sum()
+        loss.backward()
+        optimizer.step()
+
+    before = numpy.random.get_state()[1].tolist()
+    report = NonfiniteReport(model, ())
+    assert report.suggest(step) is not None
+    assert len(report.tried) == len(seen) == 2
+    assert seen[0] == seen[1]
+    assert numpy.random.get_state()[1].tolist() == before
+    assert model.weight.tolist() == weight
+    assert model.weight.grad is gradient
+    assert gradient.tolist() == torch.ones(4, 4).tolist()
+    assert not optimizer.state
 
 
 def test_suggest_leaves_out_an_override_that_a_later_one_makes_needless() -> None:
@@ -154,3 +183,28 @@ def test_suggest_gives_a_module_only_the_overrides_that_it_needs() -> None:
     assert str(last) == f"set_module_policy(model, {{{path!r}: {policy!r}}}): finite"
     tp.set_module_policy(model, {path: policy})
     assert find(step, model=model).origin is None
+
+
+def test_suggest_keeps_to_the_device_types_of_the_program() -> None:
+    def step() -> Tensor:
+        with tp.my_autocast("cpu", HALF):
+            return torch.mm(big(200.0), big(200.0))
+
+    policy = find(step).suggest(step)
+    assert policy is not None
+    assert {(one.overload, one.device) for one in policy.diff("stock")} == {("aten::mm", "cpu")}
+
+
+def test_the_override_to_try_next() -> None:
+    def overflow(operation: Callable[[], Any]) -> NonfiniteReport:
+        def program() -> None:
+            with tp.my_autocast("cpu", HALF):
+                operation()
+
+        return find(program)
+
+    assert next_override(overflow(lambda: torch.mm(big(200.0), big(200.0)))) == "aten::mm.default"
+    assert next_override(overflow(lambda: torch.mm(big(1e6), big(1.0)))) is not None
+    assert next_override(overflow(lambda: torch.log(torch.zeros(1)))) is None
+    assert next_override(overflow(lambda: None)) is None
+    assert next_override(overflow(lambda: big(1e6).half())) is None, "a cast of the program's own"

@@ -10,11 +10,11 @@ import torch
 from torch_promote.checking.overloads import leaves
 from torch_promote.numerics.ranges.unnoticed import unnoticed
 
-__all__ = ["call_again"]
+__all__ = ["BETWEEN_PROCESSES", "call_again"]
 
 _LOWER = (torch.float16, torch.bfloat16)
 #: Ops of which every process has to make as many calls.
-_BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
+BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
@@ -42,7 +42,7 @@ def call_again(
         >>> call_again(torch.ops.aten.exp.default, [torch.tensor([12.0], dtype=torch.float16)], torch.float32)
         [tensor([162754.7969])]
     """
-    if op.namespace in _BETWEEN_PROCESSES:
+    if op.namespace in BETWEEN_PROCESSES:
         return None
 
     def convert(value: Any) -> Any:

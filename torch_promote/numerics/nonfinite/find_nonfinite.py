@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,6 +40,15 @@ class NonfiniteError(TorchPromoteError, ArithmeticError):
         self.origin = origin
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a finder has seen."""
+
+    benign: list[BenignNonfinite]
+    checked: int
+    forward_ops: Mapping[tuple[str, str], Any]
+
+
 class NonfiniteReport:
     """What `find_nonfinite` found. It fills while the block runs.
 
@@ -56,7 +66,13 @@ class NonfiniteReport:
         self.torch_version = str(torch.__version__)
         self._model = None if model is None else weakref.ref(model)
         self._allow = allow
-        self._finder: NonfiniteFinder | None = None
+        self._finder: NonfiniteFinder | _Seen | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copies: everything but the model, which the report refers to while it lives."""
+        finder = self._finder
+        seen = None if finder is None else _Seen(self.benign, self.checked, dict(finder.forward_ops))
+        return {**vars(self), "_model": None, "_finder": seen}
 
     @property
     def found(self) -> bool:
@@ -93,14 +109,16 @@ class NonfiniteReport:
         it tries policies of the module of the origin, and of those around it.
 
         Args:
-            step: Runs one step of the program, its regions included, from the same state each time. Between two runs
-                PyTorch's random number generators are restored, and parameters, buffers and gradients of the model, if
-                `find_nonfinite` got it. An optimizer's state is yours to restore.
+            step: Runs one step of the program, its regions included. Before each run and at the end, the state is
+                restored: random number generators; parameters, buffers and gradients of the model, if `find_nonfinite`
+                got it; and optimizers, modules, scalers and schedulers that the step refers to. Gradients with a
+                non-finite value become None.
 
         Returns:
-            A policy with which the step was finite: the default policy with the overrides, or if no override of ops
-            helps, the policy of a module, which `tried[-1].modules` names. None if the kind is "mathematics" or "data",
-            the step is finite by itself, or nothing helps. `tried` lists all runs, with their results.
+            A policy with which the step was finite: the default policy with the overrides, for the device types whose
+            regions were open, or if no override of ops helps, the policy of a module, which `tried[-1].modules` names.
+            None if the kind is "mathematics" or "data", the step is finite by itself, or nothing helps. `tried` lists
+            all runs, with their results.
 
         Raises:
             OptionError: `step` is not callable. It is a ValueError.
@@ -114,7 +132,7 @@ class NonfiniteReport:
             >>> with find_nonfinite() as report:
             ...     _ = step()
             >>> report.suggest(step)
-            Policy.stock().override({'aten::matmul.default': 'fp32'})
+            Policy.stock().override({'aten::matmul.default': 'fp32'}, device='cpu')
             >>> [str(attempt) for attempt in report.tried][-1]
             "overrides={'aten::matmul.default': 'fp32'}: finite"
         """
@@ -210,7 +228,7 @@ def find_nonfinite(
     finder = NonfiniteFinder(modules, found, lambda call: any(_names(one, call) for one in allowed))
     report._finder = finder
     try:
-        with watch_unseen(report.not_seen), watch_regions(finder.sources.entered), observe_dispatch(finder):
+        with watch_unseen(report.not_seen, modules), watch_regions(finder.sources.entered), observe_dispatch(finder):
             yield report
     finally:
         finder.finish()

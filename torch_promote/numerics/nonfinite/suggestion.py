@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from torch_promote.errors import PolicyError
 from torch_promote.modules.module_forward import attach, detach, policy_of
 from torch_promote.modules.module_policies import set_module_policy
 from torch_promote.numerics.nonfinite.records import NonfiniteOrigin
+from torch_promote.numerics.runs.state import StepState
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.named import stock_policy
 from torch_promote.policy.op_names import exact_key
@@ -23,7 +22,7 @@ from torch_promote.policy.policy import Policy
 from torch_promote.regions.defaults import default_policy, set_default_policy
 from torch_promote.regions.installation import installed, installed_as
 
-__all__ = ["Attempt", "Findings", "find_cure"]
+__all__ = ["Attempt", "Findings", "find_cure", "next_override"]
 
 #: How many ops get an override, one after the other, before the module's turn comes.
 _MOST_OPS = 8
@@ -83,7 +82,8 @@ def find_cure(
 
     Args:
         step: Runs the step.
-        model: Its state is restored between the runs; None if there is no such model.
+        model: Its state is restored between the runs, and that of what the step refers to; see `StepState`. It may be
+            None.
         check: Makes the block of `find_nonfinite` for a run.
         tried: Gets the runs.
 
@@ -91,15 +91,16 @@ def find_cure(
         The policy of the finite run in `tried` that has the fewest overrides; None if none helps.
     """
     runs = _Runs(step, model, check, tried)
-    with _same_state(model) as restore:
+    with _same_state(model, step) as restore:
         runs.restore = restore
         before = runs.under({})
         if before is None or before.origin is None or before.origin.kind in ("mathematics", "data"):
             return None
+        runs.devices = _devices(before.origin)
         for value in ("fp32", "bfloat16"):
             overrides = _override_ops(runs, before, value)
             if overrides is not None:
-                return _policy(_without_needless(runs, overrides))
+                return _policy(_without_needless(runs, overrides), runs.devices)
         return _override_modules(runs, before, model)
 
 
@@ -119,6 +120,7 @@ class _Runs:
         self._tried = tried
         self._known: dict[frozenset[tuple[str, str]], Findings | None] = {}
         self.restore: Callable[[], None] = lambda: None
+        self.devices: tuple[str, ...] = DEVICE_TYPES
 
     def under(self, overrides: Mapping[str, str]) -> Findings | None:
         """Runs the step under overrides, unless it has been run under them. None if it raised."""
@@ -135,7 +137,7 @@ class _Runs:
         modules = {} if module is None else {module[0]: repr(module[1])}
         self.restore()
         try:
-            with _in_force(overrides), _of_module(self._model, module), self._check() as report:
+            with _in_force(overrides, self.devices), _of_module(self._model, module), self._check() as report:
                 self._step()
         except Exception as error:
             if not overrides and not modules:
@@ -153,7 +155,7 @@ def _override_ops(runs: _Runs, found: Findings, value: str) -> dict[str, str] | 
     overrides: dict[str, str] = {}
     while found.origin is not None and len(overrides) < _MOST_OPS:
         added = next((names for names in _blamed(found) if not set(names) <= set(overrides)), None)
-        if added is None or not (legal := [name for name in added if _is_legal(name, value)]):
+        if added is None or not (legal := [name for name in added if _is_legal(name, value, runs.devices)]):
             return None
         if set(legal) <= set(overrides):
             return None
@@ -185,9 +187,23 @@ def _plain(name: str) -> str:
     return name.partition("::")[2].partition(".")[0].replace("_", "")
 
 
-def _is_legal(name: str, value: str) -> bool:
+def _devices(origin: NonfiniteOrigin) -> tuple[str, ...]:
+    """The device types whose regions were open at the origin, all if there was none."""
+    return tuple(device for device, _ in origin.call.autocast if device in DEVICE_TYPES) or DEVICE_TYPES
+
+
+def next_override(found: Findings) -> str | None:
+    """Returns an op that may cure the program if it runs in float32, as the first that `find_cure` tries; or None."""
+    origin = found.origin
+    if origin is None or origin.kind in ("mathematics", "data"):
+        return None
+    devices = _devices(origin)
+    return next((name for names in _blamed(found) for name in names if _is_legal(name, "fp32", devices)), None)
+
+
+def _is_legal(name: str, value: str, devices: tuple[str, ...]) -> bool:
     try:
-        Policy.stock().override({name: value})
+        Policy.stock().override({name: value}, devices)
     except PolicyError:
         return False
     return not name.startswith(("to.", "_to_copy.", "copy_.", "detach.", "view.", "t."))
@@ -208,9 +224,9 @@ def _override_modules(runs: _Runs, found: Findings, model: nn.Module | None) -> 
     origin = found.origin
     if model is None or origin is None:
         return None
-    names = [name for name in next(_blamed(found), []) if _is_legal(name, "fp32")]
-    policies = [Policy.stock().override(dict.fromkeys(names, "fp32"))] if names else []
-    policies.append(Policy.stock().override(dict.fromkeys(_lowering(), "fp32")))
+    names = [name for name in next(_blamed(found), []) if _is_legal(name, "fp32", runs.devices)]
+    policies = [_in_fp32(names, runs.devices)] if names else []
+    policies.append(_in_fp32(_lowering(runs.devices), runs.devices))
     paths = {path for path, _ in model.named_modules()}
     path = origin.module
     while True:
@@ -231,7 +247,7 @@ def _of_called_ops(runs: _Runs, path: str, policy: Policy, result: Findings) -> 
     last = policy
     for names in [needed, *without]:
         names = [name for name in names if name in needed]
-        last = Policy.stock().override(dict.fromkeys(names, "fp32"))
+        last = _in_fp32(names, runs.devices)
         if not names or last == policy:
             continue
         again = runs.run(module=(path, last))
@@ -244,25 +260,29 @@ def _of_called_ops(runs: _Runs, path: str, policy: Policy, result: Findings) -> 
     return policy
 
 
-def _lowering() -> list[str]:
-    """The ops that PyTorch's table runs in a lower dtype on some device."""
+def _in_fp32(names: list[str], devices: tuple[str, ...]) -> Policy:
+    return Policy.stock().override(dict.fromkeys(names, "fp32"), devices)
+
+
+def _lowering(devices: tuple[str, ...]) -> list[str]:
+    """The ops that PyTorch's table runs in a lower dtype on one of the devices."""
     wanted = CastPolicy.lower_precision_fp
-    return [exact_key(name) for name in rows_by_name() if any(stock_policy(name, d) is wanted for d in DEVICE_TYPES)]
+    return [exact_key(name) for name in rows_by_name() if any(stock_policy(name, d) is wanted for d in devices)]
 
 
-def _policy(overrides: Mapping[str, str]) -> Policy:
-    return (default_policy() or Policy.stock()).override(overrides)
+def _policy(overrides: Mapping[str, str], devices: tuple[str, ...]) -> Policy:
+    return (default_policy() or Policy.stock()).override(overrides, devices)
 
 
 @contextlib.contextmanager
-def _in_force(overrides: Mapping[str, str]) -> Iterator[None]:
+def _in_force(overrides: Mapping[str, str], devices: tuple[str, ...] = DEVICE_TYPES) -> Iterator[None]:
     """Puts overrides in force in every region that is opened in the block, torch.autocast's included."""
     if not overrides:
         yield
         return
     present = installed()
     with contextlib.ExitStack() as stack:
-        before = set_default_policy(_policy(overrides))
+        before = set_default_policy(_policy(overrides, devices))
         stack.callback(set_default_policy, before)
         if present is None:
             stack.enter_context(installed_as())
@@ -289,30 +309,19 @@ def _of_module(model: nn.Module | None, policy: tuple[str, Policy] | None) -> It
 
 
 @contextlib.contextmanager
-def _same_state(model: nn.Module | None) -> Iterator[Callable[[], None]]:
-    """Yields a function that restores the random number generators, and the model's tensors and gradients."""
-    python, cpu = random.getstate(), torch.get_rng_state()
-    gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    tensors = [] if model is None else [*model.parameters(), *model.buffers()]
-    kept = [(tensor, tensor.detach().clone(), _copy(tensor.grad if tensor.is_leaf else None)) for tensor in tensors]
+def _same_state(model: nn.Module | None, step: Callable[[], Any]) -> Iterator[Callable[[], None]]:
+    """Yields a function that restores the state, without the gradients that the fault has spoiled."""
+    state = StepState(model, step=step)
+    watching = state.watch_optimizers()
 
     def restore() -> None:
-        random.setstate(python)
-        torch.set_rng_state(cpu)
-        if gpu is not None:
-            torch.cuda.set_rng_state_all(gpu)
-        with torch.no_grad():
-            for tensor, values, gradient in kept:
-                tensor.copy_(values)
-                if tensor.is_leaf:  # without the gradients that the fault has spoiled
-                    tensor.grad = gradient if gradient is None or gradient.isfinite().all() else None
-                    tensor.grad = _copy(tensor.grad)
+        state.restore()
+        for weight in () if model is None else model.parameters():
+            if weight.grad is not None and not weight.grad.isfinite().all():
+                weight.grad = None
 
     try:
         yield restore
     finally:
+        watching.remove()
         restore()
-
-
-def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().clone()

@@ -1,0 +1,63 @@
+"""Puts a policy in force in every region that a block opens, ours and torch.autocast's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from torch_promote.errors import OptionError
+from torch_promote.modules.module_policies import without_module_policies
+from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.policy import Policy
+from torch_promote.regions.defaults import default_policy, set_default_policy
+from torch_promote.regions.installation import installed, installed_as
+
+__all__ = ["present_policy", "put_policy_in_force"]
+
+
+def present_policy() -> Policy:
+    """Returns the policy of regions that name none: that of `install` if it has one, or the default."""
+    present = installed()
+    policy = default_policy() or Policy.stock()
+    if present is None:
+        return policy
+    if present.policy is not None:
+        policy = Policy.of(present.policy)
+    return policy.override(present.overrides) if present.overrides else policy
+
+
+@contextlib.contextmanager
+def put_policy_in_force(
+    policy: Policy, model: nn.Module | None = None, dtype: torch.dtype | None = None
+) -> Iterator[None]:
+    """Has the regions that a block opens follow a policy, unless they name another. `torch.autocast` is installed.
+
+    Under the policy "off", those that `set_module_policy` has set on the model do not hold either.
+
+    Args:
+        policy: The policy.
+        model: The model that the policy's tables for modules are for.
+        dtype: The dtype of regions that name none; None: PyTorch's default.
+
+    Raises:
+        OptionError: The policy has tables for modules, and there is no model.
+    """
+    present = installed()
+    with contextlib.ExitStack() as stack:
+        if policy.modules:
+            if model is None:
+                raise OptionError(f"{policy!r} has tables for modules. Pass the model that they are for: model=...")
+            stack.enter_context(policy.apply_to(model))
+        if model is not None and policy == Policy.named("off"):
+            stack.enter_context(without_module_policies(model))
+        stack.callback(set_default_policy, set_default_policy(policy))
+        cache = None if present is None else present.cache
+        stack.enter_context(installed_as(policy=policy, cache=cache))
+        if dtype is not None:
+            for device_type in DEVICE_TYPES:
+                stack.callback(torch.set_autocast_dtype, device_type, torch.get_autocast_dtype(device_type))
+                torch.set_autocast_dtype(device_type, dtype)
+        yield

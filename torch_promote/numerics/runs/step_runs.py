@@ -1,0 +1,213 @@
+"""Runs of a step under policies, each from the same state."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_promote import _C
+from torch_promote.errors import OptionError, RegionError, StepError
+from torch_promote.numerics.runs.found import iterators_in
+from torch_promote.numerics.runs.policy_in_force import put_policy_in_force
+from torch_promote.numerics.runs.results import read_result
+from torch_promote.numerics.runs.state import StepState
+from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.policy import Policy
+
+__all__ = ["Results", "StepRuns"]
+
+#: The default policy, the installation and the generators are the process's.
+_one_at_a_time = threading.Lock()
+
+#: What a run returned: for each batch, named tensors.
+Results = list[dict[str, torch.Tensor]]
+
+
+class StepRuns:
+    """Runs a step under policies. A context manager, at whose end the state is what it was at the beginning.
+
+    Args:
+        step: The user's function: `step()`, or `step(i)` with the number of the batch if it has a parameter without a
+            default. A run calls it `batches` times, one after the other.
+        model: The model; None if there is none.
+        batches: How many calls a run has.
+        restore: State besides the model's; see `StepState`.
+        dtype: The dtype of regions that name none; None: as it is.
+        eager: Whether compiled functions run uncompiled.
+
+    Attributes:
+        iterators: The names of iterators that the step refers to. What it draws from one is not repeated.
+        count: How many runs have begun. Each has called the step at most `batches` times.
+
+    Raises:
+        OptionError: An argument is invalid.
+        StepError: The state cannot be kept, or another object's block is open.
+        RegionError: A region is open.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 2)
+        >>> def step():
+        ...     with torch.autocast("cpu"):
+        ...         return model(torch.ones(1, 2)).sum()
+        >>> with StepRuns(step, model) as runs:
+        ...     [results] = runs.run(Policy.named("off"))
+        >>> results["loss"].dtype
+        torch.float32
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        model: nn.Module | None,
+        *,
+        batches: int = 1,
+        restore: Iterable[Any] = (),
+        dtype: torch.dtype | None = None,
+        eager: bool = True,
+    ) -> None:
+        if not callable(step):
+            raise OptionError(f"step is a function that runs a step and returns its loss, got {step!r}.")
+        if model is not None and not isinstance(model, nn.Module):
+            raise OptionError(f"model is an nn.Module, got {model!r}.")
+        if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
+            raise OptionError(f"batches is how many times a run calls step, 1 or more, got {batches!r}.")
+        if dtype is not None and dtype not in (torch.float16, torch.bfloat16):
+            raise OptionError(f"dtype is torch.float16 or torch.bfloat16, or None for the regions' own, got {dtype!r}.")
+        self.step = step
+        self.model = model
+        self.batches = batches
+        self.takes_number = _takes_number(step)
+        self.iterators = iterators_in(step)
+        self.count = 0
+        self._restore = tuple(restore)
+        self._dtype = dtype
+        self._eager = eager
+        self._state: StepState | None = None
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> StepRuns:
+        _check_regions("begin")
+        if not _one_at_a_time.acquire(blocking=False):
+            raise StepError(
+                "a step is being compared or tuned already, and each run changes state of the whole process, such as "
+                "the default policy. End that first: one compare() or tune() cannot run inside of another."
+            )
+        with contextlib.ExitStack() as stack:
+            stack.callback(_one_at_a_time.release)
+            self._state = state = StepState(self.model, self._restore, self.step)
+            stack.callback(state.watch_optimizers().remove)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        state, self._state = self._state, None
+        assert state is not None, "__exit__ comes after __enter__"
+        with self._stack:
+            state.restore()
+            if kind is None:
+                state.check()
+
+    def run(
+        self,
+        policy: Policy,
+        *,
+        around: contextlib.AbstractContextManager[Any] | None = None,
+        on_result: Callable[[int, Any], None] | None = None,
+        held_out: int = 0,
+        eager: bool | None = None,
+    ) -> Results:
+        """Runs the step for each batch, and restores the state.
+
+        Args:
+            policy: The policy of the step's regions.
+            around: A block around the calls of the step.
+            on_result: Called with the number of the batch and what the step returned, before it is copied. It is inside
+                of `around`.
+            held_out: 0: the first batches. 1, 2, ...: others, each number its own: those with the next numbers, or the
+                same with other random numbers.
+            eager: Whether compiled functions run uncompiled; None: as the object was told.
+
+        Returns:
+            For each batch what the step returned, as named tensors.
+
+        Raises:
+            StepError: The step returned nothing to compare, has left a region open, or has come to the end of an
+                iterator.
+            RegionError: A region is open.
+        """
+        state = self._state
+        if state is None:
+            raise StepError("StepRuns.run() was called outside of the object's with block, where no state is kept.")
+        _check_regions("run")
+        self.count += 1
+        first = self.batches * held_out
+        results: Results = []
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(put_policy_in_force(policy, self.model, self._dtype))
+                # Without the module, nothing has been compiled, and it takes seconds to import.
+                if (self._eager if eager is None else eager) and "torch._dynamo" in sys.modules:
+                    stack.enter_context(torch.compiler.set_stance("force_eager"))
+                if held_out and not self.takes_number:
+                    state.use_other_random_numbers(held_out)
+                if around is not None:
+                    stack.enter_context(around)
+                for number in range(first, first + self.batches):
+                    result = self._call(number)
+                    if on_result is not None:
+                        on_result(number, result)
+                    results.append(read_result(result))
+                    del result
+        finally:
+            state.restore()
+        return results
+
+    def loss_scale(self) -> float:
+        """Returns the scale of the GradScaler that the step refers to; 1.0 without one, and outside of the block."""
+        return 1.0 if self._state is None else self._state.loss_scale()
+
+    def _call(self, number: int) -> Any:
+        depth = _C.depth()
+        try:
+            result = self.step(number) if self.takes_number else self.step()
+        except StopIteration as error:
+            names = ", ".join(self.iterators) or "one"
+            raise StepError(
+                f"step() has come to the end of an iterator ({names}), which does not begin again for the next run. "
+                f"Take the batches from a list, and let step(i) use batch i."
+            ) from error
+        if _C.depth() != depth:
+            raise StepError("step() has left a region open. Open regions in `with` blocks.")
+        return result
+
+
+def _check_regions(verb: str) -> None:
+    """Regions in an open one follow it, and not the policy of the run."""
+    if _C.depth() or any(map(torch.is_autocast_enabled, DEVICE_TYPES)):
+        raise RegionError(
+            f"the runs of a step cannot {verb} inside of an open region: regions that the step opens would follow its "
+            f"policy. Let the step open its regions, and call compare() or tune() outside of them."
+        )
+
+
+def _takes_number(step: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    needed = [
+        one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if len(needed) > 1 or any(one.kind is one.KEYWORD_ONLY for one in needed):
+        raise OptionError(
+            f"step is called as step(), or as step(i) with the number of the batch, but this one needs "
+            f"{', '.join(one.name for one in needed)}. Bind its arguments, with functools.partial or a lambda."
+        )
+    return bool(needed)
