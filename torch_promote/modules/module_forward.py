@@ -35,7 +35,7 @@ from torch_promote.errors import RegionError
 from torch_promote.modules.module_policy import ModulePolicy, run_under, traced_by_fx
 from torch_promote.native.module_tables import number_in_force
 
-__all__ = ["attach", "attach_table", "detach", "detach_table", "policies_in_force", "policy_of"]
+__all__ = ["attach", "attach_table", "detach", "detach_table", "policies_in_force", "policy_of", "suspended"]
 
 _ATTRIBUTE = "_torch_promote_policy"
 _TABLES = "_torch_promote_tables"
@@ -281,6 +281,17 @@ def detach(module: nn.Module) -> None:
     attributes = module.__dict__
     if attributes.pop(_ATTRIBUTE, None) is not None and _TABLES not in attributes:
         _restore(attributes, module)
+
+
+@contextlib.contextmanager
+def suspended(module: nn.Module) -> Iterator[None]:
+    """Has the module's own policy not hold in a block. What applies it stays in its place."""
+    policy = module.__dict__.pop(_ATTRIBUTE, None)
+    try:
+        yield
+    finally:
+        if policy is not None:
+            module.__dict__.setdefault(_ATTRIBUTE, policy)
 
 
 def _restore(attributes: dict[str, Any], module: nn.Module) -> None:

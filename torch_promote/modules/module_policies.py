@@ -5,6 +5,7 @@ This module decides which modules get which policy; torch_promote/modules/module
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import inspect
 from collections.abc import Iterator, Mapping
@@ -17,16 +18,18 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch_promote.errors import PolicyError, did_you_mean
 from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.integrations.compare_ranks import describe_module_policies
-from torch_promote.modules.module_forward import attach, detach, policy_of
+from torch_promote.modules.module_forward import attach, detach, policy_of, suspended
 from torch_promote.modules.module_policy import ModulePolicy
 
 __all__ = [
     "choose",
     "format_module_policy",
+    "matches",
     "module_policies",
     "print_module_policy",
     "remove_module_policy",
     "set_module_policy",
+    "without_module_policies",
 ]
 
 #: Selects modules: a qualified name, a pattern of names, or a class.
@@ -168,6 +171,23 @@ def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
         detach(module)
 
 
+@contextlib.contextmanager
+def without_module_policies(model: nn.Module) -> Iterator[None]:
+    """Has the policies that `set_module_policy` has set on a model's modules not hold in a block.
+
+    Example:
+        >>> model = nn.Linear(3, 4)
+        >>> set_module_policy(model, {"": "fp32"})
+        >>> with without_module_policies(model), torch.autocast("cpu"):
+        ...     model(torch.ones(1, 3)).dtype
+        torch.bfloat16
+    """
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            stack.enter_context(suspended(module))
+        yield
+
+
 def print_module_policy(model: nn.Module) -> None:
     """Prints the tree that `format_module_policy` returns."""
     print(format_module_policy(model))
@@ -232,7 +252,7 @@ def _is_pattern(key: str) -> bool:
 def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
     """Returns the modules that a key selects, without those whose forward is never called."""
     if isinstance(key, str):
-        found = [module for module, own in names.items() if any(_matches(name, key) for name in own)]
+        found = [module for module, own in names.items() if any(matches(name, key) for name in own)]
     elif isinstance(key, type) and issubclass(key, nn.Module):
         found = [module for module in names if isinstance(module, key)]
     else:
@@ -260,7 +280,13 @@ def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
     return f"no module of the model is a {key.__name__}.{did_you_mean(key.__name__, kinds)}"
 
 
-def _matches(name: str, key: str) -> bool:
+def matches(name: str, key: str) -> bool:
+    """Whether a name or a pattern, as in `set_module_policy`, selects the module with a name.
+
+    Example:
+        >>> matches("blocks.0.attn", "blocks.*.attn"), matches("blocks.0.attn", "blocks.*")
+        (True, False)
+    """
     if not _is_pattern(key):
         return name == key
     return bool(name) and _match_parts(name.split("."), key.split("."))

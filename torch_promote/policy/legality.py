@@ -13,7 +13,7 @@ from torch_promote.errors import PolicyError
 from torch_promote.policy.cast_policy import CastPolicy, spell_policy
 from torch_promote.policy.op_table import Row, rows_by_name, schema_of
 
-__all__ = ["check_legal", "legal_policies", "legal_text", "why_illegal"]
+__all__ = ["check_legal", "legal_policies", "legal_text", "moves_data", "why_illegal"]
 
 
 #: Legal for every overload that takes a tensor, including one that writes to an argument.
@@ -84,6 +84,16 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
         'it does not write to an argument, so there is no dtype to match'
     """
     return _why_illegal(_facts(op), policy)
+
+
+def moves_data(op: str) -> bool:
+    """Whether an overload returns its argument's data, or memory of the same dtype, and computes nothing.
+
+    Example:
+        >>> moves_data("aten::view"), moves_data("aten::relu")
+        (True, False)
+    """
+    return _facts(op).moves_data
 
 
 def legal_text(policies: Iterable[CastPolicy]) -> str:

@@ -102,7 +102,17 @@ def _is_between(file: str) -> bool:
     return known
 
 
-def shorten(line: str) -> str:
-    """Returns a line with its path relative to the working directory, if it is below it."""
-    here = os.getcwd() + os.sep
-    return line.removeprefix(here)
+def shorten(line: str, *, folders: bool = True) -> str:
+    """Returns a line with its path relative to the working directory, if it is below it.
+
+    Args:
+        line: "path:number".
+        folders: Whether to keep the folders; otherwise the file's name is left.
+
+    Example:
+        >>> shorten(os.path.join(os.getcwd(), "a", "train.py:41")), shorten("/home/a/train.py:41", folders=False)
+        ('a/train.py:41', 'train.py:41')
+    """
+    if not folders:
+        return line.replace("\\", "/").rpartition("/")[2]
+    return line.removeprefix(os.getcwd() + os.sep)

@@ -37,9 +37,16 @@ class RunningModules:
         self._given = model is not None
         self._model_reference = None if model is None else weakref.ref(model)
         self._names: weakref.WeakKeyDictionary[nn.Module, tuple[str, ...]] = weakref.WeakKeyDictionary()
+        self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # of other models, if one was given
+        self._was_called = False
         self._owners: dict[int, tuple[weakref.ref[Any], str | None]] = {}
         if model is not None:
             self._name(model, "")
+
+    @property
+    def missed(self) -> bool:
+        """Whether a model was given, and neither it nor a module of it has run."""
+        return self._given and not self._was_called
 
     @property
     def _model(self) -> nn.Module | None:
@@ -92,6 +99,8 @@ class RunningModules:
         names = self._names.get(module)
         if names is None:
             names = self._look_for(module, frame)
+        if not self._was_called and module not in self._others:
+            self._was_called = True
         if len(names) > 1:  # a module that several have: the path below the one that calls it
             parent = self.path_at(frame.f_back)
             return next((name for name in names if parent and name.startswith(f"{parent}.")), names[0])
@@ -108,6 +117,7 @@ class RunningModules:
             parent = self.path_at(outer)
             if self._given:
                 self._names[module] = (parent,)
+                self._others.add(module)
             elif module not in self._names:  # the one around it, which has been named just now, named it
                 self._name(module, f"{parent}.{type(module).__name__}" if parent else type(module).__name__)
         return self._names[module]

@@ -91,6 +91,8 @@ class _Open:
     wrapped: bool = False
     decided: bool = False  # whether autocast or its absence has been told for it, or for a call that it is part of
     stock_too: bool = False
+    real_results: bool = False
+    kept: Any = None  # what a subclass keeps with the call
 
 
 @dataclass(slots=True, eq=False)

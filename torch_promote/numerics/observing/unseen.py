@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torch_promote.native.fork_safe_lock import fork_safe_lock
+from torch_promote.numerics.observing.running_modules import RunningModules
 
 __all__ = ["watch_unseen"]
 
@@ -34,11 +35,12 @@ class _Block:
 
 
 @contextmanager
-def watch_unseen(sentences: list[str]) -> Iterator[None]:
+def watch_unseen(sentences: list[str], modules: RunningModules | None = None) -> Iterator[None]:
     """Adds a sentence for each kind of thing that a block ran unseen, when the block ends.
 
     Args:
         sentences: The list to add to. Nothing is added for what did not happen.
+        modules: The modules of the block, whose model may not be the one that ran.
 
     Example:
         >>> said = []
@@ -61,6 +63,11 @@ def watch_unseen(sentences: list[str]) -> Iterator[None]:
         sentences += _sentences(
             block.compiled, max(len(alive), _threads_so_far() - started), _processes_so_far() - processes
         )
+        if modules is not None and modules.missed:
+            sentences.append(
+                "The model that was passed was not called in the block, so calls have no module paths. Pass the module "
+                "that the program calls, such as the wrapped one, or none."
+            )
 
 
 def _sentences(compiled: int, threads: int, processes: int) -> Iterator[str]:

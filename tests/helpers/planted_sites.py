@@ -1,0 +1,55 @@
+"""Models with ops that lose accuracy in a lower dtype, at known places."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+__all__ = ["Cancels", "Overflows", "chain", "ranks_agree"]
+
+
+@torch.library.custom_op("planted_sites::cancel", mutates_args=())
+def cancel(x: torch.Tensor, big: float) -> torch.Tensor:
+    """x, of which a sum with a large number has cut off the last digits."""
+    return (x + big) - big
+
+
+cancel.register_fake(lambda x, big: torch.empty_like(x))
+cancel.register_autograd(lambda ctx, gradient: (gradient, None), setup_context=lambda ctx, inputs, output: None)
+
+
+class Cancels(nn.Module):
+    """Adds a large number and takes it away again, hidden in a custom op."""
+
+    def __init__(self, big: float = 64.0) -> None:
+        super().__init__()
+        self.big = big
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.planted_sites.cancel(x, self.big)  # type: ignore[no-any-return]
+
+
+class Overflows(nn.Module):
+    """A square that is beyond float16, and its root."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 1000 + 300).square().sqrt() / 1000
+
+
+def chain(seed: int, depth: int, planted: dict[int, nn.Module], width: int = 16) -> nn.Sequential:
+    """Layers with an activation each; behind layer n comes `planted[n]`."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for number in range(depth):
+        linear = nn.Linear(width, width)
+        nn.init.orthogonal_(linear.weight)
+        layers += [linear, (nn.Tanh, nn.GELU, nn.SiLU)[number % 3]()]
+        if number in planted:
+            layers.append(planted[number])
+    return nn.Sequential(*layers)
+
+
+def ranks_agree(ours: list[float], theirs: list[float]) -> float:
+    """Spearman's rank correlation."""
+    first, second = (torch.tensor(one, dtype=torch.float64).argsort().argsort().double() for one in (ours, theirs))
+    return float(torch.corrcoef(torch.stack([first, second]))[0, 1])

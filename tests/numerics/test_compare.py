@@ -1,0 +1,486 @@
+"""`compare`: who is to blame, who shows it, and what it does to the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import torch_promote as tp
+from helpers.planted_sites import Cancels, Overflows, chain, ranks_agree
+from torch_promote.numerics.comparing.impacts import Impacts
+from torch_promote.numerics.comparing.rounds import Rounds
+from torch_promote.numerics.runs.step_runs import StepRuns
+
+INPUTS = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+
+
+def half() -> torch.autocast:
+    return torch.autocast("cpu", torch.float16)
+
+
+def step_of(model: nn.Module) -> Callable[[], torch.Tensor]:
+    def step() -> torch.Tensor:
+        with half():
+            return model(INPUTS).square().mean()  # type: ignore[no-any-return]
+
+    return step
+
+
+def by_place(comparison: tp.Comparison) -> dict[tuple[str, str], tp.Site]:
+    return {(site.module, site.op): site for site in comparison.sites}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_planted_op_is_to_blame_and_those_behind_it_show_it(seed: int) -> None:
+    places = torch.randperm(6, generator=torch.Generator().manual_seed(seed))[:2].tolist()
+    model = chain(seed, 6, {place: Cancels() for place in places})
+    comparison = tp.compare(step_of(model), model=model)
+    planted = [site for site in comparison.sites if site.op == "planted_sites::cancel"]
+    others = [site for site in comparison.sites if site.op != "planted_sites::cancel"]
+    assert len(planted) == 2
+    assert min(site.local for site in planted) > 10 * max(site.local for site in others)
+    first = min(int(site.module) for site in planted)
+    for site in others:
+        if not site.module:  # the loss
+            continue
+        assert site.accumulated is not None
+        behind = int(site.module) > first
+        assert (site.accumulated > 1.5e-3) == behind, site
+    assert {site.op for site in comparison.sites[:2]} == {"planted_sites::cancel"}  # by impact
+    assert (comparison.runs, comparison.backwards) == (3, 1)
+
+
+def effects(model: nn.Module, step: Callable[..., Any], sites: list[tp.Site], batches: int) -> list[float]:
+    """By how much the loss changes if one site alone runs in float16."""
+    all_wide = tp.Policy.stock().override(dict.fromkeys({site.op for site in sites}, "fp32"))
+    found = []
+    with StepRuns(step, model, batches=batches) as runs:
+
+        def losses(policy: tp.Policy) -> torch.Tensor:
+            return torch.stack([one["loss"].double() for one in runs.run(policy)])
+
+        wide = losses(all_wide)
+        for site in sites:
+            narrow = all_wide.override_modules({site.module: {site.op: torch.float16}})
+            found.append(float((losses(narrow) - wide).square().sum().sqrt()))
+    return found
+
+
+def random_network(seed: int, batches: int) -> tuple[nn.Module, Callable[[int], torch.Tensor]]:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for number in range(5):
+        linear = nn.Linear(16, 16)
+        linear.weight.data *= 10 ** (torch.rand(()) * 2 - 1)
+        layers += [linear, (nn.ReLU, nn.GELU, nn.Tanh)[int(torch.randint(3, ()))]()]
+        layers += [nn.LayerNorm(16)] * (number % 2)
+    model = nn.Sequential(*layers, nn.Linear(16, 4))
+    inputs, labels = torch.randn(batches, 32, 16), torch.randint(4, (batches, 32))
+
+    def step(number: int) -> torch.Tensor:
+        with half():
+            return nn.functional.cross_entropy(model(inputs[number]), labels[number])
+
+    return model, step
+
+
+@pytest.mark.parametrize(("seed", "batches"), [(0, 1), (1, 1), (2, 4), (3, 4)])
+def test_impacts_rank_as_the_effects_of_single_sites(seed: int, batches: int) -> None:
+    model, step = random_network(seed, batches)
+    sites = [site for site in tp.compare(step, model=model, batches=batches).sites if site.impact]
+    assert len(sites) > 10
+    impacts = [site.impact or 0.0 for site in sites]
+    assert ranks_agree(impacts, effects(model, step, sites, batches)) >= 0.9
+
+
+def test_impacts_of_shuffled_gradients_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Impacts._multiply
+    generator = torch.Generator().manual_seed(0)
+
+    def shuffled(self: Impacts, site: Any, gradient: torch.Tensor, error: torch.Tensor) -> None:
+        scale = 10 ** (torch.rand((), generator=generator) * 4 - 2)
+        order = torch.randperm(gradient.numel(), generator=generator)
+        plain(self, site, gradient.reshape(-1)[order].reshape(gradient.shape) * scale, error)
+
+    monkeypatch.setattr(Impacts, "_multiply", shuffled)
+    agreements = []
+    for seed in range(4):
+        model, step = random_network(seed, 1)
+        sites = [site for site in tp.compare(step, model=model).sites if site.impact]
+        impacts = [site.impact or 0.0 for site in sites]
+        agreements.append(ranks_agree(impacts, effects(model, step, sites, 1)))
+    assert abs(sum(agreements) / len(agreements)) < 0.4
+
+
+def test_an_impact_is_the_change_of_the_loss_to_first_order() -> None:
+    model = chain(0, 3, {1: Cancels(16.0)})
+    step = step_of(model)
+    comparison = tp.compare(step, model=model)
+    site = by_place(comparison)["4", "planted_sites::cancel"]
+    wide = tp.Policy.stock().override(dict.fromkeys({one.op for one in comparison.sites}, "fp32"))
+    with StepRuns(step, model) as runs:
+        [of_wide] = runs.run(wide)
+        [of_narrow] = runs.run(wide.override_modules({"4": {site.op: "float16"}}))
+    change = float(of_narrow["loss"].double() - of_wide["loss"].double())
+    assert site.signed_impact == pytest.approx(change, rel=0.1)
+    assert site.impact == abs(site.signed_impact or 0.0)
+
+
+SAME_IMPACTS: dict[str, Callable[[nn.Module], Callable[[], Any]]] = {}
+
+
+def same(function: Callable[[nn.Module], Callable[[], Any]]) -> Callable[[nn.Module], Callable[[], Any]]:
+    SAME_IMPACTS[function.__name__] = function
+    return function
+
+
+@same
+def its_own_backward(model: nn.Module) -> Callable[[], Any]:
+    def step() -> torch.Tensor:
+        loss = step_of(model)()
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+@same
+def a_scaled_backward_and_a_number(model: nn.Module) -> Callable[[], Any]:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> dict[str, float]:
+        optimizer.zero_grad()
+        loss = step_of(model)()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return {"loss": loss.item(), "lr": 0.1}
+
+    return step
+
+
+@same
+def without_gradients(model: nn.Module) -> Callable[[], Any]:
+    return torch.no_grad()(step_of(model))
+
+
+@same
+def frozen(model: nn.Module) -> Callable[[], Any]:
+    model.requires_grad_(False)
+    return step_of(model)
+
+
+@same
+def checkpointed(model: nn.Module) -> Callable[[], Any]:
+    def step() -> torch.Tensor:
+        with half():
+            return checkpoint(model, INPUTS, use_reentrant=False).square().mean()  # type: ignore[no-any-return]
+
+    return step
+
+
+@pytest.mark.parametrize("name", SAME_IMPACTS)
+def test_a_step_may_be_of_any_kind(name: str) -> None:
+    model = chain(1, 4, {2: Cancels()})
+    wanted = by_place(tp.compare(step_of(model), model=model))
+    found = by_place(tp.compare(SAME_IMPACTS[name](model), model=model))
+    for place, site in wanted.items():
+        assert found[place].local == site.local
+        assert found[place].accumulated == site.accumulated
+        assert found[place].signed_impact == pytest.approx(site.signed_impact, rel=1e-4)
+
+
+def mean_squared(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (outputs.float() - target).square().mean()
+
+
+def divergence(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    log_p = outputs.log_softmax(-1)
+    return nn.functional.kl_div(log_p, target.log_softmax(-1), log_target=True, reduction="batchmean")
+
+
+@pytest.mark.parametrize("loss_of", [nn.functional.mse_loss, mean_squared, divergence])
+@pytest.mark.parametrize("outside", [True, False])
+def test_where_gradients_are_zero_random_cotangents_rank(loss_of: Callable[..., torch.Tensor], outside: bool) -> None:
+    model = chain(2, 4, {1: Cancels()})
+    target = model(INPUTS).detach()
+
+    def step() -> torch.Tensor:
+        with half():
+            outputs = model(INPUTS)
+            if not outside:
+                return loss_of(outputs, target)
+        return loss_of(outputs.float(), target)
+
+    comparison = tp.compare(step, model=model)
+    assert comparison.random_cotangents
+    assert (comparison.runs, comparison.backwards) == (4, 8)
+    assert comparison.sites[0].op == "planted_sites::cancel"
+    assert all(site.impact for site in comparison.sites if site.module)
+    assert {site.signed_impact for site in comparison.sites} == {None}
+
+
+def test_gradients_that_are_rounding_errors_count_as_zero() -> None:
+    model = chain(2, 6, {1: Cancels()})
+    target = model(INPUTS).softmax(-1).detach()
+
+    def step() -> torch.Tensor:
+        with half():
+            outputs = model(INPUTS)
+        return nn.functional.kl_div(outputs.float().log_softmax(-1), target, reduction="batchmean")
+
+    comparison = tp.compare(step, model=model)
+    assert comparison.random_cotangents
+    assert comparison.sites[0].op == "planted_sites::cancel"
+    assert (comparison.sites[0].impact or 0) > 1e-3  # of outputs of about 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_gradients_are_zero_impacts_rank_as_effects_do(seed: int) -> None:
+    model, _ = random_network(seed, 1)
+    inputs = torch.randn(32, 16)
+    target = model(inputs).detach()
+
+    def step(number: int) -> torch.Tensor:
+        with half():
+            outputs = model(inputs)
+        return nn.functional.mse_loss(outputs.double(), target.double())
+
+    comparison = tp.compare(step, model=model)
+    assert comparison.random_cotangents
+    sites = [site for site in comparison.sites if site.impact and site.module]
+    impacts = [site.impact or 0.0 for site in sites]
+    assert ranks_agree(impacts, effects(model, step, sites, 1)) >= 0.9
+
+
+def test_outputs_take_the_place_of_a_loss() -> None:
+    model = chain(2, 4, {1: Cancels()})
+
+    def step() -> torch.Tensor:
+        with half():
+            return model(INPUTS)  # type: ignore[no-any-return]
+
+    comparison = tp.compare(step, model=model)
+    assert comparison.random_cotangents
+    assert comparison.sites[0].op == "planted_sites::cancel"
+    assert [metric.name for metric in comparison.metrics] == ["output"]
+
+
+def test_inference_mode_has_no_impacts_and_says_so() -> None:
+    model = chain(2, 4, {1: Cancels()})
+    comparison = tp.compare(torch.inference_mode()(step_of(model)), model=model)
+    assert {site.impact for site in comparison.sites} == {None}
+    assert comparison.sites[0].op == "planted_sites::cancel"  # by local error
+    assert any("No impact is known" in note for note in comparison.notes)
+
+
+def test_an_overflow_is_infinite_where_it_happens() -> None:
+    model = chain(0, 3, {1: Overflows()})
+    comparison = tp.compare(step_of(model), model=model)
+    sites = by_place(comparison)
+    assert comparison.sites[0] is sites["4", "aten::square"]  # before those that get what it made
+    assert (comparison.sites[0].local, comparison.sites[0].impact) == (math.inf, math.inf)
+    assert comparison.sites[0].nonfinite > 0
+    assert math.isfinite(sites["5", "aten::linear"].local)
+    assert comparison.metrics[0].error == math.inf
+
+
+@pytest.mark.parametrize("lowest", [-math.inf, torch.finfo(torch.float32).min])
+def test_masks_are_no_overflow(lowest: float) -> None:
+    linear = nn.Linear(16, 8)
+    mask = torch.full((8, 8), lowest).triu(1)
+
+    def step() -> torch.Tensor:
+        with half():
+            return (linear(INPUTS) + mask.to(torch.get_autocast_dtype("cpu"))).softmax(-1).square().sum()
+
+    def masked() -> torch.Tensor:
+        with half():
+            return (linear(INPUTS) + mask).softmax(-1).square().sum()
+
+    for one in (step, masked):
+        comparison = tp.compare(one, model=linear)
+        assert all(math.isfinite(site.local) and math.isfinite(site.impact or 0) for site in comparison.sites)
+
+
+def test_calls_draw_the_same_random_numbers_in_both_runs() -> None:
+    """Also behind a call that draws other numbers in another dtype."""
+    linear = nn.Linear(16, 16)
+
+    def step() -> torch.Tensor:
+        with half():
+            hidden = linear(INPUTS)
+            if hidden.dtype is torch.float16:
+                torch.rand(7)
+            return nn.functional.dropout(hidden, 0.5).square().mean()
+
+    site = by_place(tp.compare(step, model=linear))["", "aten::dropout"]
+    assert site.accumulated is not None
+    assert site.accumulated < 1e-3
+    assert site.local < 1e-3
+
+
+def test_a_step_that_is_not_repeatable_is_an_error() -> None:
+    model, seeds = chain(0, 2, {}), iter(range(100))
+
+    def step() -> torch.Tensor:
+        with half():
+            noise = torch.randn(8, 16, generator=torch.Generator().manual_seed(next(seeds)))
+            return model(noise).square().mean()  # type: ignore[no-any-return]
+
+    with pytest.raises(tp.StepError, match=r"differ in loss by .*aten::randn\.generator.*test_compare\.py.*restore="):
+        tp.compare(step, model=model)
+
+
+def test_what_the_step_changes_is_restored() -> None:
+    model = chain(0, 3, {}).train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    drawn: list[int] = []
+
+    def step() -> torch.Tensor:
+        drawn.append(len(drawn))
+        loss = step_of(model)()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    step()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state, random = torch.get_rng_state(), [one["step"].item() for one in optimizer.state.values()]
+    tp.compare(step, model=model, restore=[drawn], gradients=True)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [one["step"].item() for one in optimizer.state.values()] == random
+    assert drawn == [0]
+    assert (tp.installed(), tp.default_policy()) == (None, None)
+    assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C._dispatch_key_parse("PythonTLSSnapshot"))
+
+
+def test_an_error_in_the_step_leaves_nothing_on() -> None:
+    model = chain(0, 2, {})
+    weight = model[0].weight.detach().clone()
+
+    def step() -> torch.Tensor:
+        with torch.no_grad():
+            model[0].weight.add_(1)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        tp.compare(step, model=model)
+    assert torch.equal(model[0].weight, weight)
+    assert (tp.installed(), tp.default_policy()) == (None, None)
+
+
+def test_gradients_are_those_that_the_runs_gave() -> None:
+    model = chain(0, 3, {1: Cancels(256.0)})
+    comparison = tp.compare(step_of(model), model=model, gradients=True)
+    grads = {}
+    for policy in ("off", "stock"):
+        model.zero_grad()
+        with tp.installed_as(policy=policy):
+            step_of(model)().backward()
+        grads[policy] = {name: one.grad.clone() for name, one in model.named_parameters()}
+    assert {one.name for one in comparison.gradients} == set(grads["off"])
+    for one in comparison.gradients:
+        wanted, found = grads["off"][one.name].double(), grads["stock"][one.name].double()
+        assert one.error == pytest.approx(float((found - wanted).norm() / wanted.norm()), rel=1e-6)
+        assert one.norm == pytest.approx(float(wanted.norm()))
+    assert [one.error for one in comparison.gradients] == sorted(one.error for one in comparison.gradients)[::-1]
+
+
+def test_few_bytes_at_a_time_give_the_same_sites() -> None:
+    model = chain(0, 3, {1: Cancels()})
+    step = step_of(model)
+    wanted = tp.compare(step, model=model)
+    off, stock = tp.Policy.named("off"), tp.Policy.stock()
+    with StepRuns(step, model) as runs:
+        found = Rounds(runs, off, stock, False, None, True, most_bytes=1000).compare()
+        assert found.sites == wanted.sites
+        assert found.runs > 3
+        short = Rounds(runs, off, stock, False, 3, True, most_bytes=1000).compare()
+    assert short.runs == 3
+    assert any("not known" in note for note in short.notes)
+
+
+def test_tables_for_modules_hold_in_the_candidate() -> None:
+    model = chain(0, 3, {1: Cancels()})
+    policy = tp.Policy.stock().override_modules({"4": {"planted_sites::cancel": "fp32"}})
+    site = by_place(tp.compare(step_of(model), model=model, candidate=policy))["4", "planted_sites::cancel"]
+    assert (site.dtypes, site.policy) == ("float32", "fp32")
+    assert site.local < 1e-5
+
+
+def test_regions_with_a_policy_of_their_own_are_told() -> None:
+    model = chain(0, 2, {})
+
+    def step() -> torch.Tensor:
+        with tp.my_autocast("cpu", policy="stock", dtype=torch.float16):
+            return model(INPUTS).square().mean()  # type: ignore[no-any-return]
+
+    comparison = tp.compare(step, model=model)
+    assert any("No call ran in another dtype" in note for note in comparison.notes)
+
+
+def test_the_candidate_is_the_policy_in_force() -> None:
+    model = chain(0, 2, {})
+    with tp.installed_as(policy="fp32_safe", overrides={"tanh": "fp32"}):
+        comparison = tp.compare(step_of(model), model=model)
+    assert comparison.candidate == tp.Policy.named("fp32_safe").override({"tanh": "fp32"})
+    assert by_place(comparison)["1", "aten::tanh"].dtypes == "float32"
+
+
+def test_inside_of_a_trace_and_of_crosscheck() -> None:
+    model = chain(0, 2, {})
+    with tp.crosscheck() as report, tp.trace(model) as trace:
+        comparison = tp.compare(step_of(model), model=model)
+    assert comparison.sites == tp.compare(step_of(model), model=model).sites
+    assert trace.calls
+    assert not report.mismatches
+
+
+def test_calls_of_one_run_only_are_told() -> None:
+    linear = nn.Linear(16, 16)
+
+    def step() -> torch.Tensor:
+        with half():
+            hidden = linear(INPUTS)
+            hidden = hidden.float().exp() if hidden.dtype is torch.float16 else hidden.exp()
+            return (hidden.tanh() if linear(INPUTS).dtype is torch.float32 else hidden.tanh().sin()).mean()
+
+    comparison = tp.compare(step, model=linear)
+    assert "1 call of aten::sin in the model was made by the candidate only." in comparison.not_aligned
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"model": 3}, "model is the nn.Module"),
+        ({"batches": 0}, "batches is how many"),
+        ({"candidate": "fp33"}, "no policy is called 'fp33'"),
+        ({"restore": [object()]}, r"restore\[0\] is a object, whose state cannot be restored"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], text: str) -> None:
+    model = chain(0, 2, {})
+    with pytest.raises(tp.TorchPromoteError, match=text):
+        tp.compare(step_of(model), **{"model": model, **arguments})
+
+
+@pytest.mark.parametrize("returned", [None, "loss", object()])
+def test_a_step_that_returns_nothing_to_compare(returned: object) -> None:
+    model = chain(0, 2, {})
+
+    def step() -> object:
+        step_of(model)()
+        return returned
+
+    with pytest.raises(tp.StepError, match="no tensor or number to compare"):
+        tp.compare(step, model=model)

@@ -1,0 +1,103 @@
+"""`compare`: which ops lose accuracy under a policy, and what that does to the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from torch_promote.errors import OptionError
+from torch_promote.numerics.comparing.comparison import Comparison
+from torch_promote.numerics.comparing.rounds import Rounds
+from torch_promote.numerics.runs.policy_in_force import present_policy
+from torch_promote.numerics.runs.step_runs import StepRuns
+from torch_promote.policy.policy import Policy
+
+__all__ = ["REFERENCE", "compare", "compare_runs"]
+
+#: What the reference "fp32" is: the step without a cast.
+REFERENCE = "off"
+
+
+def compare(
+    step: Callable[..., Any],
+    *,
+    model: nn.Module,
+    reference: Policy | str = "fp32",
+    candidate: Policy | str | None = None,
+    gradients: bool = False,
+    batches: int = 1,
+    restore: Iterable[Any] = (),
+) -> Comparison:
+    """Runs a step under two policies, and tells for each op in each module what the candidate loses there.
+
+    It takes two runs of the reference and one of the candidate, and one more of the reference where the gradients of
+    the loss are zero. If the results of all calls are larger than a quarter of the free memory, it takes as many rounds
+    of runs as they have quarters.
+
+    Args:
+        step: A training or evaluation step: `step()`, or `step(i)` with the number of the batch. It opens its own
+            regions, of `my_autocast` or `torch.autocast`, and returns a loss, outputs, or a dict of metrics. If it does
+            no backward, compare does one of the loss.
+        model: The model, whose modules name the sites.
+        reference: A policy, its name or its file; "fp32" is the step without a cast.
+        candidate: The policy to judge. None: the policy in force, by `install` or `set_default_policy`, or PyTorch's.
+        gradients: Whether to compare the gradients of the parameters, too.
+        batches: How many times a run calls the step.
+        restore: What else the step changes: see `StepState`. Parameters, buffers, gradients, random numbers, and
+            optimizers, schedulers and scalers that the step refers to are restored anyway.
+
+    Returns:
+        The comparison. All state is what it was before.
+
+    Raises:
+        StepError: Two runs of the reference differ, the step returns nothing to compare, or what it changes cannot be
+            restored. The text names what.
+        OptionError: An argument is invalid.
+        PolicyError: A policy does not exist.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> def step():
+        ...     with torch.autocast("cpu", torch.float16):
+        ...         return model(torch.ones(2, 8)).square().mean()
+        >>> comparison = compare(step, model=model)
+        >>> sorted({site.op for site in comparison.sites})
+        ['aten::linear', 'aten::mean', 'aten::square', 'aten::tanh']
+    """
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model is the nn.Module that the step runs, got {model!r}.")
+    of_reference = Policy.of(REFERENCE if isinstance(reference, str) and reference == "fp32" else reference)
+    of_candidate = present_policy() if candidate is None else Policy.of(candidate)
+    with StepRuns(step, model, batches=batches, restore=restore) as runs:
+        return compare_runs(runs, of_reference, of_candidate, gradients=gradients)
+
+
+def compare_runs(
+    runs: StepRuns,
+    reference: Policy,
+    candidate: Policy,
+    *,
+    gradients: bool = False,
+    most_runs: int | None = None,
+    strict: bool = True,
+) -> Comparison:
+    """Compares two policies with runs of an open `StepRuns`, as `compare` does.
+
+    Args:
+        runs: The runs. It has a model.
+        reference: The policy of the reference.
+        candidate: The policy to judge.
+        gradients: Whether to compare the gradients of the parameters, too.
+        most_runs: How many runs it may take, 3 or more. What they leave out is in the comparison's notes.
+        strict: Whether it is an error if two runs of the reference differ. Otherwise `Comparison.noise` tells by how
+            much.
+
+    Raises:
+        StepError: As `compare`.
+    """
+    if most_runs is not None and most_runs < 3:
+        raise OptionError(f"a comparison takes 3 runs or more, got most_runs={most_runs}.")
+    return Rounds(runs, reference, candidate, gradients, most_runs, strict).compare()

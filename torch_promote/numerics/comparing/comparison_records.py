@@ -1,0 +1,79 @@
+"""What `compare` records: metrics, gradients and sites."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch_promote.numerics.comparing.site import Site
+from torch_promote.policy.policy import Policy
+
+__all__ = ["ComparisonRecords", "GradientError", "Metric"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A value that the step returned, of the worst batch.
+
+    Attributes:
+        name: Its name: "loss".
+        reference: The reference's value, if it is one number.
+        candidate: The candidate's value, if it is one number.
+        error: How far they are from each other, relative to the reference; see `runs.results.distance`.
+    """
+
+    name: str
+    reference: float | None
+    candidate: float | None
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class GradientError:
+    """The gradient of a parameter.
+
+    Attributes:
+        name: The parameter: "blocks.0.q.weight".
+        error: The relative L2 norm of the difference; infinite if the candidate's is not finite.
+        norm: The norm of the reference's gradient.
+    """
+
+    name: str
+    error: float
+    norm: float
+
+
+@dataclass(eq=False)
+class ComparisonRecords:
+    """What `compare` records.
+
+    Attributes:
+        reference: The policy of the reference.
+        candidate: The policy that was compared with it.
+        sites: The sites, the largest impact first; where no impact is known, the largest local error first.
+        metrics: What the step returned.
+        gradients: The gradients of parameters, the largest error first; empty without `gradients=True`.
+        modules: The paths of all modules of the model, in its order.
+        runs: How many runs of the step it took.
+        backwards: How many backwards, those of the step included.
+        random_cotangents: Whether random cotangents took the place of gradients that are zero.
+        noise: By how much two runs of the reference differ, for each name in `metrics`.
+        not_aligned: Calls that only one of the runs made, a sentence each.
+        not_seen: What ran and was not compared, a sentence each.
+        notes: What else a reader has to know, a sentence each.
+        torch_version: PyTorch's version.
+    """
+
+    reference: Policy
+    candidate: Policy
+    sites: list[Site]
+    metrics: list[Metric]
+    gradients: list[GradientError] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    runs: int = 0
+    backwards: int = 0
+    random_cotangents: bool = False
+    noise: dict[str, float] = field(default_factory=dict)
+    not_aligned: list[str] = field(default_factory=list)
+    not_seen: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    torch_version: str = ""

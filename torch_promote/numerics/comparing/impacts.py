@@ -1,0 +1,229 @@
+"""What local errors do to the loss, to first order: products of errors and gradients.
+
+A hook on each result of the reference gets its gradient when the backward comes by, multiplies it with the error that
+was kept for it, and drops the error, unless the program keeps the graph for another backward, whose gradients add up.
+A backward that is recorded in turn is part of a loss's computation, as in a gradient penalty: it counts only if no
+other comes by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from torch_promote.numerics.comparing.error_sums import as_reals
+from torch_promote.numerics.ranges.unnoticed import unnoticed
+
+__all__ = ["Impact", "Impacts", "random_cotangents", "replace_gradients"]
+
+#: Sums of gradients that are smaller than this, relative to those of the loss's own ops, are rounding errors.
+_CANCELLED = 1e-5
+
+_Site = tuple[str, str]
+_Batch = dict[_Site, torch.Tensor]
+_keys: Any = torch._C
+#: A change of the loss that is so many times what errors and gradients add up to has other reasons than these.
+_FARTHEST = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Impact:
+    """What the local errors d of a site do to the loss, whose gradients are g; see `Site`.
+
+    Attributes:
+        size: The root of the sum over the batches of sum(g * d) ** 2. With one batch it is abs(sum(g * d)).
+        signed: sum(g * d) over all batches.
+        spread: sqrt(sum((g * d) ** 2)) over all elements of all batches: what `size` would be on average, if the
+            roundings of elements were independent.
+    """
+
+    size: float
+    signed: float
+    spread: float
+
+    def plus(self, other: Impact | None) -> Impact:
+        """The impact of both together."""
+        if other is None:
+            return self
+        size, spread = math.hypot(self.size, other.size), math.hypot(self.spread, other.spread)
+        return Impact(size, self.signed + other.signed, spread)
+
+
+class Impacts:
+    """Sums up the impacts of errors.
+
+    Args:
+        loss_scale: The scale of the step's GradScaler, for steps that return another number than they scale, such as a
+            sum over several backwards.
+        backwards: How many backwards a batch has if it begins with random cotangents.
+        replaced: Whether random cotangents take the place of all gradients.
+
+    Attributes:
+        backwards: As above.
+        random: Whether gradients are those of random cotangents.
+        nonzero: Whether a gradient other than zero has come by where there is an error.
+        totals: The impacts of the batches that have ended, by site.
+    """
+
+    def __init__(self, loss_scale: float = 1.0, backwards: int = 1, replaced: bool = False) -> None:
+        self.backwards, self.random = backwards, replaced
+        self.nonzero = False
+        self._slopes: dict[_Site, float] = {}
+        self._loss_scale = loss_scale
+        self.totals: dict[_Site, Impact] = {}
+        self._batch: _Batch = {}
+        self._ended: list[_Batch] = []
+        self._recorded: _Batch = {}  # of backwards that are recorded
+        self._scalars: list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = []
+        self._hooks: list[Any] = []
+
+    def add(self, site: _Site, result: torch.Tensor, error: torch.Tensor) -> None:
+        """Keeps the error of a result until its gradient has come.
+
+        Args:
+            site: Module and overload.
+            result: The reference's result.
+            error: What another run of the call has otherwise.
+        """
+        if not result.requires_grad:
+            return
+        kept = [error]
+
+        def multiply(gradient: torch.Tensor) -> None:
+            if kept:
+                with unnoticed():
+                    self._multiply(site, gradient, kept[0])
+                if not _keys._autograd._get_current_graph_task_keep_graph():
+                    kept.clear()
+
+        self._hooks.append(result.register_hook(multiply))
+
+    @property
+    def are_zero(self) -> bool:
+        """Whether gradients are zero where there are errors, or nothing but rounding as soon as they enter a module.
+
+        A loss that compares the outputs with the reference's own, such as KL, has gradients that cancel there.
+        """
+        inside = [size for (module, _), size in self._slopes.items() if module]
+        outside = max((size for (module, _), size in self._slopes.items() if not module), default=0.0)
+        cancel = bool(inside) and max(inside) < _CANCELLED * outside
+        return bool(self.totals) and (cancel or not self.nonzero)
+
+    def _multiply(self, site: _Site, gradient: torch.Tensor, error: torch.Tensor) -> None:
+        slopes = as_reals(gradient.detach()).double()
+        errors = as_reals(error).double().to(slopes.device)
+        finite = errors.isfinite()
+        products = torch.where(finite, slopes * errors, 0.0)
+        lost = (~finite & (slopes != 0)).sum().double()
+        # The signs of one sample's outputs are independent of another's: so are what they say of the rows of a batch.
+        rows = products.reshape(len(gradient) if gradient.dim() and len(gradient) else 1, -1).sum(1)
+        found = torch.stack([products.sum(), products.square().sum(), lost, slopes.abs().sum(), rows.square().sum()])
+        into = self._recorded if torch.is_grad_enabled() else self._batch
+        known = into.get(site)
+        into[site] = found if known is None else known + found.to(known.device)
+
+    def explain(self, change: float) -> bool:
+        """Whether the impacts may be why the loss changed. Those of a gradient that is a rounding error are not."""
+        return change <= _FARTHEST * sum(max(one.size, one.spread) for one in self.totals.values())
+
+    def watch_scalar(self, tensor: torch.Tensor) -> None:
+        """Notes a number that the program computes: one of them may be the loss, and tell how it was scaled."""
+        gradients: list[torch.Tensor] = []
+        recorded: list[torch.Tensor] = []
+
+        def note(gradient: torch.Tensor) -> None:
+            (recorded if torch.is_grad_enabled() else gradients).append(gradient.detach())
+
+        self._hooks.append(tensor.register_hook(note))
+        self._scalars.append((tensor, gradients, recorded))
+
+    def scalar_like(self, value: torch.Tensor) -> torch.Tensor | None:
+        """Returns the last number with a graph that equals a value, of which the step returned a copy without one."""
+        with unnoticed():
+            return next((one for one, *_ in reversed(self._scalars) if float(one.detach()) == float(value)), None)
+
+    def settle(self, loss: torch.Tensor | None, failed: bool = False) -> None:
+        """A batch's backward has ended: adds its impacts to those of the batches before.
+
+        Args:
+            loss: The loss that the step returned, if the step did the backward: the gradients that it got show by what
+                the step has scaled it. None: it is not scaled.
+            failed: Whether the backward has raised. If the step did one that was recorded, that counts.
+        """
+        self.end_backward()
+        recorded = bool(self._recorded) and (failed or not self._ended)
+        backwards = [self._recorded] if recorded else self._ended
+        scale = 1.0 if loss is None else self._scale_of(loss, recorded)
+        of_site: dict[_Site, list[list[float]]] = {}
+        for batch in backwards:
+            for site, sums in batch.items():
+                of_site.setdefault(site, []).append(sums.tolist())
+        for site, several in of_site.items():
+            self._slopes[site] = self._slopes.get(site, 0.0) + sum(one[3] for one in several)
+            self.totals[site] = self._impact(several, len(backwards), scale).plus(self.totals.get(site))
+        self.drop()
+
+    def _impact(self, several: list[list[float]], number: int, scale: float) -> Impact:
+        change = sum(one[0] for one in several) / number / scale
+        size = math.sqrt(sum(one[4] if self.random else one[0] ** 2 for one in several) / number) / scale
+        spread = math.sqrt(sum(one[1] for one in several) / number) / scale
+        self.nonzero |= any(one[1] != 0 or one[2] != 0 for one in several)
+        if any(one[2] for one in several):
+            size = spread = math.inf
+        # What one random direction says of a sum is a matter of luck.
+        return Impact(spread if self.random and number == 1 else size, change, spread)
+
+    def end_backward(self) -> None:
+        """One of the backwards of a batch has ended."""
+        if self._batch:
+            self._ended.append(self._batch)
+            self._batch = {}
+
+    def drop(self) -> None:
+        """Removes the hooks: an op may have returned a parameter, as an optimizer's do."""
+        for hook in self._hooks:
+            hook.remove()
+        for kept in (self._hooks, self._scalars, self._batch, self._ended, self._recorded):
+            kept.clear()  # type: ignore[attr-defined]
+
+    def _scale_of(self, loss: torch.Tensor, recorded: bool) -> float:
+        with unnoticed():
+            for number, gradients, of_recorded in reversed(self._scalars):
+                found = of_recorded if recorded else gradients
+                if found and float(number.detach()) == float(loss.detach()):
+                    return abs(float(sum(found))) or 1.0
+        return self._loss_scale
+
+
+def random_cotangents(outputs: Sequence[torch.Tensor], generator: torch.Generator) -> list[torch.Tensor]:
+    """Returns a tensor of random signs for each output."""
+    with unnoticed():
+        return [_signs(one, generator) for one in outputs]
+
+
+def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    drawn = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8).to(like.device)
+    return (drawn * 2 - 1).to(like.dtype)
+
+
+def replace_gradients(model: nn.Module, generator: torch.Generator) -> Any:
+    """Has a backward get random signs as gradients of a model's outputs.
+
+    Returns:
+        The handle that ends it.
+    """
+
+    def replace(value: Any) -> Any:
+        if not (isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point()):
+            return value
+        view = value.view_as(value)  # the hooks of the tensor itself come after those of the view
+        view.register_hook(lambda gradient: random_cotangents([gradient], generator)[0])
+        return view
+
+    return model.register_forward_hook(lambda module, args, output: tree_map(replace, output))

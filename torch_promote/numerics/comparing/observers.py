@@ -1,0 +1,325 @@
+"""The observers of the runs that a comparison makes.
+
+NOTE [ The runs of a comparison ]
+1. The reference: `KeepReference` keeps the results of its calls, a fingerprint of each, and the state of the random
+   number generators before each call that draws.
+2. The candidate: `CompareCandidate` gives each call the reference's random numbers, compares its results with those
+   that were kept, and notes in which dtypes each call ran.
+3. The reference again: `CompareLocally` checks the fingerprints, runs each call alone in the candidate's dtypes, and
+   hands the errors to `Impacts`, which multiplies them with the gradients of the backward.
+
+Results are kept for as many calls as fit; for others there are further rounds of the same runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_promote.numerics.comparing.error_sums import ErrorSums
+from torch_promote.numerics.comparing.forward_calls import CallKey, ForwardCalls, floating
+from torch_promote.numerics.comparing.impacts import Impacts
+from torch_promote.numerics.comparing.local_run import LocalRuns, RandomState, random_state, set_random_state
+from torch_promote.numerics.observing.running_modules import RunningModules
+from torch_promote.numerics.ranges.unnoticed import unnoticed
+from torch_promote.numerics.records.calls import Call
+
+__all__ = ["CompareCandidate", "CompareLocally", "KeepReference", "KeptCall"]
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(slots=True, eq=False)
+class KeptCall:
+    """A call of the reference.
+
+    Attributes:
+        call: What the tracer says of it.
+        bytes: The size of its floating point results.
+        fingerprint: A number for the bits of each.
+        random: The state of the generators before the call; None if it draws no numbers.
+        results: Copies of them, until the candidate has been compared.
+    """
+
+    call: Call
+    bytes: int
+    fingerprint: list[torch.Tensor]
+    random: RandomState | None
+    results: list[torch.Tensor] | None = None
+
+
+class KeepReference(ForwardCalls):
+    """The observer of the reference.
+
+    Args:
+        modules: Which module runs.
+        skip: How many bytes of results come before the first that is kept.
+        most: How many bytes of results are kept.
+    """
+
+    def __init__(self, modules: RunningModules, skip: int, most: int) -> None:
+        super().__init__(modules)
+        self.calls: dict[CallKey, KeptCall] = {}
+        self.requires_grad = False
+        self.bytes = 0
+        self._skip = skip
+        self._most = most
+
+    def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> RandomState:
+        """A call begins."""
+        return random_state(args)
+
+    def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: Any) -> None:
+        """A call has ended."""
+        found = floating(results)
+        size = sum(one.numel() * one.element_size() for one in found)
+        keeps = self._skip <= self.bytes < self._skip + self._most
+        self.bytes += size
+        self.requires_grad |= any(one.requires_grad for one in found)
+        random = None if _is_same(begun, random_state(args)) else begun
+        with unnoticed():
+            kept = [one.detach().clone() for one in found] if keeps else None
+            self.calls[key] = KeptCall(call, size, [_fingerprint(one) for one in found], random, kept)
+
+
+class CompareCandidate(ForwardCalls):
+    """The observer of the candidate.
+
+    Args:
+        modules: Which module runs.
+        reference: The reference's calls. Their results are dropped one by one.
+
+    Attributes:
+        calls: The candidate's calls.
+        errors: The accumulated errors, by module and overload.
+        only_here: How many calls the reference has not made, by module and overload.
+    """
+
+    def __init__(self, modules: RunningModules, reference: dict[CallKey, KeptCall]) -> None:
+        super().__init__(modules)
+        self.calls: dict[CallKey, Call] = {}
+        self.errors: dict[tuple[str, str], ErrorSums] = {}
+        self.only_here: Counter[tuple[str, str]] = Counter()
+        self._reference = reference
+
+    def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> None:
+        """A call begins."""
+        kept = self._reference.get(key)
+        if kept is not None and kept.random is not None:
+            set_random_state(kept.random, args)
+
+    def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: Any) -> None:
+        """A call has ended."""
+        self.calls[key] = call
+        kept = self._reference.get(key)
+        if kept is None:
+            self.only_here[key[:2]] += 1
+            return
+        theirs, kept.results = kept.results, None
+        if theirs is None:
+            return
+        ours = floating(results)
+        if [one.shape for one in ours] != [one.shape for one in theirs]:
+            self.only_here[key[:2]] += 1
+            return
+        sums = self.errors.setdefault(key[:2], ErrorSums())
+        with unnoticed():
+            for one, other in zip(ours, theirs, strict=True):
+                sums.add(one.detach(), other)
+
+
+@dataclass(slots=True, eq=False)
+class _Begun:
+    """What is known of a call before it runs."""
+
+    random: RandomState
+    with_grad: bool
+    results: list[torch.Tensor] | None = None
+    has_run: bool = False
+    op: Any = None
+
+
+class CompareLocally(ForwardCalls):
+    """The observer of the reference's second run.
+
+    Args:
+        modules: Which module runs.
+        reference: The reference's calls in its first run.
+        candidate: The candidate's calls.
+        local: Runs calls alone.
+        impacts: Gets the local errors.
+        skip: How many bytes of results come before the first whose errors are computed.
+        most: For how many bytes of results they are.
+        with_grad: Whether calls are recorded for a backward where the program asks for none.
+
+    Attributes:
+        errors: The local errors, by module and overload.
+        different: The first call that differs from the first run, as text; "".
+        is_more: Whether calls that come after those ran in other dtypes in the candidate.
+    """
+
+    wants_real_results = True
+
+    def __init__(
+        self,
+        modules: RunningModules,
+        reference: dict[CallKey, KeptCall],
+        candidate: dict[CallKey, Call],
+        local: LocalRuns,
+        impacts: Impacts,
+        skip: int,
+        most: int,
+        with_grad: bool = False,
+    ) -> None:
+        super().__init__(modules)
+        self.errors: dict[tuple[str, str], ErrorSums] = {}
+        self.different = ""
+        self.is_more = False
+        self._reference = reference
+        self._candidate = candidate
+        self._local = local
+        self._impacts = impacts
+        self._bytes = 0
+        self._skip = skip
+        self._most = most
+        self._with_grad = with_grad
+        self._recorded: list[Any] = []
+        self._missing = set(reference)
+
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
+        """A call begins. What moves data is recorded, too: the gradient comes through it."""
+        token = super().begin(op, args)
+        moves = getattr(token, "phase", "") == "forward" and token.kept is None
+        if self._with_grad and moves and not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            self._recorded.append(token)
+            torch._C._set_grad_enabled(True)
+        return token
+
+    def end(self, token: Any, results: list[Any]) -> None:
+        """A call has ended."""
+        self._has_ended(token)
+        super().end(token, results)
+
+    def failed(self, token: Any) -> None:
+        """A call has raised."""
+        self._has_ended(token)
+        super().failed(token)
+
+    def _has_ended(self, token: Any) -> None:
+        if self._recorded and self._recorded[-1] is token:
+            self._recorded.pop()
+            torch._C._set_grad_enabled(False)
+
+    def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> _Begun:
+        """A call begins."""
+        begun = _Begun(random_state(args), torch.is_grad_enabled(), op=op)
+        if op._schema.is_mutable and self._is_wanted(key):  # its arguments are about to change
+            begun.has_run = True
+            begun.results = self._local.run(op, args, self._candidate[key])
+        if self._with_grad and not torch.is_inference_mode_enabled():
+            torch._C._set_grad_enabled(True)
+        return begun
+
+    def abandoned(self, begun: _Begun) -> None:
+        """A call has raised."""
+        torch._C._set_grad_enabled(begun.with_grad)
+
+    def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: _Begun) -> None:
+        """A call has ended."""
+        torch._C._set_grad_enabled(begun.with_grad)
+        found = floating(results)
+        self._check(key, found)
+        if self._with_grad and self._is_wanted(key):
+            for one in found:
+                if not one.requires_grad and one.is_leaf and not one.is_inference():
+                    one.requires_grad_(True)
+        for one in found:
+            if one.requires_grad and one.numel() == 1:
+                self._impacts.watch_scalar(one)
+        if self._is_wanted(key):
+            if not begun.has_run:
+                after = random_state(args)
+                set_random_state(begun.random, args)
+                begun.results = self._local.run(begun.op, args, self._candidate[key])
+                set_random_state(after, args)
+            self._compare(key, found, begun.results)
+        elif not key.module:  # the loss: the size of its gradients tells whether those of the model are zero
+            for one in found:
+                self._impacts.add(key[:2], one, torch.zeros((), device=one.device))
+        kept = self._reference.get(key)
+        self.is_more |= self._bytes >= self._skip + self._most and self._differs(key)
+        self._bytes += 0 if kept is None else kept.bytes
+
+    def _is_wanted(self, key: CallKey) -> bool:
+        """Whether the candidate ran a call in other dtypes, and its turn has come."""
+        return self._skip <= self._bytes < self._skip + self._most and self._differs(key)
+
+    def _differs(self, key: CallKey) -> bool:
+        kept, theirs = self._reference.get(key), self._candidate.get(key)
+        if kept is None or theirs is None:
+            return False
+        ours = kept.call
+        return (
+            [info.dtype for info in ours.ran_with] != [info.dtype for info in theirs.ran_with]
+            or [info.dtype for info in ours.outputs] != [info.dtype for info in theirs.outputs]
+            or (ours.composite and bool(theirs.autocast))  # what it is made of may run in other dtypes
+        )
+
+    def _compare(self, key: CallKey, results: list[torch.Tensor], alone: list[torch.Tensor] | None) -> None:
+        if alone is None:
+            return
+        alone = floating(alone)
+        if [one.shape for one in alone] != [one.shape for one in results]:
+            self._local.refused.setdefault(key.name, "its results have other shapes in these dtypes")
+            return
+        sums = self.errors.setdefault(key[:2], ErrorSums())
+        for ours, theirs in zip(alone, results, strict=True):
+            with unnoticed():
+                reference = theirs.detach()
+                sums.add(ours, reference)
+                wide = ours.to(torch.promote_types(ours.dtype, reference.dtype))
+                difference = (wide - reference).to(reference.dtype)
+            self._impacts.add(key[:2], theirs, difference)
+
+    def _check(self, key: CallKey, results: list[torch.Tensor]) -> None:
+        if self.different:
+            return
+        kept = self._reference.get(key)
+        self._missing.discard(key)
+        if kept is None:
+            self.different = f"{key}, was made in the second run only"
+            return
+        with unnoticed():
+            now = [_fingerprint(one) for one in results]
+        same = len(now) == len(kept.fingerprint) and all(
+            torch.equal(one, other) for one, other in zip(now, kept.fingerprint, strict=True)
+        )
+        if not same:
+            self.different = f"the results of {key}, at {kept.call.line or 'an unknown line'}"
+
+    def finish(self) -> None:
+        """The run has ended."""
+        if not self.different and self._missing:
+            key = next(key for key in self._reference if key in self._missing)
+            self.different = f"{key}, was made in the first run only"
+
+
+def _is_same(one: RandomState, other: RandomState) -> bool:
+    with unnoticed():
+        if not torch.equal(one[0], other[0]) or not all(map(torch.equal, one[2], other[2])):
+            return False
+        return one[1] is None or other[1] is None or all(map(torch.equal, one[1], other[1]))
+
+
+def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
+    """A number that other bits give another value with near certainty: a sum of the bits, weighted by their place."""
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    bits = real.detach().contiguous().view(-1).view(_INTEGERS[real.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for number, piece in enumerate(bits.split(1 << 20)):
+        weights = torch.arange(1, piece.numel() + 1, device=piece.device) * 2654435761 + number
+        total += (piece.to(torch.int64) * weights).sum()
+    return total

@@ -1,0 +1,365 @@
+"""The rounds of runs that a comparison makes, and the comparison that comes of them.
+
+observers.py, NOTE [ The runs of a comparison ], says what each run is for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_promote.checking.dispatch_observer import Observer, observe_dispatch
+from torch_promote.errors import StepError
+from torch_promote.numerics.comparing.comparison import Comparison, Metric
+from torch_promote.numerics.comparing.error_sums import Errors, ErrorSums
+from torch_promote.numerics.comparing.forward_calls import CallKey
+from torch_promote.numerics.comparing.gradients import Backwards, errors_of, watch_gradients
+from torch_promote.numerics.comparing.impacts import Impact, Impacts, replace_gradients
+from torch_promote.numerics.comparing.local_run import LocalRuns
+from torch_promote.numerics.comparing.observers import CompareCandidate, CompareLocally, KeepReference, KeptCall
+from torch_promote.numerics.comparing.site import Site
+from torch_promote.numerics.observing.running_modules import RunningModules
+from torch_promote.numerics.observing.unseen import watch_unseen
+from torch_promote.numerics.records.calls import Call
+from torch_promote.numerics.runs.results import distances
+from torch_promote.numerics.runs.step_runs import Results, StepRuns
+from torch_promote.policy.policy import Policy
+from torch_promote.reference.dtypes import dtype_name
+
+__all__ = ["Rounds"]
+
+_SiteKey = tuple[str, str]
+_LEAST = 256 << 20
+#: How many random directions tell what errors do to outputs.
+_BACKWARDS = 7
+
+
+class Rounds:
+    """A comparison that is being made. See `compare_runs`."""
+
+    def __init__(
+        self,
+        runs: StepRuns,
+        reference: Policy,
+        candidate: Policy,
+        gradients: bool,
+        most_runs: int | None,
+        strict: bool,
+        most_bytes: int | None = None,
+    ) -> None:
+        assert runs.model is not None
+        self._runs = runs
+        self._model = runs.model
+        self._reference = reference
+        self._candidate = candidate
+        self._gradients = gradients
+        self._last = None if most_runs is None else runs.count + most_runs
+        self._strict = strict
+        self._most = most_bytes or _room()
+        self._first_run = runs.count
+        self._backwards = Backwards()
+        self._local = LocalRuns(candidate)
+        self._accumulated: dict[_SiteKey, ErrorSums] = {}
+        self._local_errors: dict[_SiteKey, ErrorSums] = {}
+        self._impacts: dict[_SiteKey, Impact] = {}
+        self._notes: list[str] = []
+        self._random = False
+        self._communicates = False
+
+    def compare(self) -> Comparison:
+        """Makes the runs."""
+        not_seen: list[str] = []
+        skip = 0
+        while True:
+            first, kept, theirs, candidate, gradients = self._values(skip, not_seen)
+            second, local = self._errors(skip, kept, candidate.calls, _change(first, theirs))
+            if skip == 0:
+                calls, there, only_there = kept.calls, candidate.calls, candidate.only_here
+                results, of_candidate, noise = first, theirs, self._check(first, second, local)
+                gradient_errors = errors_of(gradients, self._backwards.gradients) if self._gradients else []
+                not_seen = list(dict.fromkeys(not_seen))
+            skip += self._most
+            if not self._on_any_rank(skip < kept.bytes and (local.is_more or bool(self._local_errors))):
+                break
+            if self._last is not None and self._runs.count + 3 > self._last:
+                self._notes.append(
+                    f"The results of the step's calls take {kept.bytes / 2**30:.1f} GiB. The errors of those after the "
+                    f"first {skip / 2**30:.1f} GiB are not known: there was no run left to compute them."
+                )
+                break
+        return Comparison(
+            reference=self._reference,
+            candidate=self._candidate,
+            sites=self._sites(calls, there),
+            metrics=_metrics(results, of_candidate),
+            gradients=gradient_errors,
+            modules=[name for name, _ in self._model.named_modules()],
+            runs=self._runs.count - self._first_run,
+            backwards=self._backwards.count,
+            random_cotangents=self._random,
+            noise=noise,
+            not_aligned=_not_aligned(calls, there, only_there),
+            not_seen=not_seen,
+            notes=self._all_notes(calls, there, bool(only_there)),
+            torch_version=str(torch.__version__),
+        )
+
+    # --- runs
+
+    def _values(
+        self, skip: int, not_seen: list[str]
+    ) -> tuple[Results, KeepReference, Results, CompareCandidate, dict[str, torch.Tensor]]:
+        """The first run of the reference, and the candidate's."""
+        kept = KeepReference(RunningModules(self._model), skip, self._most)
+        with watch_unseen(not_seen):
+            first = self._run(self._reference, kept)
+        self._communicates |= kept.communicates
+        candidate = CompareCandidate(RunningModules(self._model), kept.calls)
+        gradients: dict[str, torch.Tensor] = {}
+        if self._gradients and skip == 0:
+            backwards = Backwards()
+            with watch_gradients(self._model, backwards):
+                theirs = self._run_candidate(
+                    candidate, lambda number, result: backwards.after_step(result, candidate.saw_backward)
+                )
+            self._backwards.count += backwards.count
+            gradients = backwards.gradients
+        else:
+            theirs = self._run_candidate(candidate)
+        for one in kept.calls.values():
+            one.results = None
+        for site, sums in candidate.errors.items():
+            self._accumulated.setdefault(site, ErrorSums()).merge(sums)
+        return first, kept, theirs, candidate, gradients
+
+    def _errors(
+        self, skip: int, kept: KeepReference, candidate: dict[CallKey, Call], change: float
+    ) -> tuple[Results, CompareLocally]:
+        """The second run of the reference, and a third one if the gradients are zero, or rounding errors of zero."""
+        has_spare = self._last is None or self._runs.count + 1 < self._last
+        with_grad = not kept.saw_backward and not kept.requires_grad and has_spare
+        loss_scale = self._runs.loss_scale()
+        impacts = Impacts(loss_scale, 1 if self._gradients else _BACKWARDS)
+        try:
+            second, local = self._run_locally(skip, kept.calls, candidate, impacts, with_grad, replaced=False)
+        except RuntimeError as error:
+            if not with_grad:
+                raise
+            self._notes.append(
+                f"No impact is known: the step fails when its calls are recorded for a backward: {error}"
+            )
+            impacts, with_grad = Impacts(loss_scale), False
+            second, local = self._run_locally(skip, kept.calls, candidate, impacts, with_grad, replaced=False)
+        errs = any(sums.total().relative for sums in local.errors.values())
+        vanish = self._random or impacts.are_zero or (skip == 0 and not impacts.explain(change))
+        if self._on_any_rank(bool(impacts.totals) and errs and vanish) and self._may_run():
+            replaced = Impacts(loss_scale, _BACKWARDS, replaced=True)
+            self._run_locally(skip, kept.calls, candidate, replaced, with_grad, replaced=True)
+            if self._on_any_rank(replaced.nonzero):
+                impacts, self._random = replaced, True
+        self._random |= self._backwards.random
+        for site, impact in impacts.totals.items():
+            self._impacts[site] = impact.plus(self._impacts.get(site))
+        for site, sums in local.errors.items():
+            self._local_errors.setdefault(site, ErrorSums()).merge(sums)
+        return second, local
+
+    def _may_run(self) -> bool:
+        return self._last is None or self._runs.count < self._last
+
+    def _run_locally(
+        self,
+        skip: int,
+        calls: dict[CallKey, KeptCall],
+        candidate: dict[CallKey, Call],
+        impacts: Impacts,
+        with_grad: bool,
+        replaced: bool,
+    ) -> tuple[Results, CompareLocally]:
+        local = CompareLocally(
+            RunningModules(self._model), calls, candidate, self._local, impacts, skip, self._most, with_grad
+        )
+
+        def after(number: int, result: Any) -> None:
+            self._backwards.after_step(result, local.saw_backward, impacts)
+            local.saw_backward = False  # by the next batch
+
+        with contextlib.ExitStack() as stack:
+            stack.callback(impacts.drop)
+            if replaced:
+                generator = torch.Generator().manual_seed(0)
+                stack.callback(replace_gradients(self._model, generator).remove)
+            if self._gradients and not replaced and skip == 0:
+                stack.enter_context(watch_gradients(self._model, self._backwards))
+            results = self._run(self._reference, local, after)
+        local.finish()
+        return results, local
+
+    def _run_candidate(self, observer: CompareCandidate, on_result: Any = None) -> Results:
+        """The candidate's run. If the step raises, as some do at a loss that is not finite, what ran before counts."""
+        before = self._runs.count
+        try:
+            return self._run(self._candidate, observer, on_result)
+        except Exception as error:
+            if self._strict or self._runs.count == before:
+                raise
+            self._notes.append(f"The step raised under the candidate: {type(error).__name__}: {error}")
+            return []
+
+    def _on_any_rank(self, here: bool) -> bool:
+        """Whether something holds on any rank, if the step communicates: all ranks have to make as many runs."""
+        if not self._communicates or not dist.is_available() or not dist.is_initialized():
+            return here
+        found: list[bool] = [here] * dist.get_world_size()
+        dist.all_gather_object(found, here)
+        return any(found)
+
+    def _run(self, policy: Policy, observer: Observer, on_result: Any = None) -> Results:
+        return self._runs.run(policy, around=observe_dispatch(observer), on_result=on_result)
+
+    def _check(self, first: Results, second: Results, local: CompareLocally) -> dict[str, float]:
+        """By how much two runs of the reference differ, for each name."""
+        noise: dict[str, float] = {}
+        for one, other in zip(second, first, strict=True):
+            for name, error in distances(one, other).items():
+                noise[name] = max(error, noise.get(name, 0.0))
+        differing = [f"{name} by {error:.3g}" for name, error in noise.items() if error]
+        if self._strict and differing:
+            where = f" What differed first: {local.different}." if local.different else ""
+            raise StepError(
+                f"the step is not repeatable: two runs of the reference from the same state differ "
+                f"in {', '.join(differing)}.{where} Pass what it changes, or draws from, in "
+                f"restore=(...), or take the number of the batch as its argument: step(i)."
+            )
+        return noise
+
+    # --- what came of them
+
+    def _sites(self, calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call]) -> list[Site]:
+        of_site: dict[_SiteKey, list[tuple[KeptCall, Call]]] = {}
+        for key, kept in calls.items():
+            theirs = candidate.get(key)
+            if theirs is not None and _is_of_autocast(kept.call, theirs):
+                of_site.setdefault(key[:2], []).append((kept, theirs))
+        sites = [self._site(key, pairs) for key, pairs in of_site.items()]
+        return sorted(sites, key=lambda site: (-(site.impact or 0.0), -site.local))  # of equal ones the first to run
+
+    def _site(self, key: _SiteKey, pairs: list[tuple[KeptCall, Call]]) -> Site:
+        local = self._local_errors[key].total() if key in self._local_errors else Errors()
+        accumulated = self._accumulated[key].total() if key in self._accumulated else None
+        is_known = self._impacts and not local.relative and key[1] not in self._local.refused
+        impact = self._impacts.get(key, Impact(0.0, 0.0, 0.0) if is_known else None)
+        call = pairs[0][1]
+        return Site(
+            op=call.op,
+            overload=call.overload,
+            module=key[0],
+            calls=len(pairs),
+            line=call.line,
+            dtypes=", ".join(dict.fromkeys(name for _, theirs in pairs for name in _dtypes(theirs))),
+            policy=call.policy_name,
+            local=local.relative,
+            local_ulp=local.ulp,
+            local_sqnr=local.sqnr,
+            accumulated=None if accumulated is None else accumulated.relative,
+            accumulated_ulp=None if accumulated is None else accumulated.ulp,
+            accumulated_sqnr=None if accumulated is None else accumulated.sqnr,
+            impact=None if impact is None else impact.size,
+            signed_impact=None if impact is None or self._random else impact.signed,
+            impact_spread=None if impact is None else impact.spread,
+            nonfinite=local.nonfinite,
+            bytes=sum(kept.bytes for kept, _ in pairs),
+            in_region=any(bool(theirs.autocast) for _, theirs in pairs),
+        )
+
+    def _all_notes(self, calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call], others: bool) -> list[str]:
+        notes = list(self._notes)
+        if not others and not any(
+            _dtypes(kept.call) != _dtypes(candidate[key]) for key, kept in calls.items() if key in candidate
+        ):
+            notes.append(
+                "No call ran in another dtype than in the reference. Regions that name a policy keep it: leave out "
+                "policy= and overrides= in the step, and check that it opens a region at all."
+            )
+        elif self._backwards.failed:
+            notes.append(f"The backward that the step does not do itself failed: {self._backwards.failed}")
+        elif not self._impacts and not self._notes:
+            notes.append(
+                "No impact is known: no gradient of a loss reached the calls. Return a loss that requires a gradient."
+            )
+        notes += [
+            f"{name} was not run alone: {why}. Its local error is not known."
+            for name, why in self._local.refused.items()
+        ]
+        return notes
+
+
+def _room() -> int:
+    """How many bytes of results are kept: a quarter of the free memory."""
+    if torch.cuda.is_initialized():
+        free = torch.cuda.mem_get_info()[0]
+    else:
+        try:
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (ValueError, OSError, AttributeError):  # systems that do not tell
+            free = 4 * _LEAST
+    return max(free // 4, _LEAST)
+
+
+def _is_of_autocast(ours: Call, theirs: Call) -> bool:
+    """Whether a call is in a region, or runs in other dtypes because of one."""
+    takes_numbers = any(info.dtype.is_floating_point or info.dtype.is_complex for info in theirs.ran_with)
+    return takes_numbers and (bool(theirs.autocast) or _dtypes(ours) != _dtypes(theirs))
+
+
+def _dtypes(call: Call) -> Iterator[str] | tuple[str, ...]:
+    """The floating point dtypes that a call ran in, and of its results if they are lower."""
+    of_arguments = [info.dtype for info in call.ran_with if info.dtype.is_floating_point or info.dtype.is_complex]
+    lower = [info.dtype for info in call.outputs if info.dtype in (torch.float16, torch.bfloat16)]
+    return tuple(dict.fromkeys(map(dtype_name, [*of_arguments, *lower])))
+
+
+def _metrics(reference: Results, candidate: Results) -> list[Metric]:
+    """What the step returned, of the batch with the largest error."""
+    worst: dict[str, Metric] = {}
+    if not candidate:  # it raised
+        return [Metric(name, _number(value), None, float("inf")) for name, value in reference[0].items()]
+    for ours, theirs in zip(reference, candidate, strict=True):
+        for name, error in distances(theirs, ours).items():
+            if name not in worst or error > worst[name].error:
+                worst[name] = Metric(name, _number(ours[name]), _number(theirs[name]), error)
+    return list(worst.values())
+
+
+def _change(reference: Results, candidate: Results) -> float:
+    """By how much the candidate changes the loss, of the batch in which that is most; 0 if the step returns none."""
+    changes = [0.0]
+    for ours, theirs in zip(reference, candidate, strict=False):  # the candidate may have raised
+        if list(ours) == ["loss"] == list(theirs) and ours["loss"].numel() == 1 == theirs["loss"].numel():
+            changes.append(abs(float(theirs["loss"].real) - float(ours["loss"].real)))
+    return max((one for one in changes if math.isfinite(one)), default=0.0)
+
+
+def _number(tensor: torch.Tensor) -> float | None:
+    return float(tensor) if tensor.numel() == 1 and not tensor.is_complex() else None
+
+
+def _not_aligned(
+    calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call], only_there: dict[_SiteKey, int]
+) -> list[str]:
+    missing: dict[_SiteKey, int] = {}
+    for key in calls:
+        if key not in candidate:
+            missing[key[:2]] = missing.get(key[:2], 0) + 1
+    return [
+        f"{number} {'call' if number == 1 else 'calls'} of {name} in {module or 'the model'} "
+        f"{'was' if number == 1 else 'were'} made by the {who} only."
+        for who, counts in (("reference", missing), ("candidate", only_there))
+        for (module, name), number in counts.items()
+    ]
