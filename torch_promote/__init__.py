@@ -45,7 +45,10 @@ from torch_promote.errors import (
     DeviceTypeError,
     DtypeError,
     ExtensionError,
+    Fp32FailsError,
     MissingPackageError,
+    NoiseFloorError,
+    NothingToTuneError,
     OptionError,
     PolicyError,
     PolicyMismatchError,
@@ -56,7 +59,9 @@ from torch_promote.errors import (
     RegionError,
     RuleDefinitionError,
     StaleCastError,
+    StepError,
     TorchPromoteError,
+    TuningError,
     UnsupportedDeviceError,
 )
 from torch_promote.integrations import compile as _compile
@@ -94,9 +99,14 @@ if TYPE_CHECKING:
         remove_module_policy,
         set_module_policy,
     )
+    from torch_promote.numerics.comparing.compare import compare
+    from torch_promote.numerics.comparing.comparison import Comparison
+    from torch_promote.numerics.comparing.site import Site
     from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteReport, find_nonfinite
     from torch_promote.numerics.report.trace_report import TraceReport
     from torch_promote.numerics.trace import trace
+    from torch_promote.numerics.tuning.tune import tune
+    from torch_promote.numerics.tuning.tuning import Tuning
     from torch_promote.reference.promotion_rules import PromotionRule, make_rule
     from torch_promote.regions.installation import (
         Installation,
@@ -121,15 +131,19 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CastPolicy",
+    "Comparison",
     "CrosscheckError",
     "CrosscheckReport",
     "DecoratorError",
     "DeviceTypeError",
     "DtypeError",
     "ExtensionError",
+    "Fp32FailsError",
     "Installation",
     "MissingPackageError",
+    "NoiseFloorError",
     "NonfiniteReport",
+    "NothingToTuneError",
     "OptionError",
     "Policy",
     "PolicyError",
@@ -144,15 +158,20 @@ __all__ = [
     "RegionError",
     "RegisteredPolicy",
     "RuleDefinitionError",
+    "Site",
     "StaleCastError",
+    "StepError",
     "TorchPromoteError",
     "TraceReport",
+    "Tuning",
+    "TuningError",
     "UnsupportedDeviceError",
     "__version__",
     "cache_info",
     "check_casts",
     "checkpoint_contexts",
     "clear_cache",
+    "compare",
     "crosscheck",
     "default_policy",
     "find_nonfinite",
@@ -174,6 +193,7 @@ __all__ = [
     "set_module_policy",
     "stock_autocast",
     "trace",
+    "tune",
     "uninstall",
 ]
 
@@ -188,6 +208,11 @@ _LAZY = {
     "find_nonfinite": "torch_promote.numerics.nonfinite.find_nonfinite",
     "NonfiniteReport": "torch_promote.numerics.nonfinite.find_nonfinite",
     "trace": "torch_promote.numerics.trace",
+    "compare": "torch_promote.numerics.comparing.compare",
+    "Comparison": "torch_promote.numerics.comparing.comparison",
+    "Site": "torch_promote.numerics.comparing.site",
+    "tune": "torch_promote.numerics.tuning.tune",
+    "Tuning": "torch_promote.numerics.tuning.tuning",
     "TraceReport": "torch_promote.numerics.report.trace_report",
     **dict.fromkeys(
         ("Installation", "install", "installed", "installed_as", "stock_autocast", "uninstall"),

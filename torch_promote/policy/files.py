@@ -52,7 +52,7 @@ from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION
 from torch_promote.policy.overrides import parse_policy, select
 
-__all__ = ["ALL_DEVICE_TYPES", "FORMAT", "Entries", "from_data", "load", "save", "to_data"]
+__all__ = ["ALL_DEVICE_TYPES", "FORMAT", "Entries", "from_data", "load", "save", "to_data", "to_toml"]
 
 #: The newest version of the structure. A file with a higher one is refused.
 FORMAT = 2
@@ -263,7 +263,7 @@ def save(changes: Iterable[Change], path: str | os.PathLike[str], modules: Table
     """
     name = _name(path)
     try:
-        write_atomically(name, _toml(to_data(changes, modules)))
+        write_atomically(name, to_toml(to_data(changes, modules)))
     except OSError as error:
         raise PolicyError(f"cannot write the policy file {name!r}: {error.strerror or error}.") from error
 
@@ -275,7 +275,12 @@ def _name(path: object) -> str:
     return name
 
 
-def _toml(data: Mapping[str, Any]) -> str:
+def to_toml(data: Mapping[str, Any]) -> str:
+    """Returns the content of the file of a policy.
+
+    Args:
+        data: What `to_data` returned.
+    """
     lines = ["# A policy of torch_promote: where it differs from PyTorch's autocast. Policy.load() reads it."]
     lines += [f"{key} = {json.dumps(value)}" for key, value in data.items() if not isinstance(value, Mapping)]
     sections = {f"[{name}]": each for name, each in data.items() if isinstance(each, Mapping) and name != MODULES}

@@ -1,0 +1,112 @@
+"""What `tune` refuses: its gates, and invalid arguments."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_promote as tp
+from helpers.overflowing_steps import scaled
+
+
+def test_a_tolerance_below_the_noise_floor_is_refused() -> None:
+    model, step = scaled()
+    count = 0
+
+    def noisy() -> torch.Tensor:
+        nonlocal count
+        count += 1
+        return step() * (1 + 0.01 * count)
+
+    with pytest.raises(tp.NoiseFloorError, match=r"differ by more than the tolerance: loss 0.0\d+ \(tolerance 0.001\)"):
+        tp.tune(noisy, model=model, tolerance=1e-3)
+
+
+def test_a_step_with_little_noise_is_tuned() -> None:
+    model, step = scaled()
+    count = 0
+
+    def noisy() -> torch.Tensor:
+        nonlocal count
+        count += 1
+        return step() * (1 + 1e-6 * count)
+
+    tuning = tp.tune(noisy, model=model, tolerance=0.01)
+    assert tuning.met
+    assert tuning.overrides == {"aten::mul": "fp32"}
+    assert 0 < tuning.noise_floor["loss"] < 1e-4
+    assert any("does not repeat itself" in note for note in tuning.notes)
+
+
+def test_a_step_that_float32_does_not_cure_is_refused() -> None:
+    model, step = scaled()
+    calls = iter(range(100))
+
+    def other() -> torch.Tensor:
+        return step() + (1 if next(calls) > 2 else 0)
+
+    with pytest.raises(tp.Fp32FailsError, match=r"with all 6 candidates in float32 .*: loss \S+ \(tolerance 0.0001\)"):
+        tp.tune(other, model=model, tolerance=1e-4)
+
+
+def test_a_policy_that_meets_the_tolerance_is_refused() -> None:
+    model, step = scaled(torch.bfloat16)
+    with pytest.raises(tp.NothingToTuneError, match=r"without an override: loss \S+ \(tolerance 0.5\)"):
+        tp.tune(step, model=model, tolerance=0.5)
+
+
+def test_a_policy_that_casts_nothing_is_refused() -> None:
+    model, step = scaled()
+    before = tp.set_default_policy("off")
+    try:
+        with pytest.raises(tp.NothingToTuneError, match="casts in no op"):
+            tp.tune(step, model=model, tolerance=0.5)
+    finally:
+        tp.set_default_policy(before)
+
+
+def test_a_step_without_a_region_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(tp.NothingToTuneError, match="No call ran in another dtype"):
+        tp.tune(lambda: model(torch.ones(1, 2)).sum(), model=model, tolerance=0.5)
+
+
+def test_errors_of_the_reference_come_through() -> None:
+    def step() -> torch.Tensor:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        tp.tune(step, model=nn.Linear(2, 2), tolerance=0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"tolerance": 0}, "finite number above 0"),
+        ({"tolerance": math.nan}, "finite number above 0"),
+        ({"tolerance": {}}, "finite number above 0"),
+        ({"tolerance": True}, "finite number above 0"),
+        ({"tolerance": {"los": 1e-3}}, r"tolerance names 'los', and step\(\) returned 'loss'. Closest: loss."),
+        ({"budget": 5}, "6 or more, got 5"),
+        ({"budget": 6, "direction": "speed"}, "7 or more, got 6"),
+        ({"budget": 60.0}, "6 or more, got 60.0"),
+        ({"level": "ops"}, r"level is 'op' or 'module' or 'site', got 'ops'. Closest: op."),
+        ({"direction": "fast"}, "direction is 'accuracy' or 'speed', got 'fast'."),
+        ({"metric": "los"}, r"metric='los': step\(\) returned no such name. Closest: loss. Legal: loss."),
+        ({"metric": 3}, "metric is a function"),
+        ({"check": 3}, "check is a function"),
+        ({"seed": 0.5}, "seed is an int"),
+        ({"batches": 0}, "1 or more, got 0"),
+        ({"dtype": torch.float32}, r"dtype is torch.float16 or torch.bfloat16"),
+        ({"model": "model"}, "model is the nn.Module"),
+        ({"resume": "/no/such/folder/file.json"}, "there is no folder of that name"),
+    ],
+)
+def test_invalid_arguments(arguments: dict[str, Any], text: str) -> None:
+    model, step = scaled()
+    with pytest.raises(tp.OptionError, match=text):
+        tp.tune(step, **{"model": model, "tolerance": 0.1, **arguments})

@@ -1,0 +1,1 @@
+"""tune: the smallest set of overrides that meets a tolerance."""

@@ -1,0 +1,98 @@
+"""The report of `tune`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from torch_promote.numerics.pages.saving import read_json, save_as, to_json
+from torch_promote.numerics.tuning.tuning_data import FORMAT, VERSION, fields_from_dict, tuning_to_dict
+from torch_promote.numerics.tuning.tuning_page import embed_tuning, make_tuning_page
+from torch_promote.numerics.tuning.tuning_plot import plot_tuning
+from torch_promote.numerics.tuning.tuning_records import Candidate, Certificate, Trial, TuningRecords
+from torch_promote.numerics.tuning.tuning_text import tuning_text
+from torch_promote.policy.files import to_toml
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Candidate", "Certificate", "Trial", "Tuning"]
+
+_MEANINGS = {".toml": "the policy", ".html": "a page", ".json": "to read it again"}
+
+
+class Tuning(TuningRecords):
+    """What `tune` found. Its attributes are those of `TuningRecords`.
+
+    `str` of it is a summary of 80 columns, and a notebook shows its page.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the result as values that JSON has. Infinite numbers and NaN are strings: "inf", "nan".
+
+        `save("NAME.json")` writes them, and `load` reads that file.
+        """
+        return tuning_to_dict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Tuning:
+        """Returns the result whose `to_dict` returned the data.
+
+        Raises:
+            KeyError, TypeError, PolicyError: The data is incomplete, or was changed.
+        """
+        return cls(**fields_from_dict(data))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves the policy, or the report as a page or as data, by the ending of the file's name.
+
+        Args:
+            path: The file: "mine.toml", which `Policy.load` and `my_autocast(policy=...)` read; "run.html", a page that
+                needs no network; "run.json", which `load` reads.
+
+        Raises:
+            OptionError: The name ends in something else, or the file cannot be written, because its folder does not
+                exist, for instance. It is a ValueError. A file that was there is unchanged.
+            MissingPackageError: A page needs jinja2, which is not installed. It is an ImportError.
+        """
+        formats = {
+            ".toml": lambda: to_toml(self.policy.to_dict()),
+            ".html": lambda: make_tuning_page(self),
+            ".json": lambda: to_json(self.to_dict()),
+        }
+        save_as(path, "the tuning", formats, _MEANINGS)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Tuning:
+        """Reads a result that `save` wrote as .json.
+
+        Args:
+            path: The file.
+
+        Raises:
+            OptionError: The file cannot be read, is no such result, or was written by an incompatible version. It is a
+                ValueError.
+        """
+        loaded: Tuning = read_json(path, "tuning", FORMAT, VERSION, cls.from_dict)
+        return loaded
+
+    def plot(self) -> Figure:
+        """Plots the error of each trial over its number of overrides, and the best errors among them.
+
+        Returns:
+            A figure of matplotlib, which a notebook shows.
+
+        Raises:
+            MissingPackageError: matplotlib is not installed. It is an ImportError.
+        """
+        return plot_tuning(self)
+
+    def __str__(self) -> str:
+        return tuning_text(self)
+
+    def __repr__(self) -> str:
+        met = "met" if self.met else "not met"
+        return f"<Tuning: {len(self.overrides):,} overrides, {met}, {self.runs:,} of {self.budget:,} runs>"
+
+    def _repr_html_(self) -> str:
+        return embed_tuning(self, str(self))
