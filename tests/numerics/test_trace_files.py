@@ -18,6 +18,7 @@ from helpers.made_up_traces import BF16, START, info, linear, made_up_call, repo
 from torch_promote.errors import OptionError
 from torch_promote.numerics.report import files as trace_files
 from torch_promote.numerics.report.trace_report import TraceReport
+from torch_promote.numerics.trace import trace
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +171,23 @@ def test_csv_has_a_row_for_each_call(traced: TraceReport, tmp_path: Path) -> Non
         assert (row["policy"], row["said_by"]) == (call.policy_name, call.said_by)
         assert int(row["cast_bytes"]) == sum(cast.bytes for cast in call.casts if not cast.reused)
         assert row["nans"] == "; ".join(str(values.nans) for values in call.values)
+
+
+def test_csv_has_no_formulas(tmp_path: Path) -> None:
+    """A spreadsheet would run them."""
+
+    class Formula(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return -x
+
+    model = torch.nn.ModuleDict({name: Formula() for name in ("=1+1", "@SUM(A1)", "-2", "plain")})
+    with trace(model) as report:
+        for module in model.values():
+            module(torch.ones(2))
+    with saved(report, tmp_path, "run.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["module"] for row in rows if row["op"] == "aten::neg"] == ["'=1+1", "'@SUM(A1)", "'-2", "plain"]
+    assert not any(cell.startswith(("=", "+", "@")) for row in rows for cell in row.values())
 
 
 def test_csv_quotes_what_names_contain(tmp_path: Path) -> None:

@@ -78,3 +78,21 @@ def test_a_hook_of_the_program_is_called_and_put_back() -> None:
     finally:
         _get_hook(None)
     assert seen[-1] is True
+
+
+def test_a_model_that_was_not_called() -> None:
+    model, other = torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Linear(2, 2)
+    with trace(model) as report:
+        other(torch.ones(1, 2))
+    assert len(report.not_seen) == 1
+    assert report.not_seen[0].startswith(
+        "The model that was passed was not called in the block, so calls have no module"
+    )
+    for called in (model, model[0]):
+        with trace(model) as report:
+            other(torch.ones(1, 2))
+            called(torch.ones(1, 2))
+        assert report.not_seen == []
+    with trace() as report:
+        other(torch.ones(1, 2))
+    assert report.not_seen == []

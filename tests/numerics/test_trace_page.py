@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import html
 import re
@@ -16,58 +15,15 @@ import torch
 
 import torch_promote as tp
 from helpers.made_up_traces import BF16, info, linear, made_up_call, report_of, small_report
+from helpers.parsed_pages import NASTY, Page, assert_escaped, assert_self_contained, without_jinja2, words
 from torch_promote.errors import MissingPackageError
 from torch_promote.numerics.records.groups import CallGroup
-from torch_promote.numerics.report import page as trace_page
 from torch_promote.numerics.report.exponents import exponent_rows
 from torch_promote.numerics.report.page import embed_page, make_page
 from torch_promote.numerics.report.trace_report import TraceReport
 from torch_promote.numerics.report.tree import module_tree
 
-VOID = {"meta", "input", "br", "link", "img", "rect", "path"}
-URLS = {"src", "href", "action", "data", "poster", "srcset", "xlink:href"}
-HANDLER = re.compile(r"^on")
-
-
-class Page(HTMLParser):
-    """Checks that tags are balanced, and collects texts and attributes. `sections` maps ids of sections to texts."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.tags: list[str] = []
-        self.sections: dict[str, str] = {}
-        self.section = ""
-        self.feed(source)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-        if tag == "section":
-            self.section = dict(attrs)["id"] or ""
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-        if tag == "section":
-            self.section = ""
-
-    def handle_data(self, data: str) -> None:
-        if "script" not in self.open and "style" not in self.open:
-            name = self.section or ("title" if "title" in self.open else "head")
-            self.sections[name] = f"{self.sections.get(name, '')} {data}"
-
-
-def words(text: str) -> str:
-    return " ".join(text.split())
+__all__ = ["without_jinja2"]  # a fixture
 
 
 def test_the_page_has_all_parts_in_its_text() -> None:
@@ -108,14 +64,7 @@ def test_nothing_is_hidden_that_a_script_would_have_to_show() -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
-    source = make_page(small_report(values=True))
-    page = Page(source)
-    assert not [value for name, value in page.attributes if name in URLS]
-    assert not re.search(r"https?:|//\w|@import|url\(|fetch\(|XMLHttpRequest|import\(", source)
-    assert not {"link", "iframe", "img", "object", "embed"} & set(page.tags)
-
-
-NASTY = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}{% raw %}</style>&amp;"
+    assert_self_contained(make_page(small_report(values=True)))
 
 
 def test_names_cannot_become_markup() -> None:
@@ -136,13 +85,7 @@ def test_names_cannot_become_markup() -> None:
     report.torch_version = NASTY
     report.device_names.append(NASTY)
     source = make_page(report)
-    page, plain = Page(source), Page(make_page(small_report(values=True)))
-    assert set(page.tags) <= set(plain.tags)
-    assert page.tags.count("script") == 1
-    assert {name for name, _ in page.attributes} <= {name for name, _ in plain.attributes}
-    assert not [name for name, _ in page.attributes if HANDLER.match(name)]
-    assert source.count("<script>") == 1
-    assert "{{ 7 * 7 }}" in source
+    page = assert_escaped(source, make_page(small_report(values=True)))
     for part in ("head", "modules", "ops", "casts", "values", "not-seen"):
         assert "<script>alert(1)</script>" in page.sections[part], part
 
@@ -170,15 +113,14 @@ def test_the_page_stays_small_however_much_ran() -> None:
     assert "modules at the deepest levels are not shown one by one" in words(page.sections["modules"])
 
 
-def test_a_wheel_has_the_files_of_the_page() -> None:
+def test_a_wheel_has_the_files_of_the_pages() -> None:
     root = Path(__file__).parents[2]
     data = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    files = {
-        file.name
-        for file in (root / "torch_promote" / "numerics" / "report").iterdir()
-        if file.suffix not in (".py", "")
-    }
-    assert set(data["torch_promote.numerics.report"]) == files
+    folders: dict[str, set[str]] = {}
+    for file in (root / "torch_promote" / "numerics").rglob("*.*"):
+        if file.suffix not in (".py", ".pyc"):
+            folders.setdefault(".".join(file.parent.relative_to(root).parts), set()).add(file.name)
+    assert {name: set(files) for name, files in data.items() if name.startswith("torch_promote.numerics")} == folders
 
 
 def test_in_a_notebook_the_page_is_in_a_frame_of_its_own() -> None:
@@ -187,21 +129,6 @@ def test_in_a_notebook_the_page_is_in_a_frame_of_its_own() -> None:
     assert page.tags == ["iframe"]
     assert dict(page.attributes)["sandbox"] == "allow-scripts"
     assert dict(page.attributes)["srcdoc"] == make_page(small_report())
-
-
-@pytest.fixture
-def without_jinja2(monkeypatch: pytest.MonkeyPatch) -> Any:
-    real = builtins.__import__
-
-    def other(name: str, *args: Any) -> Any:
-        if name == "jinja2":
-            raise ModuleNotFoundError("No module named 'jinja2'", name="jinja2")
-        return real(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", other)
-    trace_page._template.cache_clear()
-    yield
-    trace_page._template.cache_clear()
 
 
 def test_without_jinja2_the_error_says_what_to_install(without_jinja2: None, tmp_path: Any) -> None:

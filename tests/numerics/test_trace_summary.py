@@ -14,9 +14,10 @@ import torch
 import torch_promote as tp
 from helpers.made_up_traces import BF16, F32, cast, info, linear, made_up_call, report_of, small_report
 from torch_promote.errors import MissingPackageError
-from torch_promote.numerics.report.findings import repeated_casts, time_in_casts, verdict
+from torch_promote.numerics.report.findings import by_weight, repeated_casts, time_in_casts, verdict
 from torch_promote.numerics.report.savings import savings
 from torch_promote.numerics.report.summary import drawings
+from torch_promote.numerics.trace import trace
 
 
 class TestText(expecttest.TestCase):
@@ -272,3 +273,33 @@ def test_the_summary_names_overrides_that_no_call_used() -> None:
     with tp.trace() as report, tp.my_autocast("cpu", overrides={"gelu": "fp32"}):
         torch.ones(2).exp()
     assert "\nNo call used these overrides:\n  gelu: fp32, asked for by region at " in str(report)
+
+
+def test_ops_that_return_views_come_last() -> None:
+    x = torch.ones(2, 2)
+    with trace() as report:
+        for _ in range(3):
+            x.view(4).unsqueeze(0).detach().expand(2, 4).t()
+        for op in (torch.sin, torch.cos, torch.exp, torch.abs, torch.neg, torch.tan, torch.erf, torch.sqrt, torch.sinh):
+            op(x)
+        x.to(torch.float64)
+    shown = [group.key for group in by_weight(report.by_op())]
+    assert set(shown[-5:]) == {f"aten::{name}" for name in ("t", "view", "unsqueeze", "detach", "expand")}
+
+
+def test_tables_print_as_tables() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    with trace(model) as report, tp.my_autocast("cpu"):
+        model(torch.ones(1, 2))
+    for table in (report.by_op(), report.by_module(), report.by_line()):
+        assert isinstance(table, list)
+        assert table == list(table)
+        lines = str(table).splitlines()
+        assert lines[0].split() == ["calls", "casts", "reused", "bytes", "dtypes", "ms"]
+        assert len(lines) == len(table) + 1
+        assert table._repr_html_().count("<tr>") == len(table) + 1
+    assert "aten::linear" in str(report.by_op())
+    assert "float32 -&gt; bfloat16" in report.by_op()._repr_html_()
+    with trace() as empty:
+        pass
+    assert str(empty.by_op()) == "no calls"

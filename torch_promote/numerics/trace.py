@@ -83,7 +83,7 @@ def trace(
     try:
         with (
             watch_steps(stepped),
-            watch_unseen(report.not_seen),
+            watch_unseen(report.not_seen, modules),
             watch_regions(tracer.sources.entered),
             observe_dispatch(tracer),
         ):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_promote.checking.dispatch_observer import DispatchObserverError
+from torch_promote.numerics.nonfinite.suggestion import next_override
 from torch_promote.numerics.observing.optimizer_steps import watch_steps
 from torch_promote.numerics.report.trace_report import TraceReport
 
@@ -69,6 +70,7 @@ class Record:
         found: In find-nan, whether there is an origin; None if the asked steps never came.
         text: In find-nan, the report as text.
         data: In find-nan, the report as values that JSON has.
+        override: In find-nan, an op that may cure the program if it runs in float32; None without one.
     """
 
     process: int
@@ -79,6 +81,7 @@ class Record:
     found: bool | None = None
     text: str = ""
     data: dict[str, Any] | None = None
+    override: str | None = None
 
 
 def use_environment() -> None:
@@ -177,6 +180,7 @@ class _Process:
             data = self._report.to_dict()
             record.found = bool(self._report.found) and data["origin"] != self._inherited
             record.text, record.data = str(self._report), data
+            record.override = next_override(self._report) if record.found else None
         self._put("record", pickle.dumps(record))
 
     def _put(self, kind: str, content: bytes) -> None:

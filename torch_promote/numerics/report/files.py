@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import io
 import json
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_promote.errors import OptionError
+from torch_promote.numerics.pages.saving import read_json, save_as, to_json
 from torch_promote.numerics.ranges.values import Values
 from torch_promote.numerics.records.calls import Call
 from torch_promote.numerics.records.groups import Totals
 from torch_promote.numerics.report.page import make_page
 from torch_promote.numerics.report.perfetto import perfetto_trace
-from torch_promote.policy.atomic_write import write_atomically
 
 if TYPE_CHECKING:
     from torch_promote.numerics.records.trace_records import TraceRecords
@@ -90,59 +89,17 @@ def fill_from_dict(report: TraceRecords, data: dict[str, Any]) -> None:
 
 def save(report: TraceRecords, path: str | os.PathLike[str]) -> None:
     """Writes a report to a file; see `TraceReport.save`."""
-    target = Path(os.fspath(path))
-    make = _maker(target)
-    if target.is_dir():
-        raise OptionError(f"cannot save the trace as {str(target)!r}: it is a folder. Name a file in it.")
-    if not target.parent.is_dir():
-        raise OptionError(
-            f"cannot save the trace as {str(target)!r}: there is no folder {str(target.parent)!r}. Create it first."
-        )
-    _replace(target, make(report))
+    formats = {ending: functools.partial(make, report) for ending, make in _MAKERS.items()}
+    save_as(path, "the trace", formats, _MEANINGS)
 
 
 def load(report: TraceRecords, path: str | os.PathLike[str]) -> None:
     """Reads a report that `save` wrote as .json into an empty one; see `TraceReport.load`."""
-    name = os.fspath(path)
-    saved = 'Pass a file that report.save("NAME.json") wrote.'
-    try:
-        data = json.loads(Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(f"cannot read the trace {name!r}: {error.strerror or error}. {saved}") from error
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"cannot read the trace {name!r}: it is not JSON ({error}). {saved}") from error
-    found = data.get("format") if isinstance(data, dict) else None
-    if found != FORMAT:
-        events = isinstance(data, dict) and "traceEvents" in data
-        what = "it is a trace for Perfetto" if events else f'its "format" is {found!r}, not {FORMAT!r}'
-        raise OptionError(f"cannot read the trace {name!r}: {what}. {saved}")
-    if data.get("version") != VERSION:
-        raise OptionError(
-            f"cannot read the trace {name!r}: its version is {data.get('version')!r}, and this torch_promote reads "
-            f"version {VERSION}. Read it with the torch_promote that wrote it, or trace again."
-        )
-    try:
-        fill_from_dict(report, data)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError) as error:
-        raise OptionError(
-            f"cannot read the trace {name!r}: it is incomplete or was changed ({type(error).__name__}: {error}). "
-            f"{saved}"
-        ) from error
-
-
-def _maker(target: Path) -> Callable[[TraceRecords], str]:
-    name = target.name.lower()
-    for ending, make in _MAKERS.items():
-        if name.endswith(ending):
-            return make
-    raise OptionError(
-        f"cannot save the trace as {str(target)!r}: the name's ending says the format. Legal: .html (a page), .json "
-        "(to read it again), .trace.json (for Perfetto), .csv (a row for each call)."
-    )
+    read_json(path, "trace", FORMAT, VERSION, lambda data: fill_from_dict(report, data))
 
 
 def _json(report: TraceRecords) -> str:
-    return json.dumps(report_to_dict(report), separators=(",", ":"), allow_nan=False) + "\n"
+    return to_json(report_to_dict(report))
 
 
 def _perfetto(report: TraceRecords) -> str:
@@ -167,9 +124,10 @@ def _csv(report: TraceRecords) -> str:
     for call in calls:
         made = sum(cast.bytes for cast in call.casts if not cast.reused)
         autocast = _joined(f"{device}: {str(dtype).removeprefix('torch.')}" for device, dtype in call.autocast)
-        row: list[Any] = [getattr(call, name) for name in _SCALARS]
+        row: list[Any] = [_as_text(getattr(call, name)) for name in _SCALARS]
         row += [_joined(getattr(call, name)) for name in _TENSORS]
-        row += [_joined(call.casts), made, call.policy_name, call.said_by, call.composite, call.error, autocast]
+        names = (_as_text(name) for name in (call.policy_name, call.said_by))
+        row += [_joined(call.casts), made, *names, call.composite, call.error, autocast]
         row += [call.thread, call.start, call.duration, call.cast_time]
         numbers = [_numbers_of(values) for values in call.values]
         writer.writerow([*row, *(_joined(one.get(name, "") for one in numbers) for name in measured)])
@@ -179,6 +137,11 @@ def _csv(report: TraceRecords) -> str:
 def _numbers_of(values: Values) -> dict[str, Any]:
     """The numbers of a `Values`, without its histogram."""
     return {name: value for name, value in values.to_dict().items() if name != "exponents"}
+
+
+def _as_text(name: str) -> str:
+    """A name that a spreadsheet does not take for a formula: a file may be called "=1+1.py"."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
 def _joined(parts: Iterable[object]) -> str:
@@ -192,9 +155,9 @@ _MAKERS: dict[str, Callable[[TraceRecords], str]] = {
     ".html": make_page,
 }
 
-
-def _replace(target: Path, text: str) -> None:
-    try:
-        write_atomically(target, text, errors="backslashreplace")
-    except OSError as error:
-        raise OptionError(f"cannot save the trace as {str(target)!r}: {error.strerror or error}.") from error
+_MEANINGS = {
+    ".html": "a page",
+    ".json": "to read it again",
+    ".trace.json": "for Perfetto",
+    ".csv": "a row for each call",
+}

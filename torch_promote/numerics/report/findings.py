@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch_promote.checking.overloads import find_overload
 from torch_promote.numerics.records.calls import Call, Cast
 from torch_promote.reference.dtypes import dtype_name
 
@@ -24,13 +25,14 @@ __all__ = [
     "repeated_casts",
     "result_dtype",
     "result_dtypes",
-    "short_line",
+    "short_dtype",
     "size",
     "time_in_casts",
     "verdict",
 ]
 
 OTHER = "other"
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 _LOWER = ("bfloat16", "float16", "float8", "float4")
 
 
@@ -193,8 +195,21 @@ def _shape(call: Call, cast: Cast) -> tuple[int, ...]:
 
 
 def by_weight(groups: Iterable[CallGroup]) -> list[CallGroup]:
-    """Sorts groups: those with most cast bytes first, then those with a policy, then those with most calls."""
-    return sorted(groups, key=lambda group: (-group.bytes, not group.policies, -group.calls))
+    """Sorts groups by op: those with most cast bytes first, then those with a policy, then those with most calls.
+
+    Ops that return a view of their argument, such as transpose, come last.
+    """
+    return sorted(
+        groups, key=lambda group: (-group.bytes, not group.policies, _returns_a_view(group.key), -group.calls)
+    )
+
+
+def _returns_a_view(name: str) -> bool:
+    try:
+        op = find_overload(name)
+    except (AttributeError, RuntimeError, KeyError, ValueError):  # of another PyTorch, or the program's
+        return False
+    return op.is_view and op._schema.name not in ("aten::to", "aten::contiguous")
 
 
 def size(number: float) -> str:
@@ -237,11 +252,11 @@ def most_of(counted: Counter[str], shorten: Callable[[str], str] = str) -> str:
     return f"{shorten(text)} (+{len(others)})" if others else shorten(text)
 
 
-def short_line(line: str) -> str:
-    """Returns the file and number of a line, without the folders.
+def short_dtype(name: str) -> str:
+    """Returns a short name of a dtype.
 
     Example:
-        >>> short_line("/home/a/train.py:41")
-        'train.py:41'
+        >>> short_dtype("bfloat16"), short_dtype("int64")
+        ('bf16', 'int64')
     """
-    return line.replace("\\", "/").rpartition("/")[2]
+    return _SHORT.get(name, name)

@@ -1,17 +1,10 @@
-"""The page of a trace: one HTML file that needs no network, and shows everything without JavaScript too.
-
-The template is page.html.j2, which gets plain values from here and escapes all of them.
-"""
+"""The page of a trace. Its template is page.html.j2, which gets plain values from here."""
 
 from __future__ import annotations
 
-import functools
-import html
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_promote.errors import MissingPackageError
+from torch_promote.numerics.pages.template import Tile, embed, render_page
 from torch_promote.numerics.records.groups import CallGroup, CastGroup
 from torch_promote.numerics.report.exponents import exponent_rows
 from torch_promote.numerics.report.findings import (
@@ -20,7 +13,6 @@ from torch_promote.numerics.report.findings import (
     percent,
     repeated_casts,
     result_dtypes,
-    short_line,
     size,
     time_in_casts,
     verdict,
@@ -35,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["embed_page", "make_page"]
 
 _MOST_OPS, _MOST_CASTS, _MOST_REPEATED = 600, 30, 60
-_HEIGHT_IN_A_NOTEBOOK = 640
 
 
 def make_page(report: TraceRecords) -> str:
@@ -47,48 +38,16 @@ def make_page(report: TraceRecords) -> str:
     Raises:
         MissingPackageError: jinja2 is not installed. It is an ImportError.
     """
-    return str(_template().render(**_content(report)))
+    return render_page("report/page.html.j2", "a trace", _content(report))
 
 
 def embed_page(report: TraceRecords) -> str:
-    """Returns the page in a frame, for a notebook: its styles and scripts cannot reach the notebook.
+    """Returns the page in a frame, for a notebook; without jinja2, the summary as text.
 
     Args:
         report: The report.
-
-    Returns:
-        HTML; without jinja2, the summary as text.
     """
-    try:
-        page = make_page(report)
-    except MissingPackageError:
-        return f"<pre>{html.escape(str(report))}</pre>"
-    return (
-        f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" title="trace" loading="lazy" '
-        f'style="width:100%;height:{_HEIGHT_IN_A_NOTEBOOK}px;border:0"></iframe>'
-    )
-
-
-@functools.cache
-def _template() -> Any:
-    try:
-        import jinja2
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            "the page of a trace needs jinja2: pip install torch-promote[trace]. .json, .csv and .trace.json work "
-            "without it."
-        ) from error
-    folder = Path(__file__).parent
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(size=size, percent=percent, short_line=short_line, dtype_class=_dtype_class)
-    environment.globals.update(count=count)
-    return environment.get_template("page.html.j2")
+    return embed("trace", lambda: make_page(report), lambda: str(report))
 
 
 def _content(report: TraceRecords) -> dict[str, Any]:
@@ -121,32 +80,25 @@ def _about(report: TraceRecords) -> list[str]:
     return [f"torch {report.torch_version}", *steps, *report.device_names]
 
 
-@dataclass(frozen=True)
-class _Number:
-    label: str
-    value: str
-    note: str = ""
-
-
-def _numbers(report: TraceRecords, tree: ModuleTree) -> list[_Number]:
+def _numbers(report: TraceRecords, tree: ModuleTree) -> list[Tile]:
     total = report.total
     phases = ", ".join(f"{calls:,} {phase}" for phase, calls in sorted(total.phases.items(), reverse=True))
     threads = len({call.thread for call in report.calls})
     found = [
-        _Number("Calls", f"{total.calls:,}", phases),
-        _Number("Casts", f"{total.casts:,}", f"{total.reused:,} more from a cache"),
-        _Number("Bytes cast", size(total.bytes)),
-        _Number("Repeated casts", f"{total.repeated:,}", f"{size(total.repeated_bytes)} of {size(total.bytes)}"),
+        Tile("Calls", f"{total.calls:,}", phases),
+        Tile("Casts", f"{total.casts:,}", f"{total.reused:,} more from a cache"),
+        Tile("Bytes cast", size(total.bytes)),
+        Tile("Repeated casts", f"{total.repeated:,}", f"{size(total.repeated_bytes)} of {size(total.bytes)}"),
     ]
     share = time_in_casts(report)
     if share is not None:
-        found.append(_Number("Time in casts", percent(share), "of the calls' time on the host"))
+        found.append(Tile("Time in casts", percent(share), "of the calls' time on the host"))
     if tree.islands:
-        found.append(_Number("Float32 islands", str(tree.islands), "modules, marked below"))
+        found.append(Tile("Float32 islands", str(tree.islands), "modules, marked below"))
     if threads > 1:
-        found.append(_Number("Threads", str(threads)))
+        found.append(Tile("Threads", str(threads)))
     if total.errors:
-        found.append(_Number("Errors", f"{total.errors:,}", "calls that raised"))
+        found.append(Tile("Errors", f"{total.errors:,}", "calls that raised"))
     return found
 
 
@@ -167,9 +119,3 @@ def _op(group: CallGroup) -> dict[str, Any]:
 
 def _cast(group: CastGroup) -> dict[str, Any]:
     return group.to_dict()
-
-
-def _dtype_class(name: str) -> str:
-    """The CSS class of a dtype's colour."""
-    known = ("float64", "float32", "bfloat16", "float16", "float8")
-    return name if name in known else "complex" if "complex" in name else "other"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from torch_promote.errors import MissingPackageError
+from torch_promote.numerics.pages.figure import INK, decorate, figure_of, label_of, new_figure, write_empty
 from torch_promote.numerics.records.calls import Call
 from torch_promote.numerics.report.findings import OTHER, count, result_dtype, result_dtypes, size
 
@@ -27,7 +27,6 @@ _COLORS = {
     OTHER: "#b4b8bf",
 }
 _COMPLEX = "#009e73"
-_INK, _FAINT = "#1f2933", "#d9dee3"
 _PHASES = {"forward": "#ffffff", "backward": "#eceff3", "recompute": "#dde3ea"}
 _BINS = 80
 _MODULES = 16
@@ -43,7 +42,7 @@ def plot_trace(report: TraceRecords) -> Figure:
         MissingPackageError: matplotlib is not installed. It is an ImportError.
     """
     modules = min(_MODULES, max(1, sum(bool(group.bytes) for group in report.by_module())))
-    figure = _figure((9.0, 3.6 + 0.6 + 0.27 * modules))
+    figure = new_figure((9.0, 3.6 + 0.6 + 0.27 * modules))
     above, below = figure.subplots(2, 1, height_ratios=[3.0, 0.6 + 0.27 * modules])
     plot_dtypes(report, above)
     plot_casts(report, below)
@@ -63,11 +62,11 @@ def plot_dtypes(report: TraceRecords, axes: Axes | None = None) -> Figure:
     Raises:
         MissingPackageError: matplotlib is not installed. It is an ImportError.
     """
-    axes = _figure((9.0, 3.4)).subplots() if axes is None else axes
+    axes = new_figure((9.0, 3.4)).subplots() if axes is None else axes
     calls = sorted(report.calls, key=lambda call: call.start)
-    _decorate(axes, "Dtypes of results over time")
+    decorate(axes, "Dtypes of results over time")
     if not calls:
-        return _empty(axes)
+        return write_empty(axes, "no call was recorded")
     first = calls[0].start
     span = max(call.start for call in calls) - first or 1
     names = list(result_dtypes(report.total.dtypes))
@@ -85,12 +84,12 @@ def plot_dtypes(report: TraceRecords, axes: Axes | None = None) -> Figure:
     _shade_phases(axes, calls, first)
     axes.set_xlim(0, edges[-1])
     axes.set_ylim(0, 112)
-    axes.set_yticks([0, 50, 100], ["0 %", "50 %", "100 %"], fontsize=8, color=_INK)
-    axes.set_xlabel("milliseconds since the first call, on the host", fontsize=8.5, color=_INK)
+    axes.set_yticks([0, 50, 100], ["0 %", "50 %", "100 %"], fontsize=8, color=INK)
+    axes.set_xlabel("milliseconds since the first call, on the host", fontsize=8.5, color=INK)
     axes.legend(
-        loc="upper left", bbox_to_anchor=(1.005, 1.0), frameon=False, fontsize=8, labelcolor=_INK, handlelength=1.0
+        loc="upper left", bbox_to_anchor=(1.005, 1.0), frameon=False, fontsize=8, labelcolor=INK, handlelength=1.0
     )
-    return _figure_of(axes)
+    return figure_of(axes)
 
 
 def _shade_phases(axes: Axes, calls: list[Call], first: int) -> None:
@@ -102,9 +101,9 @@ def _shade_phases(axes: Axes, calls: list[Call], first: int) -> None:
         left, right = (run[0].start - first) / 1e6, (end - first) / 1e6
         axes.axvspan(left, right, color=_PHASES[phase], zorder=0, linewidth=0)
         if (end - run[0].start) / whole > 0.08:
-            axes.text((left + right) / 2, 106, phase, ha="center", va="center", fontsize=8, color=_INK)
+            axes.text((left + right) / 2, 106, phase, ha="center", va="center", fontsize=8, color=INK)
         if left:
-            axes.axvline(left, color=_INK, linewidth=0.7, alpha=0.5)
+            axes.axvline(left, color=INK, linewidth=0.7, alpha=0.5)
 
 
 def plot_casts(report: TraceRecords, axes: Axes | None = None) -> Figure:
@@ -122,11 +121,11 @@ def plot_casts(report: TraceRecords, axes: Axes | None = None) -> Figure:
     """
     groups = [group for group in report.by_module() if group.bytes]
     shown = groups[:_MODULES]
-    axes = _figure((9.0, 0.9 + 0.27 * max(1, len(shown)))).subplots() if axes is None else axes
+    axes = new_figure((9.0, 0.9 + 0.27 * max(1, len(shown)))).subplots() if axes is None else axes
     left_out = f", the first {len(shown)} of {count(len(groups), 'module')}" if len(groups) > len(shown) else ""
-    _decorate(axes, f"Bytes of casts by module{left_out}")
+    decorate(axes, f"Bytes of casts by module{left_out}")
     if not shown:
-        return _empty(axes, "no casts were made")
+        return write_empty(axes, "no casts were made")
     rows = range(len(shown))
     again = [group.repeated_bytes for group in shown]
     once = [group.bytes - group.repeated_bytes for group in shown]
@@ -134,49 +133,14 @@ def plot_casts(report: TraceRecords, axes: Axes | None = None) -> Figure:
     axes.barh(rows, again, height=0.62, left=once, color=_COLORS["bfloat16"], label="repeated")
     for row, group in enumerate(shown):
         place = (group.bytes, row)
-        axes.annotate(size(group.bytes), place, (5, 0), textcoords="offset points", va="center", fontsize=8, color=_INK)
-    # A dollar sign would begin a formula.
-    labels = [_shorten(group.key).replace("$", r"\$") or "(outside of modules)" for group in shown]
-    axes.set_yticks(rows, labels, fontsize=8, color=_INK)
+        axes.annotate(size(group.bytes), place, (5, 0), textcoords="offset points", va="center", fontsize=8, color=INK)
+    labels = [label_of(group.key) or "(outside of modules)" for group in shown]
+    axes.set_yticks(rows, labels, fontsize=8, color=INK)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, 1.14 * max(group.bytes for group in shown))
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     if any(again):
-        axes.legend(loc="lower right", frameon=False, fontsize=8, labelcolor=_INK, handlelength=1.0)
-    return _figure_of(axes)
-
-
-def _shorten(path: str) -> str:
-    return path if len(path) <= 44 else f"...{path[-41:]}"
-
-
-def _figure(inches: tuple[float, float]) -> Figure:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise MissingPackageError("the plots of a trace need matplotlib: pip install torch-promote[trace].") from error
-    figure = Figure(figsize=inches, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _figure_of(axes: Axes) -> Figure:
-    return axes.get_figure()  # type: ignore[return-value]  # a SubFigure, if the caller passed axes of one
-
-
-def _decorate(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=_INK)
-    axes.tick_params(colors=_INK, labelsize=8)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(_FAINT)
-
-
-def _empty(axes: Axes, text: str = "no call was recorded") -> Figure:
-    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, fontsize=9, color=_INK)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    return _figure_of(axes)
+        axes.legend(loc="lower right", frameon=False, fontsize=8, labelcolor=INK, handlelength=1.0)
+    return figure_of(axes)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch_promote.errors import MissingPackageError
+from torch_promote.numerics.observing.places import shorten
 from torch_promote.numerics.observing.policy_sources import STOCK
 from torch_promote.numerics.report.findings import (
     RepeatedCast,
@@ -16,7 +17,7 @@ from torch_promote.numerics.report.findings import (
     percent,
     repeated_casts,
     result_dtypes,
-    short_line,
+    short_dtype,
     size,
     time_in_casts,
     verdict,
@@ -149,16 +150,13 @@ def _rows(report: TraceRecords) -> list[tuple[str, ...]]:
     ]
 
 
-_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
-
-
 def _short_dtypes(text: str) -> str:
     """The floating dtypes of "float32, int64 -> bfloat16, int64 -> bfloat16": "fp32 -> bf16"."""
     parts = []
     for part in text.split(" -> "):
         names = part.split(", ")
         floating = [name for name in names if "float" in name or "complex" in name] or names
-        parts.append(", ".join(_SHORT.get(name, name) for name in floating))
+        parts.append(", ".join(short_dtype(name) for name in floating))
     if len(parts) == 3 and parts[1] == parts[2]:
         parts.pop()
     return " -> ".join(parts)
@@ -168,7 +166,7 @@ def _short_policy(text: str) -> str:
     """A policy, and who set it unless that is PyTorch's table: "fp32 (region at train.py:41)"."""
     policy, _, source = text.partition(": ")
     head, region, place = source.partition("region at ")
-    source = f"{head}{region}{short_line(place)}" if region else source
+    source = f"{head}{region}{shorten(place, folders=False)}" if region else source
     return policy if source == STOCK else f"{policy} ({source})"
 
 
@@ -217,7 +215,8 @@ def what_was_not_seen(report: TraceRecords) -> list[str]:
 
 
 def _repeated(one: RepeatedCast) -> str:
-    places = ", ".join(dict.fromkeys(short_line(line) for _, _, line in one.places if line)) or "unknown lines"
+    lines = dict.fromkeys(shorten(line, folders=False) for _, _, line in one.places if line)
+    places = ", ".join(lines) or "unknown lines"
     tensors = f", {one.tensors:,} tensors" if one.tensors > 1 else ""
     what = f"{one.from_dtype}{list(one.shape)} -> {one.to_dtype}"
     return f"{what} ({one.kind}{tensors}): {one.made:,} casts, {size(one.repeated_bytes)} again, at {places}"

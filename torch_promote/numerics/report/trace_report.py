@@ -11,6 +11,7 @@ from torch_promote.numerics.records.trace_records import TraceRecords
 from torch_promote.numerics.report.diff import TraceDiff, compare_traces
 from torch_promote.numerics.report.explanation import Explanation, explain
 from torch_promote.numerics.report.files import load, report_to_dict, save
+from torch_promote.numerics.report.group_table import GroupTable
 from torch_promote.numerics.report.page import embed_page
 from torch_promote.numerics.report.plots import plot_trace
 from torch_promote.numerics.report.summary import summarize
@@ -28,6 +29,18 @@ class TraceReport(TraceRecords):
     Its attributes `calls`, `dropped`, `device_names`, `torch_version`, `not_seen` and `steps`, and its tables
     `by_op()`, `by_module()`, `by_line()` and `casts()` are those of `TraceRecords`.
     """
+
+    def by_op(self) -> GroupTable:
+        """Returns the calls by op and overload, those with most cast bytes first: a list that prints as a table."""
+        return GroupTable(super().by_op())
+
+    def by_module(self) -> GroupTable:
+        """Returns the calls by module, those with most cast bytes first: a list that prints as a table."""
+        return GroupTable(super().by_module())
+
+    def by_line(self) -> GroupTable:
+        """Returns the calls by source line, those with most cast bytes first: a list that prints as a table."""
+        return GroupTable(super().by_line())
 
     def explain(self, pattern: str) -> Explanation:
         """Explains what happened to the calls of a module, an op or a line.

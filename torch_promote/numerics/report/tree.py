@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from torch_promote.numerics.pages.paths import cut_tree, make_tree, prefixes
 from torch_promote.numerics.records.calls import AUTOCAST_OFF
 from torch_promote.numerics.records.groups import CallGroup
 from torch_promote.numerics.report.findings import OTHER, is_lower, result_dtypes
 
 __all__ = ["ModuleNode", "ModuleTree", "module_tree"]
-
-_MOST, _DEEPEST = 1_200, 50
 
 
 @dataclass
@@ -73,32 +72,16 @@ def module_tree(groups: Iterable[CallGroup]) -> ModuleTree:
         [('linear', ''), ('norm', 'fp32, set by me')]
     """
     groups = list(groups)
-    by_path: dict[str, ModuleNode] = {}
-    roots: list[ModuleNode] = []
-    for group in sorted(groups, key=lambda group: _natural(group.key)):
-        if group.key:
-            for path in _prefixes(group.key):
-                if path not in by_path:
-                    outer, _, name = path.rpartition(".")
-                    node = by_path[path] = ModuleNode(path, name)
-                    (by_path[outer].children if outer else roots).append(node)
-                by_path[path].group.merge(group)
+    roots, by_path = make_tree([group.key for group in groups], ModuleNode)
+    for group in groups:
+        for path in prefixes(group.key) if group.key else ():
+            by_path[path].group.merge(group)
     if any(is_lower(name) for group in groups for name in result_dtypes(group.dtypes)):
         for node in roots:
             _mark_islands(node)
     outside = next((group for group in groups if not group.key), None)
     islands = sum(bool(node.island) for node in by_path.values())
-    return ModuleTree(roots, outside, _cut(roots, len(by_path)), islands)
-
-
-def _natural(path: str) -> list[tuple[int, int | str]]:
-    """A key that puts "blocks.2" before "blocks.10"."""
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in path.split(".")]
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    parts = path.split(".")
-    yield from (".".join(parts[: count + 1]) for count in range(len(parts)))
+    return ModuleTree(roots, outside, cut_tree(roots, len(by_path)), islands)
 
 
 def _mark_islands(node: ModuleNode) -> None:
@@ -111,17 +94,3 @@ def _mark_islands(node: ModuleNode) -> None:
         return
     for child in node.children:
         _mark_islands(child)
-
-
-def _cut(roots: list[ModuleNode], total: int) -> int:
-    """Removes the deepest modules if there are too many or too deep ones; returns how many."""
-    kept, level, depth = 0, roots, 0
-    while level:
-        kept, depth = kept + len(level), depth + 1
-        below = [child for node in level for child in node.children]
-        if kept + len(below) > _MOST or depth == _DEEPEST:
-            for node in level:
-                node.children = []
-            break
-        level = below
-    return total - kept
