@@ -41,6 +41,28 @@ def test_an_origin(script: Path, capfd: Capture) -> None:
     assert (origin["op"], origin["kind"], origin["phase"]) == ("aten::log", "mathematics", "forward")
 
 
+def test_the_next_step(capfd: Capture) -> None:
+    record = Record(1, 0, None, 1, found=True, text="the report", override="aten::mm.default")
+    hint = "torch-promote: to see whether float32 cures it, run it again with --override mm.default=fp32\n"
+    for tried, expected in (
+        ([], hint),
+        (["softmax=fp32"], hint),
+        (["softmax=fp32,mm=fp32"], ""),
+        (["mm.default=fp16"], ""),
+    ):
+        find_nan._say_next(record, tried)
+        assert capfd.readouterr().err == expected
+    find_nan._say_next(Record(1, 0, None, 1, found=False), [])
+    assert capfd.readouterr().err == ""
+
+
+def test_an_overflow_names_the_override_to_try(script: Path, capfd: Capture) -> None:
+    code = "step == 1 and torch.mm(torch.full((2, 2), 300.0).half(), torch.full((2, 2), 300.0).half())"
+    status, _, err = command_run(capfd, "find-nan", "train.py", "2", code)
+    assert status == 1
+    assert err.endswith("run it again with --override mm.default=fp32\n")
+
+
 def test_raise_at_first(script: Path, capfd: Capture) -> None:
     """The error comes from the line, and the report is written."""
     code = NAN.replace("step == 2 and ", "print(step, flush=True) or step == 2 and ")

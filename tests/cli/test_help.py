@@ -30,8 +30,8 @@ PARSERS = parsers(make_parser())
 
 
 def test_the_commands() -> None:
-    commands = ("", " run", " trace", " find-nan", " explain", " info", " policies", " parity", " bench", " why")
-    assert list(PARSERS) == [f"torch-promote{command}" for command in commands]
+    commands = ["run", "trace", "find-nan", "explain", "compare", "tune", "info", "policies", "parity", "bench", "why"]
+    assert list(PARSERS) == ["torch-promote", *(f"torch-promote {command}" for command in commands)]
 
 
 @pytest.mark.parametrize("name", PARSERS)

@@ -25,6 +25,9 @@ Programs
     forking: forks a process again and again while its threads work.
     fast_cast: one cast by itself, its bits, and which kernel made it.
     random_programs: random programs that use one weight in many ways.
+    planted_sites: models with ops that lose accuracy in a lower dtype, at known places.
+    overflowing_steps: a step that needs one override.
+    planted_steps: steps with custom ops that lose accuracy, at random places.
     nonfinite_programs: random programs with a planted fault that makes an inf or a NaN.
     models: small models that use weights in different ways.
     persistent_casts: products with a weight whose casts outlive the region.
@@ -33,8 +36,10 @@ Programs
     region_tables: policies with tables for modules, their regions, and what is left on a model.
     checkpointing: a block with several policies, and a training step of it.
     compiling: inputs, gradients and regions for torch.compile.
+    process_groups: `end_group`, which ends the default process group at the end of a rank's program.
     gloo_ranks: runs functions in several processes over gloo.
     differing_ranks: regions that are the same on all ranks, or differ.
+    tuned_ranks: tunings in several processes.
     rank_training: one training in several processes, under regions of several kinds.
     two_processes: what each process of the distributed tests runs.
 
@@ -69,5 +74,11 @@ Commands and checks
     counting_mode: a TorchDispatchMode that counts what runs, beside a trace.
     plan_from_report: the reference's plan of a call, asked with what a trace recorded alone.
     made_up_traces: reports of made-up calls, for the tests of pages, files and plots.
+    parsed_pages: pages of reports, parsed, and checks that hold for every page.
+    nothing_left: a fixture that checks that runs of a step leave no policy, hook, stance or dtype behind.
+    state_bits: the bits of models, optimizers and generators, to compare before and after.
+    targets: files with functions that return a model and a step.
+    made_up_comparisons: comparisons of made-up sites, for the tests of texts, pages and files.
+    made_up_tunings: results of made-up searches, likewise.
     crosscheck_state: whether the cross-check's observer is on in this thread.
 """

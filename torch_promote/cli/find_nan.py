@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from torch_promote.cli.child_process import end_as
 from torch_promote.cli.traced_program import (
@@ -83,6 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if tag or len(reports) > 1:
             say(f"torch-promote: {spell_tag(tag)}")
         say(record.text)
+        _say_next(record, arguments.override or [])
         failed |= not _write(record, arguments.json, tag)
     missing = why_nothing(records, program, arguments.steps)
     if missing is not None and not reports:
@@ -90,6 +92,16 @@ def _run(arguments: argparse.Namespace) -> int:
     if status == 0 and (failed or not reports or any(record.found for record in reports.values())):
         return 1
     return end_as(status, arguments.is_process)
+
+
+def _say_next(record: Record, tried: Sequence[str]) -> None:
+    """Names the override to try, unless the command line has one for the op."""
+    if record.override is None:
+        return
+    op = record.override.removeprefix("aten::")
+    known = {one.partition("=")[0].strip().removeprefix("aten::") for text in tried for one in text.split(",")}
+    if known.isdisjoint((op, op.partition(".")[0])):
+        say(f"torch-promote: to see whether float32 cures it, run it again with --override {op}=fp32")
 
 
 def _write(record: Record, asked: str | None, tag: str) -> bool:

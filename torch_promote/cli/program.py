@@ -14,7 +14,20 @@ from typing import Any, NoReturn
 import torch
 
 import torch_promote
-from torch_promote.cli import bench, explain, find_nan, info, parity, policies, run, stand_in, trace, why
+from torch_promote.cli import (
+    bench,
+    compare,
+    explain,
+    find_nan,
+    info,
+    parity,
+    policies,
+    run,
+    stand_in,
+    trace,
+    tune,
+    why,
+)
 from torch_promote.cli.python_program import split
 from torch_promote.cli.terminal import redirect_to_null
 from torch_promote.errors import TorchPromoteError
@@ -43,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version)
     commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    for command in (run, trace, find_nan, explain, info, policies, parity, bench, why):
+    for command in (run, trace, find_nan, explain, compare, tune, info, policies, parity, bench, why):
         command.add_parser(commands)
     return parser
 
@@ -55,6 +68,9 @@ examples:
   torch-promote trace --html run.html train.py   what ran in which dtype
   torch-promote find-nan train.py                where the first NaN came from
   torch-promote explain run.json blocks.3.attn   one module of a trace
+  torch-promote compare train.py:make            which ops lose accuracy
+  torch-promote tune train.py:make --tolerance loss=1e-3 -o mine.toml
+                                                 the fewest overrides
   torch-promote info                             versions, devices, table size
   torch-promote policies                         the whole op table
   torch-promote policies --device cpu            what has a policy on the CPU

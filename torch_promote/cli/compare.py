@@ -1,0 +1,144 @@
+"""The command `torch-promote compare`: runs a step under two policies and reports which ops lose accuracy."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+
+from torch_promote.cli.report_output import (
+    add_outputs,
+    add_target,
+    check_outputs,
+    output_of_target,
+    parse_tolerance,
+    put_out,
+)
+from torch_promote.cli.target import open_target, report_errors_of_step
+from torch_promote.cli.traced_program import say
+from torch_promote.errors import OptionError, did_you_mean
+from torch_promote.numerics.comparing.compare import compare
+from torch_promote.numerics.comparing.comparison import Comparison, Metric
+from torch_promote.numerics.pages.spelling import spell_number, spell_tolerance
+
+__all__ = ["add_parser"]
+
+_DESCRIPTION = """\
+Runs a training or evaluation step under two policies, by default in float32 and
+under the policy in force, and reports for each op in each module how much
+accuracy it loses, and what that does to the loss.
+
+TARGET is a function without arguments that returns (model, step), or (model,
+step, restore), or a dict of them. step() runs one step with its own regions of
+my_autocast or torch.autocast, and returns the loss, outputs, or a dict:
+
+    def make():
+        model, batch = MyModel(), load_batch()
+        def step():
+            with torch.autocast("cpu", dtype=torch.float16):
+                return model(batch).mean()
+        return model, step
+
+columns:
+  local        the error of the op alone, on the inputs of the reference: who is
+               to blame
+  accumulated  its error in the candidate's own run: who shows the symptom
+  impact       what the local error does to the loss, first order
+
+Errors are relative L2 norms. The parameters, buffers, optimizers and random
+number generators are restored after each run.
+"""
+
+_EPILOG = """\
+examples:
+  torch-promote compare train.py:make            PyTorch's policy and float32
+  torch-promote compare train.py:make --html run.html
+                                                 a page to open in a browser
+  torch-promote compare train.py:make --candidate mine.toml --tolerance 1e-3
+                                                 is this policy good enough?
+  torch-promote compare package.train:make --gradients --batches 4
+  torch-promote compare train.py:make --json > run.json
+
+The file is loaded as `python train.py` would load it, except that its __name__
+is not "__main__". What it prints goes to stderr if --json prints to stdout.
+
+exit status: 0. 1 if the candidate's results are not finite and the reference's
+are, or a metric is over --tolerance. 2 if the command line is invalid, or the
+target raised an error or cannot be compared: its results differ between two
+runs of the reference, for instance.
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to an argparse subparsers object."""
+    parser = commands.add_parser(
+        "compare",
+        help="compare two precisions of a step: which ops lose accuracy",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_target(parser)
+    parser.add_argument(
+        "--candidate", metavar="P", help="the policy to judge: a name or a policy file (default: the one in force)"
+    )
+    parser.add_argument(
+        "--reference", metavar="P", default="fp32", help="the policy to compare with (default: fp32, without casts)"
+    )
+    parser.add_argument("--gradients", action="store_true", help="compare the gradients of parameters, too")
+    parser.add_argument(
+        "--tolerance",
+        metavar="T",
+        action="append",
+        default=[],
+        help="exit with 1 if a metric's error is larger: 1e-3, or loss=1e-3; repeatable",
+    )
+    add_outputs(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    check_outputs(arguments)
+    tolerance = parse_tolerance(arguments.tolerance)
+    name = arguments.target
+    with output_of_target(arguments), open_target(name) as target, report_errors_of_step(name):
+        comparison = compare(
+            target.step,
+            model=target.model,
+            reference=arguments.reference,
+            candidate=arguments.candidate,
+            gradients=arguments.gradients,
+            batches=arguments.batches,
+            restore=target.restore,
+        )
+    put_out(comparison, arguments)
+    problems = list(_problems(comparison, tolerance))
+    for problem in problems:
+        say(f"torch-promote: {problem}")
+    return 1 if problems else 0
+
+
+def _problems(comparison: Comparison, tolerance: float | dict[str, float]) -> Iterator[str]:
+    """Yields what makes the command exit with 1.
+
+    Raises:
+        OptionError: A tolerance is for a metric that the step does not return.
+    """
+    names = [metric.name for metric in comparison.metrics]
+    if isinstance(tolerance, dict):
+        for name in tolerance:
+            if name not in names:
+                raise OptionError(
+                    f"--tolerance {name}=...: the step returns no {name!r}.{did_you_mean(name, names)} It returns "
+                    f"{', '.join(names)}."
+                )
+    for metric in comparison.metrics:
+        limit = tolerance.get(metric.name) if isinstance(tolerance, dict) else tolerance
+        if limit is not None and not metric.error <= limit:
+            yield f"the error of {metric.name}, {spell_number(metric.error)}, is over {spell_tolerance(limit)}."
+        elif not _is_finite(metric):
+            yield f"{metric.name} is not finite, and the reference's is."
+
+
+def _is_finite(metric: Metric) -> bool:
+    return math.isfinite(metric.error)

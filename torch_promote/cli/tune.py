@@ -1,0 +1,163 @@
+"""The command `torch-promote tune`: finds the smallest set of overrides that meets a tolerance."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import torch
+
+from torch_promote.cli.report_output import (
+    STDOUT,
+    add_outputs,
+    add_target,
+    check_outputs,
+    output_of_target,
+    parse_tolerance,
+    put_out,
+)
+from torch_promote.cli.target import open_target, report_errors_of_step
+from torch_promote.cli.terminal import write
+from torch_promote.cli.traced_program import check_file, say
+from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
+from torch_promote.numerics.runs.policy_in_force import present_policy
+from torch_promote.numerics.tuning.tune import tune
+from torch_promote.numerics.tuning.tuning import Tuning
+from torch_promote.policy.atomic_write import write_atomically
+
+__all__ = ["add_parser"]
+
+_DESCRIPTION = """\
+Finds the smallest set of overrides with which a step in lower precision stays
+within a tolerance of float32, and saves it as a policy. It searches on top of
+the policy in force: PyTorch's own, or that of TORCH_PROMOTE_POLICY.
+
+TARGET is a function without arguments that returns (model, step), or (model,
+step, restore), or a dict of them, in which metric and check may be, too. step()
+runs one step with its own regions of my_autocast or torch.autocast, and returns
+the loss, outputs, or a dict of metrics: see `torch-promote compare --help`.
+
+A tolerance is relative to what float32 gives: of a number, |a - b| / |b|; of a
+tensor, the relative L2 norm. Estimates give the search its order, and runs
+decide. What was found is run again on batches that the search did not see.
+
+levels:
+  op      softmax runs in float32 in the whole model
+  module  what blocks.0.attn itself calls runs in float32
+  site    softmax runs in float32 in blocks.0.attn
+
+directions:
+  accuracy  the fewest overrides with which the tolerance is met
+  speed     which ops that run in float32 may run in lower precision
+"""
+
+_EPILOG = """\
+examples:
+  torch-promote tune train.py:make --tolerance loss=1e-3 -o mine.toml
+  torch-promote tune train.py:make --tolerance 1e-3 --html run.html
+                                                 for every metric; and a page
+  torch-promote tune train.py:make --tolerance loss=1e-3 --tolerance top1=0
+                                                 one for each metric
+  torch-promote tune train.py:make --tolerance 1e-3 --level site --budget 200
+  torch-promote tune train.py:make --tolerance 1e-3 --dtype float16
+                                                 for regions without a dtype
+  torch-promote tune train.py:make --tolerance 1e-3 --resume runs.json
+                                                 goes on after an interruption
+then, in your program:
+  torch_promote.set_default_policy("mine.toml")
+  with torch_promote.my_autocast("cpu", policy="mine.toml"): ...
+With --level module or site, pass my_autocast the model, too: model=model.
+
+Ctrl-C ends the search, and reports and saves the best that is known. What the
+target prints goes to stderr if --json prints to stdout.
+
+exit status: 0 if the policy that is saved meets the tolerance, also if no
+override is needed. 1 if it does not, or not even float32 does. 2 if the command
+line is invalid, or the target raised an error or cannot be tuned: its results
+differ by more than the tolerance between two runs in float32, for instance. 130
+if it was interrupted.
+"""
+
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to an argparse subparsers object."""
+    parser = commands.add_parser(
+        "tune",
+        help="find the fewest overrides that meet a tolerance, and save them",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_target(parser)
+    parser.add_argument(
+        "--tolerance",
+        metavar="T",
+        action="append",
+        required=True,
+        help="the largest error: 1e-3 for every metric, or loss=1e-3 for one; repeatable",
+    )
+    parser.add_argument("--budget", metavar="N", type=int, default=60, help="the most runs to make (default: 60)")
+    parser.add_argument(
+        "--level", choices=("op", "module", "site"), default="op", help="what gets an override (default: op)"
+    )
+    parser.add_argument(
+        "--direction", choices=("accuracy", "speed"), default="accuracy", help="what to search for (default: accuracy)"
+    )
+    parser.add_argument("--dtype", choices=tuple(_DTYPES), help="the dtype of regions that name none")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="the order of equal candidates (default: 0)")
+    parser.add_argument("--resume", metavar="F", help="keep the runs in a file, and go on with those that it has")
+    parser.add_argument("-o", "--output", metavar="F.toml", help="save the policy")
+    add_outputs(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    check_outputs(arguments)
+    check_file("-o", arguments.output, ".toml")
+    tolerance = parse_tolerance(arguments.tolerance)
+    found: Tuning | TuningError
+    with output_of_target(arguments), open_target(arguments.target) as target:
+        try:
+            with report_errors_of_step(arguments.target):
+                found = tune(
+                    target.step,
+                    model=target.model,
+                    tolerance=tolerance,
+                    metric=target.metric,
+                    batches=arguments.batches,
+                    check=target.check,
+                    budget=arguments.budget,
+                    level=arguments.level,
+                    direction=arguments.direction,
+                    dtype=_DTYPES.get(arguments.dtype),
+                    seed=arguments.seed,
+                    resume=arguments.resume,
+                    restore=target.restore,
+                )
+        except (NothingToTuneError, Fp32FailsError) as error:
+            found = error
+    if isinstance(found, TuningError):
+        return _end_without_search(found, arguments)
+    put_out(found, arguments, arguments.output)
+    if found.interrupted:
+        return 130
+    return 0 if found.met else 1
+
+
+def _end_without_search(error: TuningError, arguments: argparse.Namespace) -> int:
+    """Prints why there was no search, and returns the exit status."""
+    met = isinstance(error, NothingToTuneError)
+    sentence = f"{'nothing to do' if met else 'not met'}: {error}"
+    data = json.dumps({"met": met, "why": sentence}, indent=2) + "\n"
+    write(data if arguments.json == STDOUT else f"{sentence}\n")
+    if arguments.json not in (None, STDOUT):
+        write_atomically(arguments.json, data)
+        say(f"torch-promote: wrote {arguments.json}")
+    if met and arguments.output is not None:
+        present_policy().save(arguments.output)
+        say(f"torch-promote: wrote {arguments.output}: the policy in force, as it is")
+    if arguments.html is not None:
+        say("torch-promote: there was no search, so there is no page.")
+    return 0 if met else 1
