@@ -1,4 +1,5 @@
 # make demo      trains a small GPT under fp32, torch.autocast and my_autocast, and compares their bits
+# make demo-tune  tunes the GPT in float16, where it overflows, and compares a training under the result with float32
 # make test      runs the tests (make test ARGS="-k cache -x" for some of them; JOBS=0 for one process)
 #                (TORCH_PROMOTE_CHECK_CASTS=1 make test compares every reused cast with a fresh one)
 # make test-all  runs the tests that are marked slow as well
@@ -8,6 +9,7 @@
 # make test-jax  compares the promotion rules with JAX and ml_dtypes as well, which it installs
 # make test-ecosystem  runs programs of training frameworks under stock autocast and ours, each framework in an
 #                environment of its own (make test-ecosystem ARGS=accelerate for one; ARGS=--list; not run in CI)
+# make tuned-models  tunes small models of transformers and timm, which it installs, and prints the table of docs/tuning.md
 # make parity    PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)
 # make docs-pages  writes the generated parts of docs/promotion.md and docs/promotion_rules.md
 # make lint      ruff, mypy and clang-format
@@ -33,11 +35,14 @@ SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildca
 BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
-.PHONY: demo docs-pages test test-all test-installed test-pytorch test-jax test-ecosystem parity lint bench gpu build \
-	clean force
+.PHONY: demo demo-tune docs-pages test test-all test-installed test-pytorch test-jax test-ecosystem tuned-models parity \
+	lint bench gpu build clean force
 
 demo: build
 	$(PY) examples/train_gpt.py $(ARGS)
+
+demo-tune: build
+	$(PY) examples/tune_gpt.py $(ARGS)
 
 test: build
 	$(PY) -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
@@ -57,6 +62,11 @@ test-jax: build
 
 test-ecosystem: build
 	$(PY) tests/ecosystem $(ARGS)
+
+# The pin keeps torchvision, which timm needs, from bringing another PyTorch.
+tuned-models: build
+	$(PIP) torch==$(TORCH_VERSION) 'transformers>=5' 'timm>=1'
+	$(PY) tests/tuned_models $(ARGS)
 
 parity: build
 	$(PY) -m torch_promote parity $(ARGS)

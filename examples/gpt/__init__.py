@@ -1,1 +1,1 @@
-"""The parts of examples/train_gpt.py: the text, the model, the training in lockstep, and the report."""
+"""The parts of examples/train_gpt.py and examples/tune_gpt.py: text, model, loss, training in lockstep, reports."""

@@ -24,6 +24,12 @@ LEARNING_RATE = 3e-3
 LARGEST_GRADIENT_NORM = 1.0
 
 Region = Callable[[], AbstractContextManager[Any]]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean negative log-likelihood of a batch, in nats per character."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 @dataclass
@@ -89,6 +95,8 @@ class Run:
         device: "cpu" or "cuda".
         model: The model, trained in place.
         scaler: Scales the loss where float16 needs it.
+        loss_of: The loss of logits and targets.
+        learning_rate: Of AdamW.
         losses: One for each step.
         milliseconds: What each step took, without the comparison.
         comparison: Against the reference, step by step.
@@ -100,13 +108,15 @@ class Run:
     device: str
     model: GPT
     scaler: torch.amp.GradScaler
+    loss_of: Loss = cross_entropy
+    learning_rate: float = LEARNING_RATE
     losses: list[float] = field(default_factory=list)
     milliseconds: list[float] = field(default_factory=list)
     comparison: Comparison = field(default_factory=Comparison)
     casts: int | None = None
 
     def __post_init__(self) -> None:
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.learning_rate)
 
     def backward(self, ids: Tensor, targets: Tensor) -> None:
         """Does the first half of a step, up to the gradients."""
@@ -118,8 +128,7 @@ class Run:
     def _loss_and_gradients(self, ids: Tensor, targets: Tensor) -> None:
         self.optimizer.zero_grad()
         with self.region():
-            logits = self.model(ids)
-            self.loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            self.loss = self.loss_of(self.model(ids), targets)
         self.scaler.scale(self.loss).backward()
 
     def update(self) -> None:

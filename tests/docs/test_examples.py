@@ -6,7 +6,10 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from helpers.subprocesses import Program, environment, run_python, run_together
 
@@ -114,10 +117,11 @@ def run_in_two_processes(script: Path, *arguments: str) -> list[str]:
     return [line for done in run_together(ranks) for line in lines_of(script, done)]
 
 
-def test_distributed() -> None:
+@pytest.mark.parametrize("start", [run_in_two_processes, pytest.param(launched, marks=pytest.mark.slow)])
+def test_distributed(start: Callable[..., list[str]]) -> None:
     """Two ways to hold one model: two processes add the same two gradients in both."""
     script = EXAMPLES / "04_distributed.py"
-    data_parallel = launched(script, "--steps", "5", "--strategy", "ddp")
+    data_parallel = start(script, "--steps", "5", "--strategy", "ddp")
     sharded = run_in_two_processes(script, "--steps", "5", "--strategy", "fsdp2")
     seen = losses(data_parallel)
     assert len(seen) == 5
@@ -180,3 +184,15 @@ def test_promotion() -> None:
     assert kinds == ["0-dim precision loss", "int to low-precision float", "int overflow by wrapping scalar"]
     assert lines[-1].endswith("torch.bfloat16")
     assert len(lines) == 10
+
+
+def test_tune() -> None:
+    lines = run(EXAMPLES / "09_tune.py")
+    assert lines[0].startswith("aten::sum in the model: local inf, ")
+    assert lines[2].startswith("aten::linear in ")
+    assert lines[3].startswith("overrides {'aten::sum': 'fp32'} after ")
+    assert lines[3].endswith(" runs: minimum")
+    shown = re.fullmatch(r"with the file: (\d\.\d{4}), in float32: (\d\.\d{4})", lines[4])
+    assert shown is not None
+    assert abs(float(shown[1]) - float(shown[2])) < 2e-3
+    assert len(lines) == 5

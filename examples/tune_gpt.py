@@ -1,0 +1,202 @@
+"""A GPT that overflows in float16: find the op, find the smallest set of overrides, and train with the saved policy.
+
+    python examples/tune_gpt.py
+
+The model and the text are those of train_gpt.py; the head starts with larger weights, and the loss has label smoothing
+and a term for the softmax's normaliser. Under the op list that PyTorch has for the CPU its first loss in float16 is
+infinite. `find_nonfinite` names the op, `tune` finds the overrides that bring the loss within the tolerance of float32,
+and the training with the policy that it saves is compared with one in float32. Needs rich, matplotlib and jinja2: pip
+install torch-promote[demo,trace].
+
+Exit status: 0 if each loss is within the tolerance, 1 if one is not, 2 if the command line asks for what is not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+# As in train_gpt.py: before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+
+import torch_promote as tp
+
+try:
+    import jinja2  # noqa: F401 (the page of the report needs it)
+    from rich.console import Console
+
+    from gpt import report, tuned_report
+except ModuleNotFoundError as missing:
+    package = (missing.name or "").partition(".")[0]
+    print(f"tune_gpt.py: error: {package} is not installed: pip install torch-promote[demo,trace]", file=sys.stderr)
+    sys.exit(2)
+from gpt.data import SYMBOLS, Batches, Corpus, stdlib_corpus
+from gpt.model import GPT, Config
+from gpt.smoothed_loss import smoothed_loss
+from gpt.train import Region, Run, train
+
+BATCH = 8
+LEARNING_RATE = 1e-3
+#: A power of 2 changes no bits of float32. With PyTorch's, 65536, float16 would skip its first steps.
+LOSS_SCALE = 1024.0
+#: By how much the head's first weights are larger than train_gpt.py's.
+HEAD_GAIN = 25.0
+#: How many batches a trial of tune has, each with a step of the optimizer.
+TUNED_BATCHES = 4
+#: How many steps are enough to see that float16 without overrides goes wrong.
+STEPS_OF_FAILURE = 20
+FP32, LOW, TUNED = "float32", "float16", "float16, tuned"
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line; ends with status 2 and one line if it asks for what is not there."""
+    summary, _, rest = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        prog="tune_gpt.py", description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=300, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and the batches (default: %(default)s)")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.01, help="of each loss, relative to float32's (default: %(default)s)"
+    )
+    parser.add_argument("--budget", type=int, default=60, help="how many runs tune may make (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", default=Path("out"), help="for the results (default: %(default)s)"
+    )
+    arguments = parser.parse_args(argv)
+    problem = find_problem(arguments)
+    if problem:
+        print(f"tune_gpt.py: error: {problem}", file=sys.stderr)
+        sys.exit(2)
+    return arguments
+
+
+def find_problem(arguments: argparse.Namespace) -> str:
+    """Says in a sentence why it cannot be done as asked; "" if it can. Makes the folder of the results."""
+    if arguments.steps < 1:
+        return f"--steps is at least 1, got {arguments.steps}"
+    if not 0 < arguments.tolerance < 1:
+        return f"--tolerance is between 0 and 1, got {arguments.tolerance}"
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"cannot write into {arguments.out}: {error.strerror}"
+    return ""
+
+
+def start(name: str, region: Region, seed: int) -> Run:
+    """Returns a run at its start: the same weights for the same seed."""
+    torch.manual_seed(seed)
+    model = GPT(Config(symbols=len(SYMBOLS)))
+    with torch.no_grad():
+        model.head.weight.mul_(HEAD_GAIN)
+    scaler = torch.amp.GradScaler("cpu", init_scale=LOSS_SCALE)
+    return Run(name, region, "cpu", model, scaler, loss_of=smoothed_loss, learning_rate=LEARNING_RATE)
+
+
+def float16(policy: tp.Policy | None = None) -> Region:
+    """Returns a maker of regions, which follow the policy in force if there is none."""
+    return lambda: tp.my_autocast("cpu", torch.float16, policy=policy)
+
+
+def tune(corpus: Corpus, seed: int, tolerance: float, budget: int) -> tp.Tuning:
+    """Finds the overrides that a few steps of training need."""
+    run = start(TUNED, float16(), seed)
+    batches = make_batches(corpus, seed)
+    taken = [batches.next() for _ in range(4 * TUNED_BATCHES)]  # those after the first part verify what was found
+
+    def step(number: int) -> torch.Tensor:
+        run.backward(*taken[number])
+        run.update()
+        return run.loss
+
+    return tp.tune(
+        step,
+        model=run.model,
+        tolerance=tolerance,
+        batches=TUNED_BATCHES,
+        budget=budget,
+        restore=(run.optimizer, run.scaler),
+    )
+
+
+def make_batches(corpus: Corpus, seed: int) -> Batches:
+    """Returns the batches of a training, from its beginning."""
+    return Batches(corpus, BATCH, Config.context, seed, "cpu")
+
+
+def find_origin(corpus: Corpus, seed: int) -> tp.NonfiniteReport:
+    """Runs one step in float16 under find_nonfinite."""
+    run = start(LOW, float16(), seed)
+    with tp.find_nonfinite(run.model) as found:
+        run.backward(*make_batches(corpus, seed).next())
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Finds, tunes, trains, compares and reports; returns the exit status."""
+    arguments = parse(argv)
+    seed, tolerance, out = arguments.seed, arguments.tolerance, arguments.out
+    try:
+        corpus = stdlib_corpus()
+    except FileNotFoundError as error:
+        print(f"tune_gpt.py: error: {error}", file=sys.stderr)
+        return 2
+    console = Console(highlight=False)
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False)
+
+    low = start(LOW, float16(), seed)
+    subtitle = f"{low.model.size():,} parameters, cpu, float16, seed {seed}, torch {torch.__version__}"
+    say(f"{len(corpus.ids):,} characters from {corpus.files} files of the standard library\n{subtitle}\n")
+
+    say("1. Train in float16 under PyTorch's op list for the CPU.")
+    for _ in train([low], low, make_batches(corpus, seed), min(STEPS_OF_FAILURE, arguments.steps)):
+        pass
+    say(f"   {tuned_report.failure(low, LOSS_SCALE)}\n")
+
+    say("2. find_nonfinite: where does it come from?")
+    found = find_origin(corpus, seed)
+    say(tuned_report.indent(str(found)) + "\n")
+
+    share = tuned_report.percent(tolerance)
+    say(f"3. tune: the smallest set of overrides that keeps {TUNED_BATCHES} steps within {share} of float32.")
+    try:
+        tuning = tune(corpus, seed, tolerance, arguments.budget)
+    except tp.TuningError as error:
+        print(f"tune_gpt.py: error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    policy, page, plot = (out / f"tune_gpt.{suffix}" for suffix in ("toml", "html", "png"))
+    tuning.save(policy)
+    tuning.save(page)
+    say(tuned_report.indent(str(tuning)) + "\n")
+
+    say(f"4. Train {arguments.steps} steps with {policy}, and in float32.")
+    runs = [start(FP32, nullcontext, seed), start(TUNED, float16(tp.Policy.load(policy)), seed)]
+    report.show_progress(
+        console, runs, train(runs, runs[0], make_batches(corpus, seed), arguments.steps), arguments.steps
+    )
+    say("")
+    reference, tuned = runs
+    console.print(tuned_report.results_table([reference, low, tuned], reference, LOSS_SCALE))
+    deviations = tuned_report.deviations(tuned, reference)
+    within = max(deviations) <= tolerance
+    say(f"\n{tuned_report.verdict(deviations, policy, tolerance)}")
+    tuned_report.save_plot(plot, reference, tuned, low, tolerance, subtitle)
+    say(f"{time.monotonic() - began:.0f} s. The policy, tune's report and the plot: {policy}, {page}, {plot}")
+    return 0 if within else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
