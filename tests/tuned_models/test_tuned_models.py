@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import MODELS, Case
+from cases import MODELS, Case, declare_ops_of_torchvision
 from measure import measure
 from real_data import SYMBOLS, digits, masked, text
 from torch import nn
@@ -80,6 +80,7 @@ def test_without_the_frameworks_it_says_what_to_do(
 @pytest.mark.slow
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 def test_a_model_can_be_tuned(case: Case) -> None:
+    declare_ops_of_torchvision()
     pytest.importorskip("timm" if case.name.startswith("timm") else "transformers")
     (row,) = measure(case, torch.bfloat16, [("op", 2)], budget=30, steps=3)
     assert row.after <= row.tolerance
