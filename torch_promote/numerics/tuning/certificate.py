@@ -12,6 +12,8 @@ __all__ = ["certify", "violations"]
 
 #: How many violations are spelt out.
 _SHOWN = 20
+#: How many members of a set.
+_NAMED = 6
 
 
 def violations(known: Mapping[frozenset[str], bool]) -> list[tuple[frozenset[str], frozenset[str]]]:
@@ -85,4 +87,5 @@ def certify(
 def _spell(subset: frozenset[str], order: Iterable[str], direction: str) -> str:
     names = [name for name in order if name in subset]
     what = "float32 for" if direction == "accuracy" else "float32 kept for"
-    return f"{what} {', '.join(names) or 'nothing'}"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{what} {', '.join(names[:_NAMED]) or 'nothing'}{more}"

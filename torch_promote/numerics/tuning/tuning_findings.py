@@ -40,7 +40,7 @@ def tuning_verdict(tuning: TuningRecords) -> str:
     what, verb = _subject(tuning), "meets" if len(chosen_candidates(tuning)) < 2 else "meet"
     if tuning.met:
         text = f"{what} {verb} the tolerance: {_figures(tuning.errors, tuning.tolerance)}"
-        text += f", saving {_gain(tuning.gain)}" if tuning.gain else ""
+        text += f", saving {_gain(tuning.gain)}" if any(value > 0 for value in tuning.gain.values()) else ""
         text += f" ({', '.join(filter(None, [proof, spell_runs(tuning)]))})."
     else:
         text = f"{_failure(tuning, what, verb)} ({spell_runs(tuning)})."
@@ -107,6 +107,7 @@ def _gain(gain: Mapping[str, float]) -> str:
     return " and ".join(
         size(value) if name == "bytes" else f"{spell_number(value)} {'s' if name == 'seconds' else name}"
         for name, value in gain.items()
+        if value > 0  # what is not faster saves no time
     )
 
 
