@@ -83,6 +83,16 @@ def test_ctrl_c_reports_what_is_known(target_file: Path, capsys: Capture) -> Non
     assert Path("mine.toml").exists()
 
 
+def test_ctrl_c_before_anything_is_known(target_file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(step: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torch_promote.cli.tune.tune", interrupted)
+    assert main([*ASK, "-o", "mine.toml"]) == 130
+    assert "interrupted in the first runs: nothing is known, and nothing was saved." in capsys.readouterr().err
+    assert not Path("mine.toml").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -90,6 +100,7 @@ def test_ctrl_c_reports_what_is_known(target_file: Path, capsys: Capture) -> Non
         (["-o", "no/mine.toml"], "-o no/mine.toml: there is no folder 'no'. Create it first."),
         (["--html", "run"], "--html run: the file's name has to end in .html."),
         (["--tolerance", "loss=1e-3"], "give one number for all metrics, or NAME=NUMBER for each, not both."),
+        (["--tolerance", "top1=0"], "--tolerance top1=0: expected a number above 0 or NAME=NUMBER, such as 1e-3 or"),
         (["--budget", "2"], "budget is how many runs tune may make, 6 or more, got 2."),
     ],
 )

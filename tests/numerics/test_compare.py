@@ -396,6 +396,26 @@ def test_gradients_are_those_that_the_runs_gave() -> None:
     assert [one.error for one in comparison.gradients] == sorted(one.error for one in comparison.gradients)[::-1]
 
 
+def test_gradients_of_several_batches_are_those_of_all_of_them() -> None:
+    model = chain(0, 2, {})
+    inputs = torch.randn(3, *INPUTS.shape)
+
+    def step(number: int) -> torch.Tensor:
+        with half():
+            return model(inputs[number]).square().mean()
+
+    comparison = tp.compare(step, model=model, gradients=True, batches=3)
+    assert comparison.gradients
+    assert all(one.error < 0.01 for one in comparison.gradients)
+
+
+def test_fp32_is_a_candidate_as_well() -> None:
+    model = chain(0, 2, {})
+    comparison = tp.compare(step_of(model), model=model, reference="stock", candidate="fp32")
+    assert comparison.candidate == tp.Policy.named("off")
+    assert comparison.reference == tp.Policy.stock()
+
+
 def test_few_bytes_at_a_time_give_the_same_sites() -> None:
     model = chain(0, 3, {1: Cancels()})
     step = step_of(model)

@@ -106,7 +106,7 @@ SAME = Metric("loss", 2.0, 2.0, 0.0)
             [made_up_site("aten::exp", "a", nonfinite=1), made_up_site("aten::mul", "b", nonfinite=8)],
             [LOSS, Metric("output", None, None, math.inf)],
             "The output is not finite everywhere, and that of the reference is. exp in a makes 1 element infinite or "
-            "NaN, and 1 more does.",
+            "NaN; 1 other site does so, too.",
         ),
         (
             [],

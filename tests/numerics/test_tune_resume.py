@@ -130,6 +130,21 @@ def test_other_random_numbers_that_the_step_does_not_draw_are_no_difference(tmp_
     assert step.count == 1  # the reference, to see that it is the same
 
 
+def test_patterns_that_were_run_need_no_budget_again(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(8, 8)) for _ in range(3)))
+    inputs = torch.randn(4, 4, 8)
+
+    def step(number: int) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(inputs[number])  # type: ignore[no-any-return]
+
+    first = tuned(step, model, tmp_path / "file.json", tolerance=1e-6, level="site")
+    assert list(first.overrides) == ["[012].0"]
+    again = tuned(step, model, tmp_path / "file.json", tolerance=1e-6, level="site", budget=first.runs)
+    assert again.overrides == first.overrides
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', "\x00"])
 def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "file.json"

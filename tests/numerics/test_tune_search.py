@@ -199,6 +199,12 @@ def test_certificates_in_words() -> None:
     assert text(known, direction="speed")[0] == "1-minimal"
 
 
+def test_a_certificate_names_the_only_other_candidate() -> None:
+    known = {frozenset("a"): True, frozenset(): False, frozenset("ab"): True, frozenset("abc"): True}
+    speed = certify(frozenset("a"), "abc", known, direction="speed", budget=60).text
+    assert speed == "It is 1-maximal: with the other one lowered as well it fails."
+
+
 def test_violations_are_listed_up_to_a_number() -> None:
     known = {frozenset(): True, **{frozenset([name]): False for name in names(30)}}
     found = certify(frozenset(), names(30), known, direction="accuracy", budget=60)

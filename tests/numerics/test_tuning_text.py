@@ -155,6 +155,11 @@ def test_candidates_are_named_by_level() -> None:
     assert chosen_candidates(tuning) == sites[:2]
     assert "2 overrides, softmax in blocks.0.attn and mul in the model itself, meet" in tuning_verdict(tuning)
     assert marked_modules(tuning) == {"blocks.0.attn": "softmax: fp32"}
+    places = [(op, module) for op in ("aten::mul", "aten::exp") for module in "abcde"]
+    sites = sites_of(*places)
+    table = {module: {"aten::mul": "fp32", "aten::exp": "fp32"} for module in "abcde"}
+    tuning = small_tuning(level="site", candidates=sites, overrides=table, found=tuple(one.name for one in sites))
+    assert "10 overrides, mul, exp in a, mul, exp in b, mul, exp in c and 2 more tables, meet" in tuning_verdict(tuning)
     modules = [Candidate(name, "", name, 0.0) for name in ("blocks.0.attn", "head", "blocks.0.attn.q")]
     table = {"blocks.*.attn*": {"aten::softmax": "fp32"}, "head": {"aten::linear": "fp32"}}
     tuning = small_tuning(level="module", candidates=modules, overrides=table, found=("head", "blocks.0.attn"))

@@ -87,11 +87,12 @@ def put_out(report: Any, arguments: argparse.Namespace, *more: str | None) -> No
         say(f"torch-promote: wrote {', '.join(map(str, files))}")
 
 
-def parse_tolerance(texts: Sequence[str]) -> float | dict[str, float]:
+def parse_tolerance(texts: Sequence[str], zero: bool = True) -> float | dict[str, float]:
     """Returns a tolerance for every metric, or one for each name.
 
     Args:
         texts: "1e-3", or "loss=1e-3" for each metric.
+        zero: Whether it may be 0.
 
     Raises:
         OptionError: One of them is no tolerance, or they cannot hold together.
@@ -107,9 +108,10 @@ def parse_tolerance(texts: Sequence[str]) -> float | dict[str, float]:
             number = float(value)
         except ValueError:
             number = math.nan
-        if not 0 <= number < math.inf or ("=" in text and not name):
+        if not 0 <= number < math.inf or not (number or zero) or ("=" in text and not name):
+            legal = "a number, 0 or more," if zero else "a number above 0"
             raise OptionError(
-                f"--tolerance {text}: expected a number, 0 or more, or NAME=NUMBER, such as 1e-3 or loss=1e-3. It is "
+                f"--tolerance {text}: expected {legal} or NAME=NUMBER, such as 1e-3 or loss=1e-3. It is "
                 f"relative to the reference."
             )
         if name in found:

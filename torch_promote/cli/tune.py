@@ -56,17 +56,18 @@ examples:
   torch-promote tune train.py:make --tolerance loss=1e-3 -o mine.toml
   torch-promote tune train.py:make --tolerance 1e-3 --html run.html
                                                  for every metric; and a page
-  torch-promote tune train.py:make --tolerance loss=1e-3 --tolerance top1=0
+  torch-promote tune train.py:make --tolerance loss=1e-3 --tolerance logits=1e-2
                                                  one for each metric
   torch-promote tune train.py:make --tolerance 1e-3 --level site --budget 200
   torch-promote tune train.py:make --tolerance 1e-3 --dtype float16
                                                  for regions without a dtype
   torch-promote tune train.py:make --tolerance 1e-3 --resume runs.json
                                                  goes on after an interruption
-then, in your program:
-  torch_promote.set_default_policy("mine.toml")
+then, in your program, for all regions of torch.autocast, or for one of ours:
+  torch_promote.install(policy="mine.toml")
   with torch_promote.my_autocast("cpu", policy="mine.toml"): ...
-With --level module or site, pass my_autocast the model, too: model=model.
+A file of --level module or site needs the model: my_autocast(..., model=model),
+or policy = Policy.load("mine.toml"), policy.apply_to(model), and then install.
 
 Ctrl-C ends the search, and reports and saves the best that is known. What the
 target prints goes to stderr if --json prints to stdout.
@@ -116,7 +117,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _run(arguments: argparse.Namespace) -> int:
     check_outputs(arguments)
     check_file("-o", arguments.output, ".toml")
-    tolerance = parse_tolerance(arguments.tolerance)
+    tolerance = parse_tolerance(arguments.tolerance, zero=False)
     found: Tuning | TuningError
     with output_of_target(arguments), open_target(arguments.target) as target:
         try:
@@ -138,6 +139,9 @@ def _run(arguments: argparse.Namespace) -> int:
                 )
         except (NothingToTuneError, Fp32FailsError) as error:
             found = error
+        except KeyboardInterrupt:
+            say("torch-promote: interrupted in the first runs: nothing is known, and nothing was saved.")
+            raise
     if isinstance(found, TuningError):
         return _end_without_search(found, arguments)
     put_out(found, arguments, arguments.output)

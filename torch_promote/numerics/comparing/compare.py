@@ -42,7 +42,8 @@ def compare(
             no backward, compare does one of the loss.
         model: The model, whose modules name the sites.
         reference: A policy, its name or its file; "fp32" is the step without a cast.
-        candidate: The policy to judge. None: the policy in force, by `install` or `set_default_policy`, or PyTorch's.
+        candidate: The policy to judge, as `reference`. None: the policy in force, by `install` or
+            `set_default_policy`, or PyTorch's.
         gradients: Whether to compare the gradients of the parameters, too.
         batches: How many times a run calls the step.
         restore: What else the step changes: see `StepState`. Parameters, buffers, gradients, random numbers, and
@@ -69,10 +70,14 @@ def compare(
     """
     if not isinstance(model, nn.Module):
         raise OptionError(f"model is the nn.Module that the step runs, got {model!r}.")
-    of_reference = Policy.of(REFERENCE if isinstance(reference, str) and reference == "fp32" else reference)
-    of_candidate = present_policy() if candidate is None else Policy.of(candidate)
+    of_reference = _policy_of(reference)
+    of_candidate = present_policy() if candidate is None else _policy_of(candidate)
     with StepRuns(step, model, batches=batches, restore=restore) as runs:
         return compare_runs(runs, of_reference, of_candidate, gradients=gradients)
+
+
+def _policy_of(policy: Policy | str) -> Policy:
+    return Policy.of(REFERENCE if isinstance(policy, str) and policy == "fp32" else policy)
 
 
 def compare_runs(

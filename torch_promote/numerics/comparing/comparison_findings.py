@@ -63,7 +63,7 @@ def _overflow(sites: list[Site]) -> str:
         return "No op by itself makes an inf or NaN of finite inputs."
     first = overflowing[0]
     more = len(overflowing) - 1
-    others = f", and {more} more {'does' if more == 1 else 'do'}" if more else ""
+    others = f"; {count(more, 'other site')} {'does' if more == 1 else 'do'} so, too" if more else ""
     return f"{spell_site(first)} makes {count(first.nonfinite, 'element')} infinite or NaN{others}."
 
 

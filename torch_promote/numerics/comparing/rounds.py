@@ -124,10 +124,13 @@ class Rounds:
         gradients: dict[str, torch.Tensor] = {}
         if self._gradients and skip == 0:
             backwards = Backwards()
+
+            def after(number: int, result: Any) -> None:
+                backwards.after_step(result, candidate.saw_backward)
+                candidate.saw_backward = False  # by the next batch
+
             with watch_gradients(self._model, backwards):
-                theirs = self._run_candidate(
-                    candidate, lambda number, result: backwards.after_step(result, candidate.saw_backward)
-                )
+                theirs = self._run_candidate(candidate, after)
             self._backwards.count += backwards.count
             gradients = backwards.gradients
         else:

@@ -60,7 +60,8 @@ def certify(
         text = "It is 1-maximal: all candidates are lowered."
     elif direction == "speed":
         text = {
-            "1-minimal": f"It is 1-maximal: with any one of the other {len(found)} lowered as well it fails.",
+            "1-minimal": "It is 1-maximal: with "
+            f"{'the other one' if len(found) == 1 else f'any one of the other {len(found)}'} lowered as well it fails.",
             "passes": "It passed, and whether more may be lowered is not known.",
         }[kind]
     else:

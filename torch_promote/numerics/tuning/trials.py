@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+from torch_promote.numerics.report.findings import count
 from torch_promote.numerics.tuning.agreement import Agreement
 from torch_promote.numerics.tuning.measured_runs import MeasuredRuns
 from torch_promote.numerics.tuning.resume import ResumeFile
@@ -78,10 +79,14 @@ class Trials:
 
     def _search(self, policy: Policy, names: frozenset[str], why: str, number: int) -> Trial:
         key = f"search {sorted(names)}" if number == 0 else key_of_held_out(names, number)
-        if key not in self._made and key not in self.earlier and self.spare() < 1:
+        if not self.is_made(key) and self.spare() < 1:
             raise OutOfBudgetError
         reference = self.more[number - 1] if number else None
         return self.make(policy, names, why, key=key, reference=reference, held_out=number)
+
+    def is_made(self, key: str) -> bool:
+        """Whether a trial was made, by an earlier process, too."""
+        return key in self._made or key in self.earlier
 
     def make(
         self,
@@ -123,7 +128,7 @@ class Trials:
         if self.group.rank == 0:
             self._file.keep(key, trial, self.runs.spent)
         verdict = "passed" if trial.passed else "failed"
-        self._show(self.runs.spent, f"{trial.why}: {len(trial.overrides)} overrides {verdict}")
+        self._show(self.runs.spent, f"{trial.why}: {count(len(trial.overrides), 'override')} {verdict}")
 
     def run(self, policy: Policy, *, held_out: int = 0, eager: bool | None = None) -> Measured:
         """Runs the step. An exception of the step becomes part of the result."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from torch_promote.numerics.comparing.comparison import Comparison
+from torch_promote.numerics.pages.spelling import spell_op
 from torch_promote.numerics.tuning import gates
 from torch_promote.numerics.tuning.candidates import bytes_of, overridable, rank_candidates, sites_of
 from torch_promote.numerics.tuning.certificate import certify
@@ -121,9 +122,10 @@ class Tuner:
         trials.more.append(reference)
         trials.reserve = self._after
         if self._memo(self._names):
+            names = ", ".join(map(spell_op, self._names_of(self._found)))
             self._notes.append(
-                f"The overrides {', '.join(self._names_of(self._found))} met the tolerance at first and failed on "
-                f"held-out batches, which then became part of the tuning; others were held out instead."
+                f"The overrides {names} met the tolerance at first and failed on held-out batches, which then "
+                f"became part of the tuning; others were held out instead."
             )
             return True
         trials.more.pop()
@@ -184,8 +186,8 @@ class Tuner:
         except OutOfBudgetError:
             budget = self._trials.runs.budget
             self._ended = (
-                f"The budget of {budget} runs was spent before more was known; a larger budget and the same file in "
-                f"resume= go on."
+                f"The budget of {budget} runs was spent before more was known. Allow more runs; with a file in "
+                f"resume=, tune goes on from those that it has made."
             )
         except KeyboardInterrupt:
             self._interrupted = True
@@ -203,13 +205,14 @@ class Tuner:
 
     def _compress(self, found: frozenset[str], spare: int) -> None:
         """Writes the tables as patterns, and runs the step under them."""
-        if self._level == "op" or self._trials.runs.left <= spare:
+        if self._level == "op":
             return
         overrides = compress(self._overrides, self._overriding)
-        if overrides == self._overrides:
+        key = f"pattern {sorted(overrides)}"
+        if overrides == self._overrides or (self._trials.runs.left <= spare and not self._trials.is_made(key)):
             return
         policy = self._overriding.policy(overrides)
-        trial = self._trials.make(policy, self._given(found), "pattern", key=f"pattern {sorted(overrides)}")
+        trial = self._trials.make(policy, self._given(found), "pattern", key=key)
         if trial.passed:
             self._overrides, self._policy = overrides, policy
 

@@ -58,7 +58,9 @@ def _subject(tuning: TuningRecords) -> str:
             _spell_candidate(", ".join(value) if isinstance(value, Mapping) else name, name, tuning)
             for name, value in tuning.overrides.items()
         ]
-    return f"{count(len(chosen), 'override')}, {_names(names)},"
+    # At level "site" a name is that of a table, of several overrides.
+    noun = "more table" if tuning.level == "site" and len(chosen) > _NAMED else ""
+    return f"{count(len(chosen), 'override')}, {_names(names, noun)},"
 
 
 def _spell_candidate(op: str, module: str, tuning: TuningRecords) -> str:
@@ -66,10 +68,10 @@ def _spell_candidate(op: str, module: str, tuning: TuningRecords) -> str:
     return {"op": spell_op(op), "module": place}.get(tuning.level, f"{spell_op(op)} in {place}")
 
 
-def _names(names: Iterable[str]) -> str:
+def _names(names: Iterable[str], noun: str = "") -> str:
     shown = list(names)
-    if len(shown) > _NAMED:
-        return f"{', '.join(shown[:_NAMED])} and {len(shown) - _NAMED} more"
+    if (more := len(shown) - _NAMED) > 0:
+        return f"{', '.join(shown[:_NAMED])} and {count(more, noun) if noun else f'{more} more'}"
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 

@@ -109,6 +109,6 @@ def _on_held_out(trials: Trials, policy: Policy, names: frozenset[str], found: V
     else:
         found.texts.append(f"On {batches} it does not meet the tolerance: {verdict}.")
         found.notes.append(
-            f"Held-out batches do not meet the tolerance: {verdict}. Tune with more batches than "
-            f"{trials.runs.batches}, or with a smaller tolerance than what you need."
+            f"Held-out batches do not meet the tolerance: {verdict}. Tune with more batches than {number}, "
+            f"or with a tolerance that is smaller than the one you need."
         )
