@@ -106,6 +106,9 @@ def test_whether_the_step_takes_a_number(step: Any, takes_number: bool) -> None:
     ("arguments", "text"),
     [
         ({"step": 5}, "step is a function that runs a step and returns its loss, got 5"),
+        ({"step": X}, "returns its loss, got a Tensor. Pass the function itself."),
+        ({"restore": 5}, "restore is a tuple or list of what else the step changes, got int. Write restore="),
+        ({"restore": X}, "got Tensor"),
         ({"step": lambda a, b: 1}, "but this one needs a, b. Bind its arguments, with functools.partial or a lambda"),
         ({"step": lambda *, a: 1}, "but this one needs a. Bind"),
         ({"model": "a model"}, "model is an nn.Module, got 'a model'"),

@@ -22,7 +22,7 @@ def test_a_tolerance_below_the_noise_floor_is_refused() -> None:
         count += 1
         return step() * (1 + 0.01 * count)
 
-    with pytest.raises(tp.NoiseFloorError, match=r"differ by more than the tolerance: loss 0.0\d+ \(tolerance 0.001\)"):
+    with pytest.raises(tp.NoiseFloorError, match=r"differ by more than the tolerance: loss 0.0\d+ \(tolerance 1e-3\)"):
         tp.tune(noisy, model=model, tolerance=1e-3)
 
 
@@ -49,7 +49,7 @@ def test_a_step_that_float32_does_not_cure_is_refused() -> None:
     def other() -> torch.Tensor:
         return step() + (1 if next(calls) > 2 else 0)
 
-    with pytest.raises(tp.Fp32FailsError, match=r"with all 6 candidates in float32 .*: loss \S+ \(tolerance 0.0001\)"):
+    with pytest.raises(tp.Fp32FailsError, match=r"with all 6 candidates in float32 .*: loss \S+ \(tolerance 1e-4\)"):
         tp.tune(other, model=model, tolerance=1e-4)
 
 

@@ -147,6 +147,11 @@ def sites_of(*places: tuple[str, str]) -> list[Candidate]:
     return [Candidate(f"{module or '(model)'}: {op}", op, module, 0.0) for op, module in places]
 
 
+def test_reprs_count() -> None:
+    assert repr(small_tuning()) == "<Tuning: 1 override, met, 9 of 60 runs>"
+    assert repr(small_tuning().comparison).endswith(", 1 metric>")
+
+
 def test_candidates_are_named_by_level() -> None:
     sites = sites_of(("aten::softmax", "blocks.0.attn"), ("aten::mul", ""), ("aten::mul", "head"))
     table = {"blocks.0.attn": {"aten::softmax": "fp32"}, "": {"aten::mul": "fp32"}}

@@ -16,6 +16,7 @@ from torch_promote.numerics.comparing.comparison_plot import plot_comparison
 from torch_promote.numerics.comparing.comparison_records import ComparisonRecords, GradientError, Metric
 from torch_promote.numerics.comparing.comparison_text import comparison_text
 from torch_promote.numerics.pages.saving import read_json, save_as, to_json
+from torch_promote.numerics.report.findings import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,7 +101,7 @@ class Comparison(ComparisonRecords):
         return comparison_text(self)
 
     def __repr__(self) -> str:
-        return f"<Comparison: {len(self.sites):,} sites, {len(self.metrics):,} metrics>"
+        return f"<Comparison: {count(len(self.sites), 'site')}, {count(len(self.metrics), 'metric')}>"
 
     def _repr_html_(self) -> str:
         return embed_comparison(self, str(self))

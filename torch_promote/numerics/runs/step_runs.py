@@ -73,13 +73,19 @@ class StepRuns:
         eager: bool = True,
     ) -> None:
         if not callable(step):
-            raise OptionError(f"step is a function that runs a step and returns its loss, got {step!r}.")
+            got = f"a {type(step).__name__}. Pass the function itself" if isinstance(step, torch.Tensor) else repr(step)
+            raise OptionError(f"step is a function that runs a step and returns its loss, got {got}.")
         if model is not None and not isinstance(model, nn.Module):
             raise OptionError(f"model is an nn.Module, got {model!r}.")
         if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
             raise OptionError(f"batches is how many times a run calls step, 1 or more, got {batches!r}.")
         if dtype is not None and dtype not in (torch.float16, torch.bfloat16):
             raise OptionError(f"dtype is torch.float16 or torch.bfloat16, or None for the regions' own, got {dtype!r}.")
+        if not isinstance(restore, Iterable) or isinstance(restore, torch.Tensor):
+            raise OptionError(
+                f"restore is a tuple or list of what else the step changes, got {type(restore).__name__}. Write "
+                f"restore=(...,) with a comma for one object."
+            )
         self.step = step
         self.model = model
         self.batches = batches

@@ -74,7 +74,9 @@ class ResumeFile:
         if self._path.exists():
             self.kept = self._read()
         elif not self._path.absolute().parent.is_dir():
-            raise OptionError(f"resume={str(self._path)!r} cannot be written: there is no folder of that name.")
+            raise OptionError(
+                f"resume={str(self._path)!r} cannot be written: there is no folder of that name. Create it first."
+            )
 
     def _read(self) -> Kept:
         assert self._path is not None

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from torch_promote.numerics.pages.saving import read_json, save_as, to_json
+from torch_promote.numerics.report.findings import count
 from torch_promote.numerics.tuning.tuning_data import FORMAT, VERSION, fields_from_dict, tuning_to_dict
 from torch_promote.numerics.tuning.tuning_page import embed_tuning, make_tuning_page
 from torch_promote.numerics.tuning.tuning_plot import plot_tuning
@@ -91,8 +92,8 @@ class Tuning(TuningRecords):
         return tuning_text(self)
 
     def __repr__(self) -> str:
-        met = "met" if self.met else "not met"
-        return f"<Tuning: {len(self.overrides):,} overrides, {met}, {self.runs:,} of {self.budget:,} runs>"
+        met, runs = "met" if self.met else "not met", count(self.budget, "run")
+        return f"<Tuning: {count(len(self.overrides), 'override')}, {met}, {self.runs:,} of {runs}>"
 
     def _repr_html_(self) -> str:
         return embed_tuning(self, str(self))

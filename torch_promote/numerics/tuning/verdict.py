@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torch_promote.errors import OptionError, StepError, did_you_mean
+from torch_promote.numerics.pages.spelling import spell_tolerance
 from torch_promote.numerics.runs.results import distances, read_result
 
 __all__ = ["Judge", "Measured", "Results", "describe"]
@@ -152,7 +153,7 @@ class Judge:
         return all(errors.get(name, math.inf) <= limit for name, limit in self.tolerance.items())
 
     def describe(self, errors: Mapping[str, float]) -> str:
-        """Returns errors and what is allowed, as text: "loss 0.02 (tolerance 0.001)"."""
+        """Returns errors and what is allowed, as text: "loss 0.02 (tolerance 1e-3)"."""
         return describe({name: errors.get(name, math.inf) for name in self.tolerance}, self.tolerance)
 
 
@@ -161,10 +162,15 @@ def describe(errors: Mapping[str, float], tolerance: Mapping[str, float]) -> str
 
     Example:
         >>> describe({"loss": 0.02, "output": 0.5}, {"loss": 0.001, "output": 0.1})
-        'loss 0.02 (tolerance 0.001), output 0.5 (tolerance 0.1)'
+        'loss 0.02 (tolerance 1e-3), output 0.5 (tolerance 0.1)'
     """
     shown = sorted(errors, key=lambda name: -errors[name] / tolerance[name])
-    return ", ".join(f"{name} {errors[name]:.3g} (tolerance {tolerance[name]:g})" for name in shown)
+    return ", ".join(f"{name} {_digits(errors[name])} (tolerance {spell_tolerance(tolerance[name])})" for name in shown)
+
+
+def _digits(error: float) -> str:
+    """Three digits, so that an error near its tolerance does not look equal to it."""
+    return spell_tolerance(float(f"{error:.3g}"))
 
 
 def _is_tolerance(value: Any) -> bool:
