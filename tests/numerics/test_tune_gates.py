@@ -26,6 +26,17 @@ def test_a_tolerance_below_the_noise_floor_is_refused() -> None:
         tp.tune(noisy, model=model, tolerance=1e-3)
 
 
+def test_the_first_call_that_differs_is_named() -> None:
+    model, step = scaled()
+    seeds = iter(range(100))
+
+    def noisy() -> torch.Tensor:
+        return step() * torch.rand((), generator=torch.Generator().manual_seed(next(seeds)))
+
+    with pytest.raises(tp.TorchPromoteError, match=r"first: the results of aten::rand\.generator in the model, call 1"):
+        tp.tune(noisy, model=model, tolerance=1e-3)
+
+
 def test_a_step_with_little_noise_is_tuned() -> None:
     model, step = scaled()
     count = 0

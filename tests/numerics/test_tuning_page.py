@@ -36,7 +36,7 @@ def test_the_page_has_all_parts_in_its_text() -> None:
     assert "Overrides 1 of 3 candidates Error of loss 2e-5 allowed 1e-3 On held-out batches 4e-5" in parts["numbers"]
     assert "Runs 9 of 60, 1.6 s" in parts["numbers"]
     assert '[all] "aten::softmax.int" = "fp32"' in parts["policy"]
-    assert 'torch_promote.set_default_policy("mine.toml")' in parts["policy"]
+    assert 'torch_promote.install(policy="mine.toml")' in parts["policy"]
     assert "loss 1e-3 2e-5 4e-5 – 0" in parts["proof"]  # noqa: RUF001
     assert "It is a minimum: the only smaller set" in parts["proof"]
     assert "1 override (softmax): predicted 1e-5, measured 2e-5" in parts["charts"]

@@ -32,7 +32,10 @@ from torch_promote.numerics.runs.step_runs import Results, StepRuns
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = ["Rounds"]
+__all__ = ["DIFFER", "Rounds"]
+
+#: How the note begins that says so.
+DIFFER = "Two runs of the reference differ"
 
 _SiteKey = tuple[str, str]
 _LEAST = 256 << 20
@@ -233,8 +236,10 @@ class Rounds:
             for name, error in distances(one, other).items():
                 noise[name] = max(error, noise.get(name, 0.0))
         differing = [f"{name} by {error:.3g}" for name, error in noise.items() if error]
-        if self._strict and differing:
-            where = f" What differed first: {local.different}." if local.different else ""
+        where = f" What differed first: {local.different}." if differing and local.different else ""
+        if differing and not self._strict:
+            self._notes.append(f"{DIFFER}.{where}")
+        elif differing:
             raise StepError(
                 f"the step is not repeatable: two runs of the reference from the same state differ "
                 f"in {', '.join(differing)}.{where} Pass what it changes, or draws from, in "

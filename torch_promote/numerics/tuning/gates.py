@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch_promote.errors import Fp32FailsError, NoiseFloorError, NothingToTuneError, OptionError
 from torch_promote.numerics.comparing.compare import REFERENCE, compare_runs
 from torch_promote.numerics.comparing.comparison import Comparison
+from torch_promote.numerics.comparing.rounds import DIFFER
 from torch_promote.numerics.tuning.resume import Kept, ResumeFile, digest
 from torch_promote.numerics.tuning.trials import Trials
 from torch_promote.numerics.tuning.tuning import Trial
@@ -100,18 +101,19 @@ def _reference_again(trials: Trials, kept: Kept, state: Mapping[str, str]) -> Re
     return measured.results
 
 
-def check_noise(noise: Mapping[str, float], judge: Judge) -> None:
-    """Checks that the tolerance can be told from noise.
+def check_noise(noise: Mapping[str, float], judge: Judge, notes: Sequence[str]) -> None:
+    """Checks that the tolerance can be told from noise. The comparison's notes name the first call that differed.
 
     Raises:
         NoiseFloorError: It cannot.
     """
     below = {name: error for name, error in noise.items() if error > judge.tolerance.get(name, float("inf"))}
     if below:
+        where = [f" {note.partition('. ')[2]}" for note in notes if note.startswith(DIFFER)]
         raise NoiseFloorError(
             f"two runs of the reference from the same state differ by more than the tolerance: "
-            f"{describe(below, judge.tolerance)}. Raise the tolerance above that, or make the step repeatable: "
-            f"torch.use_deterministic_algorithms(True), restore=(...) for what it changes or draws from."
+            f"{describe(below, judge.tolerance)}.{''.join(where)} Raise the tolerance above that, or make the step "
+            f"repeatable: torch.use_deterministic_algorithms(True), restore=(...) for what it changes or draws from."
         )
 
 

@@ -143,7 +143,7 @@ class Tuner:
         self._comparison, self._noise, untuned = gates.first_runs(
             trials, self._file, self._base, after + 1 + self._is_speed
         )
-        gates.check_noise(self._noise, trials.judge)
+        gates.check_noise(self._noise, trials.judge, self._comparison.notes)
         sites, others = overridable(self._comparison.sites, self._overriding.value, self._overriding.closed)
         others += self._overriding.choose_from(sites)
         ranked = rank_candidates(self._overriding.sites, self._level, self._seed, by_bytes=self._is_speed)

@@ -175,9 +175,9 @@ def spell_use(tuning: TuningRecords) -> str:
         return (
             'policy = torch_promote.Policy.load("mine.toml")\n'
             "policy.apply_to(model)\n"
-            "torch_promote.set_default_policy(policy)"
+            "torch_promote.install(policy=policy)"
         )
-    return 'torch_promote.set_default_policy("mine.toml")'
+    return 'torch_promote.install(policy="mine.toml")'
 
 
 def error_of(errors: Mapping[str, float], tuning: TuningRecords) -> float:
