@@ -106,7 +106,7 @@ class Layers(nn.Module):
 class Slices(nn.Module):
     """Every length of one parameter, as a decoder's positions or a growing vocabulary have it."""
 
-    def __init__(self, length: int = 256) -> None:
+    def __init__(self, length: int = 96) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(length, 64))
 
