@@ -45,7 +45,7 @@ def plot_tuning(tuning: TuningRecords, axes: Axes | None = None) -> Figure:
     limit = tolerance_line(tuning)
     errors = [error_of(trial.errors, tuning) for trial in trials]
     finite = [value for value in [*errors, limit] if 0 < value < math.inf] or [1.0]
-    low, high = min(finite) / 5, max(finite) * 5
+    low, high = max(min(finite) / 5, 1e-300), min(max(finite) * 5, 1e300)  # inside of what an axis can show
 
     def drawn(error: float) -> float:
         return min(max(error, low), high) if error == error else high
