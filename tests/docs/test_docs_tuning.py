@@ -10,6 +10,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 WRITTEN = [{"comparison.html", "comparison.json"}, {"mine.toml", "tuning.html"}, set[str](), {"mine.toml"}]
 
 
+@pytest.mark.usefixtures("nothing_installed")
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_the_code_runs(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -17,9 +17,9 @@ def nothing_left_behind() -> Any:
         stance = torch._dynamo.eval_frame._stance.stance
         dtypes = [torch.get_autocast_dtype(device) for device in ("cpu", "cuda")]
         hooks = dict(_global_optimizer_pre_hooks), dict(_global_optimizer_post_hooks)
-        return tp.default_policy(), tp.installed(), stance, dtypes, hooks, torch.is_grad_enabled()
+        # A step that installs the same again may leave an equal installation.
+        return tp.default_policy(), repr(tp.installed()), stance, dtypes, hooks, torch.is_grad_enabled()
 
     before = present()
     yield
     assert present() == before
-    assert tp.installed() is before[1]

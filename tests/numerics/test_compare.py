@@ -353,6 +353,7 @@ def test_what_the_step_changes_is_restored() -> None:
         return loss.detach()
 
     step()
+    in_force = tp.installed(), tp.default_policy()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state, random = torch.get_rng_state(), [one["step"].item() for one in optimizer.state.values()]
     tp.compare(step, model=model, restore=[drawn], gradients=True)
@@ -360,13 +361,13 @@ def test_what_the_step_changes_is_restored() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert [one["step"].item() for one in optimizer.state.values()] == random
     assert drawn == [0]
-    assert (tp.installed(), tp.default_policy()) == (None, None)
+    assert (tp.installed(), tp.default_policy()) == in_force
     assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C._dispatch_key_parse("PythonTLSSnapshot"))
 
 
 def test_an_error_in_the_step_leaves_nothing_on() -> None:
     model = chain(0, 2, {})
-    weight = model[0].weight.detach().clone()
+    weight, in_force = model[0].weight.detach().clone(), (tp.installed(), tp.default_policy())
 
     def step() -> torch.Tensor:
         with torch.no_grad():
@@ -376,7 +377,7 @@ def test_an_error_in_the_step_leaves_nothing_on() -> None:
     with pytest.raises(ZeroDivisionError):
         tp.compare(step, model=model)
     assert torch.equal(model[0].weight, weight)
-    assert (tp.installed(), tp.default_policy()) == (None, None)
+    assert (tp.installed(), tp.default_policy()) == in_force
 
 
 def test_gradients_are_those_that_the_runs_gave() -> None:
