@@ -25,9 +25,10 @@ Programs
     forking: forks a process again and again while its threads work.
     fast_cast: one cast by itself, its bits, and which kernel made it.
     random_programs: random programs that use one weight in many ways.
-    planted_sites: models with ops that lose accuracy in a lower dtype, at known places.
+    planted_sites: models with ops that lose accuracy in a lower dtype, at known places, and steps of them.
     overflowing_steps: a step that needs one override.
     planted_steps: steps with custom ops that lose accuracy, at random places.
+    nonfinite_blocks: blocks of find_nonfinite, and a fixture that checks what they leave.
     nonfinite_programs: random programs with a planted fault that makes an inf or a NaN.
     models: small models that use weights in different ways.
     persistent_casts: products with a weight whose casts outlive the region.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
-__all__ = ["Cancels", "Overflows", "chain", "ranks_agree"]
+import torch_promote as tp
+
+__all__ = ["INPUTS", "Cancels", "Overflows", "by_place", "chain", "half", "ranks_agree", "step_of"]
+
+INPUTS = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 
 
 @torch.library.custom_op("planted_sites::cancel", mutates_args=())
@@ -53,3 +59,23 @@ def ranks_agree(ours: list[float], theirs: list[float]) -> float:
     """Spearman's rank correlation."""
     first, second = (torch.tensor(one, dtype=torch.float64).argsort().argsort().double() for one in (ours, theirs))
     return float(torch.corrcoef(torch.stack([first, second]))[0, 1])
+
+
+def half() -> torch.autocast:
+    """A region in float16."""
+    return torch.autocast("cpu", torch.float16)
+
+
+def step_of(model: nn.Module) -> Callable[[], torch.Tensor]:
+    """A step that returns a loss with a graph."""
+
+    def step() -> torch.Tensor:
+        with half():
+            return model(INPUTS).square().mean()  # type: ignore[no-any-return]
+
+    return step
+
+
+def by_place(comparison: tp.Comparison) -> dict[tuple[str, str], tp.Site]:
+    """The sites by module and op."""
+    return {(site.module, site.op): site for site in comparison.sites}

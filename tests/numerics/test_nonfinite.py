@@ -7,7 +7,6 @@ import json
 import math
 import pickle
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,54 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import torch_promote as tp
-from torch_promote import _C
+from helpers.nonfinite_blocks import HALF, NAN, big, find, nothing_is_left, origin_of
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.errors import OptionError
-from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteError, NonfiniteReport, find_nonfinite
+from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteError, find_nonfinite
 from torch_promote.numerics.trace import trace
-from torch_promote.regions.defaults import default_policy
-from torch_promote.regions.installation import installed
 
-INF, NAN = float("inf"), float("nan")
-HALF = torch.float16
-
-
-def find(program: Callable[[], Any], **options: Any) -> NonfiniteReport:
-    with find_nonfinite(**options) as report:
-        program()
-    return report
-
-
-def origin_of(program: Callable[[], Any]) -> tuple[str, str, str] | None:
-    origin = find(program).origin
-    return None if origin is None else (origin.op, origin.inner, origin.kind)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Any:
-    """Compares what a block might leave switched on."""
-
-    def state() -> tuple[Any, ...]:
-        modules = torch.nn.modules.module
-        key = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
-        return (
-            len(modules._global_forward_hooks),
-            len(modules._global_forward_pre_hooks),
-            torch._C._dispatch_tls_is_dispatch_key_included(key),
-            default_policy(),
-            installed(),
-        )
-
-    before = state()
-    yield
-    assert state() == before
-    observer = _C.swap_observer(None)
-    _C.swap_observer(observer)
-    assert observer is None
-
-
-def big(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.full((4, 4), value, dtype=dtype)
+__all__ = ["nothing_is_left"]  # a fixture
 
 
 def test_op_and_the_op_inside_it() -> None:
@@ -131,78 +89,6 @@ def test_line_module_phase_and_node() -> None:
     assert (report.origin.module, report.origin.phase, report.origin.node) == ("1.0", "backward", "SqrtBackward0")
     assert Path(report.origin.line.rpartition(":")[0]).name == "test_nonfinite.py"
     assert report.origin.call.op == report.origin.op == "aten::div"
-
-
-def test_a_composite_op_may_use_infinite_values() -> None:
-    x = torch.randn(1, 2, 4, 8)
-    hidden = torch.ones(4, 4).triu(1) == 0
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        assert origin_of(lambda: nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=hidden)) is None
-        assert origin_of(lambda: nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)) is None
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: big(0.0).masked_fill(torch.eye(4) > 0, -INF),
-        lambda: big(0.0).masked_fill_(torch.eye(4) > 0, -INF),
-        lambda: torch.where(torch.eye(4) > 0, -INF, 0.0),
-        lambda: torch.full((2,), -INF).exp(),
-        lambda: torch.tensor(-INF) + 1,
-        lambda: torch.full_like(torch.ones(2), INF).neg(),
-        lambda: big(1.0).fill_(-INF).triu(1).add(1),
-        lambda: nn.functional.pad(big(1.0), (1, 1), value=-INF).softmax(-1),
-        lambda: big(1.0).clamp(max=INF),
-        lambda: torch.full((2, 2), torch.finfo(torch.float32).min).triu(1).half().softmax(-1),
-        lambda: (big(-100.0, HALF) + big(torch.finfo(HALF).min, HALF).triu(1)).softmax(-1),
-        lambda: nn.Transformer.generate_square_subsequent_mask(3).softmax(-1),
-        lambda: torch.full((3,), -INF).logsumexp(0),
-        lambda: big(1.0).scatter(1, torch.zeros(4, 1, dtype=torch.int64), -INF),
-        lambda: big(1.0).index_fill(0, torch.tensor([1]), -INF).amax(1),
-    ],
-)
-def test_masks_are_no_alarm(make: Callable[[], Tensor]) -> None:
-    report = find(make)
-    assert not report.found, str(report)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.full((2,), -INF).softmax(-1),
-        lambda: torch.full((2,), -INF) * 0,
-        lambda: torch.full((2,), NAN),
-        lambda: torch.tensor(INF) - INF,
-        lambda: big(1.0).masked_fill(torch.eye(4) > 0, NAN),
-        lambda: torch.zeros(2) / 0,
-    ],
-)
-def test_a_nan_always_is_an_alarm(make: Callable[[], Tensor]) -> None:
-    report = find(make)
-    assert report.origin is not None, str(report)
-    assert report.origin.kind == "mathematics", str(report)
-
-
-def test_infinite_values_that_end_in_integers_are_no_alarm() -> None:
-    def bucket(position: Tensor) -> Tensor:
-        large = (torch.log(position.float() / 8) / 2.77 * 8).to(torch.int64)
-        return torch.where(position < 8, position, large.clamp(max=15))
-
-    positions = torch.arange(20)
-    report = find(lambda: (bucket(positions), bucket(positions)))
-    assert not report.found, str(report)
-    assert [(one.kind, one.op, one.count) for one in report.benign] == [("integers", "aten::log", 2)]
-    several = find(lambda: [log.long() for log in [torch.zeros(2).log(), torch.zeros(2).log2()]])
-    assert not several.found, str(several)
-    # Only some of the values end there.
-    assert origin_of(lambda: [log := torch.log(torch.zeros(2)), log.long()][0].sum()) is not None
-    assert origin_of(lambda: (bucket(positions), torch.zeros(2).log())) is not None
-    assert origin_of(lambda: (bucket(positions), torch.zeros(2).div(0))) == (
-        "aten::div",
-        "aten::div.Tensor",
-        "mathematics",
-    )
-    assert origin_of(lambda: torch.log(torch.zeros(2)).relu()) is not None
 
 
 def test_nan_in_the_data_has_a_kind_of_its_own() -> None:
@@ -399,25 +285,3 @@ def test_a_model_that_was_not_called() -> None:
         "The model that was passed was not called in the block, so calls have no module paths. "
         "Pass the module that the program calls, such as the wrapped one, or none."
     ]
-
-
-LOWEST = torch.full((4, 4), torch.finfo(torch.float32).min)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: torch.matmul(LOWEST, torch.ones(4, 4)),
-        lambda: nn.functional.linear(torch.ones(4, 4), torch.ones(4, 4), LOWEST[0]),
-        lambda: nn.functional.conv1d(torch.ones(1, 4, 4), torch.ones(4, 4, 1), LOWEST[0]),
-    ],
-)
-def test_the_lowest_number_that_autocast_casts_for_a_composite_op(call: Callable[[], Any]) -> None:
-    """It stands for -inf in masks, and the ops inside get -inf. A number of that size that is none is a fault."""
-    with find_nonfinite() as report, tp.my_autocast("cpu", torch.float16):
-        call()
-    assert (report.origin, {one.kind for one in report.benign}) == (None, {"mask"})
-    with find_nonfinite() as report, tp.my_autocast("cpu", torch.float16):
-        torch.matmul(LOWEST / 4, torch.ones(4, 4))
-    assert report.origin is not None
-    assert report.origin.kind == "overflow in a cast"
