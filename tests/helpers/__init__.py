@@ -77,6 +77,7 @@ Commands and checks
     made_up_traces: reports of made-up calls, for the tests of pages, files and plots.
     parsed_pages: pages of reports, parsed, and checks that hold for every page.
     nothing_left: a fixture that checks that runs of a step leave no policy, hook, stance or dtype behind.
+    step_products: steps that are one product in a region, and its dtype in a run.
     state_bits: the bits of models, optimizers and generators, to compare before and after.
     targets: files with functions that return a model and a step.
     made_up_comparisons: comparisons of made-up sites, for the tests of texts, pages and files.

@@ -13,30 +13,11 @@ from torch import nn
 
 import torch_promote as tp
 from helpers.nothing_left import nothing_left_behind
+from helpers.step_products import BFLOAT16, FLOAT16, FLOAT32, OFF, STOCK, X, dtype_of, product
 from torch_promote.errors import OptionError, RegionError, StepError
 from torch_promote.numerics.runs.step_runs import StepRuns
 
 __all__ = ["nothing_left_behind"]  # a fixture
-
-OFF, STOCK = tp.Policy.named("off"), tp.Policy.stock()
-BFLOAT16, FLOAT32, FLOAT16 = torch.bfloat16, torch.float32, torch.float16
-X = torch.ones(2, 2)
-
-
-def product() -> torch.Tensor:
-    with tp.my_autocast("cpu"):
-        return X @ X
-
-
-def stock_product() -> torch.Tensor:
-    with torch.autocast("cpu"):
-        return X @ X
-
-
-def dtype_of(runs: StepRuns, policy: tp.Policy, **more: Any) -> torch.dtype:
-    [result] = runs.run(policy, **more)
-    [tensor] = result.values()
-    return tensor.dtype
 
 
 # --- calls of the step
