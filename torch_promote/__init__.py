@@ -65,6 +65,7 @@ from torch_promote.errors import (
     UnsupportedDeviceError,
 )
 from torch_promote.integrations import compile as _compile
+from torch_promote.integrations import compile_regions as _compile_regions
 from torch_promote.integrations import cuda_graphs as _cuda_graphs
 from torch_promote.integrations import higher_order as _higher_order
 from torch_promote.integrations import optimizers as _kept_casts
@@ -78,6 +79,7 @@ from torch_promote.policy.policy import Policy
 from torch_promote.promoting.lint import PromotionEvent, PromotionKind
 from torch_promote.promoting.promotion import promotion
 from torch_promote.regions.autocast import my_autocast
+from torch_promote.regions.base import Region as _Region
 from torch_promote.regions.cache import cache_info, clear_cache
 from torch_promote.regions.defaults import (
     RegisteredPolicy,
@@ -118,7 +120,8 @@ if TYPE_CHECKING:
     )
 
 if keep_package():  # not in a second import
-    _compile.install(my_autocast, promotion)
+    _compile.install()
+    _compile_regions.install(_Region, my_autocast, promotion)
     _kept_casts.keep_from_replaying_modes()
     _kept_casts.forget_after_steps()
     _unversioned_writes.install()

@@ -21,15 +21,16 @@ void drop(std::shared_ptr<CastEntry>& place) {
 
 } // namespace
 
-std::shared_ptr<CastEntry> ActivationCache::find(const Source& source, at::ScalarType dtype) {
-  for (auto& place : entries_) {
+std::shared_ptr<CastEntry> ActivationCache::find(const Source& source, at::ScalarType dtype, uint64_t capture) {
+  for (size_t at = 0; at < kCount; ++at) {
+    std::shared_ptr<CastEntry>& place = entries_[at];
     if (place != nullptr && place->is_dead()) {
       drop(place);
     }
     if (place == nullptr || !place->is_owned_by(source.impl) || place->dtype() != dtype) {
       continue;
     }
-    if (place->is_fresh(source) && !place->data().is_freed()) {
+    if (captures_[at] == capture && place->is_fresh(source) && !place->data().is_freed()) {
       return place;
     }
     drop(place);
@@ -37,19 +38,19 @@ std::shared_ptr<CastEntry> ActivationCache::find(const Source& source, at::Scala
   return nullptr;
 }
 
-void ActivationCache::insert(std::shared_ptr<CastEntry> entry, const CastTime& made) {
+void ActivationCache::insert(std::shared_ptr<CastEntry> entry, uint64_t capture, const CastTime& made) {
   std::shared_ptr<CastEntry> gone;
   const std::lock_guard<std::mutex> lock(casts_mutex());
   if (made.stock_clears != stock_clears) {
     return; // too late for the thread that frees all casts
   }
-  const auto empty = std::find(entries_.begin(), entries_.end(), nullptr);
-  if (empty != entries_.end()) {
-    *empty = std::move(entry);
-    return;
+  auto place = std::find(entries_.begin(), entries_.end(), nullptr);
+  if (place == entries_.end()) {
+    place = entries_.begin() + static_cast<ptrdiff_t>(next_);
+    next_ = (next_ + 1) % kCount;
   }
-  gone = std::exchange(entries_[next_], std::move(entry));
-  next_ = (next_ + 1) % kCount;
+  gone = std::exchange(*place, std::move(entry));
+  captures_[static_cast<size_t>(place - entries_.begin())] = capture;
 }
 
 void ActivationCache::take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone) {
@@ -81,6 +82,7 @@ void ActivationCache::take_memory(std::vector<CastMemory>& gone) {
 
 void ActivationCache::swap(ActivationCache& other) {
   entries_.swap(other.entries_);
+  captures_.swap(other.captures_);
   std::swap(next_, other.next_);
 }
 

@@ -17,9 +17,10 @@ namespace torch_promote {
 // long as autograd has saved it.
 class ActivationCache {
  public:
-  // Null if there is none. Also drops casts of activations that have died.
-  std::shared_ptr<CastEntry> find(const Source& source, at::ScalarType dtype);
-  void insert(std::shared_ptr<CastEntry> entry, const CastTime& made);
+  // Null if there is none from this capture, or from outside of captures. Also drops casts of activations that have
+  // died.
+  std::shared_ptr<CastEntry> find(const Source& source, at::ScalarType dtype, uint64_t capture);
+  void insert(std::shared_ptr<CastEntry> entry, uint64_t capture, const CastTime& made);
   // Takes out the casts of what was written to.
   void take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone);
   void drop_if(bool (*test)(const CastEntry&));
@@ -37,6 +38,7 @@ class ActivationCache {
   using Entries = std::array<std::shared_ptr<CastEntry>, kCount>;
 
   Entries entries_;
+  std::array<uint64_t, kCount> captures_{}; // of the entries
   size_t next_ = 0;
 };
 

@@ -38,10 +38,15 @@ SourceSignature::SourceSignature(const Source& source)
   if (source.plain) {
     const at::TensorImpl& impl = source.impl;
     storage_.emplace(impl.unsafe_storage().getWeakStorageImpl());
-    data_ = impl.data();
+    data_ = impl.unsafe_storage().data();
     offset_ = impl.storage_offset();
-    sizes_ = impl.sizes();
-    strides_ = impl.strides();
+    const at::IntArrayRef sizes = impl.sizes();
+    const at::IntArrayRef strides = impl.strides();
+    geometry_.resize_for_overwrite(2 * sizes.size());
+    for (size_t dim = 0; dim < sizes.size(); ++dim) {
+      geometry_[2 * dim] = sizes[dim];
+      geometry_[2 * dim + 1] = strides[dim];
+    }
   }
 }
 
@@ -51,13 +56,12 @@ bool SourceSignature::matches(const Source& source) const {
       storage_.has_value() != source.plain) {
     return false;
   }
-  return !storage_.has_value() || (same_storage(impl) && data_ == impl.data() && is_same_part(impl));
+  return !storage_.has_value() || (same_storage(impl) && data_ == impl.unsafe_storage().data() && is_same_part(impl));
 }
 
-CastData::CastData(SourceSignature signature, const Source& source, const at::Tensor& cast)
-    : signature_(std::move(signature)),
-      plain_(torch_promote::is_plain(*cast.unsafeGetTensorImpl())),
-      dtype_(cast.scalar_type()) {
+void CastData::fill(const Source& source, const at::Tensor& cast) {
+  plain_ = torch_promote::is_plain(*cast.unsafeGetTensorImpl());
+  dtype_ = cast.scalar_type();
   if (!plain_) {
     memory_.held = cast;
     return;

@@ -31,7 +31,17 @@ class SourceSignature {
   // Whether the tensor is the same part of its storage. This is how a view is recognized, of which each use makes a new
   // tensor.
   bool is_same_part(const at::TensorImpl& impl) const {
-    return offset_ == impl.storage_offset() && sizes_ == impl.sizes() && strides_ == impl.strides();
+    const at::IntArrayRef sizes = impl.sizes();
+    const at::IntArrayRef strides = impl.strides();
+    if (offset_ != impl.storage_offset() || geometry_.size() != 2 * sizes.size()) {
+      return false;
+    }
+    for (size_t dim = 0; dim < sizes.size(); ++dim) { // shorter than two calls of memcmp
+      if (geometry_[2 * dim] != sizes[dim] || geometry_[2 * dim + 1] != strides[dim]) {
+        return false;
+      }
+    }
+    return true;
   }
   bool same_storage(const at::TensorImpl& impl) const {
     return impl.has_storage() && storage() != nullptr && storage() == impl.unsafe_storage().unsafeGetStorageImpl();
@@ -47,8 +57,7 @@ class SourceSignature {
   std::optional<WeakStorage> storage_; // of a plain source; the members below are valid with it
   const void* data_ = nullptr;
   int64_t offset_ = 0;
-  c10::DimVector sizes_;
-  c10::DimVector strides_;
+  c10::SmallVector<int64_t, 2 * c10::kDimVectorStaticSize> geometry_; // size and stride of each dimension
 };
 
 // Keeps the memory of a cast.
@@ -75,8 +84,13 @@ static_assert(std::is_nothrow_move_constructible_v<CastMemory>);
 // threads may free the memory: see NOTE [ Casts and other threads ].
 class CastData {
  public:
-  // `signature` is that of the source before the cast. (The cast may run Python that changes the source.)
-  CastData(SourceSignature signature, const Source& source, const at::Tensor& cast);
+  // Before the cast, which may run Python that changes the source. `fill` takes the cast, unless it is not to be kept.
+  explicit CastData(const Source& source) : signature_(source) {}
+  void fill(const Source& source, const at::Tensor& cast);
+  // A cast that was made of a source with this signature.
+  CastData(const SourceSignature& signature, const Source& source, const at::Tensor& cast) : signature_(signature) {
+    fill(source, cast);
+  }
 
   // Whether the data is still the cast of `source`.
   bool is_unchanged(const Source& source) const;
@@ -129,8 +143,8 @@ class CastData {
 
  private:
   SourceSignature signature_;
-  bool plain_;
-  at::ScalarType dtype_;
+  bool plain_ = false;
+  at::ScalarType dtype_ = at::ScalarType::Undefined;
   CastMemory memory_;
   // The members below describe a plain cast.
   std::optional<WeakStorage> storage_;

@@ -11,16 +11,23 @@
 
 namespace torch_promote {
 
-CastEntry::CastEntry(const at::TensorBase& owner, CastData data, const at::Tensor& cast, Reuse reuse, uint64_t epoch)
-    : owner_address_(owner.unsafeGetTensorImpl()), data_(std::move(data)), reuse_(reuse), epoch_(epoch) {
+CastEntry::CastEntry(const at::TensorBase& owner, const Source& source, Reuse reuse, uint64_t epoch)
+    : owner_address_(owner.unsafeGetTensorImpl()), data_(source), reuse_(reuse), epoch_(epoch) {
   if (epoch != 0) {
     meta_.emplace(weak_meta_of(owner));
   } else {
     owner_.emplace(owner.getIntrusivePtr());
   }
-  if (data_.is_plain() && reuse == Reuse::shared_grad_fn) {
-    remember_node_of(cast);
-    if (!sequence_nr_.has_value() && !at::GradMode::is_enabled()) {
+}
+
+void CastEntry::fill(const Source& source, const at::Tensor& cast) {
+  data_.fill(source, cast);
+  if (data_.is_plain() && reuse_ == Reuse::shared_grad_fn) {
+    if (const NodePtr* node = node_of(cast)) {
+      cast_.emplace(cast.getIntrusivePtr());
+      node_.emplace(*node);
+      sequence_nr_ = (*node)->sequence_nr();
+    } else if (!at::GradMode::is_enabled()) {
       // Stock makes the node here, for uses after no_grad. The node that ours makes later gets the same number.
       sequence_nr_ = next_sequence_nr();
     }
@@ -56,27 +63,22 @@ at::Tensor CastEntry::use_in_same_graph(const Source& source) {
   if (!cast.defined()) {
     return cast;
   }
+  std::optional<WeakTensor> weak_cast(cast.getIntrusivePtr());
   if (NodePtr node = node_.has_value() ? node_->lock() : NodePtr(); node != nullptr) {
     attach_node(cast, std::move(node));
-  } else {
-    // The first node's number, as if that node were still alive: the engine sums in the order of the numbers.
-    attach_node(cast, source.tensor, sequence_nr_ ? *sequence_nr_ : next_sequence_nr());
+    const std::lock_guard<std::mutex> lock(casts_mutex());
+    cast_.swap(weak_cast);
+    return cast;
   }
-  remember_node_of(cast);
-  return cast;
-}
-
-void CastEntry::remember_node_of(const at::Tensor& cast) {
-  const NodePtr node = cast.grad_fn();
-  if (node == nullptr) {
-    return; // made below autograd, in the kernel of a custom op: its data can be used, and in no graph
-  }
-  std::optional<WeakTensor> weak_cast(cast.getIntrusivePtr());
+  // The first node's number, as if that node were still alive: the engine sums in the order of the numbers.
+  attach_node(cast, source.tensor, sequence_nr_ ? *sequence_nr_ : next_sequence_nr());
+  const NodePtr& node = *node_of(cast);
   std::optional<WeakNode> weak_node(node);
   const std::lock_guard<std::mutex> lock(casts_mutex());
   cast_.swap(weak_cast);
   node_.swap(weak_node);
   sequence_nr_ = node->sequence_nr();
+  return cast;
 }
 
 std::shared_ptr<CastEntry> CastEntry::copy() const {

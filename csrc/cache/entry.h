@@ -5,6 +5,7 @@
 #include "cache/weight.h"
 #include "cache/write_log.h"
 #include "cast/cast.h"
+#include "cast/pooled.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -41,9 +42,14 @@ inline constinit std::atomic<uint64_t> hand_clears = 0;
 // and functional tensors as they are, like stock, until the region ends or their source changes.
 class CastEntry {
  public:
-  // `owner` is the source, or the weight that it is a view of: the entry is dead when the owner is. `epoch` is the
-  // owner's alias_epoch before the cast, 0 if changes of it do not matter.
-  CastEntry(const at::TensorBase& owner, CastData data, const at::Tensor& cast, Reuse reuse, uint64_t epoch = 0);
+  static std::shared_ptr<CastEntry> make(
+      const at::TensorBase& owner, const Source& source, Reuse reuse, uint64_t epoch = 0) {
+    return std::allocate_shared<CastEntry>(PoolAllocator<CastEntry>(), owner, source, reuse, epoch);
+  }
+  // Before the cast; `fill` takes it. `owner` is the source, or the weight that it is a view of: the entry is dead when
+  // the owner is. `epoch` is the owner's alias_epoch, 0 if changes of it do not matter.
+  CastEntry(const at::TensorBase& owner, const Source& source, Reuse reuse, uint64_t epoch = 0);
+  void fill(const Source& source, const at::Tensor& cast);
 
   bool is_dead() const {
     return meta_.has_value() ? meta_->expired() : owner_->expired();
@@ -82,7 +88,6 @@ class CastEntry {
  private:
   CastEntry(const CastEntry&) = default;
   at::Tensor use_in_same_graph(const Source& source);
-  void remember_node_of(const at::Tensor& cast);
 
   const at::TensorImpl* owner_address_; // to compare with
   // One of the two. A weight that stock's cache does not refer to is recognized by its BackendMeta, because

@@ -62,6 +62,7 @@ void HeldCasts::clear() {
   holds.put(false);
   weights.clear();
   activations.clear();
+  batch.end();
 }
 
 void HeldCasts::drop_if(bool (*test)(const CastEntry&)) {
@@ -76,6 +77,7 @@ void HeldCasts::swap(HeldCasts& other) {
   std::swap(epoch, other.epoch);
   weights.swap(other.weights);
   activations.swap(other.activations);
+  batch.swap(other.batch);
 }
 
 void free_casts_of_all_threads() {
@@ -84,6 +86,7 @@ void free_casts_of_all_threads() {
   for (HeldCasts* casts : all_casts().sets) {
     casts->weights.take_memory(gone);
     casts->activations.take_memory(gone);
+    casts->batch.take_memory(gone);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include "cache/activation_cache.h"
 #include "cache/stock_cache.h"
+#include "cache/weight_batch.h"
 #include "cache/weight_cache.h"
 #include "cache/write_log.h"
 
@@ -17,6 +18,7 @@ struct HeldCasts {
   CastHolder holder;
   WeightCache weights;
   ActivationCache activations;
+  WeightBatch batch;
   HoldsCasts holds;
   uint64_t epoch = 0; // up to which unversioned writes are known
 

@@ -76,6 +76,10 @@ void recognize_slices(const at::Tensor& whole, const at::Tensor& slice) {
   }
 }
 
+bool recognizes_slices() {
+  return slice_deleter != nullptr;
+}
+
 void note_captured_writes(const std::vector<at::Tensor>& tensors) {
   CapturedWrites& captured = captured_writes();
   const std::lock_guard<std::mutex> lock(captured.mutex);

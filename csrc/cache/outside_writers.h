@@ -19,6 +19,7 @@ bool has_outside_writers(const c10::StorageImpl& storage);
 
 // Shows what a part of a storage object looks like: PyTorch has no function that tells.
 void recognize_slices(const at::Tensor& whole, const at::Tensor& slice);
+bool recognizes_slices();
 
 // Notes that a CUDA graph that is being captured writes to these tensors.
 void note_captured_writes(const std::vector<at::Tensor>& tensors);

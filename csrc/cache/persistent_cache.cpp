@@ -1,183 +1,19 @@
 // file: casts of weights that outlive regions
 #include "cache/persistent_cache.h"
 
+#include "cache/weight_casts.h"
 #include "cache/write_log.h"
-#include "policy/fork_safe_mutex.h"
-
-#include <c10/core/Event.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <iterator>
 #include <memory>
 #include <mutex>
-#include <typeinfo>
 #include <unordered_set>
 #include <utility>
 
 namespace torch_promote {
 
 namespace {
-
-using c10::BackendMeta;
-
-class WeightCasts;
-
-// All weights with casts. Never destroyed, because tensors may be freed after static destructors have run.
-struct WeightRegistry {
-  ForkSafeMutex mutex; // locked before that of a weight, if both are
-  std::unordered_set<const WeightCasts*> weights;
-  std::atomic<size_t> size = 0; // of `weights`, to be read without the lock
-};
-
-WeightRegistry& weight_registry() {
-  static WeightRegistry* instance = new WeightRegistry;
-  return *instance;
-}
-
-// Guards a weight's slot and its casts. Weights share a fixed number of mutexes, for a fork has to lock them all.
-ForkSafeMutex& mutex_of(const at::TensorImpl* weight) {
-  struct alignas(64) Place {
-    ForkSafeMutex mutex;
-  };
-  static auto* places = new std::array<Place, 32>;
-  return (*places)[(reinterpret_cast<uintptr_t>(weight) >> 6) % places->size()].mutex;
-}
-
-// Made at import: see NOTE [ Fork ].
-[[maybe_unused]] const WeightRegistry& weight_registry_at_import = weight_registry();
-[[maybe_unused]] const ForkSafeMutex& mutexes_at_import = mutex_of(nullptr);
-
-// Unique in the process: `weight.data = other` replaces the BackendMeta, and the new one must not repeat an old epoch.
-uint64_t next_epoch() {
-  static std::atomic<uint64_t> last = 0;
-  return last.fetch_add(1, std::memory_order_relaxed) + 1;
-}
-
-// A cast, which any thread may use on any stream.
-class PersistentCast {
- public:
-  PersistentCast(CastData data, const at::TensorImpl& source) : data_(std::move(data)) {
-    if (source.is_cuda()) {
-      made_.emplace(c10::DeviceType::CUDA);
-      made_->record(current_stream(source));
-    }
-  }
-
-  const CastData& data() const {
-    return data_;
-  }
-  // Lets the current stream, if it is not that of the cast, wait until the cast is done, and keeps the memory from
-  // being reused before the stream is. `mutex` is that of the weight.
-  void prepare_for_current_stream(const at::TensorImpl& source, ForkSafeMutex& mutex) {
-    if (!made_.has_value()) {
-      return;
-    }
-    const c10::Stream stream = current_stream(source);
-    {
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (data_.stream() == stream.id() || std::find(prepared_.begin(), prepared_.end(), stream) != prepared_.end()) {
-        return;
-      }
-    }
-    made_->block(stream);
-    data_.record_on(stream);
-    const std::lock_guard<std::mutex> lock(mutex);
-    prepared_.push_back(stream);
-  }
-
- private:
-  CastData data_;
-  std::optional<c10::Event> made_;
-  std::vector<c10::Stream> prepared_;
-};
-
-// Shared, so that a cast is copied and destroyed outside of the lock: both may run Python, or wait for the GIL.
-using PersistentCasts = std::vector<std::shared_ptr<PersistentCast>>;
-
-// The casts of one weight.
-class WeightCasts final : public BackendMeta {
- public:
-  explicit WeightCasts(const at::TensorImpl* weight) : mutex_(mutex_of(weight)) {
-    const std::lock_guard<std::mutex> lock(weight_registry().mutex);
-    weight_registry().weights.insert(this);
-    ++weight_registry().size;
-  }
-  ~WeightCasts() override {
-    const std::lock_guard<std::mutex> lock(weight_registry().mutex);
-    weight_registry().weights.erase(this);
-    --weight_registry().size;
-  }
-  WeightCasts(const WeightCasts&) = delete;
-  WeightCasts& operator=(const WeightCasts&) = delete;
-
-  // The weight has died, and an entry of a region still refers to this weakly.
-  void release_resources() override {
-    PersistentCasts gone;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    gone.swap(casts_);
-  }
-
-  // PyTorch calls this when it makes a tensor that shares the weight's data and may have its own version counter. The
-  // copy gets no BackendMeta.
-  c10::intrusive_ptr<BackendMeta> clone(const c10::intrusive_ptr<BackendMeta>& /*self*/) const override {
-    drop();
-    return {};
-  }
-
-  void drop() const {
-    PersistentCasts gone;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    gone.swap(casts_);
-    begin_epoch();
-  }
-
-  void begin_epoch() const {
-    epoch_.store(next_epoch(), std::memory_order_relaxed);
-  }
-
-  uint64_t epoch() const {
-    return epoch_.load(std::memory_order_relaxed);
-  }
-  // Guards `casts`. A swap of tensors moves the casts to another TensorImpl; the mutex stays.
-  ForkSafeMutex& mutex() const {
-    return mutex_;
-  }
-  PersistentCasts& casts() const {
-    return casts_;
-  }
-
- private:
-  ForkSafeMutex& mutex_;
-  mutable PersistentCasts casts_; // oldest first
-  mutable std::atomic<uint64_t> epoch_ = next_epoch();
-};
-
-// Null if the weight has no BackendMeta, or another library's.
-WeightCasts* casts_of(const at::TensorBase& weight) {
-  at::TensorImpl* const impl = weight.unsafeGetTensorImpl();
-  const std::lock_guard<std::mutex> lock(mutex_of(impl));
-  BackendMeta* meta = impl->get_backend_meta();
-  return meta != nullptr && typeid(*meta) == typeid(WeightCasts) ? static_cast<WeightCasts*>(meta) : nullptr;
-}
-
-// Makes them if the slot is empty. (If another thread copies the tensor at this moment, that is a race inside PyTorch:
-// a tensor's metadata must not be written while it is read.)
-WeightCasts* make_casts_of(const at::TensorBase& weight) {
-  if (WeightCasts* const casts = casts_of(weight)) {
-    return casts;
-  }
-  at::TensorImpl* const impl = weight.unsafeGetTensorImpl();
-  auto made = c10::make_intrusive<WeightCasts>(impl); // locks the registry, so not below
-  {
-    const std::lock_guard<std::mutex> lock(mutex_of(impl));
-    if (impl->get_backend_meta() == nullptr) {
-      impl->set_backend_meta(std::move(made));
-    }
-  }
-  return casts_of(weight);
-}
 
 // Whether `cast` has this dtype, and was made from the same part of the weight.
 bool is_of(const CastData& cast, at::ScalarType dtype, const Weight& weight, const at::TensorImpl& tensor) {
@@ -188,7 +24,7 @@ bool is_of(const CastData& cast, at::ScalarType dtype, const Weight& weight, con
 } // namespace
 
 uint64_t alias_epoch(const at::TensorBase& weight) {
-  const WeightCasts* const casts = make_casts_of(weight);
+  const WeightCasts* const casts = enroll_casts_of(weight);
   return casts != nullptr ? casts->epoch() : 0;
 }
 
@@ -203,12 +39,10 @@ void note_alias(const at::Tensor& tensor) {
 }
 
 WeakMeta weak_meta_of(const at::TensorBase& weight) {
-  return WeakMeta(c10::intrusive_ptr<BackendMeta>::reclaim_copy(make_casts_of(weight)));
+  return WeakMeta(c10::intrusive_ptr<c10::BackendMeta>::reclaim_copy(enroll_casts_of(weight)));
 }
 
-bool has_unique_storage(const at::Tensor& tensor, bool is_view) {
-  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-  size_t owners = is_view ? 2 : 1;
+bool is_owned_by(const c10::Storage& storage, size_t owners) {
   // After the first `untyped_storage()` in Python, its object stays with the storage and counts as an owner.
   const auto& python = *storage.unsafeGetStorageImpl()->pyobj_slot();
   if (python.load_pyobj() != nullptr) {
@@ -220,12 +54,17 @@ bool has_unique_storage(const at::Tensor& tensor, bool is_view) {
   return static_cast<size_t>(storage.use_count()) == owners;
 }
 
+bool has_unique_storage(const at::Tensor& tensor, bool is_view) {
+  return is_owned_by(tensor.unsafeGetTensorImpl()->unsafe_storage(), is_view ? 2 : 1);
+}
+
 std::optional<at::Tensor> find_persistent(const Source& source, const Weight& weight, at::ScalarType dtype) {
   WeightCasts* const owner = casts_of(*weight.owner);
   if (owner == nullptr) {
     return std::nullopt;
   }
   std::shared_ptr<PersistentCast> found;
+  bool outdated = false;
   PersistentCasts& casts = owner->casts();
   {
     const std::lock_guard<std::mutex> lock(owner->mutex());
@@ -235,8 +74,10 @@ std::optional<at::Tensor> find_persistent(const Source& source, const Weight& we
       return std::nullopt;
     }
     found = *here;
+    found->used = true;
+    outdated = found->outdated;
   }
-  if (found->data().is_unchanged(source)) {
+  if (!outdated && found->data().is_unchanged(source)) {
     found->prepare_for_current_stream(source.impl, owner->mutex());
     return found->data().tensor();
   }
@@ -246,13 +87,19 @@ std::optional<at::Tensor> find_persistent(const Source& source, const Weight& we
 }
 
 void store_persistent(
-    const Source& source, const Weight& weight, SourceSignature signature, const at::Tensor& cast, Epochs began) {
+    const Source& source,
+    const Weight& weight,
+    const SourceSignature& signature,
+    const at::Tensor& cast,
+    Epochs began,
+    bool used) {
   const size_t bound = weight.owner->nbytes();
-  WeightCasts* const owner = make_casts_of(*weight.owner);
+  WeightCasts* const owner = enroll_casts_of(*weight.owner);
   if (owner == nullptr || cast.nbytes() > bound) {
     return;
   }
-  const auto made = std::make_shared<PersistentCast>(CastData(std::move(signature), source, cast), source.impl);
+  const auto made = std::make_shared<PersistentCast>(CastData(signature, source, cast), source.impl);
+  made->used = used;
   PersistentCasts gone;
   const std::lock_guard<std::mutex> lock(owner->mutex());
   if (owner->epoch() != began.aliases || was_written(source.tensor, began.writes)) {
@@ -282,18 +129,23 @@ void store_persistent(
 
 namespace {
 
-// Drops the casts for which `test` is true.
-template <class Test>
-void drop_if(const Test& test) {
-  PersistentCasts gone;
+template <class Function>
+void for_each_weight(const Function& function) {
   const std::lock_guard<std::mutex> lock(weight_registry().mutex);
   for (const WeightCasts* weight : weight_registry().weights) {
     const std::lock_guard<std::mutex> lock_weight(weight->mutex());
-    PersistentCasts& casts = weight->casts();
-    const auto end = std::stable_partition(casts.begin(), casts.end(), [&](auto& cast) { return !test(cast->data()); });
-    std::move(end, casts.end(), std::back_inserter(gone));
-    casts.erase(end, casts.end());
+    function(*weight);
   }
+}
+
+void drop_from(uint64_t first_weight) {
+  std::vector<PersistentCasts> gone;
+  for_each_weight([&](const WeightCasts& weight) {
+    if (weight.number() >= first_weight) {
+      weight.casts().swap(gone.emplace_back());
+      weight.outdate_graph_casts();
+    }
+  });
 }
 
 } // namespace
@@ -310,7 +162,16 @@ void forget_persistent(const std::vector<at::Tensor>& tensors) {
       written.insert(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
     }
   }
-  drop_if([&written](const CastData& cast) { return written.count(cast.signature().storage()) != 0; });
+  for_each_weight([&written](const WeightCasts& weight) {
+    for (const auto& cast : weight.casts()) {
+      cast->outdated = cast->outdated || written.count(cast->data().signature().storage()) != 0;
+    }
+    for (const GraphCastOfWeight& cast : weight.graph_casts()) {
+      if (written.count(cast.storage) != 0) {
+        *cast.is_fresh = false;
+      }
+    }
+  });
 }
 
 bool any_persistent() {
@@ -318,29 +179,26 @@ bool any_persistent() {
 }
 
 void clear_persistent() {
-  drop_if([](const CastData& /*cast*/) { return true; });
+  drop_from(0);
 }
 
-void forget_beyond_stock() {
-  {
-    const std::lock_guard<std::mutex> lock(weight_registry().mutex);
-    for (const WeightCasts* weight : weight_registry().weights) {
-      weight->begin_epoch();
+void forget_beyond_stock(uint64_t first_weight) {
+  for_each_weight([first_weight](const WeightCasts& weight) {
+    if (weight.number() >= first_weight) {
+      weight.begin_epoch();
     }
-  }
-  clear_persistent();
+  });
+  drop_from(first_weight);
 }
 
 PersistentInfo persistent_info() {
   PersistentInfo info;
-  const std::lock_guard<std::mutex> lock(weight_registry().mutex);
-  for (const WeightCasts* weight : weight_registry().weights) {
-    const std::lock_guard<std::mutex> lock_weight(weight->mutex());
-    info.entries += weight->casts().size();
-    for (const auto& cast : weight->casts()) {
+  for_each_weight([&info](const WeightCasts& weight) {
+    for (const auto& cast : weight.casts()) {
+      info.entries += cast->outdated ? 0 : 1;
       info.bytes += cast->data().bytes();
     }
-  }
+  });
   return info;
 }
 

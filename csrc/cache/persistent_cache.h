@@ -35,6 +35,8 @@ void note_alias(const at::Tensor& tensor);
 // Expires with the weight's data, and not before: alias_epoch has returned a number.
 WeakMeta weak_meta_of(const at::TensorBase& weight);
 
+// Whether a storage has this many owners, not counting its Python object.
+bool is_owned_by(const c10::Storage& storage, size_t owners);
 // Whether the weight, and `tensor` if that is a view of it, are the only tensors over the data.
 bool has_unique_storage(const at::Tensor& tensor, bool is_view);
 
@@ -48,9 +50,14 @@ struct Epochs {
 };
 
 // Stores the data of a cast, unless its source has been written to since it began. `signature` is that of the tensor
-// before the cast.
+// before the cast, and `used` tells whether a region has asked for it.
 void store_persistent(
-    const Source& source, const Weight& weight, SourceSignature signature, const at::Tensor& cast, Epochs began);
+    const Source& source,
+    const Weight& weight,
+    const SourceSignature& signature,
+    const at::Tensor& cast,
+    Epochs began,
+    bool used = true);
 
 // Drops the casts of all weights that share a storage with one of these tensors, which have been written to without a
 // change of their version.
@@ -58,9 +65,9 @@ void forget_persistent(const std::vector<at::Tensor>& tensors);
 
 void clear_persistent();
 
-// After a write that may have been to any weight: drops all persistent casts, and in the regions of all threads those
-// that stock would make again.
-void forget_beyond_stock();
+// After a write that may have been to any weight, or to any from this number on (see WeightCasts): drops all its
+// persistent casts, and in the regions of all threads those that stock would make again.
+void forget_beyond_stock(uint64_t first_weight = 0);
 
 // Whether there may be persistent casts.
 bool any_persistent();

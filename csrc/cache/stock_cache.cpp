@@ -13,6 +13,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstddef>
+#include <optional>
 
 namespace torch_promote {
 
@@ -97,7 +98,10 @@ void plant() {
   const c10::impl::ForceDispatchKeyGuard only_kernels(
       c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
-  const at::DisableRecordFunctionGuard no_profiler;
+  std::optional<at::DisableRecordFunctionGuard> no_profiler; // without one, the guard takes half of the time
+  if (at::hasCallbacks()) {
+    no_profiler.emplace();
+  }
   const StockKeepsCasts keeps;
   const at::Tensor cast = at::autocast::cached_cast(at::kBFloat16, leaf(), c10::DeviceType::CPU);
   c10::TensorImpl& impl = *cast.unsafeGetTensorImpl();
@@ -108,10 +112,7 @@ void plant() {
 
 } // namespace
 
-void CastHolder::begin(void (*on_clear)()) {
-  if (watching_) {
-    return;
-  }
+void CastHolder::watch(void (*on_clear)()) {
   if (!holds_) {
     clears_ = stock_clears.load();
     silent_clears_ = silent_clears.load(); // before clearings under way are counted

@@ -46,8 +46,12 @@ class CastHolder {
     end();
   }
 
-  // Before the first cast is held. `on_clear` is called in whichever thread clears PyTorch's cache, under its lock.
-  void begin(void (*on_clear)());
+  // Before a cast is held. `on_clear` is called in whichever thread clears PyTorch's cache, under its lock.
+  void begin(void (*on_clear)()) {
+    if (!watching_) {
+      watch(on_clear);
+    }
+  }
   void end();
   // Whether the casts that are held are still valid.
   bool is_current() const {
@@ -67,6 +71,8 @@ class CastHolder {
   }
 
  private:
+  void watch(void (*on_clear)());
+
   bool holds_ = false;
   bool watching_ = false;
   uint64_t clears_ = 0;

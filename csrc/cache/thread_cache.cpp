@@ -2,12 +2,15 @@
 #include "cache/thread_cache.h"
 
 #include "cache/cache_mode.h"
+#include "cache/capture.h"
 #include "cache/check.h"
 #include "cache/entry.h"
+#include "cache/graph_casts.h"
 #include "cache/held_casts.h"
 #include "cache/outside_writers.h"
 #include "cache/persistent_cache.h"
 #include "cache/stock_cache.h"
+#include "cache/thread_casts.h"
 #include "cache/weight.h"
 #include "cache/write_log.h"
 #include "cast/cast.h"
@@ -25,22 +28,6 @@ namespace torch_promote {
 
 namespace {
 
-struct ThreadCaches : HeldCasts {
-  uint64_t hits = 0;
-  uint64_t misses = 0;
-
-  ~ThreadCaches() {
-    tls_has_casts = false; // PyTorch's cache may be cleared later in this thread
-  }
-};
-
-ThreadCaches& caches() {
-  // Not in the thread's own memory: after a fork, other threads are gone in the child, and their casts are still
-  // listed.
-  static thread_local const auto instance = std::make_unique<ThreadCaches>();
-  return *instance;
-}
-
 // PyTorch cleared its cache in this thread, under its lock. What is left is dropped before its next use.
 void drop_what_frees_without_python() {
   if (tls_has_casts) {
@@ -51,23 +38,16 @@ void drop_what_frees_without_python() {
 }
 
 // For each use of this thread's casts; returns the time at which a cast now begins.
-CastTime catch_up() {
+CastTime catch_up(ThreadCaches& here) {
   tls_has_casts = true; // so that the end of the region ends this too
-  return {caches().catch_up(), stock_clears, hand_clears};
-}
-
-// See NOTE [ When casts end ].
-void drop_outdated_casts() {
-  if (tls_has_casts && !caches().holder.is_current()) {
-    drop_casts_of_thread();
-  }
+  return {here.catch_up(), stock_clears, hand_clears};
 }
 
 // Before a cast is kept.
-void hold_casts() {
+void hold_casts(ThreadCaches& here) {
   tls_has_casts = true;
-  caches().holder.begin(&drop_what_frees_without_python);
-  caches().holds.put(true); // again: the cast may have run code that ended the region
+  here.holder.begin(&drop_what_frees_without_python);
+  here.holds.put(true); // again: the cast may have run code that ended the region
 }
 
 // The autograd engine carries the autocast key to threads of its own. There a region of PyTorch may be open, in which a
@@ -89,13 +69,22 @@ at::Tensor cast_to_keep(const Source& source, c10::ScalarType dtype, Reuse reuse
     const at::AutoGradMode grad(true);
     return cast(source.tensor, dtype);
   }
-  if (c10::InferenceMode::is_enabled()) {
+  if (source.in_inference_mode) {
     // Uses outside of inference mode could not get an inference tensor.
     const c10::InferenceMode normal_mode(false);
     const at::AutoGradMode grad(false);
     return cast(source.tensor, dtype);
   }
   return cast(source, dtype);
+}
+
+// The same, if the cast was made together with those of other weights. Undefined otherwise.
+at::Tensor cast_in_advance(ThreadCaches& here, const Source& source, c10::ScalarType dtype, const CastTime& now) {
+  at::Tensor result = here.batch.take(source, dtype, now);
+  if (result.defined() && source.needs_node) {
+    attach_node(result, source.tensor, next_sequence_nr());
+  }
+  return result;
 }
 
 // False for the answer of a mode that replaced the tensor by one of its own kind (such as a fake one), and for a cast
@@ -106,8 +95,8 @@ bool may_be_kept(const Source& source, const at::Tensor& cast) {
 }
 
 // For each cast that is kept.
-void made(const at::Tensor& cast) {
-  ++caches().misses;
+void made(ThreadCaches& here, const at::Tensor& cast) {
+  ++here.misses;
   note_kept_cast();
   if (are_casts_checked()) {
     remember_line_of(cast);
@@ -117,8 +106,8 @@ void made(const at::Tensor& cast) {
 // What each use of a kept cast returns: the cast, which a check compares with a fresh one. `is_still_kept` looks the
 // cast up again.
 template <class IsStillKept>
-at::Tensor reused(const Source& source, at::Tensor cast, const IsStillKept& is_still_kept) {
-  ++caches().hits;
+at::Tensor reused(ThreadCaches& here, const Source& source, at::Tensor cast, const IsStillKept& is_still_kept) {
+  ++here.hits;
   if (are_casts_checked() && is_stale(source, cast, is_still_kept)) {
     forget_casts({source.tensor});
     raise_stale_cast(source, cast);
@@ -126,40 +115,51 @@ at::Tensor reused(const Source& source, at::Tensor cast, const IsStillKept& is_s
   return cast;
 }
 
-// Whether the persistent cache would return this very cast; another thread may have stored a newer one.
+// The data of a cast from before the region. In a capture, of one that its graph may read.
+std::optional<at::Tensor> find_kept(const Source& source, const Weight& weight, c10::ScalarType dtype) {
+  if (current_capture(source) == 0) {
+    return find_persistent(source, weight, dtype);
+  }
+  // Autograd would save the cast, and a refresh overwrite it before the backward that is captured, or replayed, later.
+  const bool served = !weight.is_view && !at::GradMode::is_enabled();
+  at::Tensor cast = served ? cast_for_graph(source, dtype) : at::Tensor();
+  return cast.defined() ? std::optional(std::move(cast)) : std::nullopt;
+}
+
+// Whether this would be found again; another thread may have stored a newer one.
 bool is_persistent(const Source& source, const Weight& weight, const at::Tensor& cast) {
-  const std::optional<at::Tensor> found = find_persistent(source, weight, cast.scalar_type());
+  const std::optional<at::Tensor> found = find_kept(source, weight, cast.scalar_type());
   return found.has_value() && found->is_alias_of(cast);
 }
 
 at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::ScalarType dtype, bool persistent) {
   const bool data_only = weight.reuse == Reuse::data_only;
   ThreadCaches& here = caches();
-  const CastTime began = catch_up();
+  const CastTime began = catch_up(here);
   // If the data is all that the use needs, the region's cache need not be filled. A shared_grad_fn weight gets an entry
   // even under no_grad: stock makes its node at the first use, and the node's number decides the order of the backward.
-  if (persistent && data_only && !source.needs_node) {
-    if (std::optional<at::Tensor> data = find_persistent(source, weight, dtype)) {
-      return reused(source, *data, [&] { return is_persistent(source, weight, *data); });
+  // Nor may a later use of it in a capture get that of other graphs.
+  if (persistent && !source.needs_node && (data_only || current_capture(source) != 0)) {
+    if (std::optional<at::Tensor> data = find_kept(source, weight, dtype)) {
+      return reused(here, source, *data, [&] { return is_persistent(source, weight, *data); });
     }
   }
   // Within a region stock goes on using a trainable weight's cast whatever is written behind PyTorch's back; so do we.
-  const uint64_t aliases = data_only || persistent ? alias_epoch(*weight.owner) : 0;
-  const uint64_t epoch = data_only ? aliases : 0;
+  const uint64_t epoch = data_only ? alias_epoch(*weight.owner) : 0;
   if (data_only && epoch == 0) {
     return cast(source, dtype);
   }
   const WeightKey key(source, weight, dtype);
   const auto use = [&](const std::shared_ptr<CastEntry>& entry) {
     at::Tensor cast = entry->use(source);
-    return !cast.defined() ? cast : reused(source, std::move(cast), [&] {
-      catch_up();
+    return !cast.defined() ? cast : reused(here, source, std::move(cast), [&] {
+      catch_up(here);
       return here.weights.find(source, key, data_only ? alias_epoch(*weight.owner) : 0) == entry;
     });
   };
   const auto keep = [&](const std::shared_ptr<CastEntry>& entry) {
     if (!was_written(source.tensor, began.writes)) {
-      hold_casts();
+      hold_casts(here);
       here.weights.insert(key, entry, began);
     }
   };
@@ -174,61 +174,63 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
       return cast;
     }
   }
-  SourceSignature signature(source);
-  if (persistent) {
-    if (std::optional<at::Tensor> data = find_persistent(source, weight, dtype)) {
-      CastData kept(std::move(signature), source, *data);
-      const auto entry = std::make_shared<CastEntry>(*weight.owner, std::move(kept), *data, weight.reuse, epoch);
+  const auto entry = CastEntry::make(*weight.owner, source, weight.reuse, epoch);
+  if (persistent && key.capture == 0) {
+    if (std::optional<at::Tensor> data = find_kept(source, weight, dtype)) {
+      entry->fill(source, *data);
       keep(entry);
-      return reused(source, entry->use(source), [&] { return is_persistent(source, weight, *data); });
+      return reused(here, source, entry->use(source), [&] { return is_persistent(source, weight, *data); });
     }
   }
-  at::Tensor result = cast_to_keep(source, dtype, weight.reuse);
+  const uint64_t aliases = persistent ? alias_epoch(*weight.owner) : 0;
+  // Asked again: a tensor over the data that was made in between increased the epoch before it was read.
+  const bool may_persist = persistent && key.capture == 0 && has_unique_storage(source.tensor, weight.is_view);
+  at::Tensor result = data_only ? at::Tensor() : cast_in_advance(here, source, dtype, began);
+  if (!result.defined()) {
+    result = cast_to_keep(source, dtype, weight.reuse);
+  }
   if (!may_be_kept(source, result)) {
     return result;
   }
-  made(result);
-  std::optional<SourceSignature> second;
-  if (persistent) {
-    second = signature;
+  made(here, result);
+  entry->fill(source, result);
+  if (may_persist) {
+    CastData& data = entry->data();
+    store_persistent(source, weight, data.signature(), data.held(source.impl), {began.writes, aliases});
   }
-  CastData data(std::move(signature), source, result);
-  if (persistent) {
-    store_persistent(source, weight, *std::move(second), data.held(source.impl), {began.writes, aliases});
-  }
-  keep(std::make_shared<CastEntry>(*weight.owner, std::move(data), result, weight.reuse, epoch));
+  keep(entry);
   return result;
 }
 
 at::Tensor cast_of_activation(const Source& source, c10::ScalarType dtype) {
   ThreadCaches& here = caches();
-  const CastTime began = catch_up();
+  const CastTime began = catch_up(here);
   const bool is_larger = c10::elementSize(dtype) > source.tensor.dtype().itemsize();
-  if (const std::shared_ptr<CastEntry> entry = here.activations.find(source, dtype)) {
+  const uint64_t capture = current_capture(source);
+  if (const std::shared_ptr<CastEntry> entry = here.activations.find(source, dtype, capture)) {
     if (at::Tensor cast = entry->use(source); cast.defined()) {
-      return reused(source, std::move(cast), [&] {
-        catch_up();
-        return here.activations.find(source, dtype) == entry;
+      return reused(here, source, std::move(cast), [&] {
+        catch_up(here);
+        return here.activations.find(source, dtype, capture) == entry;
       });
     }
   }
-  SourceSignature signature(source);
+  auto entry = CastEntry::make(source.tensor, source, Reuse::data_only);
   at::Tensor result = cast_to_keep(source, dtype, Reuse::data_only);
   if (!may_be_kept(source, result)) {
     return result;
   }
   if (!was_written(source.tensor, began.writes)) {
-    made(result);
-    CastData data(std::move(signature), source, result);
+    made(here, result);
+    entry->fill(source, result);
     if (is_larger) {
-      if (!data.is_shaped_as_source()) {
+      if (!entry->data().is_shaped_as_source()) {
         return result;
       }
-      data.let_go();
+      entry->data().let_go();
     }
-    hold_casts();
-    here.activations.insert(
-        std::make_shared<CastEntry>(source.tensor, std::move(data), result, Reuse::data_only), began);
+    hold_casts(here);
+    here.activations.insert(std::move(entry), capture, began);
   }
   return result;
 }
@@ -239,7 +241,7 @@ at::Tensor cast_outside_regions(const Source& source, c10::ScalarType dtype) {
     const WeightKey key(source, {Reuse::shared_grad_fn, &source.tensor, /*is_view=*/false}, dtype);
     if (const std::shared_ptr<CastEntry> entry = borrow_cast(source, key)) {
       if (at::Tensor cast = entry->use(source); cast.defined()) {
-        return reused(source, std::move(cast), [&] { return borrow_cast(source, key) != nullptr; });
+        return reused(caches(), source, std::move(cast), [&] { return borrow_cast(source, key) != nullptr; });
       }
     }
   }
@@ -301,7 +303,7 @@ void forget_casts(const std::vector<at::Tensor>& tensors) {
   note_writes(tensors); // first: see forget_persistent
   forget_persistent(tensors);
   if (tls_has_casts) {
-    catch_up();
+    catch_up(caches());
   }
 }
 
@@ -309,74 +311,6 @@ bool any_casts() {
   // The caller's write comes first. A cast that is announced later then reads what has been written.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   return any_thread_holds_casts() || any_persistent();
-}
-
-CacheInfo cast_cache_info() {
-  drop_outdated_casts();
-  const ThreadCaches& here = caches();
-  const PersistentInfo persistent = persistent_info();
-  CacheInfo info;
-  info.entries = here.weights.count() + here.activations.count();
-  info.bytes = here.weights.bytes() + here.activations.bytes();
-  info.hits = here.hits;
-  info.misses = here.misses;
-  info.stale = here.weights.stale();
-  info.dropped = here.weights.dropped();
-  info.persistent_entries = persistent.entries;
-  info.persistent_bytes = persistent.bytes;
-  return info;
-}
-
-void drop_casts_if_a_clear_was_missed() {
-  if (tls_has_casts && caches().holder.may_have_missed_a_clear()) {
-    drop_casts_of_thread();
-  }
-}
-
-void drop_casts_of_thread() {
-  tls_has_casts = false;
-  caches().clear();
-}
-
-void drop_casts_beyond_stock() {
-  if (caches().holder.is_watching()) {
-    caches().drop_if([](const CastEntry& entry) { return entry.reuse() != Reuse::shared_grad_fn; });
-  } else {
-    drop_casts_of_thread();
-  }
-}
-
-struct CastsOfRegions : HeldCasts {
-  uint64_t clears = hand_clears;
-
-  ~CastsOfRegions() {
-    clear();
-  }
-};
-
-std::shared_ptr<CastsOfRegions> take_casts() {
-  drop_outdated_casts();
-  if (!tls_has_casts) {
-    return nullptr;
-  }
-  auto taken = std::make_shared<CastsOfRegions>(); // may throw
-  tls_has_casts = false;
-  taken->swap(caches());
-  return taken;
-}
-
-void put_casts(CastsOfRegions& taken) {
-  drop_outdated_casts();
-  if (!tls_has_casts && taken.holder.is_current() && taken.clears == hand_clears) {
-    tls_has_casts = true;
-    caches().swap(taken);
-  }
-}
-
-void clear_cast_cache() {
-  ++hand_clears;
-  end_cast_cache();
-  clear_persistent();
 }
 
 } // namespace torch_promote

@@ -3,11 +3,9 @@
 
 #include "cache/weight.h"
 
-#include "cache/capture.h"
 #include "cast/source.h"
 #include "policy/torch_declarations.h"
 
-#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -67,7 +65,7 @@ bool has_replaying_mode() {
 bool is_stock_weight(const Source& source) {
   return source.autograd != nullptr && source.autograd->requires_grad_ && source.autograd->grad_fn_ == nullptr &&
          source.tensor.scalar_type() == at::kFloat && !is_view(source) && !source.tensor.is_inference() &&
-         !c10::InferenceMode::is_enabled() && !at::caching::is_cached_tensor(source.tensor);
+         !source.in_inference_mode && !at::caching::is_cached_tensor(source.tensor);
 }
 
 std::optional<Weight> weight_beyond_stock(const Source& source) {
@@ -90,10 +88,7 @@ bool may_share_data(const Source& source) {
       at::caching::is_cached_tensor(source.tensor)) {
     return false;
   }
-  if (source.thread_keys.has(DispatchKey::Python) && (has_infra_mode() || has_replaying_mode())) {
-    return false;
-  }
-  return current_capture(source) == 0;
+  return !source.thread_keys.has(DispatchKey::Python) || !(has_infra_mode() || has_replaying_mode());
 }
 
 void set_parameter_type(PyTypeObject* type) {

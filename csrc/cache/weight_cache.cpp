@@ -31,7 +31,7 @@ WeightKey::WeightKey(const Source& source, const Weight& of, c10::ScalarType to)
     : weight(of.owner->unsafeGetTensorImpl()),
       part(of.is_view ? hash_of_part(source.impl) : 0),
       dtype(to),
-      capture(of.reuse == Reuse::shared_grad_fn ? current_capture(source) : 0), // the other kind has none in a capture
+      capture(current_capture(source)),
       reuse(of.reuse) {}
 
 WeightCache::~WeightCache() {
@@ -57,26 +57,23 @@ std::shared_ptr<CastEntry> WeightCache::find(const Source& source, const WeightK
 }
 
 void WeightCache::insert(const WeightKey& key, std::shared_ptr<CastEntry> entry, const CastTime& made) {
-  std::shared_ptr<CastEntry> gone;
-  std::array<std::shared_ptr<CastEntry>, 2> dead;
-  std::vector<std::shared_ptr<CastEntry>> captured;
-  std::vector<std::shared_ptr<CastEntry>> crowded_out;
+  std::vector<std::shared_ptr<CastEntry>> gone;
   const std::lock_guard<std::mutex> lock(casts_mutex());
   if (made.stock_clears != stock_clears) {
     return; // too late for the thread that frees all casts
   }
   if (const auto found = index_.find(key); found != index_.end()) {
-    gone = take_out(found->second); // inserted by code that ran inside this cast
+    gone.push_back(take_out(found->second)); // inserted by code that ran inside this cast
   }
-  dead = sweep();
-  captured = take_out_other_captures(key.capture);
+  sweep(gone);
+  take_out_other_captures(key.capture, gone);
   if (key.reuse == Reuse::data_only) {
     const size_t bytes = entry->data().bytes();
-    crowded_out = make_room(key, bytes);
+    make_room(key, bytes, gone);
     bytes_beyond_stock_[key.weight] += bytes;
   }
   places_.push_back({key, std::move(entry), inserted_++, made});
-  index_[key] = places_.size() - 1; // if this throws, the entry is merely not found
+  index_.emplace(key, places_.size() - 1); // if this throws, the entry is merely not found
 }
 
 void WeightCache::take_out(const WritesSince& writes, std::vector<std::shared_ptr<CastEntry>>& gone) {
@@ -152,17 +149,15 @@ size_t WeightCache::bytes() const {
 }
 
 // Casts of earlier captures have no more uses.
-std::vector<std::shared_ptr<CastEntry>> WeightCache::take_out_other_captures(uint64_t capture) {
-  std::vector<std::shared_ptr<CastEntry>> gone;
+void WeightCache::take_out_other_captures(uint64_t capture, std::vector<std::shared_ptr<CastEntry>>& gone) {
   if (capture == 0 || capture == std::exchange(last_capture_, capture)) {
-    return gone;
+    return;
   }
   for (size_t at = places_.size(); at-- > 0;) {
     if (places_[at].key.capture != 0 && places_[at].key.capture != capture) {
       gone.push_back(take_out(at));
     }
   }
-  return gone;
 }
 
 // Moves the last entry to the place that becomes free.
@@ -185,8 +180,7 @@ std::shared_ptr<CastEntry> WeightCache::take_out(size_t at) {
   return gone;
 }
 
-std::vector<std::shared_ptr<CastEntry>> WeightCache::make_room(const WeightKey& key, size_t bytes) {
-  std::vector<std::shared_ptr<CastEntry>> gone;
+void WeightCache::make_room(const WeightKey& key, size_t bytes, std::vector<std::shared_ptr<CastEntry>>& gone) {
   const size_t bound = static_cast<size_t>(key.weight->numel()) * key.weight->itemsize();
   const auto is_in_the_way = [&key](const Place& place) {
     return place.key.weight == key.weight && place.key.reuse == Reuse::data_only;
@@ -194,7 +188,7 @@ std::vector<std::shared_ptr<CastEntry>> WeightCache::make_room(const WeightKey& 
   for (;;) {
     const auto held = bytes_beyond_stock_.find(key.weight);
     if (held == bytes_beyond_stock_.end() || held->second + bytes <= bound) {
-      return gone;
+      return;
     }
     size_t oldest = places_.size();
     for (size_t at = 0; at < places_.size(); ++at) {
@@ -203,7 +197,7 @@ std::vector<std::shared_ptr<CastEntry>> WeightCache::make_room(const WeightKey& 
       }
     }
     if (oldest == places_.size()) {
-      return gone;
+      return;
     }
     gone.push_back(take_out(oldest));
   }
@@ -211,23 +205,18 @@ std::vector<std::shared_ptr<CastEntry>> WeightCache::make_room(const WeightKey& 
 
 // Examines two entries at each insertion, round robin. Dead entries therefore stay few, and no insertion pays for a
 // walk over all of them.
-std::array<std::shared_ptr<CastEntry>, 2> WeightCache::sweep() {
-  std::array<std::shared_ptr<CastEntry>, 2> dead;
-  for (auto& entry : dead) {
-    if (places_.empty()) {
-      break;
-    }
+void WeightCache::sweep(std::vector<std::shared_ptr<CastEntry>>& gone) {
+  for (int i = 0; i < 2 && !places_.empty(); ++i) {
     if (next_to_sweep_ >= places_.size()) {
       next_to_sweep_ = 0;
     }
     if (places_[next_to_sweep_].entry->is_dead()) {
       ++dropped_;
-      entry = take_out(next_to_sweep_);
+      gone.push_back(take_out(next_to_sweep_));
     } else {
       ++next_to_sweep_;
     }
   }
-  return dead;
 }
 
 } // namespace torch_promote

@@ -6,7 +6,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/flat_hash_map.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -84,9 +83,9 @@ class WeightCache {
   };
 
   std::shared_ptr<CastEntry> take_out(size_t at);
-  std::vector<std::shared_ptr<CastEntry>> make_room(const WeightKey& key, size_t bytes);
-  std::array<std::shared_ptr<CastEntry>, 2> sweep();
-  std::vector<std::shared_ptr<CastEntry>> take_out_other_captures(uint64_t capture);
+  void make_room(const WeightKey& key, size_t bytes, std::vector<std::shared_ptr<CastEntry>>& gone);
+  void sweep(std::vector<std::shared_ptr<CastEntry>>& gone);
+  void take_out_other_captures(uint64_t capture, std::vector<std::shared_ptr<CastEntry>>& gone);
 
   std::vector<Place> places_;
   ska::flat_hash_map<WeightKey, size_t, HashOfWeightKey> index_;         // into places_

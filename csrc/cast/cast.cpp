@@ -2,12 +2,13 @@
 #include "cast/cast.h"
 
 #include "cast/cpu_convert.h"
+#include "cast/pooled.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_to_copy_ops.h>
 #include <ATen/record_function.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -81,10 +82,11 @@ at::Tensor fast_cast(const Source& source, at::ScalarType dtype) {
 // What the node of `to` computes. `apply` casts through `cast`, which records a node of its own if the backward itself
 // is differentiated, so second derivatives need no code here. Forward-mode AD would need a formula: a tensor with a
 // tangent never gets this node.
-class CastBackward : public Node {
+class CastBackward final : public Node, public Pooled<CastBackward> {
  public:
-  CastBackward(uint64_t sequence_nr, const at::Tensor& source)
-      : Node(sequence_nr, {torch::autograd::impl::gradient_edge(source)}), dtype_(source.scalar_type()) {}
+  CastBackward(uint64_t sequence_nr, const at::Tensor& source) : Node(sequence_nr), dtype_(source.scalar_type()) {
+    add_next_edge(torch::autograd::impl::gradient_edge(source));
+  }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     return {grads[0].defined() ? as_source(grads[0]) : at::Tensor()};
@@ -105,6 +107,13 @@ class CastBackward : public Node {
   }
 
   at::ScalarType dtype_;
+};
+
+// What PyTorch makes for each tensor in a graph.
+class CastAutograd final : public torch::autograd::AutogradMeta, public Pooled<CastAutograd> {
+ public:
+  explicit CastAutograd(NodePtr node)
+      : AutogradMeta(nullptr, /*requires_grad=*/false, torch::autograd::Edge(std::move(node), 0)) {}
 };
 
 template <class Pointer>
@@ -128,7 +137,9 @@ Source::Source(const at::Tensor& source)
   thread_keys = thread.included_;
   // Virtual: a view requires a gradient if its base does, also if the base came to later. Its own fields do not say so.
   const bool requires_grad = autograd != nullptr && autograd->requires_grad();
-  wants_grad = requires_grad && at::GradMode::is_enabled();
+  const c10::AutogradState& modes = c10::AutogradState::get_tls_state();
+  wants_grad = requires_grad && modes.get_grad_mode();
+  in_inference_mode = modes.get_inference_mode();
   needs_node = wants_grad && !thread.excluded_.has(DispatchKey::AutogradFunctionality);
   // The base of a view may have got a tangent later.
   has_tangent = autograd != nullptr &&
@@ -162,7 +173,7 @@ void attach_node(const at::Tensor& cast, const at::Tensor& source, uint64_t sequ
 }
 
 void attach_node(const at::Tensor& cast, NodePtr node) {
-  torch::autograd::impl::set_gradient_edge(cast, torch::autograd::Edge(std::move(node), 0));
+  cast.unsafeGetTensorImpl()->set_autograd_meta(std::make_unique<CastAutograd>(std::move(node)));
 }
 
 } // namespace torch_promote

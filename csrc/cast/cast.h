@@ -41,6 +41,12 @@ uint64_t next_sequence_nr();
 // order of the sequence numbers, so the number decides the bits of the sum.
 void attach_node(const at::Tensor& cast, const at::Tensor& source, uint64_t sequence_nr);
 
+// The node of a tensor that is no view. Null if there is none.
+inline const NodePtr* node_of(const at::Tensor& cast) {
+  const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(cast.unsafeGetTensorImpl()->autograd_meta());
+  return meta != nullptr && meta->grad_fn_ != nullptr ? &meta->grad_fn_ : nullptr;
+}
+
 // Makes `cast` one more output of a node that another tensor over the same data has.
 void attach_node(const at::Tensor& cast, NodePtr node);
 

@@ -48,6 +48,7 @@ struct Source {
   c10::DispatchKeySet thread_keys;               // included in this thread's dispatch state
   bool wants_grad;                               // grad mode is on, and the tensor requires a gradient
   bool needs_node;                               // the same, and autograd is not excluded: the use is recorded
+  bool in_inference_mode;                        // this thread is
   bool has_tangent;                              // of forward-mode AD, which has no dispatch key
   bool plain;                                    // see is_plain
   bool takes_fast_path;                          // tensor and thread are plain; see NOTE [ Plain tensors ]

@@ -201,7 +201,8 @@ class BoxedKernel final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     BoxedCall call(op.schema(), *stack);
     // Autocast casts first; the promotion rule sees the results.
-    const Promotion* promotion = current_policy().promotion.rule;
+    const PolicyTable& table = current_policy();
+    const Promotion* promotion = table.promotion.rule;
     const PromotingOp* promoting = acted_on(promotion, op_);
     std::optional<InsidePromoted> inside;
     const auto promote = [&] {
@@ -212,16 +213,16 @@ class BoxedKernel final : public c10::OperatorKernel {
       }
       return outcome;
     };
-    const Decision decision = decide(op_, keys | call.nested_keys());
+    const Decision decision = decide(table, op_, keys | call.nested_keys());
     if (decision.is_none()) {
       switch (promote()) {
         case Promoted::as_it_was:
           if (closed_ == Closed::yes) { // the autograd kernel, which does this otherwise, is skipped in inference mode
             const c10::impl::ExcludeDispatchKeyGuard inside(c10::DispatchKey::ADInplaceOrView);
-            op.redispatchBoxed(keys_without_policy(op_, keys).remove(c10::DispatchKey::ADInplaceOrView), stack);
+            op.redispatchBoxed(keys_without_policy(decision, keys).remove(c10::DispatchKey::ADInplaceOrView), stack);
             return;
           }
-          op.redispatchBoxed(keys_without_policy(op_, keys), stack);
+          op.redispatchBoxed(keys_without_policy(decision, keys), stack);
           return;
         case Promoted::cast:
           op.callBoxed(stack);
@@ -251,7 +252,7 @@ class BoxedKernel final : public c10::OperatorKernel {
       op.callBoxed(stack);
       return;
     }
-    op.redispatchBoxed(keys_without_policy(op_, keys).remove(stock_key_of(decision.device)), stack);
+    op.redispatchBoxed(keys_after_policy(decision, keys), stack);
   }
 
  private:

@@ -54,9 +54,7 @@ constexpr bool needs_cast(const Other& /*argument*/, at::ScalarType /*dtype*/, D
 
 // --- CastArg<T>(argument, dtype, device).get() is the argument to call the op with.
 
-inline at::Tensor cast_tensor(const at::Tensor& tensor, at::ScalarType dtype, Device device) {
-  return needs_cast(tensor, dtype, device) ? cached_cast(tensor, dtype) : tensor;
-}
+// An argument that needs no cast is that of the caller: a copy would count references.
 
 template <class T>
 class CastArg {
@@ -74,29 +72,31 @@ template <>
 class CastArg<at::Tensor> {
  public:
   CastArg(const at::Tensor& argument, at::ScalarType dtype, Device device)
-      : own_(cast_tensor(argument, dtype, device)) {}
+      : argument_(argument), cast_(needs_cast(argument, dtype, device) ? cached_cast(argument, dtype) : at::Tensor()) {}
   const at::Tensor& get() const {
-    return own_;
+    return cast_.defined() ? cast_ : argument_;
   }
 
  private:
-  at::Tensor own_;
+  const at::Tensor& argument_;
+  at::Tensor cast_;
 };
 
 template <>
 class CastArg<std::optional<at::Tensor>> {
  public:
-  CastArg(const std::optional<at::Tensor>& argument, at::ScalarType dtype, Device device) {
-    if (argument.has_value()) {
-      own_ = cast_tensor(*argument, dtype, device);
+  CastArg(const std::optional<at::Tensor>& argument, at::ScalarType dtype, Device device) : argument_(argument) {
+    if (needs_cast(argument, dtype, device)) {
+      cast_ = cached_cast(*argument, dtype);
     }
   }
   const std::optional<at::Tensor>& get() const {
-    return own_;
+    return cast_.has_value() ? cast_ : argument_;
   }
 
  private:
-  std::optional<at::Tensor> own_;
+  const std::optional<at::Tensor>& argument_;
+  std::optional<at::Tensor> cast_;
 };
 
 // Both kinds of tensor list. As in stock, a List[Optional[Tensor]], such as index_put's indices, is not cast.
@@ -106,7 +106,7 @@ class CastListArg {
   CastListArg(const List& argument, at::ScalarType dtype, Device device) {
     own_.reserve(argument.size());
     for (const at::Tensor& tensor : argument) {
-      own_.push_back(cast_tensor(tensor, dtype, device));
+      own_.push_back(needs_cast(tensor, dtype, device) ? cached_cast(tensor, dtype) : tensor);
     }
   }
   List get() const {

@@ -1,4 +1,4 @@
-// file: the error for an op that a policy bans
+// file: the policies of calls inside of kernels, and the error for an op that a policy bans
 #include "dispatch/decision.h"
 
 #include "policy/op_numbers.h"
@@ -8,6 +8,15 @@
 #include <string>
 
 namespace torch_promote {
+
+void keep_casts_of_stock(std::array<PolicyByte, kNumDevices>& policies, OpNumber op) {
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    PolicyByte& policy = policies[static_cast<size_t>(device)];
+    if (is_casting(policy) && policy != stock_policy_table().lookup(device, op)) {
+      policy = to_byte(CastPolicy::fallthrough);
+    }
+  }
+}
 
 void raise_banned(OpNumber op, Device device) {
   const std::string name = op_name(op);

@@ -8,12 +8,15 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <array>
+
 namespace torch_promote {
 
 // The device whose policy applies to a call, and the dispatch keys that are off while the op runs.
 struct Decision {
+  std::array<PolicyByte, kNumDevices> policies; // those of the op in the current state of this thread
   Device device = Device::cpu;
-  PolicyByte policy = to_byte(CastPolicy::unlisted);
+  PolicyByte policy = to_byte(CastPolicy::unlisted); // the one that applies
   bool other_device_waits = false; // the call has tensors of the other device too, whose policy applies next
   bool other_device_on = false;
 
@@ -32,31 +35,27 @@ struct Decision {
 
 constexpr c10::DispatchKeySet kBelowAutocastKey(c10::DispatchKeySet::FULL_AFTER, kAutocastKey);
 
-// The policy of an op in the current state of this thread; see NOTE [ Inside kernels ].
-template <class Op>
-PolicyByte policy_here(const PolicyTable& table, Device device, Op op) {
-  const PolicyByte policy = table.lookup(device, op);
-  if (table.casts_beyond_stock && is_casting(policy) && policy != stock_policy_table().lookup(device, op) &&
-      inside_kernel()) {
-    return to_byte(CastPolicy::fallthrough);
-  }
-  return policy;
-}
+// Removes the casting policies that stock's table does not have; see NOTE [ Inside kernels ].
+void keep_casts_of_stock(std::array<PolicyByte, kNumDevices>& policies, OpNumber op);
 
-// Which policy applies to a call with this key set. CUDA comes before the CPU, as AutocastCUDA is above AutocastCPU.
-// Stock's state says whether a device's autocast is on: its key is excluded where it is off. `Op` is an OpEntry or an
-// OpNumber.
+// Which policy of the table in force applies to a call with this key set. CUDA comes before the CPU, as AutocastCUDA is
+// above AutocastCPU. Stock's state says whether a device's autocast is on: its key is excluded where it is off. `Op` is
+// an OpEntry or an OpNumber.
 template <class Op>
-Decision decide(Op op, c10::DispatchKeySet keys) {
+Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
   const c10::DispatchKeySet off = c10::impl::tls_local_dispatch_key_set().excluded_;
   const bool cuda_on = !off.has(stock_key_of(Device::cuda));
   const bool cpu_on = !off.has(stock_key_of(Device::cpu));
   const bool cuda = cuda_on && keys.has_backend(c10::BackendComponent::CUDABit);
   const bool cpu = cpu_on && keys.has_backend(c10::BackendComponent::CPUBit);
-  const PolicyTable& table = current_policy();
-  Decision decision;
+  Decision decision{};
+  decision.policies = {table.lookup(Device::cpu, op), table.lookup(Device::cuda, op)};
+  if (table.casts_beyond_stock && inside_kernel(off)) {
+    keep_casts_of_stock(decision.policies, static_cast<OpNumber>(op));
+  }
+  const auto [cpu_policy, cuda_policy] = decision.policies;
   if (cuda) {
-    decision.policy = policy_here(table, Device::cuda, op);
+    decision.policy = cuda_policy;
     if (!decision.is_none()) {
       decision.device = Device::cuda;
       decision.other_device_on = cpu_on;
@@ -64,30 +63,29 @@ Decision decide(Op op, c10::DispatchKeySet keys) {
       return decision;
     }
   }
-  if (cpu) {
-    const PolicyByte policy = policy_here(table, Device::cpu, op);
-    if (policy > to_byte(CastPolicy::fallthrough)) {
-      decision.policy = policy;
-      decision.device = Device::cpu;
-      decision.other_device_on = cuda_on;
-      return decision;
-    }
+  if (cpu && cpu_policy > to_byte(CastPolicy::fallthrough)) {
+    decision.policy = cpu_policy;
+    decision.device = Device::cpu;
+    decision.other_device_on = cuda_on;
   }
   return decision;
 }
 
 // The keys below kAutocastKey, without the Autocast keys of devices whose policy is `fallthrough`. Where the op is
 // unlisted, PyTorch's own kernel, if it has one, stays in place.
-template <class Op>
-c10::DispatchKeySet keys_without_policy(Op op, c10::DispatchKeySet keys) {
-  const PolicyTable& table = current_policy();
+inline c10::DispatchKeySet keys_without_policy(const Decision& decision, c10::DispatchKeySet keys) {
   keys = keys & kBelowAutocastKey;
   for (const Device device : {Device::cpu, Device::cuda}) {
-    if (policy_here(table, device, op) == to_byte(CastPolicy::fallthrough)) {
+    if (decision.policies[static_cast<size_t>(device)] == to_byte(CastPolicy::fallthrough)) {
       keys = keys.remove(stock_key_of(device));
     }
   }
   return keys;
+}
+
+// The same without the key of the device whose policy has been applied.
+inline c10::DispatchKeySet keys_after_policy(const Decision& decision, c10::DispatchKeySet keys) {
+  return keys_without_policy(decision, keys) - c10::DispatchKeySet(stock_key_of(decision.device));
 }
 
 // The dtype that a call's eligible arguments are cast to, Undefined for none. `join` computes that of `promote`; other

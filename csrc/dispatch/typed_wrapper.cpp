@@ -58,18 +58,19 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
       : entry_(entry), call_(call), redispatch_(redispatch), with_dtype_(with_dtype) {}
 
   Result operator()(c10::DispatchKeySet keys, Args... args) const {
-    const Decision decision = decide(entry_, keys);
-    const Promotion* promotion = current_policy().promotion.rule;
+    const PolicyTable& table = current_policy();
+    const Decision decision = decide(table, entry_, keys);
+    const Promotion* promotion = table.promotion.rule;
     if (const PromotingOp* promoting = acted_on(promotion, number_of(entry_))) {
       if (!decision.is_none() || !PlainCall(*promoting, *promotion).is_plain(args...)) {
         return c10::impl::BoxedKernelWrapper<Call>::call(
             promoting->boxed, promoting->handle, keys, std::forward<Args>(args)...);
       }
       const InsidePromoted inside;
-      return redispatch_(keys_without_policy(entry_, keys), std::forward<Args>(args)...);
+      return redispatch_(keys_without_policy(decision, keys), std::forward<Args>(args)...);
     }
     if (decision.is_none()) {
-      return redispatch_(keys_without_policy(entry_, keys), std::forward<Args>(args)...);
+      return redispatch_(keys_without_policy(decision, keys), std::forward<Args>(args)...);
     }
     const Device device = decision.device;
     if (decision.policy == to_byte(CastPolicy::banned)) {
@@ -115,8 +116,7 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
     if (decision.other_device_waits) {
       return call_(std::forward<Args>(args)...);
     }
-    return redispatch_(
-        keys_without_policy(entry_, keys).remove(stock_key_of(decision.device)), std::forward<Args>(args)...);
+    return redispatch_(keys_after_policy(decision, keys), std::forward<Args>(args)...);
   }
 
   OpEntry entry_;

@@ -108,6 +108,8 @@ const RegionSpec* unpack_text(PyObject* text) {
   return &last_spec.spec;
 }
 
+constexpr Py_ssize_t kPlainArguments = 5;
+
 // What pack_plain_region returned last. Regions that are made alike, one after the other, share it.
 struct LastPlainRegion {
   PyObject* result = nullptr; // (packed, given)
@@ -115,16 +117,18 @@ struct LastPlainRegion {
   uint64_t packed = 0;
 
   bool is_for(PyObject* const* args, uint64_t wanted) const {
-    return result != nullptr && packed == wanted && std::equal(args, args + 4, &PyTuple_GET_ITEM(given, 0));
+    return result != nullptr && packed == wanted &&
+           std::equal(args, args + kPlainArguments, &PyTuple_GET_ITEM(given, 0));
   }
 };
 
-// Returns (packed, the four arguments as a tuple).
+// Returns (packed, the arguments as a tuple).
 PyObject* plain_region(PyObject* const* args, uint64_t packed) {
   static LastPlainRegion last;
   if (!last.is_for(args, packed)) {
     PyObject* text = spell_digits(packed);
-    PyObject* given = text == nullptr ? nullptr : PyTuple_Pack(4, args[0], args[1], args[2], args[3]);
+    PyObject* given =
+        text == nullptr ? nullptr : PyTuple_Pack(kPlainArguments, args[0], args[1], args[2], args[3], args[4]);
     PyObject* result = given == nullptr ? nullptr : PyTuple_Pack(2, text, given);
     if (result != nullptr) {
       last_spec.put(text, packed);
@@ -302,13 +306,23 @@ std::optional<Device> plain_device(PyObject* device_type) {
   return std::nullopt;
 }
 
-// pack_plain_region(device_type, dtype, enabled, cache_enabled) -> (packed, given) | None: the packed spec of a region
-// of one device type with bfloat16 or float16, and these four arguments. None for everything else, errors and warnings
-// included: Python handles those.
+// What `cache` asks for: a name of a cache mode, "none", or None. Python has checked it.
+void put_cache(RegionSpec& spec, PyObject* cache) {
+  for (size_t mode = 0; cache != Py_None && mode < kCacheModeNames.size(); ++mode) {
+    if (PyUnicode_CompareWithASCIIString(cache, kCacheModeNames[mode]) == 0) {
+      spec.cache_mode = static_cast<CacheMode>(mode);
+    }
+  }
+  spec.cache_enabled = cache == Py_None ? spec.cache_enabled : spec.cache_mode.has_value();
+}
+
+// pack_plain_region(device_type, dtype, enabled, cache_enabled, cache) -> (packed, given) | None: the packed spec of a
+// region of one device type with bfloat16 or float16, and these arguments. None for everything else, errors and
+// warnings included: Python handles those.
 PyObject* py_pack_plain_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
-  if (count != 4) {
+  if (count != kPlainArguments) {
     PyErr_SetString(
-        PyExc_TypeError, "pack_plain_region(device_type, dtype, enabled, cache_enabled) takes four arguments");
+        PyExc_TypeError, "pack_plain_region(device_type, dtype, enabled, cache_enabled, cache) takes five arguments");
     return nullptr;
   }
   PyObject* dtype_given = args[1];
@@ -334,6 +348,7 @@ PyObject* py_pack_plain_region(PyObject* /*module*/, PyObject* const* args, Py_s
   RegionSpec spec;
   spec.devices[static_cast<size_t>(*device)] = {true, enabled == Py_True, dtype};
   spec.cache_enabled = cache_enabled == Py_None ? at::autocast::is_autocast_cache_enabled() : cache_enabled == Py_True;
+  put_cache(spec, args[4]);
   return plain_region(args, spec.pack());
 }
 

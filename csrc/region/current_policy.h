@@ -6,7 +6,7 @@
 namespace torch_promote {
 
 // The table in force in this thread.
-inline thread_local const PolicyTable* tls_policy = nullptr; // an open region of the thread holds it
+inline constinit thread_local const PolicyTable* tls_policy = nullptr; // an open region of the thread holds it
 const PolicyTable& policy_of_carried_state();
 
 inline const PolicyTable& current_policy() {

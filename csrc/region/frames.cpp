@@ -2,7 +2,7 @@
 #include "region/frames.h"
 
 #include "cache/stock_cache.h"
-#include "cache/thread_cache.h"
+#include "cache/thread_casts.h"
 #include "policy/torch_declarations.h"
 #include "region/current_policy.h"
 #include "region/promotion_state.h"

@@ -12,7 +12,7 @@ struct PromotionState {
   int graph_task = -1;
 };
 
-inline thread_local PromotionState tls_promotion;
+inline constinit thread_local PromotionState tls_promotion;
 
 class InsidePromoted {
  public:

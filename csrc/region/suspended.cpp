@@ -2,7 +2,7 @@
 #include "region/region.h"
 
 #include "cache/stock_cache.h"
-#include "cache/thread_cache.h"
+#include "cache/thread_casts.h"
 #include "policy/torch_declarations.h"
 #include "region/frames.h"
 

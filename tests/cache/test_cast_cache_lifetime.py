@@ -131,6 +131,27 @@ def test_threads_share_a_weight_and_no_casts() -> None:
     assert [(info["entries"], info["misses"], info["hits"]) for info in infos] == [(1, 1, 19)] * 4
 
 
+def test_graphs_that_die_in_another_thread() -> None:
+    """Their nodes belong to that thread's pool then, which has a bound; the threads that made them have ended."""
+    weights = [weight() for _ in range(300)]
+    graphs: list[torch.Tensor] = []
+
+    def work() -> None:
+        with ours():
+            graphs.extend(X @ w for w in weights)
+
+    for _ in range(3):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        sum(y.float().sum() for y in graphs).backward()  # type: ignore[union-attr]
+        graphs.clear()
+    once = torch.autograd.grad((X @ weights[0].to(torch.bfloat16)).float().sum(), weights[0])[0]
+    assert all(torch.equal(w.grad, once + once + once) for w in weights)
+    work()
+    assert torch.equal(graphs[7], X @ half(weights[7]))
+
+
 def test_threads_sum_their_gradients_of_a_shared_weight() -> None:
     w = weight()
 

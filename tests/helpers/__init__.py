@@ -25,12 +25,14 @@ Programs
     forking: forks a process again and again while its threads work.
     fast_cast: one cast by itself, its bits, and which kernel made it.
     random_programs: random programs that use one weight in many ways.
+    random_trainings: random programs that train, write to weights and capture CUDA graphs, under stock and under ours.
     planted_sites: models with ops that lose accuracy in a lower dtype, at known places, and steps of them.
     overflowing_steps: a step that needs one override.
     planted_steps: steps with custom ops that lose accuracy, at random places.
     nonfinite_blocks: blocks of find_nonfinite, and a fixture that checks what they leave.
     nonfinite_programs: random programs with a planted fault that makes an inf or a NaN.
     models: small models that use weights in different ways.
+    program_peaks: the peak memory of the programs of the benchmark, and its bounds.
     persistent_casts: products with a weight whose casts outlive the region.
     accelerate_hooks: how Accelerate replaces and restores the forward of modules.
     module_policies: a model with module policies, and a training step of it.

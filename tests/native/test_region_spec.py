@@ -56,10 +56,12 @@ def test_the_extension_reads_what_is_packed(spec: RegionSpec, around: torch.dtyp
 
 
 def test_the_extension_packs_as_python_does() -> None:
-    for dtype, enabled, cache in itertools.product((BF16, FP16), (True, False), (True, False)):
-        plain = _C.pack_plain_region("cpu", dtype, enabled, cache)
-        assert plain is not None
-        assert plain == (RegionSpec((DeviceSpec("cpu", dtype, enabled),), cache).pack(), ("cpu", dtype, enabled, cache))
+    modes = (None, *_C.CACHE_MODES, "none")
+    for dtype, enabled, flag, mode in itertools.product((BF16, FP16), (True, False), (True, False), modes):
+        plain = _C.pack_plain_region("cpu", dtype, enabled, flag, mode)
+        cache = flag if mode is None else mode != "none"
+        spec = RegionSpec((DeviceSpec("cpu", dtype, enabled),), cache, None if mode == "none" else mode)
+        assert plain == (spec.pack(), ("cpu", dtype, enabled, flag, mode))
 
 
 def test_a_policy_change_is_in_the_spec() -> None:

@@ -82,6 +82,11 @@ KEYWORDS: list[dict[str, Any]] = [
     {"device_type": "cpu", "dtype": BF16, "enabled": True, "cache_enabled": True},
     {"".join(["dty", "pe"]): FP16},
     {"cache": "all"},
+    {"cache": "".join(["persist", "ent"])},
+    {"cache": "weights", "dtype": FP16},
+    {"cache": "none"},
+    {"cache": "none", "cache_enabled": True},
+    {"cache": "most"},
     {"cache": None},
     {"policy": None},
     {"policy": "cuda"},
@@ -117,6 +122,15 @@ def test_what_is_made_is_what_python_makes(around: Callable[[], Any]) -> None:
                 assert outcome(lambda args=args, kwargs=kwargs: tp.my_autocast(*args, **kwargs)) == expected, (
                     f"my_autocast(*{args}, **{kwargs})"
                 )
+
+
+@pytest.mark.parametrize("cache", ["weights", "persistent", "all", "none"])
+def test_a_region_with_a_cache_mode_is_plain(cache: str) -> None:
+    tp.my_autocast("cpu", cache=cache)
+    with mock.patch.object(autocast, "check_devices") as check, mock.patch.object(torch, "UntypedStorage") as storage:
+        tp.my_autocast("cpu", cache=cache)
+    assert not check.called
+    assert not storage.called
 
 
 def test_regions_made_in_turn_are_each_their_own() -> None:

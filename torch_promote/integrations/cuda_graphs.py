@@ -1,4 +1,8 @@
-"""Tells the captures of CUDA graphs apart, for NOTE [ Casts and CUDA graphs ] in csrc/cache/capture.h."""
+"""Tells the captures of CUDA graphs apart, and keeps the casts that graphs read up to date.
+
+See NOTE [ Casts and CUDA graphs ] in csrc/cache/capture.h, and NOTE [ Graphs and persistent casts ] in
+csrc/cache/graph_casts.h.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,17 @@ import torch
 
 from torch_promote import _C
 
-__all__ = ["tell_captures_apart"]
+__all__ = ["tell_captures_apart", "watch_graphs"]
 
 
 def tell_captures_apart() -> None:
     """Has the cache ask whether a stream is capturing, where only Python can tell, and count captures.
 
     Captures are counted from the first one in which the cache keeps a cast: before that, `torch.cuda.CUDAGraph` stays
-    as it is.
+    as it is. Replays are counted from the end of the first training region on a GPU on: they may write to weights.
     """
-    _C.set_capture_functions(getattr(torch._C, "_cuda_isCurrentStreamCapturing", None), _count_captures)
+    is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+    _C.set_capture_functions(is_capturing, _count_captures, _count_replays)
 
 
 def _count_captures() -> None:
@@ -31,3 +36,55 @@ def _count_captures() -> None:
         return capture_begin(self, *args, **kwargs)
 
     graph.capture_begin = count_and_begin
+
+
+def _count_replays() -> None:
+    graph: Any = torch.cuda.CUDAGraph
+    replay = graph.replay
+
+    @functools.wraps(replay)
+    def count_and_replay(self: Any) -> None:
+        _C.note_replay()
+        replay(self)
+
+    graph.replay = count_and_replay
+
+
+def watch_graphs() -> None:
+    """Lets graphs read persistent casts, and each replay drop the casts of weights that its graph may write to.
+
+    Called before the first region that keeps casts beyond stock's. A graph that was captured earlier may write to all.
+    """
+    graph: Any = torch.cuda.CUDAGraph
+    capture_begin, capture_end, replay = graph.capture_begin, graph.capture_end, graph.replay
+    reset = graph.reset
+
+    @functools.wraps(capture_begin)
+    def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        casts = _C.begin_graph()
+        try:
+            result = capture_begin(self, *args, **kwargs)
+        except BaseException:
+            _C.end_graph(casts)
+            raise
+        self._torch_promote_casts = casts
+        return result
+
+    @functools.wraps(capture_end)
+    def end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _C.end_graph(getattr(self, "_torch_promote_casts", None))  # None: begun before this was called
+        return capture_end(self, *args, **kwargs)
+
+    @functools.wraps(reset)
+    def reset_with_casts(self: Any) -> None:
+        reset(self)
+        self._torch_promote_casts = None
+
+    @functools.wraps(replay)
+    def replay_on_casts(self: Any) -> None:
+        casts = getattr(self, "_torch_promote_casts", None)
+        _C.before_replay(casts)
+        replay(self)
+        _C.after_replay(casts)
+
+    graph.capture_begin, graph.capture_end, graph.replay, graph.reset = begin, end, replay_on_casts, reset_with_casts

@@ -28,6 +28,7 @@ import torch
 from torch_promote import _C
 from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.compile import skip_frames
+from torch_promote.integrations.cuda_graphs import watch_graphs
 
 __all__ = ["install", "watch"]
 
@@ -44,8 +45,9 @@ def install() -> None:
 def watch() -> None:
     """Detects what only the cache modes beyond stock's are affected by: see the note above."""
     _watch()
-    storage = torch.UntypedStorage(2)
-    _C.recognize_slices(*(torch.empty(0, dtype=torch.uint8).set_(part) for part in (storage, storage[:1])))
+    if not _C.recognizes_slices():  # also if the first call was under a mode that gave other tensors than these
+        storage = torch.UntypedStorage(2)
+        _C.recognize_slices(*(torch.empty(0, dtype=torch.uint8).set_(part) for part in (storage, storage[:1])))
 
 
 # Dynamo calls it while it traces.
@@ -56,7 +58,7 @@ watch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _watch() -> None:
     _C.watch_collectives()
     _watch_preserved_versions()
-    _watch_replays()
+    watch_graphs()
     _watch_sharing()
 
 
@@ -102,19 +104,6 @@ def _watch_preserved_versions() -> None:
         _C.forget_casts(self.tensors)
 
     context.__exit__ = end_and_report  # type: ignore[method-assign]
-
-
-def _watch_replays() -> None:
-    """Makes each replay of a CUDA graph drop all casts beyond stock's: nothing tells what the graph writes."""
-    graph: Any = torch.cuda.CUDAGraph
-    replay = graph.replay
-
-    @functools.wraps(replay)
-    def replay_and_forget(self: Any) -> None:
-        replay(self)
-        _C.forget_beyond_stock()
-
-    graph.replay = replay_and_forget
 
 
 def _watch_sharing() -> None:

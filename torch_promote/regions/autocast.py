@@ -106,12 +106,12 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         overrides: Mapping[Any, Any] | None = None,
         model: torch.nn.Module | None = None,
     ) -> None:
-        if cache is None and policy is None and overrides is None and model is None:
-            plain = pack_plain_region(device_type, dtype, enabled, cache_enabled)
+        allowed = cache_enabled if cache is None else allows_cache(cache, cache_enabled)
+        if policy is None and overrides is None and model is None:
+            plain = pack_plain_region(device_type, dtype, enabled, cache_enabled, cache)
             if plain is not None:
                 self._packed, self._arguments = plain
                 return
-        allowed = cache_enabled if cache is None else allows_cache(cache, cache_enabled)
         devices = check_devices(device_type, dtype, enabled)
         change, binding = 0, None
         if overrides is not None or policy is not None or model is not None:

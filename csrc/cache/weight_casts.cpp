@@ -1,0 +1,121 @@
+// file: the casts that hang on one weight
+#include "cache/weight_casts.h"
+
+#include <array>
+#include <typeinfo>
+
+namespace torch_promote {
+
+namespace {
+
+using c10::BackendMeta;
+
+// Guards a weight's slot and its casts. Weights share a fixed number of mutexes, for a fork has to lock them all.
+ForkSafeMutex& mutex_of(const at::TensorImpl* weight) {
+  struct alignas(64) Place {
+    ForkSafeMutex mutex;
+  };
+  static auto* places = new std::array<Place, 32>;
+  return (*places)[(reinterpret_cast<uintptr_t>(weight) >> 6) % places->size()].mutex;
+}
+
+// Made at import: see NOTE [ Fork ].
+[[maybe_unused]] const WeightRegistry& weight_registry_at_import = weight_registry();
+[[maybe_unused]] const ForkSafeMutex& mutexes_at_import = mutex_of(nullptr);
+
+std::atomic<uint64_t> last_weight = 0;
+
+// Unique in the process: `weight.data = other` replaces the BackendMeta, and the new one must not repeat an old epoch.
+uint64_t next_epoch() {
+  static std::atomic<uint64_t> last = 0;
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+} // namespace
+
+// Never destroyed, because tensors may be freed after static destructors have run.
+WeightRegistry& weight_registry() {
+  static WeightRegistry* instance = new WeightRegistry;
+  return *instance;
+}
+
+uint64_t next_weight_number() {
+  return last_weight + 1;
+}
+
+WeightCasts::WeightCasts(const at::TensorImpl* weight)
+    : mutex_(mutex_of(weight)), counter_(weight->version_counter()), epoch_(next_epoch()) {}
+
+void WeightCasts::enroll() {
+  if (number_ != 0) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(weight_registry().mutex);
+  if (weight_registry().weights.insert(this).second) {
+    ++weight_registry().size;
+    number_ = ++last_weight;
+  }
+}
+
+WeightCasts::~WeightCasts() {
+  if (number_ != 0) {
+    const std::lock_guard<std::mutex> lock(weight_registry().mutex);
+    weight_registry().weights.erase(this);
+    --weight_registry().size;
+  }
+}
+
+void WeightCasts::release_resources() {
+  PersistentCasts gone;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  gone.swap(casts_);
+}
+
+c10::intrusive_ptr<BackendMeta> WeightCasts::clone(const c10::intrusive_ptr<BackendMeta>& /*self*/) const {
+  drop();
+  return {};
+}
+
+void WeightCasts::drop() const {
+  PersistentCasts gone;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  gone.swap(casts_);
+  outdate_graph_casts();
+  begin_epoch();
+}
+
+void WeightCasts::begin_epoch() const {
+  epoch_.store(next_epoch(), std::memory_order_relaxed);
+}
+
+WeightCasts* casts_of(const at::TensorBase& weight) {
+  at::TensorImpl* const impl = weight.unsafeGetTensorImpl();
+  const std::lock_guard<std::mutex> lock(mutex_of(impl));
+  BackendMeta* meta = impl->get_backend_meta();
+  return meta != nullptr && typeid(*meta) == typeid(WeightCasts) ? static_cast<WeightCasts*>(meta) : nullptr;
+}
+
+WeightCasts* make_casts_of(const at::TensorBase& weight) {
+  if (WeightCasts* const casts = casts_of(weight)) {
+    return casts;
+  }
+  at::TensorImpl* const impl = weight.unsafeGetTensorImpl();
+  auto made = c10::make_intrusive<WeightCasts>(impl); // locks the registry, so not below
+  {
+    const std::lock_guard<std::mutex> lock(mutex_of(impl));
+    if (impl->get_backend_meta() == nullptr) {
+      impl->set_backend_meta(std::move(made));
+    }
+  }
+  return casts_of(weight);
+}
+
+WeightCasts* enroll_casts_of(const at::TensorBase& weight) {
+  WeightCasts* const casts = make_casts_of(weight);
+  if (casts != nullptr) {
+    casts->enroll();
+  }
+  return casts;
+}
+
+} // namespace torch_promote

@@ -1,0 +1,163 @@
+// file: the casts that hang on one weight
+#pragma once
+
+#include "cache/cast_data.h"
+#include "policy/fork_safe_mutex.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace torch_promote {
+
+class GraphCast;
+
+// A cast, which any thread may use on any stream.
+class PersistentCast {
+ public:
+  PersistentCast(CastData data, const at::TensorImpl& source) : data_(std::move(data)) {
+    if (source.is_cuda()) {
+      made_.emplace(c10::DeviceType::CUDA);
+      made_->record(current_stream(source));
+    }
+  }
+
+  const CastData& data() const {
+    return data_;
+  }
+  // Under the mutex of the weight: whether a region has used it since it was made or refreshed, and whether the weight
+  // has been written to since.
+  bool used = true;
+  bool outdated = false;
+  // Lets the current stream, if it is not that of the cast, wait until the cast is done, and keeps the memory from
+  // being reused before the stream is. `mutex` is that of the weight.
+  void prepare_for_current_stream(const at::TensorImpl& source, ForkSafeMutex& mutex) {
+    if (!made_.has_value()) {
+      return;
+    }
+    const c10::Stream stream = current_stream(source);
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (data_.stream() == stream.id() || std::find(prepared_.begin(), prepared_.end(), stream) != prepared_.end()) {
+        return;
+      }
+    }
+    made_->block(stream);
+    data_.record_on(stream);
+    const std::lock_guard<std::mutex> lock(mutex);
+    prepared_.push_back(stream);
+  }
+
+  // Whether all its uses and new work on the current stream follow on one another, and nobody else has its memory, so
+  // that it may be written to. (Of its memory, the data and its tensor each hold a part.)
+  bool may_be_written(const at::TensorImpl& source) const {
+    return prepared_.empty() && belongs_to_nobody_else() &&
+           (!made_.has_value() || data_.stream() == current_stream(source).id());
+  }
+  bool belongs_to_nobody_else() const {
+    const at::Tensor& tensor = data_.tensor();
+    return tensor.use_count() == 1 && tensor.storage().use_count() == 2;
+  }
+
+  // For whoever has taken the cast over: recorded when it was made, on this stream.
+  c10::Event& made() {
+    return *made_;
+  }
+
+ private:
+  CastData data_;
+  std::optional<c10::Event> made_;
+  std::vector<c10::Stream> prepared_;
+};
+
+// Shared, so that a cast is copied and destroyed outside of the lock: both may run Python, or wait for the GIL.
+using PersistentCasts = std::vector<std::shared_ptr<PersistentCast>>;
+
+// A cast that CUDA graphs read; see cache/graph_casts.h. Who knows of a write to the weight clears `is_fresh`.
+struct GraphCastOfWeight {
+  std::weak_ptr<GraphCast> cast;
+  const c10::StorageImpl* storage; // of the weight, to compare with
+  std::shared_ptr<std::atomic<bool>> is_fresh;
+};
+
+// The casts of one weight. Also made for a weight that has none, to learn when a tensor is made that shares its data.
+class WeightCasts final : public c10::BackendMeta {
+ public:
+  explicit WeightCasts(const at::TensorImpl* weight);
+  ~WeightCasts() override;
+  WeightCasts(const WeightCasts&) = delete;
+  WeightCasts& operator=(const WeightCasts&) = delete;
+
+  // The weight has died, and an entry of a region still refers to this weakly.
+  void release_resources() override;
+  // PyTorch calls this when it makes a tensor that shares the weight's data and may have its own version counter. The
+  // copy gets no BackendMeta.
+  c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override;
+
+  void drop() const;
+  void begin_epoch() const;
+  uint64_t epoch() const {
+    return epoch_.load(std::memory_order_relaxed);
+  }
+  // To be called before there are casts that depend on this: the registry tells of writes.
+  void enroll();
+  // Increases from weight to weight, in the order of their enrollment; 0 before.
+  uint64_t number() const {
+    return number_;
+  }
+  // Guards what follows. A swap of tensors moves the casts to another TensorImpl; the mutex stays.
+  ForkSafeMutex& mutex() const {
+    return mutex_;
+  }
+  PersistentCasts& casts() const {
+    return casts_;
+  }
+  std::vector<GraphCastOfWeight>& graph_casts() const {
+    return graph_casts_;
+  }
+  void outdate_graph_casts() const {
+    for (const GraphCastOfWeight& cast : graph_casts_) {
+      *cast.is_fresh = false;
+    }
+  }
+  uint32_t version() const { // of the weight, now
+    return counter_.current_version();
+  }
+
+ private:
+  ForkSafeMutex& mutex_;
+  c10::VariableVersion counter_;
+  std::atomic<uint64_t> number_ = 0;
+  mutable PersistentCasts casts_; // oldest first
+  mutable std::vector<GraphCastOfWeight> graph_casts_;
+  mutable std::atomic<uint64_t> epoch_;
+};
+
+// All weights that may have casts.
+struct WeightRegistry {
+  ForkSafeMutex mutex; // locked before that of a weight, if both are
+  std::unordered_set<const WeightCasts*> weights;
+  std::atomic<size_t> size = 0; // of `weights`, to be read without the lock
+};
+WeightRegistry& weight_registry();
+// That of the weight that is made next.
+uint64_t next_weight_number();
+
+// Null if the weight has no BackendMeta, or another library's.
+WeightCasts* casts_of(const at::TensorBase& weight);
+// Makes them if the slot is empty. (If another thread copies the tensor at this moment, that is a race inside PyTorch:
+// a tensor's metadata must not be written while it is read.)
+WeightCasts* make_casts_of(const at::TensorBase& weight);
+// The same, and enrolls them.
+WeightCasts* enroll_casts_of(const at::TensorBase& weight);
+
+} // namespace torch_promote

@@ -1,0 +1,94 @@
+"""The peak memory of the benchmark's programs in a mode of the cache, and the bound that docs/casts.md gives for it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_promote as tp
+from torch_promote.bench.cases import LOW, Settings
+from torch_promote.bench.memory import peak_bytes
+from torch_promote.bench.programs import PROGRAMS, Program, missing, program
+
+MODES = ("weights", "persistent", "all")
+
+#: Programs with a backward. The others run without gradients.
+TRAINING = frozenset(name for name in PROGRAMS if name.endswith(("training", "step", "checkpoints", "LoRA", "EMA")))
+
+_NEEDS_TRANSFORMERS = pytest.mark.skipif(bool(missing()), reason="transformers is not installed")
+#: Each program in each mode.
+EVERY_PROGRAM = [
+    pytest.param(name, mode, marks=[_NEEDS_TRANSFORMERS] if name.startswith("HF") else [], id=f"{name}, {mode}")
+    for name in PROGRAMS
+    for mode in MODES
+]
+
+
+def peaks(name: str, mode: str, device: str) -> tuple[int, int]:
+    """The peaks of a program's first step and of its second, in a mode of ours or under "stock".
+
+    Memory that the casts keep beyond a step counts in the first, and is what the second begins with.
+    """
+    region = functools.partial(tp.stock_autocast, device, LOW)
+    if mode != "stock":
+        region = functools.partial(tp.my_autocast, device, LOW, cache=mode)
+    found = []
+    for warm in (False, True):
+        step = _made(name, device).step(region)
+        found.append(peak_bytes(step, device, warm=warm))
+        del step
+        tp.clear_cache()
+    return found[0], found[1]
+
+
+def _made(name: str, device: str) -> Program:
+    return program(name, Settings(device, tiny=True))
+
+
+class _LargestCast(TorchDispatchMode):
+    def __init__(self, weights: Any) -> None:
+        super().__init__()
+        self._weights = {weight.data_ptr() for weight in weights}
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and isinstance(result, Tensor):
+            source = args[0]
+            narrows = result.itemsize < source.itemsize
+            if narrows and source.data_ptr() not in self._weights and torch._C._current_autograd_node() is None:
+                self.bytes = max(self.bytes, result.nbytes)
+        return result
+
+
+def bytes_beyond_stock(name: str, mode: str, device: str) -> int:
+    """What a mode may hold beyond stock: see docs/casts.md, section Memory."""
+    frozen = name == "Llama-like, LoRA"
+    if mode == "weights" or (mode == "all" and name in TRAINING and not frozen):
+        return 0
+    made = _made(name, device)
+    only_frozen = frozen and mode == "all"
+    weights = sum(weight.nbytes for weight in made.weights if not (only_frozen and weight.requires_grad))
+    # Each slice has a cast of its own, together at most as large as the weight. Whole weights have casts of half of it.
+    casts = weights if name == "growing slices" else weights // 2
+    if mode == "persistent":
+        return casts
+    with _LargestCast(made.weights) as largest:
+        made.step(functools.partial(tp.stock_autocast, device, LOW))()
+    return casts + 4 * largest.bytes
+
+
+def check_bounds(name: str, mode: str, device: str, of_stock: tuple[int, int]) -> None:
+    """Compares the peaks of a program with stock's."""
+    first, second = peaks(name, mode, device)
+    beyond = bytes_beyond_stock(name, mode, device)
+    assert 0 < first <= 1.02 * of_stock[0] + beyond
+    assert 0 < second <= 1.02 * of_stock[1] + beyond
+    if mode == "persistent" and name not in TRAINING:
+        # The casts are there before the second step.
+        assert second <= of_stock[1]
