@@ -12,6 +12,7 @@ from helpers.comparison import assert_same
 from helpers.compiling import BF16, HALF, Body, Weights, called_in, inputs, with_gradients
 from helpers.program_comparison import Region, assert_like_stock, ours, stock
 from helpers.thread_state import thread_state
+from torch_promote.bench.compiling import count_compiled, on_its_own
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -107,16 +108,47 @@ BODIES = (
 )
 
 
+#: Dynamo compiles the function alone, in the region that calls it, and compiled code has the backward of that region.
+BACKWARD_OF_THE_REGION_AROUND = (region_in_a_function_that_breaks,)
+
+
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_graph_break(body: Body) -> None:
-    """Against eager, under stock: of these, stock's own compiled code gets some wrong."""
+    """Against stock's compiled code, and against eager where that has eager's bits."""
     args = inputs()
-    compiled = torch.compile(lambda x, weights: body(ours, x, weights), backend="aot_eager")
-    for mine, stocks in ((None, None), ((ours, {"dtype": HALF}), (stock, {"dtype": HALF})), (None, None)):
+
+    def compiled(region: Region) -> Any:
+        return torch.compile(on_its_own(lambda x, weights: body(region, x, weights)), backend="aot_eager")
+
+    under_ours, under_stock = compiled(ours), compiled(stock)
+    for arguments in (None, {"dtype": HALF}, None):
+        mine, stocks = ((region, arguments) if arguments is not None else None for region in (ours, stock))
         before = thread_state()
-        result = called_in(mine, compiled, *args)
+        result = called_in(mine, under_ours, *args)
         assert thread_state() == before
-        assert_same(result, called_in(stocks, lambda x, weights: body(stock, x, weights), *args), what=str(mine))
+        assert_same(result, called_in(stocks, under_stock, *args), what=f"compiled, in {arguments}")
+        if body not in BACKWARD_OF_THE_REGION_AROUND:
+            eager = called_in(stocks, lambda x, weights: body(stock, x, weights), *args)
+            assert_same(result, eager, what=f"eager, in {arguments}")
+
+
+#: Where the function that breaks is decorated, Dynamo may compile our wrapper as a frame of its own. Stock's wrapper is
+#: in a file that it skips.
+NOT_DECORATED = [body for body in BODIES if body is not break_in_a_decorated_function]
+
+
+@pytest.mark.parametrize("body", NOT_DECORATED, ids=lambda body: body.__name__)
+def test_a_graph_break_costs_no_more_graphs_than_under_stock(body: Body) -> None:
+    def counts(region: Region) -> dict[str, int]:
+        args = inputs()
+        compiled = torch.compile(lambda x, weights: body(region, x, weights), backend="aot_eager")
+        found = count_compiled(lambda: called_in(None, compiled, *args))
+        # The frames of the methods of torch.autocast are compiled, too; those of ours are skipped.
+        return {name: found[name] for name in ("graphs", "graph_breaks")}
+
+    expected = counts(stock)
+    assert counts(ours) == expected
+    assert expected["graph_breaks"] > 0
 
 
 def test_graph_break_under_overrides() -> None:

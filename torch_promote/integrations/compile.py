@@ -8,7 +8,6 @@ graph: the dispatcher undoes the dispatch state that an op defined with torch.li
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import sys
@@ -25,7 +24,6 @@ from torch_promote.native.module_tables import is_marker, tables_in_force
 
 __all__ = [
     "DYNAMO",
-    "GraphRegion",
     "digests",
     "graph_enter",
     "graph_exit",
@@ -74,19 +72,6 @@ def graph_exit(packed: str) -> None:
         record_exit(packed)
 
 
-class GraphRegion:
-    """A region that a traced decorator enters: Dynamo traces context managers that are made where it traces."""
-
-    def __init__(self, packed: str) -> None:
-        self.packed = packed
-
-    def __enter__(self) -> None:
-        graph_enter(self.packed)
-
-    def __exit__(self, *error: object) -> None:
-        graph_exit(self.packed)
-
-
 def translator() -> Any:
     """Returns Dynamo's translator of bytecode if it is tracing in this thread, or else None."""
     module = sys.modules.get("torch._dynamo.symbolic_convert")
@@ -120,38 +105,6 @@ def skip_frames(*functions: Any) -> None:
     skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
     for function in functions:
         eval_frame.set_code_exec_strategy(function.__code__, skip)
-
-
-def _register_with_dynamo(*region_types: Any) -> None:
-    # A graph of `__enter__` alone would enter a region and not leave it, and there is nothing to gain in __init__.
-    for kind in (*region_types, GraphRegion):
-        skip_frames(kind.__init__, kind.__enter__, kind.__exit__)
-    torch._dynamo.allow_in_graph(graph_enter)
-    torch._dynamo.allow_in_graph(graph_exit)
-    for kind in region_types:
-        _enterable_from_outside(kind)
-    # What Dynamo traces in place of the functions of the extension that the methods call.
-    substitute = functools.partial(torch._dynamo.substitute_in_graph, skip_signature_check=True)
-    substitute(_C.enter_region)(_traced_enter)
-    substitute(_C.exit_region)(_traced_exit)
-    substitute(_C.pack_plain_region)(_traced_pack)
-    # A call whose result nobody uses is otherwise dead code.
-    torch.fx.node.has_side_effect(graph_enter)
-    torch.fx.node.has_side_effect(graph_exit)
-
-
-def _traced_enter(owner: object, packed: str) -> int:
-    graph_enter(packed)
-    return 0
-
-
-def _traced_exit(owner: Any) -> int:
-    graph_exit(owner._packed)
-    return 0
-
-
-def _traced_pack(*arguments: object) -> None:
-    """Leaves the packing to Python code, which Dynamo can trace."""
 
 
 def _autocast_state() -> dict[str, torch.dtype]:
@@ -199,36 +152,10 @@ def policy_digest() -> str:
 digests: list[Callable[[], str]] = [lambda: policy_digest()]
 
 
-def _enterable_from_outside(region_type: type) -> None:
-    """Lets a compiled function enter a region that was made outside of it.
-
-    Dynamo supports this from PyTorch 2.15 on; before, it traces only context managers that are made where it traces.
-    """
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.variables import builder, ctx_manager, user_defined
-
-    if hasattr(user_defined, "is_generic_ctx_manager_cls"):
-        return
-
-    def build(self: Any, value: Any) -> Any:
-        self.install_guards(GuardBuilder.TYPE_MATCH)
-        result = ctx_manager.GenericContextWrappingVariable(value, source=self.source)
-        return self.tx.output.side_effects.track_object_existing(value, result)
-
-    for trace_numpy in (False, True):
-        builder.VariableBuilder._type_dispatch_impl(trace_numpy)[region_type] = build
-
-
 DYNAMO = "torch._dynamo"
 _DISK_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 
 
-def install(*region_types: type) -> None:
-    """Makes regions traceable, now or when Dynamo is imported.
-
-    Args:
-        region_types: The classes `my_autocast` and `promotion`.
-    """
-    # Importing Dynamo here would take a second.
-    run_after_import(DYNAMO, functools.partial(_register_with_dynamo, *region_types))
+def install() -> None:
+    """Completes the keys of AOTAutograd's cache on disk, now or when that is imported."""
     run_after_import(_DISK_CACHE, _complete_disk_cache_keys)

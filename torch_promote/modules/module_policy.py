@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map
 
 from torch_promote.errors import PolicyError, RegionError
-from torch_promote.integrations.compile import GraphRegion
 from torch_promote.native.region_spec import RegionSpec
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_names import spell_key
@@ -121,11 +120,7 @@ def run_under(
         return forward(*args, **kwargs)
     if policy.value == "fp32":
         args, kwargs = tree_map(functools.partial(_to_float32, devices), (args, kwargs))
-    packed = _packed_inside(policy.change)
-    if torch.compiler.is_dynamo_compiling():
-        with GraphRegion(packed):
-            return forward(*args, **kwargs)
-    with Region(packed):
+    with Region(_packed_inside(policy.change)):
         return forward(*args, **kwargs)
 
 

@@ -73,7 +73,7 @@ class Region:
                 f"{name}(...) decorates a callable, got {type(func).__name__}. Decorate a function, or use it as a "
                 f"context manager: `with {name}(...):`."
             )
-        return decorate(self, self._packed, func)
+        return decorate(self, func)
 
     def _tell_surroundings(self, surroundings: int) -> None:
         """Tells other ranks, the event loop, the modes of torch.export and traces that the region was entered."""

@@ -9,20 +9,16 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch.compiler import is_dynamo_compiling
-
-from torch_promote.integrations.compile import GraphRegion
 from torch_promote.regions.steps import Awaited, Steps, drive
 
 __all__ = ["decorate"]
 
 
-def decorate(region: AbstractContextManager[Any], packed: str, func: Any) -> Any:
+def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
     """Returns a function that runs `func` in `region`: of coroutines and generators, each step.
 
     Args:
         region: The region.
-        packed: Its packed spec, for torch.compile.
         func: A callable.
     """
     body = func if inspect.isroutine(func) or isinstance(func, functools.partial) else type(func).__call__
@@ -79,9 +75,6 @@ def decorate(region: AbstractContextManager[Any], packed: str, func: Any) -> Any
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling():
-                with GraphRegion(packed):
-                    return func(*args, **kwargs)
             with region:
                 return func(*args, **kwargs)
 

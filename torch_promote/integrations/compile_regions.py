@@ -1,0 +1,130 @@
+"""What Dynamo makes of regions: variables of its own kind, as it has for torch.autocast.
+
+Traced as any other context manager, a region would cost more than one of torch.autocast: Dynamo would read the Python
+code of `__init__` and `__enter__`, guard on each name in it, and not compile a frame at all that has a graph break in
+the region. So it calls the class while it traces, if the arguments are constants, and keeps the packed spec.
+
+Source: torch/_dynamo/variables/ctx_manager.py, AutocastModeVariable (v2.13).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from torch_promote import _C
+from torch_promote.integrations.after_import import run_after_import
+from torch_promote.integrations.compile import DYNAMO, graph_enter, graph_exit, skip_frames
+
+__all__ = ["install"]
+
+
+def install(region_type: Any, *region_types: Any) -> None:
+    """Makes regions traceable, now or when Dynamo is imported.
+
+    Args:
+        region_type: The class that a packed spec alone makes a region of.
+        region_types: Its subclasses, `my_autocast` first.
+    """
+    # Importing Dynamo here would take a second.
+    run_after_import(DYNAMO, functools.partial(_register, region_type, *region_types))
+
+
+def _register(region_type: Any, my_autocast: Any, *others: Any) -> None:
+    torch._dynamo.allow_in_graph(graph_enter)
+    torch._dynamo.allow_in_graph(graph_exit)
+    # A call whose result nobody uses is otherwise dead code.
+    torch.fx.node.has_side_effect(graph_enter)
+    torch.fx.node.has_side_effect(graph_exit)
+    # What Dynamo traces in place of the functions of the extension, where it traces the methods after all.
+    substitute = functools.partial(torch._dynamo.substitute_in_graph, skip_signature_check=True)
+    substitute(_C.enter_region)(_traced_enter)
+    substitute(_C.exit_region)(_traced_exit)
+    substitute(_C.pack_plain_region)(_traced_pack)
+    for kind in (region_type, my_autocast, *others):
+        # A graph of `__enter__` alone would enter a region and not leave it, and there is nothing to gain in __init__.
+        skip_frames(kind.__init__, kind.__enter__, kind.__exit__)
+    _register_variables((region_type, my_autocast, *others), (region_type, my_autocast))
+
+
+def _traced_enter(owner: object, packed: str) -> int:
+    graph_enter(packed)
+    return 0
+
+
+def _traced_exit(owner: Any) -> int:
+    graph_exit(owner._packed)
+    return 0
+
+
+def _traced_pack(*arguments: object) -> None:
+    """Leaves the packing to Python code, which Dynamo can trace."""
+
+
+def _register_variables(kinds: tuple[Any, ...], made_while_tracing: tuple[Any, ...]) -> None:
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables import ConstantVariable, builder, ctx_manager, user_defined
+
+    region_type = kinds[0]
+    generic: Any = ctx_manager.GenericContextWrappingVariable
+    switched: Any = ctx_manager.ContextWrappingVariable
+    class_variable: Any = user_defined.UserDefinedClassVariable
+
+    class RegionVariable(generic, switched):  # type: ignore[misc]
+        """A region: an object with attributes and methods, and a context manager that graph breaks leave and enter."""
+
+        def __init__(self, cm_obj: Any, target_values: Any = None, **kwargs: Any) -> None:
+            super().__init__(cm_obj, target_values=(cm_obj._packed,), **kwargs)
+
+        def enter(self, tx: Any) -> Any:
+            # If Dynamo gives up the trace in the middle of the region, graph_enter sees to its end.
+            self._call(tx, graph_enter)
+            return self
+
+        def exit(self, tx: Any, *error: Any) -> Any:
+            self._call(tx, graph_exit)
+            return ConstantVariable.create(None)
+
+        def _call(self, tx: Any, function: Any) -> None:
+            function(*self.target_values)
+            tx.output.create_node("call_function", function, self.target_values, {})
+
+        def supports_graph_breaks(self) -> bool:
+            return True
+
+        def module_name(self) -> str:
+            return str(region_type.__module__)
+
+        def fn_name(self) -> str:
+            return str(region_type.__name__)
+
+        def reconstruct(self, codegen: Any) -> None:
+            name = codegen.tx.output.install_global_by_id("__region", self.cm_obj)
+            codegen.append_output(codegen.create_load_global(name, add=True))
+
+    class RegionClassVariable(class_variable):  # type: ignore[misc]
+        def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+            try:
+                values = [value.as_python_constant() for value in args]
+                named = {name: value.as_python_constant() for name, value in kwargs.items()}
+                return RegionVariable(self.value(*values, **named))
+            except Exception:  # not a constant, or an error of the class, which traced code raises where it belongs
+                return super().call_function(tx, args, kwargs)
+
+    def build_class(self: Any, value: Any) -> Any:
+        self.install_guards(GuardBuilder.CLASS_MATCH)
+        return RegionClassVariable(value, source=self.source)
+
+    def build(self: Any, value: Any) -> Any:
+        self.install_guards(GuardBuilder.TYPE_MATCH)
+        install_guard(AttrSource(self.source, "_packed").make_guard(GuardBuilder.EQUALS_MATCH))
+        return RegionVariable(value, source=self.source)
+
+    for kind in made_while_tracing:
+        builder.VariableBuilder._id_dispatch()[id(kind)] = build_class
+    for trace_numpy in (False, True):
+        for kind in kinds:
+            builder.VariableBuilder._type_dispatch_impl(trace_numpy)[kind] = build
