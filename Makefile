@@ -13,6 +13,7 @@
 # make parity    PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)
 # make docs-pages  writes the generated parts of docs/promotion.md and docs/promotion_rules.md
 # make lint      ruff, mypy and clang-format
+# make bench-instructions  counts the instructions of calls and models under stock and ours (needs valgrind)
 # make gpu       on a machine with a GPU: the tests that need one, parity and the benchmark; writes docs/gpu.md. Needs no
 #                network: it uses PYTHON3's PyTorch and pytest (ARGS="--device cuda-stand-in" tries it without a GPU)
 # make bench     times regions, ops and models against stock autocast (ARGS="--plot bench.png" for a picture)
@@ -36,7 +37,7 @@ BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
 .PHONY: demo demo-tune docs-pages test test-all test-installed test-pytorch test-jax test-ecosystem tuned-models parity \
-	lint bench gpu build clean force
+	lint bench bench-instructions gpu build clean force
 
 demo: build
 	$(PY) examples/train_gpt.py $(ARGS)
@@ -83,6 +84,9 @@ docs-pages: build
 
 bench: build
 	$(PY) -m torch_promote bench $(ARGS)
+
+bench-instructions: build
+	$(PY) -m torch_promote bench --suite instructions $(ARGS)
 
 gpu:
 	$(PYTHON3) tests/gpu $(ARGS)

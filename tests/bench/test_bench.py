@@ -48,6 +48,7 @@ def test_json_says_where_it_was_measured(capsys: Capture) -> None:
         "threads": 2,
         "rounds": 2,
         "clock": "wall",
+        "skipped": [],
     }
 
 
@@ -65,6 +66,10 @@ def test_json_of_a_region(capsys: Capture) -> None:
         "casts": {},
         "peak_bytes": {},
         "kernels": {},
+        "copies": {},
+        "compiled": {},
+        "instructions": {},
+        "target": None,
     }
 
 
@@ -125,6 +130,7 @@ FOUND = [
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cli_bench, "run", lambda cases, settings: iter(FOUND))
+    monkeypatch.setattr(cli_bench, "missing", list)
     return None
 
 
@@ -154,6 +160,15 @@ def test_the_text_fits_a_narrow_terminal(capsys: Capture) -> None:
     lines = text_of(capsys, "bench", "--threads", "3").splitlines()
     assert max(map(len, lines[:-1])) <= 80
     assert lines[-1].endswith(", 3 threads, 31 rounds, wall-clock time")
+
+
+@pytest.mark.usefixtures("found")
+def test_the_text_names_the_programs_that_were_skipped(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_bench, "missing", lambda: ["HF Llama, training"])
+    line = "skipped, because transformers is not installed: HF Llama, training"
+    assert line in text_of(capsys, "bench").splitlines()
+    assert line not in text_of(capsys, "bench", "--suite", "models").splitlines()
+    assert line not in text_of(capsys, "bench", "--suite", "programs", "--case", "LSTM*").splitlines()
 
 
 def test_a_real_table(capsys: Capture) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import itertools
 import re
 from collections.abc import Iterator
@@ -11,14 +13,15 @@ import pytest
 import torch
 
 import torch_promote as tp
-from torch_promote.bench import SUITES, Case, Settings, list_cases, run
-from torch_promote.bench.cases import ALREADY_CAST, HAND, LOW, OURS, PLAIN, STOCK
+from torch_promote.bench import INSTRUCTIONS, SUITES, Case, Settings, list_cases, missing, report, run
+from torch_promote.bench.cases import ALREADY_CAST, COMPILE, HAND, LOW, OURS, PLAIN, STOCK
+from torch_promote.bench.programs import PROGRAMS, program
 from torch_promote.bench.suite_ops import calls
 from torch_promote.policy.op_table import op_table
 
 TINY = Settings(rounds=2, slice_seconds=0, tiny=True)
 CASES = list_cases(TINY)
-MODELS = {"models", "caches"}
+MODELS = {"models", "caches", "programs"}
 
 #: The contenders of a suite: those that each case has, and those that it may have.
 CONTENDERS: dict[str, tuple[set[str], set[str]]] = {
@@ -27,18 +30,20 @@ CONTENDERS: dict[str, tuple[set[str], set[str]]] = {
     "overrides": ({OURS, HAND}, set()),
     "models": ({STOCK, OURS, HAND, PLAIN}, {ALREADY_CAST}),
     "caches": ({STOCK, OURS, HAND, PLAIN}, {ALREADY_CAST}),
+    "programs": ({STOCK, OURS}, set()),
     "import": ({STOCK, OURS}, set()),
 }
 
 
 def everyday_and_slow() -> Iterator[Any]:
     """The same work under each cache mode differs in the argument `cache` alone: every day, one mode of each."""
-    modes = itertools.cycle(("weights", "all", "persistent", "none"))
+    modes = {"caches": itertools.cycle(("weights", "all", "persistent", "none"))}
+    modes["programs"] = itertools.cycle(("weights", "all", "persistent"))
     chosen: dict[str, str] = {}
     for case in CASES:
         work, _, mode = case.name.partition(', cache="')
-        slow = case.suite == "caches" and mode.removesuffix('"') != (
-            chosen.get(work) or chosen.setdefault(work, next(modes))
+        slow = case.suite in modes and mode.removesuffix('"') != (
+            chosen.get(work) or chosen.setdefault(work, next(modes[case.suite]))
         )
         yield pytest.param(case, marks=[pytest.mark.slow] * slow, id=f"{case.suite}: {case.name}")
 
@@ -57,7 +62,7 @@ def test_every_case_runs(case: Case) -> None:
 
 
 def test_the_suites_have_cases_of_their_own_with_names_of_their_own() -> None:
-    assert {case.suite for case in CASES} == set(SUITES)
+    assert {case.suite for case in CASES} == set(SUITES) - {COMPILE, INSTRUCTIONS}  # they have test files of their own
     assert len({(case.suite, case.name) for case in CASES}) == len(CASES)
 
 
@@ -65,14 +70,42 @@ def test_list_cases_keeps_to_the_suites() -> None:
     assert {case.suite for case in list_cases(TINY, ["import", "region"])} == {"import", "region"}
 
 
-def test_every_mode_of_the_cast_cache_has_its_cases() -> None:
-    modes = [re.fullmatch(r'(.+), cache="(\w+)"', case.name) for case in CASES if case.suite == "caches"]
+@pytest.mark.parametrize(
+    ("suite", "expected"),
+    [("caches", {"weights", "persistent", "all", "none"}), ("programs", {"weights", "persistent", "all"})],
+)
+def test_every_mode_of_the_cast_cache_has_its_cases(suite: str, expected: set[str]) -> None:
+    modes = [re.fullmatch(r'(.+), cache="(\w+)"', case.name) for case in CASES if case.suite == suite]
     work: dict[str, set[str]] = {}
     for found in modes:
         assert found
         work.setdefault(found[1], set()).add(found[2])
     assert work
-    assert all(there == {"weights", "persistent", "all", "none"} for there in work.values())
+    assert all(there == expected for there in work.values())
+
+
+# --- programs
+
+
+def _without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "transformers" else find_spec(name))
+
+
+def test_programs_of_an_absent_package_have_no_case_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without_transformers(monkeypatch)
+    assert missing() == ["HF Llama, training", "HF BERT, training", "HF Llama, generation"]
+    assert not [case for case in list_cases(TINY, ["programs"]) if case.name.startswith("HF")]
+    assert report([], TINY, missing())["skipped"] == missing()
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in missing()])
+def test_a_program_is_the_same_at_every_call_and_leaves_no_memory_behind(name: str) -> None:
+    first, second = program(name, TINY), program(name, TINY)
+    assert all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
+    step = first.step(functools.partial(tp.stock_autocast, "cpu", LOW))
+    step()
+    assert all(weight.grad is None for weight in first.weights)
 
 
 # --- ops: what stands for a call is that call

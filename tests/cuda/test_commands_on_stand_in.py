@@ -51,12 +51,36 @@ def test_bench_counts_kernels_and_bytes(capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("no_cast_checks")
-def test_bench_shows_ours_and_stock_side_by_side(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main(["bench", "--device", STAND_IN, "--suite", "caches", "--case", "MLP, eval*persistent*"]) == 0
+def test_bench_splits_the_casts(capsys: Capture) -> None:
+    case = "MLP, forward and backward"
+    [result] = json_of(capsys, "bench", "--device", STAND_IN, "--suite", "models", "--case", case)["results"]
+    # 20 weights and biases, the input, the output for the loss; the gradients of these.
+    assert result["casts"]["ours"] == result["casts"]["stock"] == {"weights": 40, "activations": 2, "gradients": 41}
+    copies = result["copies"]["stock"]
+    assert (copies["forward"], copies["backward"]) == (
+        {"narrowing": 41, "widening": 1},
+        {"narrowing": 1, "widening": 40},
+    )
+    assert copies["cast_kernels"] == copies["kernels"] == 83
+    # Weights of 32 x 32, biases, input and output, in four and two bytes, there and back.
+    assert copies["moved_bytes"] == (20 * (32 * 32 + 32) * 2 + 32 * 32 * 3) * (4 + 2)
+    assert copies["allocated_bytes"] > copies["moved_bytes"] / 2
+
+
+@pytest.mark.usefixtures("no_cast_checks")
+def test_bench_has_a_line_for_each_contender_and_mode(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["bench", "--device", STAND_IN, "--suite", "caches", "--case", "MLP, eval*"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["case", "ours", "stock", "hand", "plain", "ours,", "bytes", "stock,", "bytes"]
-    assert lines[2].split()[-6:] == ["56", "104", "56", "48", "6144", "12480"]
+    assert max(map(len, lines)) <= 80
+    words = [line.split() for line in lines]
+    assert words[2][:6] == ["contender", "all", "copies", "cast", "w", "a"]
+    assert lines[3] == 'MLP, evaluation loop, cache="weights"'
+    weights, stock = words[5], words[4]
+    assert weights[1:] == stock[1:]
+    persistent = words[lines.index('MLP, evaluation loop, cache="persistent"') + 2]
+    assert persistent[:9] == ["ours", "328", "8", "8", "0", "8", "0", "8+0", "0+0"]
+    assert lines[-1].endswith(STAND_IN)
 
 
 @pytest.mark.parametrize(

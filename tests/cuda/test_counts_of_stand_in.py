@@ -112,6 +112,129 @@ def test_a_resized_out_counts() -> None:
     assert counts.kept_bytes == -400
 
 
+# --- casts
+
+
+def casts_of(counts: cuda_stand_in.Counts) -> list[tuple[str, str, int, int]]:
+    return [(cast.source, cast.target, cast.read, cast.written) for cast in counts.casts]
+
+
+def test_casts_are_counted_with_their_bytes_and_copies_in_one_dtype_are_none() -> None:
+    x = torch.randn(4, 4, device="cuda")
+    with cuda_stand_in.counting() as counts:
+        x.half().float().clone().t().contiguous()
+        x.double()
+        x + x.bool()
+    assert casts_of(counts) == [
+        ("Float", "Half", 64, 32),
+        ("Half", "Float", 32, 64),
+        ("Float", "Double", 64, 128),
+        ("Float", "Bool", 64, 16),
+    ]
+    assert [cast.widens for cast in counts.casts] == [False, True, True, False]
+    assert [cast.launch for cast in counts.casts] == sorted({cast.launch for cast in counts.casts})
+    with cuda_stand_in.counting() as counts:
+        torch.ones(4).cuda().half().cpu()
+    assert casts_of(counts) == [("Float", "Half", 16, 8)]
+
+
+def test_casts_of_leaves_and_of_the_backward_are_told_apart() -> None:
+    weight = torch.randn(4, 4, device="cuda", requires_grad=True)
+    with cuda_stand_in.counting() as counts:
+        (weight.t().half() @ weight.half() @ (weight * 2).half()).float().sum().backward()
+    forward = [cast for cast in counts.casts if not cast.backward]
+    assert [cast.of_leaf for cast in forward] == [True, True, False, False]
+    assert [cast.address == weight.data_ptr() for cast in forward] == [True, True, False, False]
+    assert [(cast.source, cast.of_leaf) for cast in counts.casts if cast.backward] == [
+        ("Float", False),
+        *[("Half", False)] * 3,
+    ]
+
+
+def test_casts_count_in_a_block_only() -> None:
+    x = torch.ones(4, device="cuda")
+    x.half()
+    with cuda_stand_in.counting() as counts:
+        pass
+    assert counts.casts == []
+
+
+def test_allocated_bytes_count_what_is_freed_too() -> None:
+    with cuda_stand_in.counting() as counts:
+        for _ in range(3):
+            torch.empty(100, device="cuda")
+        torch.empty(7, device="cuda:1")
+    assert (counts.allocated_bytes, counts.peak_bytes, counts.kept_bytes) == (1200, 400, 0)
+
+
+# --- ops of lists
+
+
+def lists(count: int = 3) -> tuple[list[Tensor], list[Tensor]]:
+    sources = [torch.randn(2, number, device="cuda") for number in range(1, count + 1)]
+    return [torch.empty_like(source, dtype=torch.bfloat16) for source in sources], sources
+
+
+def test_a_list_that_is_copied_at_once_is_one_kernel_and_a_cast_for_each_tensor() -> None:
+    targets, sources = lists()
+    with cuda_stand_in.counting() as counts:
+        torch._foreach_copy_(targets, sources)
+    assert counts.kernels == {"aten::_foreach_copy_": 1}
+    assert casts_of(counts) == [("Float", "BFloat16", source.nbytes, source.nbytes // 2) for source in sources]
+    assert len({cast.launch for cast in counts.casts}) == 1
+    for target, source in zip(targets, sources, strict=True):
+        assert_same(target, source.bfloat16())
+
+
+@pytest.mark.parametrize("why", ["another dtype", "another device", "other strides", "gaps", "another shape"])
+def test_a_list_that_cuda_copies_one_by_one_counts_so(why: str) -> None:
+    targets, sources = lists()
+    other = {
+        "another dtype": lambda source: source.double(),
+        "another device": lambda source: source.to("cuda:1"),
+        "other strides": lambda source: source.t().contiguous().t(),
+        "gaps": lambda source: torch.stack([source, source], -1)[..., 0],
+        "another shape": lambda source: source[:1],
+    }[why]
+    sources[1] = other(sources[1])
+    with cuda_stand_in.counting() as counts:
+        torch._foreach_copy_(targets, sources)
+    assert counts.kernels == {"aten::copy_": 3}
+    assert len(counts.casts) == len({cast.launch for cast in counts.casts}) == 3
+    for target, source in zip(targets, sources, strict=True):
+        assert_same(target, source.to(target.device, torch.bfloat16).expand_as(target).contiguous())
+
+
+def test_lists_are_copied_from_the_host() -> None:
+    targets, sources = lists()
+    torch._foreach_copy_(targets, [source.cpu() for source in sources])
+    for target, source in zip(targets, sources, strict=True):
+        assert_same(target, source.bfloat16())
+
+
+def test_other_ops_of_lists_are_one_kernel() -> None:
+    _, tensors = lists()
+    with cuda_stand_in.counting() as counts:
+        more = torch._foreach_add(tensors, 1)
+        torch._foreach_mul_(more, tensors)
+        torch._foreach_zero_(more)
+    assert counts.kernels == {"aten::_foreach_add.Scalar": 1, "aten::_foreach_mul_.List": 1, "aten::_foreach_zero_": 1}
+    assert all(tensor.count_nonzero() == 0 for tensor in more)
+
+
+def test_a_captured_list_is_copied_at_each_replay() -> None:
+    targets, sources = lists()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch._foreach_copy_(targets, sources)
+    for source in sources:
+        source.fill_(3)
+    with cuda_stand_in.counting() as counts:
+        graph.replay()
+    assert counts.kernels == {"aten::_foreach_copy_": 1}
+    assert all((target == 3).all() for target in targets)
+
+
 # --- what it is for
 
 

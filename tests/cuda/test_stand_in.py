@@ -346,3 +346,13 @@ def test_pytorchs_own_tests_may_set_a_stream_by_its_ids() -> None:
     assert torch.cuda.current_device() == 0
     assert torch.cuda.get_allocator_backend() == "native"
     assert torch._C._cuda_getCompiledVersion() >= 11000
+
+
+def test_ops_of_lists_increase_versions_as_on_a_gpu() -> None:
+    tensor = torch.ones(2, device="cuda")
+    torch._foreach_mul_([tensor], 2.0)
+    torch._foreach_copy_([tensor], [tensor + 1])
+    with torch.no_grad():
+        torch._foreach_add_([tensor], [tensor])
+    assert tensor._version == 3
+    assert tensor.tolist() == [6, 6]

@@ -27,6 +27,7 @@ and not every op refuses a CPU tensor among the device's.
 
 from cuda_stand_in.build import why_not
 from cuda_stand_in.device import (
+    Cast,
     Counts,
     capturing,
     counting,
@@ -39,6 +40,7 @@ from cuda_stand_in.device import (
 )
 
 __all__ = [
+    "Cast",
     "Counts",
     "capturing",
     "counting",

@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 #: Compiled together: parsing PyTorch's headers takes most of the time.
 #: `kernels.cpp` is last: it leaves out the ops that have a kernel by then.
-SOURCES = ("device.cpp", "graphs.cpp", "storage_kernels.cpp", "cuda_only.cpp", "kernels.cpp")
+SOURCES = ("device.cpp", "counts.cpp", "graphs.cpp", "storage_kernels.cpp", "cuda_only.cpp", "kernels.cpp")
 FOLDER = HERE.parents[1] / "build" / "cuda_stand_in"
 
 

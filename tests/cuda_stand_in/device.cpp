@@ -296,6 +296,10 @@ STAND_IN_API int64_t stand_in_peak_bytes(int device) {
   return cuda_stand_in::state().memory[device].peak;
 }
 
+STAND_IN_API int64_t stand_in_allocated_bytes(int device) {
+  return cuda_stand_in::state().memory[device].allocated;
+}
+
 STAND_IN_API int64_t stand_in_events_recorded() {
   return cuda_stand_in::state().events_recorded;
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 from cuda_stand_in import build
 
 __all__ = [
+    "Cast",
     "Counts",
     "capturing",
     "counting",
@@ -54,9 +55,17 @@ def start(devices: int = 2) -> None:
     if devices not in (1, 2):
         raise ValueError(f"the stand-in has one or two devices, not {devices}.")
     _library = ctypes.CDLL(str(build.library()))
-    for name in ("live_bytes", "peak_bytes", "events_recorded", "events_waited_for", "data_ptrs_recorded"):
+    for name in (
+        "live_bytes",
+        "peak_bytes",
+        "allocated_bytes",
+        "events_recorded",
+        "events_waited_for",
+        "data_ptrs_recorded",
+    ):
         getattr(_library, f"stand_in_{name}").restype = ctypes.c_int64
-    _library.stand_in_kernels.restype = ctypes.c_char_p
+    for name in ("kernels", "casts"):
+        getattr(_library, f"stand_in_{name}").restype = ctypes.c_char_p
     _library.stand_in_graph_begin.argtypes = [ctypes.c_int, ctypes.c_int64]
     _library.stand_in_graph_begin.restype = ctypes.c_int64
     for name in ("end", "replay", "free"):
@@ -102,7 +111,13 @@ def _c() -> ctypes.CDLL:
 
 
 def kernels() -> Counter[str]:
-    """How often each kernel ran since `reset`, such as {"aten::mm": 3}. Views are no kernels."""
+    """How often each kernel ran since `reset`, such as {"aten::mm": 3}. Views are no kernels.
+
+    A kernel is a call of an op that computes. A call of an op of lists, such as `_foreach_add_`, is one kernel, and so
+    is `_foreach_copy_` where CUDA copies all tensors at once: on one device, dense, from one dtype, with equal strides.
+    Elsewhere `_foreach_copy_` counts as one `copy_` for each tensor. A GPU takes several launches for a long list:
+    `_foreach_copy_` one for each 64 tensors, or 320 parts of 65,536 elements.
+    """
     lines = _c().stand_in_kernels().decode().splitlines()
     return Counter({name: int(count) for name, count in map(str.split, lines)})
 
@@ -127,12 +142,41 @@ def reset_peak() -> None:
     _c().stand_in_reset_peak()
 
 
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """A copy of one tensor to another dtype, on the device. Ops that convert while they compute something are none.
+
+    Attributes:
+        source: The dtype before, such as "Float".
+        target: The dtype after, such as "BFloat16".
+        read: The bytes that it read.
+        written: The bytes that it wrote.
+        address: The address of the source's memory.
+        of_leaf: Whether the source is a leaf that requires a gradient, or a view of one.
+        backward: Whether it ran in a backward.
+        widens: Whether an element takes more bytes after it.
+        launch: A number of the kernel; the casts of a `_foreach_copy_` share it.
+    """
+
+    source: str
+    target: str
+    read: int
+    written: int
+    address: int
+    of_leaf: bool
+    backward: bool
+    widens: bool
+    launch: int
+
+
 @dataclass
 class Counts:
     """What happened in a `counting` block.
 
     Attributes:
         kernels: How often each kernel ran.
+        casts: The casts, in their order.
+        allocated_bytes: The bytes that were allocated on device 0, freed or not.
         peak_bytes: The most bytes that were live on device 0, beyond those that were before the block.
         kept_bytes: The bytes that are live on device 0 after the block and were not before it.
         events_recorded: Events that were recorded on a stream.
@@ -141,6 +185,8 @@ class Counts:
     """
 
     kernels: Counter[str] = field(default_factory=Counter)
+    casts: list[Cast] = field(default_factory=list)
+    allocated_bytes: int = 0
     peak_bytes: int = 0
     kept_bytes: int = 0
     events_recorded: int = 0
@@ -157,15 +203,26 @@ class Counts:
 def counting() -> Iterator[Counts]:
     """Counts what happens in the block; the counts are there when it has ended. Not to be nested: it resets them."""
     reset()
-    before = live_bytes()
+    before, allocated = live_bytes(), _c().stand_in_allocated_bytes(0)
     counts = Counts()
-    yield counts
+    _c().stand_in_note_casts(1)
+    try:
+        yield counts
+        counts.casts = [_cast(*line.split()) for line in _c().stand_in_casts().decode().splitlines()]
+    finally:
+        _c().stand_in_note_casts(0)
     counts.kernels = kernels()
+    counts.allocated_bytes = _c().stand_in_allocated_bytes(0) - allocated
     counts.peak_bytes = peak_bytes() - before
     counts.kept_bytes = live_bytes() - before
     counts.events_recorded = _c().stand_in_events_recorded()
     counts.events_waited_for = _c().stand_in_events_waited_for()
     counts.data_ptrs_recorded = _c().stand_in_data_ptrs_recorded()
+
+
+def _cast(source: str, target: str, *numbers: str) -> Cast:
+    read, written, address, of_leaf, backward, widens, launch = map(int, numbers)
+    return Cast(source, target, read, written, address, bool(of_leaf), bool(backward), bool(widens), launch)
 
 
 # --- what is set

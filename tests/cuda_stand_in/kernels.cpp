@@ -33,6 +33,7 @@ class Call {
   explicit Call(const c10::OperatorHandle& op) : op_(op) {}
 
   void run(Stack* stack) {
+    const Copies copies = copies_of(op_, *stack);
     const size_t arguments = op_.schema().arguments().size();
     for (auto it = stack->end() - static_cast<int64_t>(arguments); it != stack->end(); ++it) {
       *it = on_cpu(*it);
@@ -57,9 +58,7 @@ class Call {
       *it = on_cuda(*it);
     }
     if (!only_views()) {
-      const auto& name = op_.operator_name();
-      const std::lock_guard<std::mutex> lock(state().mutex);
-      state().kernels[name.overload_name.empty() ? name.name : name.name + "." + name.overload_name] += 1;
+      count(op_, copies);
     }
   }
 
@@ -139,7 +138,7 @@ class Call {
   void found(c10::Device device) {
     device = {c10::kCUDA, index_of(device)};
     TORCH_CHECK(
-        !device_ || *device_ == device || op_.schema().name() == "aten::copy_",
+        !device_ || *device_ == device || op_.schema().name().ends_with("copy_"),
         "Expected all tensors to be on the same device, but found at least two devices, ", *device_, " and ", device,
         "! (", op_.schema().name(), " on the stand-in)");
     device_ = device_ ? device_ : device;
@@ -309,8 +308,29 @@ class Call {
   std::optional<at::ScalarType> result_dtype_; // if not the kernel's
 };
 
+bool starts_with_foreach(const c10::OperatorName& name) {
+  // PyTorch generates the `out` variants, and the functional `_foreach_copy`, without kernels.
+  return name.name.starts_with("aten::_foreach_") && name.name != "aten::_foreach_copy" &&
+         !name.overload_name.ends_with("out");
+}
+
+// Source: aten/src/ATen/native/cuda/Foreach*.cu, increment_version (v2.13). What runs on the CPU increases the versions
+// of its own tensors.
+std::vector<Tensor> written_by_foreach(const c10::OperatorHandle& op, const Stack& stack) {
+  if (!starts_with_foreach(op.operator_name()) || !op.schema().name().ends_with('_')) {
+    return {};
+  }
+  return torch::jit::peek(stack, 0, op.schema().arguments().size()).toTensorVector();
+}
+
 void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
+  const std::vector<Tensor> written = written_by_foreach(op, *stack);
   run_or_record(op, stack, [](const c10::OperatorHandle& kernel, Stack* values) { Call(kernel).run(values); });
+  for (const Tensor& tensor : written) {
+    if (!tensor.is_inference()) {
+      tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
 }
 
 void no(const c10::OperatorHandle& op, Stack* stack) {
@@ -333,11 +353,13 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
        {"_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor", "_use_miopen_ctc_loss", "_use_miopen_ctc_loss.Tensor"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no>());
   }
-  // A kernel for all devices would come before the fallback. CUDA has a kernel of its own where the CPU has one.
+  // A kernel for all devices would come before the fallback. CUDA has a kernel of its own where the CPU has one, and
+  // for lists of tensors.
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
-    if (name.getNamespace() == "aten" && op->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+    if (name.getNamespace() == "aten" &&
+        (op->hasKernelForDispatchKey(c10::DispatchKey::CPU) || starts_with_foreach(name)) &&
         !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&
         (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
          op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||

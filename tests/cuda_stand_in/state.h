@@ -1,9 +1,11 @@
 // file: what the stand-in device counts, and what tests set
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
 
 #include <atomic>
@@ -29,13 +31,27 @@ using StreamId = std::pair<int, int64_t>; // a device index and an id
 struct Memory {
   std::atomic<int64_t> live{0};
   std::atomic<int64_t> peak{0};
+  std::atomic<int64_t> allocated{0};
 
   void add(int64_t bytes) {
+    allocated += bytes;
     const int64_t now = live += bytes;
     int64_t before = peak.load();
     while (before < now && !peak.compare_exchange_weak(before, now)) {
     }
   }
+};
+
+// A copy of one tensor to another dtype.
+struct Cast {
+  c10::ScalarType from;
+  c10::ScalarType to;
+  int64_t elements_read;
+  int64_t elements_written;
+  const void* source; // the source's memory
+  bool leaf;          // the source is a leaf that requires a gradient, or a view of one
+  bool backward;
+  int64_t launch; // the casts of one kernel have the same number
 };
 
 struct State {
@@ -47,6 +63,9 @@ struct State {
   std::mutex mutex; // protects what follows
   std::map<std::string, int64_t> kernels;
   std::set<StreamId> capturing;
+  bool notes_casts = false;
+  std::vector<Cast> casts;
+  int64_t launches = 0; // while casts are noted
 };
 
 // Never destroyed: tensors may outlive static objects.
@@ -64,6 +83,11 @@ c10::Storage adopt(const c10::Storage& cpu, c10::DeviceIndex device);
 // Gives `storage`, of the device, the memory of a CPU storage.
 void replace_memory(const c10::Storage& storage, const c10::Storage& cpu);
 using Stack = std::vector<c10::IValue>;
+// The sources and targets of a call of an op that copies. Before the call, because the kernel gets other tensors.
+using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
+Copies copies_of(const c10::OperatorHandle& op, const Stack& stack);
+// Counts a call, and its casts.
+void count(const c10::OperatorHandle& op, const Copies& copies);
 using Kernel = void (*)(const c10::OperatorHandle&, Stack*);
 // Runs a kernel. While the current stream captures a graph, records it for replays and leaves its results uncomputed.
 void run_or_record(const c10::OperatorHandle& op, Stack* stack, Kernel kernel);

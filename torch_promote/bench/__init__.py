@@ -5,8 +5,12 @@
     run       runs the contenders of a case alternately, round by round
     figures   medians, quartiles, ratios, overheads
     results   the result of a case, and the JSON
+    callgrind counts instructions, in a process under valgrind
     suite_*   the cases, one file for each suite
+    compiling counts what torch.compile makes of a step
     steps     the steps of the suites of models, on the models in nets and by_hand; casts and memory measure them
+    programs  the programs of the suite of programs; some need transformers
+    kernels   kernels and casts on a CUDA device
     plot      the plot
 
 The contenders of a case. They share one process, except in the suite `import`:
@@ -25,6 +29,7 @@ The JSON of `torch-promote bench --json`. Times are nanoseconds per run; a sprea
     threads, rounds        the settings
     clock                  "cpu": CPU time of the process; "wall": wall-clock time; "kernels": on the stand-in device,
                            where ratios and overheads are null or empty, and kernels and bytes are counted
+    skipped                names of programs without cases, because transformers is not installed
     results                a list with an object for each case:
       suite, case          the names
       ratio                spread of ours / stock; null if stock has no such feature
@@ -35,11 +40,24 @@ The JSON of `torch-promote bench --json`. Times are nanoseconds per run; a sprea
         reason             why there is no spread, or ""
       overheads_ns         by base and contender (stock, ours): spread of the time minus the base's
       times_ns             by contender: spread of the time
-      casts                by contender, models only: casts in a step, of weights, activations and gradients
+      casts                by contender: casts in a step, of weights, activations and gradients, one for each tensor.
+                           Models only; on the stand-in device, all cases
       peak_bytes           by contender: peak memory of a step, above the memory held before it; models only. On CUDA,
                            all cases: of two runs in a region, above the memory held before the region
       kernels              by contender, on CUDA only: kernels in a run, after a first one in the same region. On a GPU,
+                           torch.profiler counts them, without copies and fills of memory. On the stand-in device, a
+                           kernel is a call of an op that computes, also of an op of lists
+      copies               by contender, on the stand-in device only: more about the casts of this run
+        forward, backward  each an object: casts "narrowing" and "widening", that is, to a dtype of more bytes
+        kernels            kernels that copy, to another dtype or not
+        cast_kernels       of these, kernels that cast: a `_foreach_copy_` is one, and a cast for each of its tensors
+        moved_bytes        bytes that the casts read and write
+        allocated_bytes    bytes that the run allocates, also those that it frees again
                            torch.profiler counts them, without copies and fills of memory
+      compiled             by contender, suite compile only: kernels that Inductor generates, graphs, graph_breaks,
+                           frames that Dynamo compiles, guards of all frames
+      instructions         by contender, suite instructions only: instructions in a run; there are no times then
+      target               null, or an object: base, at_most and over, as `Target` says, and the figure measured
 
 Example:
     >>> cases = [case for case in list_cases(Settings()) if case.name == "construct, enter, exit"]
@@ -52,12 +70,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from torch_promote.bench import suite_caches, suite_import, suite_models, suite_ops, suite_overrides, suite_region
-from torch_promote.bench.cases import Case, Settings
+from torch_promote.bench import (
+    suite_caches,
+    suite_compile,
+    suite_import,
+    suite_instructions,
+    suite_models,
+    suite_ops,
+    suite_overrides,
+    suite_programs,
+    suite_region,
+)
+from torch_promote.bench.cases import COMPILE, INSTRUCTIONS, Case, Settings
+from torch_promote.bench.programs import missing
 from torch_promote.bench.results import Result, report
 from torch_promote.bench.run import run
 
-__all__ = ["SUITES", "Case", "Result", "Settings", "list_cases", "report", "run"]
+__all__ = ["INSTRUCTIONS", "SUITES", "Case", "Result", "Settings", "list_cases", "missing", "report", "run"]
 
 #: The suites by name.
 SUITES: dict[str, Callable[[Settings], Iterator[Case]]] = {
@@ -66,7 +95,10 @@ SUITES: dict[str, Callable[[Settings], Iterator[Case]]] = {
     "overrides": suite_overrides.cases,
     "models": suite_models.cases,
     "caches": suite_caches.cases,
+    "programs": suite_programs.cases,
     "import": suite_import.cases,
+    COMPILE: suite_compile.cases,
+    INSTRUCTIONS: suite_instructions.cases,
 }
 
 
@@ -75,8 +107,10 @@ def list_cases(settings: Settings, suites: Sequence[str] = ()) -> list[Case]:
 
     Args:
         settings: The settings of the run.
-        suites: Keys of `SUITES`; empty for all.
+        suites: Keys of `SUITES`; empty for all but `compile`, which takes minutes, and `instructions`, which needs
+            valgrind.
     """
     # The processes of `import` do not have the stand-in.
-    chosen = suites or [suite for suite in SUITES if not (settings.counted and suite == "import")]
+    left_out = (COMPILE, INSTRUCTIONS, *(["import"] if settings.counted else []))
+    chosen = suites or [suite for suite in SUITES if suite not in left_out]
     return [case for suite in chosen for case in SUITES[suite](settings)]

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["count_casts"]
+__all__ = ["count_casts", "memory_of", "no_casts"]
 
 
 class _Count(TorchDispatchMode):
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # By storage: a cast of `weight.t()` is a cast of the weight.
-        self._weights = {_memory_of(weight) for weight in weights}
-        self.casts: dict[str, int] = {"weights": 0, "activations": 0, "gradients": 0}
+        self._weights = {memory_of(weight) for weight in weights}
+        self.casts = no_casts()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -26,12 +26,17 @@ class _Count(TorchDispatchMode):
         return result
 
     def _kind(self, source: Tensor) -> str:
-        if torch._C._current_autograd_node() is not None:
-            return "gradients"
-        return "weights" if _memory_of(source) in self._weights else "activations"
+        if memory_of(source) in self._weights:
+            return "weights"
+        return "activations" if torch._C._current_autograd_node() is None else "gradients"
 
 
-def _memory_of(tensor: Tensor) -> int:
+def no_casts() -> dict[str, int]:
+    """Returns zero for each kind of cast."""
+    return {"weights": 0, "activations": 0, "gradients": 0}
+
+
+def memory_of(tensor: Tensor) -> int:
     """Returns the address of a tensor's storage. `untyped_storage()` would end the tensor's persistent casts."""
     return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
 
@@ -44,7 +49,8 @@ def count_casts(step: Callable[[], Any], weights: Iterable[Tensor]) -> dict[str,
         weights: The weights. Views of them count as weights.
 
     Returns:
-        The number of casts of `weights`, of `activations` (all other tensors), and of `gradients` (in the backward).
+        The number of casts of `weights`, of `gradients` (of other tensors in the backward, which includes what a
+        checkpoint computes again), and of `activations` (all others).
 
     Example:
         >>> weight = torch.ones(2, 2)

@@ -29,6 +29,7 @@ class Result:
         overheads_ns: ours - base and stock - base, by base and contender, in nanoseconds.
         times_ns: The time of each contender, in nanoseconds.
         measured: Casts, memory and kernels, by contender.
+        instructions: The instructions of one run of each contender, if they were counted.
     """
 
     case: Case
@@ -38,6 +39,7 @@ class Result:
     overheads_ns: Mapping[str, Mapping[str, Spread]] = field(default_factory=dict)
     times_ns: Mapping[str, Spread] = field(default_factory=dict)
     measured: Mapping[str, Measured] = field(default_factory=dict)
+    instructions: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def main_ratio(self) -> Spread | None:
@@ -58,7 +60,19 @@ class Result:
             "kernels": {
                 name: measured.kernels for name, measured in self.measured.items() if measured.kernels is not None
             },
+            "copies": {name: _plain(measured.copies) for name, measured in self.measured.items() if measured.copies},
+            "compiled": {
+                name: dict(measured.compiled) for name, measured in self.measured.items() if measured.compiled
+            },
+            "instructions": dict(self.instructions),
+            "target": self._target(),
         }
+
+    def _target(self) -> dict[str, Any] | None:
+        target = self.case.target
+        if target is None or not self.instructions:
+            return None
+        return {**dataclasses.asdict(target), "measured": target.of(self.instructions)}
 
 
 def _plain(value: Any) -> dict[str, Any] | None:
@@ -69,7 +83,7 @@ def _all_plain(values: Mapping[str, Spread]) -> dict[str, Any]:
     return {name: _plain(value) for name, value in values.items()}
 
 
-def report(results: Sequence[Result], settings: Settings) -> dict[str, Any]:
+def report(results: Sequence[Result], settings: Settings, skipped: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the results of a run and its settings as plain data; torch_promote.bench documents the format."""
     from torch_promote import __version__
 
@@ -81,6 +95,7 @@ def report(results: Sequence[Result], settings: Settings) -> dict[str, Any]:
         "threads": settings.threads,
         "rounds": settings.rounds,
         "clock": settings.clock,
+        "skipped": list(skipped),
         "results": [result.as_dict() for result in results],
     }
 

@@ -1,4 +1,4 @@
-"""Runs cases: alternates between the contenders, round by round, in this process."""
+"""Runs cases: alternates between the contenders, round by round, in this process. Counts instructions in another."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from torch_promote.bench.cases import HAND, OURS, STOCK, Case, Measured, Prepared, Settings, Timer
+from torch_promote.bench.callgrind import CountingProcess
+from torch_promote.bench.cases import HAND, INSTRUCTIONS, OURS, STOCK, Case, Measured, Prepared, Settings, Timer
 from torch_promote.bench.figures import Spread, overhead, ratio, spread
+from torch_promote.bench.kernels import count_copies, count_kernels
 from torch_promote.bench.memory import peak_bytes
 from torch_promote.bench.results import Result
-from torch_promote.bench.timing import threads
+from torch_promote.bench.timing import Stopwatch, threads
+from torch_promote.checking.pretend_cuda import stand_in
 
 __all__ = ["interleaved", "run", "summary"]
 
@@ -26,43 +29,46 @@ def run(cases: Iterable[Case], settings: Settings) -> Iterator[Result]:
 
     Yields:
         A `Result` for each case.
+
+    Raises:
+        ValgrindError: A case is of the suite `instructions`, and there is no valgrind.
     """
-    for case in cases:
-        with threads(settings.threads):
-            result = _run(case, settings)
-        yield result
+    with CountingProcess(settings.keep) as counting:
+        for case in cases:
+            if case.suite == INSTRUCTIONS:
+                yield Result(case, instructions=counting.count(case.name))
+                continue
+            with threads(settings.threads):
+                result = _run(case, settings)
+            yield result
 
 
 def _run(case: Case, settings: Settings) -> Result:
-    if settings.counted:
-        return Result(case, measured=_counted(case, settings))
     prepared = case.prepare(settings)
     try:
+        if settings.counted:
+            return Result(case, measured=_counted(prepared, {}))
         result = summary(case, prepared, interleaved(prepared.timers, settings.rounds))
+        if settings.device == "cuda" and case.suite != "import":  # its contenders are other processes
+            result = replace(result, measured=_counted(prepared, result.measured))
+        return result
     finally:
         prepared.close()
-    if settings.device == "cuda" and case.suite != "import":  # its contenders are other processes
-        result = replace(result, measured=_counted(case, replace(settings, counted=True)))
-    return result
 
 
-def _counted(case: Case, settings: Settings) -> dict[str, Measured]:
-    """Returns the kernels of a run of each contender, and the peak memory of its region."""
-    prepared = case.prepare(settings)
-    try:
-        casts = {name: measured.casts for name, measured in prepared.measure().items()}
-        found = {}
-        for name, timer in prepared.timers.items():
-            runs: list[float] = []
-            peak = peak_bytes(partial(_run_into, runs, timer), settings.device)
-            found[name] = Measured(casts.get(name, {}), peak, int(runs[-1]))
-    finally:
-        prepared.close()
+def _counted(prepared: Prepared, measured: Mapping[str, Measured]) -> dict[str, Measured]:
+    """Returns what a run of each contender does on a CUDA device, and the peak memory of its region."""
+    found = {}
+    for name, timer in prepared.timers.items():
+        assert isinstance(timer, Stopwatch)
+        peak = peak_bytes(timer.run_twice, "cuda")
+        if stand_in() is None:
+            casts = measured[name].casts if name in measured else {}
+            found[name] = Measured(casts, peak, timer.counted(count_kernels))
+        else:
+            kernels, casts, copies = timer.counted(partial(count_copies, weights=prepared.weights))
+            found[name] = Measured(casts, peak, kernels, copies)
     return found
-
-
-def _run_into(runs: list[float], timer: Timer) -> None:
-    runs.append(timer())
 
 
 def interleaved(timers: Mapping[str, Timer], rounds: int) -> dict[str, list[float]]:

@@ -52,6 +52,8 @@ def _llama(settings: Settings, rotary: bool = True) -> _Pair:
     shape = nets.LlamaShape(rotary=rotary)
     if settings.tiny:
         shape = replace(shape, layers=1, width=16, heads=2, hidden=24, tokens=4)
+    elif settings.counted:  # the stand-in is slow
+        shape = replace(shape, width=64, hidden=176, tokens=16)
     elif settings.device == "cuda":
         shape = replace(shape, width=1024, heads=16, hidden=2816, batch=4, tokens=512)
     return nets.Llama(shape), by_hand.Llama(shape), torch.randn(shape.batch, shape.tokens, shape.width)

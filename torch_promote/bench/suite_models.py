@@ -41,7 +41,8 @@ def prepare_steps(model: str, steps: Callable[[Subject], Mapping[str, Step]], se
     made = subject(model, settings)
     contenders = steps(made)
     timers = {name: stopwatch(step, {}, settings) for name, step in contenders.items()}
-    return Prepared(timers, (HAND, ALREADY_CAST), partial(measured, contenders, made, settings.device))
+    weights = [*made.net.parameters(), *made.by_hand.parameters()]
+    return Prepared(timers, (HAND, ALREADY_CAST), partial(measured, contenders, made, settings.device), weights)
 
 
 def _forward_steps(made: Subject, stock: Region, ours: Region) -> dict[str, Step]:

@@ -15,7 +15,7 @@ from torch_promote.bench.cases import ALREADY_CAST, HAND, LOW, OURS, PLAIN, STOC
 from torch_promote.bench.suite_overrides import prepare_overridden
 from torch_promote.bench.timing import stopwatch
 
-__all__ = ["Call", "calls", "cases"]
+__all__ = ["Call", "Names", "activations", "calls", "cases", "prepare_call", "small_tensors"]
 
 _SIZES = (4, 16, 64, 256)
 
@@ -30,6 +30,7 @@ class Call:
         already_cast: The same on inputs that need no cast.
         plain: The call in float32, if that differs.
         device: The device type of the case; "" for any.
+        setup: What runs before the call, in the region.
     """
 
     statement: str
@@ -37,6 +38,7 @@ class Call:
     already_cast: str = ""
     plain: str = ""
     device: str = ""
+    setup: str = "pass"
 
 
 def _same(statement: str, device: str = "") -> Call:
@@ -115,7 +117,7 @@ Names = Callable[[Settings], Mapping[str, Any]]
 def cases(settings: Settings) -> Iterator[Case]:
     """Yields the cases of the suite on a device."""
     for name, (call, names) in calls(settings).items():
-        yield Case("ops", name, partial(_prepare, call, names))
+        yield Case("ops", name, partial(prepare_call, call, names))
     name = "boxed by an override (sigmoid as fp32), one cast"
     yield Case("ops", name, partial(prepare_overridden, "torch.sigmoid(low)", "torch.sigmoid(low.float())"))
 
@@ -129,15 +131,16 @@ def calls(settings: Settings) -> dict[str, tuple[Call, Names]]:
     policies = {f"policy {name}": call for name, call in _POLICIES.items()}
     small = {**_NOTHING_TO_CAST, **_WEIGHTS, **policies}
     found: dict[str, tuple[Call, Names]] = {
-        name: (call, _small) for name, call in small.items() if call.device in ("", settings.device)
+        name: (call, small_tensors) for name, call in small.items() if call.device in ("", settings.device)
     }
     for how, (call, grad) in _ACTIVATIONS.items():
         for size in _SIZES:
-            found[f"mm, two activations cast, {size} x {size}, {how}"] = (call, partial(_activations, size, grad))
+            found[f"mm, two activations cast, {size} x {size}, {how}"] = (call, partial(activations, size, grad))
     return found
 
 
-def _small(settings: Settings) -> dict[str, Any]:
+def small_tensors(settings: Settings) -> dict[str, Any]:
+    """Makes the names that most calls use."""
     single, other, bias, weight = (
         torch.randn(shape, device=settings.device) for shape in ((4, 4), (4, 4), (4,), (4, 4))
     )
@@ -160,7 +163,8 @@ def _small(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _activations(size: int, grad: bool, settings: Settings) -> dict[str, Any]:
+def activations(size: int, grad: bool, settings: Settings) -> dict[str, Any]:
+    """Makes the names of calls with two activations of size x size."""
     a, b, g = (torch.randn(size, size, device=settings.device) for _ in range(3))
     operands = {"a": a, "b": b, "low_a": a.to(LOW), "low_b": b.to(LOW)}
     # Not leaves: autocast would cache their casts.
@@ -168,7 +172,8 @@ def _activations(size: int, grad: bool, settings: Settings) -> dict[str, Any]:
     return {"torch": torch, "dtype": LOW, "grad": torch.autograd.grad, "g": g, "low_g": g.to(LOW), **activations}
 
 
-def _prepare(call: Call, make_names: Names, settings: Settings) -> Prepared:
+def prepare_call(call: Call, make_names: Names, settings: Settings) -> Prepared:
+    """Prepares a call and its equivalents. The names are of `make_names`."""
     names = make_names(settings)
     contenders: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
         STOCK: (call.statement, partial(tp.stock_autocast, settings.device, LOW)),
@@ -178,7 +183,7 @@ def _prepare(call: Call, make_names: Names, settings: Settings) -> Prepared:
         PLAIN: (call.plain, nullcontext),
     }
     timers = {
-        contender: stopwatch(statement, names, settings, region)
+        contender: stopwatch(statement, names, settings, region, call.setup if contender in (STOCK, OURS) else "pass")
         for contender, (statement, region) in contenders.items()
         if statement
     }

@@ -2,8 +2,7 @@
 
 On the CPU with one thread, it measures the CPU time of this process, which excludes the time that other programs take;
 on a quiet machine this equals wall-clock time. With several threads, CPU time would be the sum over the threads, so it
-measures wall-clock time. On a GPU, it measures wall-clock time, and waits for the GPU before it reads the clock. If the
-settings say so, it counts the kernels of a single run instead.
+measures wall-clock time. On a GPU, it measures wall-clock time, and waits for the GPU before it reads the clock.
 """
 
 from __future__ import annotations
@@ -12,16 +11,65 @@ import time
 import timeit
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
-from torch_promote.bench.cases import Settings, Timer
-from torch_promote.bench.kernels import count_kernels
+from torch_promote.bench.callgrind import instructions_of
+from torch_promote.bench.cases import Settings
 
-__all__ = ["stopwatch", "threads"]
+__all__ = ["Stopwatch", "stopwatch", "threads"]
 
 _MOST_RUNS = 1_000_000
+
+_Count = TypeVar("_Count")
+
+
+class Stopwatch:
+    """Times a statement, or counts what it does. `stopwatch` makes one."""
+
+    def __init__(
+        self, timer: timeit.Timer, seconds: float, region: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> None:
+        self._timer, self._seconds, self._region = timer, seconds, region
+        self._runs = 0
+
+    def __call__(self) -> float:
+        """Times the statement for a slice in a region, and returns the time of one run in nanoseconds.
+
+        The first run does not count: it fills the cast cache of the new region.
+        """
+        with self._region():
+            self._timer.timeit(1)
+            if self._runs == 0:  # here, because the statement may need the region
+                self._runs = _runs_in(self._seconds, self._timer)
+            return self._timer.timeit(self._runs) / self._runs * 1e9
+
+    def run_twice(self) -> None:
+        """Runs the statement twice in a region."""
+        with self._region():
+            self._timer.timeit(1)
+            self._timer.timeit(1)
+
+    def counted(self, count: Callable[[Callable[[], Any]], _Count]) -> _Count:
+        """Counts what the second run in a region does.
+
+        Args:
+            count: Runs a function, and counts.
+        """
+        with self._region():
+            self._timer.timeit(1)
+            return count(lambda: self._timer.timeit(1))
+
+    def instructions(self, folder: Path) -> float:
+        """Counts the instructions of a run in a region, under callgrind.
+
+        Args:
+            folder: The folder that callgrind writes to.
+        """
+        with self._region():
+            return instructions_of(self._timer.timeit, folder)
 
 
 def stopwatch(
@@ -29,36 +77,19 @@ def stopwatch(
     names: Mapping[str, Any],
     settings: Settings,
     region: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> Timer:
-    """Returns a function that runs a statement for a slice, and returns the time of one run in nanoseconds.
-
-    With `settings.counted`, the function returns the number of kernels of one run.
-
-    The first run of a slice does not count: it fills the cast cache of the new region.
+    setup: str = "pass",
+) -> Stopwatch:
+    """Returns a stopwatch for a statement.
 
     Args:
         statement: The statement, as source or as a function. Source does not include the cost of a function call.
         names: The names that the source can use.
         settings: The device, and the length of a slice.
         region: Makes the region around a slice. The time does not include entering it.
+        setup: Source that runs in the region before the statement. What it assigns lives as long as the slice.
     """
-    timer = timeit.Timer(statement, timer=_clock(settings), globals=dict(names))
-    runs = 0
-
-    def count_a_run() -> float:
-        with region():
-            timer.timeit(1)
-            return float(count_kernels(lambda: timer.timeit(1)))
-
-    def time_a_slice() -> float:
-        nonlocal runs
-        with region():
-            timer.timeit(1)
-            if runs == 0:  # here, because the statement may need the region
-                runs = _runs_in(settings.slice_seconds, timer)
-            return timer.timeit(runs) / runs * 1e9
-
-    return count_a_run if settings.counted else time_a_slice
+    timer = timeit.Timer(statement, setup, timer=_clock(settings), globals=dict(names))
+    return Stopwatch(timer, settings.slice_seconds, region)
 
 
 def _runs_in(seconds: float, timer: timeit.Timer) -> int:

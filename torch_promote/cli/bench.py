@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 
-from torch_promote.bench import SUITES, Case, Result, Settings, list_cases, report, run
-from torch_promote.bench.cases import OURS, STOCK
+from torch_promote.bench import INSTRUCTIONS, SUITES, Case, Result, Settings, list_cases, missing, report, run
+from torch_promote.bench.callgrind import check_valgrind
+from torch_promote.bench.cases import COMPILE, OURS, STOCK
 from torch_promote.bench.plot import check_plot, save_plot
 from torch_promote.checking.pretend_cuda import STAND_IN
+from torch_promote.cli.bench_compile import compile_table
+from torch_promote.cli.bench_counts import FOOTNOTE, column, lines_of_counts
+from torch_promote.cli.bench_instructions import instruction_table
 from torch_promote.cli.progress import progress
 from torch_promote.cli.terminal import check_rich, show, table
 from torch_promote.errors import OptionError, UnsupportedDeviceError, did_you_mean
@@ -42,12 +46,15 @@ columns:
 Each figure is the median over the rounds, with the quartiles in brackets.
 Absolute times come last, to give a sense of scale.
 
+The suite instructions counts instructions in place of times, and has targets
+for some cases. Two counts of a case differ by less than 0.5%, also on a busy
+machine. It runs only if you ask for it: it needs valgrind, and takes minutes.
+
 On cuda, tables of kernels and peak bytes follow those of times.
 
 On cuda-stand-in, a CUDA device of host memory that source checkouts have, times
-mean nothing. The tables show the number of kernels in one run, and the peak
-bytes of two runs in a region. Neither varies, so there are no rounds. Models
-have few features.
+mean nothing. The tables show kernels, casts and bytes. They do not vary, so
+there are no rounds. Models have few features.
 
 suites:
   region     construct, enter and leave a region; one object; a decorated
@@ -61,8 +68,17 @@ suites:
              net: forward, training step, evaluation loop; also the casts in a
              step, and the memory that it takes
   caches     the modes of the cast cache on such models
+  programs   these modes in programs: gradient accumulation, checkpoints, LoRA,
+             EMA, evaluation, generation; with transformers installed, also
+             its Llama and BERT
   import     an op outside of regions, with this package imported and not, in
              two processes
+  compile    steps compiled by torch.compile on the CPU, and the compilation;
+             kernels, graph breaks, guards. It takes ten minutes, and runs only
+             if you name it
+  instructions
+             instructions of calls, and of small models, counted by callgrind in
+             a process of its own
 
 for stable figures:
   Close other programs, and plug in a laptop. One thread (the default) is more
@@ -74,17 +90,18 @@ for stable figures:
 
 _EPILOG = """\
 examples:
-  torch-promote bench                            all suites; takes minutes
+  torch-promote bench                            all but the last two; minutes
   torch-promote bench --suite region --suite ops
   torch-promote bench --case '*Llama*' --rounds 101
   torch-promote bench --plot bench.png           a plot of the ratios
   torch-promote bench --json > bench.json        JSON
   torch-promote bench --device cuda --suite models
   torch-promote bench --device cuda-stand-in     kernels and bytes, no GPU
+  torch-promote bench --suite instructions       instructions; needs valgrind
   torch-promote bench --list                     the cases to choose from
 
 exit status: 0 success, independent of the figures; 2 invalid command line, or a
-device or package is missing; 130 interrupted.
+device, package or valgrind is missing; 130 interrupted.
 """
 
 
@@ -98,7 +115,9 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     chosen = parser.add_argument_group("selection")
-    chosen.add_argument("--suite", choices=list(SUITES), action="append", help="run only this suite; repeatable")
+    chosen.add_argument(
+        "--suite", choices=list(SUITES), action="append", metavar="SUITE", help="run only this suite; repeatable"
+    )
     chosen.add_argument("--case", action="append", metavar="GLOB", help="run only cases whose name matches; repeatable")
     chosen.add_argument("--device", default="cpu", choices=("cpu", "cuda", STAND_IN), help="the device (default cpu)")
     chosen.add_argument("--list", action="store_true", help="run nothing; print the cases")
@@ -111,6 +130,9 @@ def add_parser(commands: Any) -> None:
     )
     how.add_argument("--json", action="store_true", help="print JSON")
     how.add_argument("--plot", type=Path, metavar="FILE.png", help="plot the ratios to a file")
+    how.add_argument(
+        "--callgrind", type=Path, metavar="DIR", help="keep the files of suite instructions, for callgrind_annotate"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -136,13 +158,19 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.device.removesuffix("-stand-in"),
         arguments.rounds,
         arguments.threads,
-        tiny=arguments.device == STAND_IN,  # its kernels are slow, and their number is the same
         counted=arguments.device == STAND_IN,
+        keep=arguments.callgrind,
     )
     if settings.counted and arguments.plot is not None:
         raise OptionError(f"--plot draws times, and {STAND_IN} has none. Remove one of them.")
     if settings.counted and "import" in (arguments.suite or ()):
         raise OptionError(f"suite import times two processes, and {STAND_IN} counts kernels. Remove one of them.")
+    if COMPILE in (arguments.suite or ()) and arguments.device != "cpu":
+        raise OptionError(f"suite compile compiles for the CPU, not for {arguments.device}. Remove one of them.")
+    if INSTRUCTIONS in (arguments.suite or ()):
+        _check_instructions(arguments)
+    elif arguments.callgrind is not None:
+        raise OptionError("--callgrind keeps the files of suite instructions. Add --suite instructions.")
     cases = _chosen(list_cases(settings, arguments.suite or ()), arguments.case)
     if arguments.list:
         return show({"cases": [case.as_dict() for case in cases]}, _draw_list, arguments.json)
@@ -151,10 +179,21 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         check_plot(arguments.plot)
     results = _timed(cases, settings, quiet=arguments.json)
-    show(report(results, settings), _draw, arguments.json)
+    # With patterns, you have named what you want.
+    skipped = missing() if "programs" in (arguments.suite or SUITES) and arguments.case is None else []
+    show(report(results, settings, skipped), _draw, arguments.json)
     if arguments.plot is not None:
         save_plot(arguments.plot, results, settings)
     return 0
+
+
+def _check_instructions(arguments: argparse.Namespace) -> None:
+    if arguments.device != "cpu":
+        raise OptionError(f"suite instructions counts on the CPU, not on {arguments.device}. Remove one of them.")
+    if arguments.plot is not None:
+        raise OptionError("--plot draws times, and suite instructions has none. Remove one of them.")
+    if not arguments.list:
+        check_valgrind()
 
 
 def _chosen(cases: Sequence[Case], patterns: Sequence[str] | None) -> list[Case]:
@@ -194,15 +233,24 @@ def _draw(data: _Data) -> list[Any]:
     for suite, group in itertools.groupby(data["results"], lambda result: result["suite"]):
         results = list(group)
         if data["clock"] == "kernels":
-            drawn += [suite, _counts(results), ""]
+            drawn += [suite, *lines_of_counts(results), ""]
+            continue
+        if suite == INSTRUCTIONS:
+            drawn += [suite, instruction_table(results), ""]
             continue
         drawn += [suite, _ratios(results)]
         counted = [result for result in results if result["casts"]]
         drawn += ["", _steps(counted)] if counted else []
+        compiled = [result for result in results if result["compiled"]]
+        drawn += ["", compile_table(compiled)] if compiled else []
         drawn += ["", "kernels in a run, peak bytes of two", _counts(results)] if results[0]["kernels"] else []
         drawn.append("")
+    if data["skipped"]:
+        drawn += [f"skipped, because transformers is not installed: {', '.join(data['skipped'])}", ""]
     if data["clock"] == "kernels":
-        return [*drawn, f"torch {data['torch']}, {STAND_IN}: kernels in a run, peak bytes of two"]
+        return [*drawn, FOOTNOTE, "", f"torch {data['torch']}, {STAND_IN}"]
+    if all(result["suite"] == INSTRUCTIONS for result in data["results"]):
+        return [*drawn, f"torch {data['torch']}, {data['device']} ({data['device_name']}): instructions in a run"]
     threads = "1 thread" if data["threads"] == 1 else f"{data['threads']} threads"
     rounds = f"{data['rounds']} rounds"
     clock = "CPU time" if data["clock"] == "cpu" else "wall-clock time"
@@ -218,7 +266,7 @@ def _ratios(results: Sequence[_Data]) -> Any:
     ratios = {"ratio": "ours / stock", "ratio_to_hand": "ours / hand"}
     ratios = {key: head for key, head in ratios.items() if any(result[key] for result in results)}
     bases = [name for name in _TIMES if any(_has_share(result, name) for result in results)]
-    heads = (*ratios.values(), *(f"over {_column(base)}" for base in bases), *map(_column, times))
+    heads = (*ratios.values(), *(f"over {column(base)}" for base in bases), *map(column, times))
     listing = table("case", *heads, first_width=24)
     for result in results:
         shown = (_spread(result[key]) for key in ratios)
@@ -231,7 +279,7 @@ def _counts(results: Sequence[_Data]) -> Any:
     """The table of kernels and memory."""
     shown = [name for name in _TIMES if any(name in result["kernels"] for result in results)]
     weighed = [name for name in (OURS, STOCK) if name in shown]
-    listing = table("case", *map(_column, shown), *(f"{name}, bytes" for name in weighed), first_width=24)
+    listing = table("case", *map(column, shown), *(f"{name}, bytes" for name in weighed), first_width=24)
     for result in results:
         kernels = (result["kernels"].get(name, "-") for name in shown)
         peaks = (result["peak_bytes"].get(name, "-") for name in weighed)
@@ -250,12 +298,8 @@ def _steps(results: Sequence[_Data]) -> Any:
         for number, (contender, casts) in enumerate(result["casts"].items()):
             counts = (str(casts[kind]) for kind in ("weights", "activations", "gradients"))
             peak = f"{result['peak_bytes'][contender] / 1024:.1f}"
-            listing.add_row("" if number else result["case"], _column(contender), *counts, peak)
+            listing.add_row("" if number else result["case"], column(contender), *counts, peak)
     return listing
-
-
-def _column(contender: str) -> str:
-    return "cast before" if contender == "already_cast" else contender
 
 
 def _spread(spread: _Data | None) -> str:

@@ -1,0 +1,86 @@
+"""The suite `compile`: its cases, what it counts, and how the command shows that."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of, wide
+from torch_promote.bench import Settings, list_cases, run
+from torch_promote.bench.cases import COMPILE, OURS, STOCK
+from torch_promote.bench.compiling import count_compiled, on_its_own
+
+__all__ = ["terminal_of_80_columns", "wide"]
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+TINY = Settings(rounds=2, slice_seconds=0, tiny=True)
+CASES = {case.name: case for case in list_cases(TINY, [COMPILE])}
+
+
+def test_it_runs_only_if_named() -> None:
+    assert CASES
+    assert COMPILE not in {case.suite for case in list_cases(TINY)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "MLP, forward" else pytest.mark.slow, id=name) for name in CASES],
+)
+def test_every_case_runs(name: str) -> None:
+    [result] = run([CASES[name]], TINY)
+    assert set(result.times_ns) == {STOCK, OURS}
+    assert result.ratio is not None
+    if name.endswith("compilation"):
+        assert not result.measured
+        return
+    counts = {contender: dict(result.measured[contender].compiled) for contender in (STOCK, OURS)}
+    assert counts[STOCK]["kernels"] > 0
+    assert counts[STOCK]["graphs"] >= 1
+    for compiled in counts.values():
+        del compiled["guards"]  # tests/integrations/test_compile_costs.py
+    assert counts[OURS] == counts[STOCK]
+    assert result.measured[OURS].peak_bytes == result.measured[STOCK].peak_bytes > 0
+
+
+def test_counts() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1
+
+    compiled = torch.compile(function, backend="eager")
+    once = count_compiled(lambda: compiled(torch.ones(3)))
+    assert once.pop("guards") > 0
+    assert once == {"kernels": 0, "graphs": 2, "graph_breaks": 1, "frames": 2}
+    twice = count_compiled(lambda: [compiled(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.float64)])
+    assert (twice["graphs"], twice["frames"]) == (4, 4)
+
+
+def test_copies_of_a_function_share_nothing_compiled() -> None:
+    def function(x: torch.Tensor, number: int) -> torch.Tensor:
+        return x * number
+
+    copies = [torch.compile(on_its_own(function), backend="eager") for _ in range(2)]
+    assert count_compiled(lambda: [copy(torch.ones(3), 2) for copy in copies])["frames"] == 2
+    shared = [torch.compile(function, backend="eager") for _ in range(2)]
+    assert count_compiled(lambda: [copy(torch.ones(3), 2) for copy in shared])["frames"] == 1
+    assert torch.equal(copies[0](torch.ones(3), 3), torch.full((3,), 3.0))
+
+
+def test_the_command(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("bench", "--suite", "compile", "--case", "MLP, forward", "--rounds", "2")
+    monkeypatch.setattr("torch_promote.cli.bench.Settings", lambda *_, **__: TINY)
+    [result] = json_of(capsys, *arguments)["results"]
+    assert list(result["compiled"]) == [STOCK, OURS]
+    assert list(result["compiled"][STOCK]) == ["kernels", "graphs", "graph_breaks", "frames", "guards"]
+    text = text_of(capsys, *arguments)
+    for word in ("ours / stock", "contender", "kernels", "graphs"):
+        assert word in text
+    assert re.search(r"MLP, forward +stock +\d+ +1 +0 +1 +\d+", text)
+
+
+def test_it_is_for_the_cpu(capsys: Capture) -> None:
+    assert "suite compile compiles for the CPU" in error_of(capsys, "bench", "--suite", "compile", "--device", "cuda")

@@ -1,0 +1,190 @@
+"""Counts instructions: starts a process under valgrind, and reads callgrind's counts in it.
+
+PyTorch's wheels contain valgrind's requests that switch counting on and off. Instrumenting `import torch` would take
+longer than all cases, so the process begins without, and `callgrind_control` switches it on when the process is ready.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from torch_promote.errors import TorchPromoteError
+
+__all__ = ["READY", "CountingProcess", "ValgrindError", "check_valgrind", "instructions_of", "total_of"]
+
+#: What the process writes when it waits for the first case.
+READY = "ready"
+
+_PROGRAM = "from torch_promote.bench.suite_instructions import serve; serve()"
+_NAME = "callgrind"
+_LOG_LINES = 12
+
+_INSTRUCTIONS = 4_000_000  # approximate, of the shorter of two counts
+_MOST_RUNS = 100
+_WARM_UP = 10  # runs before those that count: Python specializes its bytecode, and caches fill
+
+
+class ValgrindError(TorchPromoteError):
+    """Instructions cannot be counted here."""
+
+
+def check_valgrind() -> None:
+    """Raises if instructions cannot be counted.
+
+    Raises:
+        ValgrindError: valgrind is not installed, or this PyTorch was built without valgrind's requests.
+    """
+    missing = [program for program in ("valgrind", "callgrind_control") if shutil.which(program) is None]
+    if missing:
+        raise ValgrindError(
+            f"--suite instructions needs {' and '.join(missing)}, which is not on the PATH. Install valgrind with your "
+            "system's package manager, such as: apt-get install valgrind. The other suites need none."
+        )
+    if not torch._C._valgrind_supported_platform():  # type: ignore[attr-defined]
+        raise ValgrindError(
+            f"--suite instructions needs a PyTorch with valgrind's requests; torch {torch.__version__} was built "
+            "without them. PyTorch's wheels for Linux have them."
+        )
+
+
+class CountingProcess:
+    """A process under valgrind that counts the instructions of cases. It starts with the first case.
+
+    Args:
+        keep: The folder to keep callgrind's files in, one for each contender of a case; None to keep none.
+    """
+
+    def __init__(self, keep: Path | None = None) -> None:
+        self._keep = keep
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> CountingProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()  # ends it
+            self._process.wait()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def count(self, case: str) -> dict[str, float]:
+        """Returns the instructions of one run of each contender.
+
+        Args:
+            case: The name of a case of the suite `instructions`.
+
+        Raises:
+            ValgrindError: There is no valgrind, or the process ended.
+        """
+        if self._process is None:
+            self._start()
+        counts: dict[str, float] = json.loads(self._ask(case))
+        if self._keep is not None:
+            self._keep.mkdir(parents=True, exist_ok=True)
+            for contender in counts:
+                shutil.copyfile(self._log.with_name(contender), self._keep / f"{case}, {contender}.callgrind")
+        return counts
+
+    def _start(self) -> None:
+        check_valgrind()
+        self._folder = tempfile.TemporaryDirectory(prefix="torch_promote_callgrind_")
+        folder = Path(self._folder.name)
+        options = ["--instr-atstart=no", "--collect-atstart=no", f"--callgrind-out-file={folder / _NAME}"]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                ["valgrind", "--tool=callgrind", *options, sys.executable, "-c", _PROGRAM, folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+            )
+        while self._answer() != READY:
+            pass
+        control = ["callgrind_control", "--instr=on", str(self._process.pid)]
+        switched = subprocess.run(control, capture_output=True, text=True)
+        if switched.returncode != 0:
+            raise ValgrindError(f"{' '.join(control)} failed: {switched.stdout}{switched.stderr}")
+
+    @property
+    def _log(self) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name) / "log"
+
+    def _ask(self, line: str) -> str:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline()
+        if not answer:
+            status = self._process.wait()
+            last = "\n".join(self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+            raise ValgrindError(f"the process under valgrind ended with status {status}:\n{last}")
+        return answer.removesuffix("\n")
+
+
+# --- in that process
+
+
+def instructions_of(run: Callable[[int], Any], folder: Path) -> float:
+    """Returns the instructions of one of several runs: a difference, without what surrounds them.
+
+    Args:
+        run: Runs what is counted so many times.
+        folder: The folder that callgrind writes to. The last of its files stays there.
+    """
+    first = _counted(partial(run, 1), folder)
+    runs = max(1, min(_MOST_RUNS, _INSTRUCTIONS // max(1, first)))
+    run(min(_WARM_UP, runs))
+    few, many = (_counted(partial(run, times * runs), folder) for times in (1, 3))
+    return (many - few) / (2 * runs)
+
+
+def _counted(run: Callable[[], Any], folder: Path) -> int:
+    for earlier in folder.glob(f"{_NAME}.*"):
+        earlier.unlink()
+    torch._C._valgrind_toggle()  # type: ignore[attr-defined]
+    run()
+    torch._C._valgrind_toggle_and_dump_stats()  # type: ignore[attr-defined]
+    [written] = folder.glob(f"{_NAME}.*")
+    return total_of(written.read_text())
+
+
+def total_of(text: str) -> int:
+    r"""Returns the number of instructions that a file of callgrind states.
+
+    Args:
+        text: The file's text.
+
+    Example:
+        >>> total_of("events: Ir\nsummary: 1559518\n\nfn=(1) mm\n0 12\n")
+        1559518
+    """
+    found = re.search(r"^summary: (\d+)", text, re.MULTILINE)
+    if found is None:
+        raise ValgrindError(f"a file of callgrind has no line `summary: ...`; it begins with {text[:80]!r}.")
+    return int(found[1])

@@ -1,0 +1,84 @@
+"""Counts what torch.compile makes of a step: kernels, graphs, graph breaks, guards."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+__all__ = ["count_compiled", "on_its_own", "without_disk_caches"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def count_compiled(step: Callable[[], Any]) -> dict[str, int]:
+    """Forgets everything compiled, runs a step that calls compiled functions, and counts what it compiles.
+
+    Args:
+        step: The step. A step that calls its functions several times also counts what is compiled again.
+
+    Returns:
+        The number of `kernels` that Inductor generates, of `graphs`, of `graph_breaks`, of `frames`, that is, of
+        compilations by Dynamo, and of the `guards` of all frames.
+
+    Example:
+        >>> double = torch.compile(lambda x: x * 2, backend="eager")
+        >>> counts = count_compiled(lambda: (double(torch.ones(2)), double(torch.ones(2, dtype=torch.float64))))
+        >>> counts["kernels"], counts["graphs"], counts["graph_breaks"], counts["frames"]
+        (0, 2, 0, 2)
+    """
+    from torch._dynamo import utils  # here, because the imports take a second
+    from torch._inductor import metrics
+
+    torch._dynamo.reset()
+    utils.counters.clear()
+    utils.clear_compilation_metrics()
+    metrics.reset()
+    with without_disk_caches():
+        step()
+    metrics_of_all: Any = utils.get_compilation_metrics()
+    guards = [frame.guard_count for frame in metrics_of_all if frame.guard_count is not None]
+    return {
+        "kernels": metrics.generated_kernel_count,
+        "graphs": utils.counters["stats"]["unique_graphs"],
+        "graph_breaks": sum(utils.counters["graph_break"].values()),
+        "frames": len(guards),
+        "guards": sum(guards),
+    }
+
+
+@contextlib.contextmanager
+def without_disk_caches() -> Iterator[None]:
+    """Has Inductor generate its code in a block, also if it generated the same code before.
+
+    What a C++ compiler made of the code is used again: its time is no matter of autocast.
+    """
+    import torch._functorch.config
+    import torch._inductor.config
+
+    with (
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+    ):
+        yield
+
+
+def on_its_own(function: _Function) -> _Function:
+    """Returns a copy of a function that shares nothing compiled with it.
+
+    Dynamo keeps what it compiles at the code object, and checks the guards of all versions in turn. So functions with
+    one code object, such as closures made in a loop, would slow each other down.
+
+    Args:
+        function: A Python function.
+    """
+    return types.FunctionType(  # type: ignore[return-value]
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )

@@ -1,0 +1,160 @@
+"""The suite `compile`: compiled steps of small models, and their compilation, by Inductor on the CPU."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torch_promote as tp
+from torch_promote.bench.cases import LOW, OURS, STOCK, Case, Measured, Prepared, Settings, Timer
+from torch_promote.bench.compiling import count_compiled, on_its_own, without_disk_caches
+from torch_promote.bench.memory import peak_bytes
+from torch_promote.bench.steps import Step, forward, subject, train
+from torch_promote.bench.timing import stopwatch
+
+__all__ = ["PLACES", "cases"]
+
+#: Makes a region of the CPU.
+_Autocast = Callable[..., Any]
+#: Compiles a model.
+_Place = Callable[[nn.Module, _Autocast], Callable[[Tensor], Tensor]]
+
+
+def _inside(net: nn.Module, autocast: _Autocast) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        with autocast("cpu", dtype=LOW):
+            return net(x)  # type: ignore[no-any-return]
+
+    return torch.compile(on_its_own(run))
+
+
+def _around(net: nn.Module, autocast: _Autocast) -> Callable[[Tensor], Tensor]:
+    compiled = torch.compile(on_its_own(lambda x: net(x)))
+
+    def run(x: Tensor) -> Tensor:
+        with autocast("cpu", dtype=LOW):
+            return compiled(x)  # type: ignore[no-any-return]
+
+    return run
+
+
+def _one_object(net: nn.Module, autocast: _Autocast) -> Callable[[Tensor], Tensor]:
+    region = autocast("cpu", dtype=LOW)
+
+    def run(x: Tensor) -> Tensor:
+        with region:
+            return net(x)  # type: ignore[no-any-return]
+
+    return torch.compile(on_its_own(run))
+
+
+def _decorated(net: nn.Module, autocast: _Autocast) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        return net(x)  # type: ignore[no-any-return]
+
+    # A function around it, because all decorated functions have one code object.
+    decorated = autocast("cpu", dtype=LOW)(on_its_own(run))
+    return torch.compile(on_its_own(lambda x: decorated(x)))
+
+
+def _several(net: nn.Module, autocast: _Autocast) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        with autocast("cpu"):
+            y = net(x).float()
+        with autocast("cpu", dtype=LOW, cache_enabled=False):
+            y = (y @ y.mT).float()
+            with autocast("cpu", enabled=False):
+                return y.relu() + 1  # type: ignore[no-any-return]
+
+    return torch.compile(on_its_own(run))
+
+
+def _with_a_break(net: nn.Module, autocast: _Autocast) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        with autocast("cpu", dtype=LOW):
+            y = net(x)
+            torch._dynamo.graph_break()
+            return torch.relu(y @ y.mT)
+
+    return torch.compile(on_its_own(run))
+
+
+#: Where the region is.
+PLACES: Mapping[str, _Place] = {
+    "region inside": _inside,
+    "region around": _around,
+    "one region object": _one_object,
+    "decorated": _decorated,
+    "several regions": _several,
+    "graph break in a region": _with_a_break,
+}
+_MODELS = ("MLP", "Llama-like", "conv net")
+
+
+class _Running(nn.Module):
+    """A model whose forward is a function of its own."""
+
+    def __init__(self, net: nn.Module, run: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net, self.run = net, run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """Yields the cases of the suite."""
+    for model in _MODELS:
+        yield Case("compile", f"{model}, step", partial(_prepare, model, _inside, train=True))
+        yield Case("compile", f"{model}, forward", partial(_prepare, model, _inside, train=False))
+    for name, place in PLACES.items():
+        if place is not _inside and place is not _several:
+            yield Case("compile", f"MLP, step, {name}", partial(_prepare, "MLP", place, train=True))
+    yield Case("compile", "MLP, forward, several regions", partial(_prepare, "MLP", _several, train=False))
+    for model in _MODELS:
+        yield Case("compile", f"{model}, compilation", partial(_prepare_compilation, model))
+
+
+def _steps(model: str, place: _Place, train_it: bool, settings: Settings) -> dict[str, Step]:
+    """Makes the contenders' steps, each on a model of its own."""
+    steps = {}
+    for contender, autocast in ((STOCK, tp.stock_autocast), (OURS, tp.my_autocast)):
+        made = subject(model, settings)
+        run: Any = place(made.net, autocast)
+        steps[contender] = train(made, _Running(made.net, run)) if train_it else forward(run, made.x)
+    return steps
+
+
+def _prepare(model: str, place: _Place, settings: Settings, *, train: bool) -> Prepared:
+    steps = _steps(model, place, train, settings)
+    timers = {name: stopwatch(step, {}, settings) for name, step in steps.items()}
+    return Prepared(timers, measure=partial(_measured, steps))
+
+
+def _measured(steps: Mapping[str, Step]) -> dict[str, Measured]:
+    return {name: Measured({}, peak_bytes(step, "cpu"), compiled=count_compiled(step)) for name, step in steps.items()}
+
+
+def _prepare_compilation(model: str, settings: Settings) -> Prepared:
+    """Prepares the compilation of a step. The models are the small ones, which take as many nodes for each layer."""
+    steps = _steps(model, _inside, train_it=True, settings=replace(settings, tiny=True))
+    return Prepared({name: _compiling(step) for name, step in steps.items()})
+
+
+def _compiling(step: Step) -> Timer:
+    def timer() -> float:
+        torch._dynamo.reset()
+        gc.collect()
+        with without_disk_caches():
+            start = time.process_time()
+            step()
+            return (time.process_time() - start) * 1e9
+
+    return timer

@@ -1,0 +1,28 @@
+"""Draws what the suite `compile` of `torch-promote bench` counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch_promote.cli.terminal import table
+
+__all__ = ["compile_table"]
+
+
+def compile_table(results: Sequence[Mapping[str, Any]]) -> Any:
+    """Returns the table of kernels, graphs, guards and peak memory.
+
+    Args:
+        results: The results of cases that have counts, as plain data.
+    """
+    counts = list(next(iter(results[0]["compiled"].values())))
+    heads = (*(name.replace("_", " ") for name in counts), "peak, KiB")
+    listing = table("case", "contender", *heads, first_width=24)
+    for result in results:
+        for number, (contender, compiled) in enumerate(result["compiled"].items()):
+            peak = f"{result['peak_bytes'][contender] / 1024:.1f}"
+            listing.add_row(
+                "" if number else result["case"], contender, *(str(compiled[name]) for name in counts), peak
+            )
+    return listing
