@@ -26,12 +26,15 @@ bool call_python(PyObject* function) {
     return false;
   }
   const PyGILState_STATE gil = PyGILState_Ensure();
+  PyObject *kind, *error, *trace; // of the program: a region may end while it propagates
+  PyErr_Fetch(&kind, &error, &trace);
   PyObject* const answer = PyObject_CallNoArgs(function);
   const bool is_true = answer == Py_True;
   if (answer == nullptr) {
     PyErr_WriteUnraisable(function);
   }
   Py_XDECREF(answer);
+  PyErr_Restore(kind, error, trace);
   PyGILState_Release(gil);
   return is_true;
 }

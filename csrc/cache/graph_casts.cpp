@@ -37,6 +37,14 @@ struct Recordings {
     std::erase_if(under_way, [](const Recording& recording) { return recording.casts.expired(); });
     return under_way.size() == 1 ? under_way.front().casts.lock() : nullptr;
   }
+  // Whether the weight has not been written to since that capture began, so that its cast holds at a replay, too: it is
+  // brought up to date before. The caller holds the lock.
+  bool is_unwritten(const WeightCasts& weight) const {
+    const Recording& recording = under_way.front();
+    const auto before = recording.before.find(&weight);
+    return recording.writes == write_epoch && before != recording.before.end() &&
+           before->second == std::pair(weight.version(), weight.epoch());
+  }
 };
 
 Recordings& recordings() {
@@ -56,34 +64,22 @@ VersionsAndEpochs weights_now() {
   return now;
 }
 
-std::vector<std::shared_ptr<GraphCast>> all_graph_casts() {
-  std::vector<std::shared_ptr<GraphCast>> all;
-  const std::lock_guard<std::mutex> lock(weight_registry().mutex);
-  for (const WeightCasts* weight : weight_registry().weights) {
-    const std::lock_guard<std::mutex> lock_weight(weight->mutex());
-    for (const GraphCastOfWeight& cast : weight->graph_casts()) {
-      all.push_back(cast.cast.lock());
-    }
-  }
-  return all;
-}
-
 void refresh(const std::vector<std::shared_ptr<GraphCast>>& all) {
   std::vector<at::Tensor> casts;
   std::vector<at::Tensor> weights;
   std::vector<GraphCast*> refreshed;
-  for (const auto& cast : all) {
-    if (cast == nullptr || cast->is_current()) {
-      continue;
-    }
-    if (at::Tensor weight = cast->weight(); weight.defined()) {
-      cast->begin_refresh();
-      casts.push_back(cast->cast());
-      weights.push_back(std::move(weight));
-      refreshed.push_back(cast.get());
-    }
-  }
   try {
+    for (const auto& cast : all) {
+      if (cast->is_current()) {
+        continue;
+      }
+      if (at::Tensor weight = cast->weight(); weight.defined()) {
+        refreshed.push_back(cast.get());
+        cast->begin_refresh();
+        casts.push_back(cast->cast());
+        weights.push_back(std::move(weight));
+      }
+    }
     copy_together(casts, weights);
   } catch (...) {
     for (GraphCast* cast : refreshed) {
@@ -136,7 +132,6 @@ void GraphCast::wait() {
 
 std::shared_ptr<CapturedCasts> begin_graph() {
   note_capture();
-  refresh(all_graph_casts());
   auto casts = std::make_shared<CapturedCasts>();
   Recording begun{casts, weights_now(), write_epoch, next_weight_number()};
   const std::lock_guard<std::mutex> lock(recordings().mutex);
@@ -236,14 +231,15 @@ at::Tensor cast_for_graph(const Source& source, at::ScalarType dtype) {
   if (cast == nullptr) {
     cast = take_over(*owner, source, dtype);
   }
-  if (cast == nullptr || !cast->is_current()) {
+  if (cast == nullptr) {
     return {};
   }
-  const std::shared_ptr<CapturedCasts> casts = here();
-  if (casts == nullptr) {
-    return {};
-  }
+  std::shared_ptr<CapturedCasts> casts; // released without the lock
   const std::lock_guard<std::mutex> lock(recordings().mutex);
+  casts = recordings().only_one();
+  if (casts == nullptr || !recordings().is_unwritten(*owner)) {
+    return {};
+  }
   if (std::find(casts->read.begin(), casts->read.end(), cast) == casts->read.end()) {
     casts->read.push_back(cast);
   }

@@ -22,7 +22,7 @@ namespace torch_promote {
 //
 // Such a cast is made before the capture, by the runs that warm up, and then belongs to graphs alone: code outside of
 // them, whose autograd graphs could not bear a cast that is overwritten, makes another. A capture that finds none, or
-// one that is out of date, makes the cast inside of the graph. All graphs share the casts of a weight.
+// in which the weight has been written to, makes the cast inside of the graph. All graphs share the casts of a weight.
 //
 // Only uses without gradients read such casts. What autograd saves in a capture has to last until the backward, which
 // may be another graph: a refresh before a replay in between would change it.
@@ -76,8 +76,7 @@ struct CapturedCasts {
   uint64_t writes_from = 0;
 };
 
-// A capture begins, or has ended. The casts of graphs are made again before it begins. The graph owns the result, from
-// the beginning on.
+// A capture begins, or has ended. The graph owns the result, from the beginning on.
 std::shared_ptr<CapturedCasts> begin_graph();
 void end_graph(const std::shared_ptr<CapturedCasts>& casts);
 // Around a replay. Null: nothing is known of the graph.

@@ -169,11 +169,11 @@ at::Tensor WeightBatch::take(const Source& source, at::ScalarType dtype, const C
       source.impl.numel() == 0) {
     return {};
   }
-  Group& group = group_of(source, dtype);
+  const Moment moment{current_stream(source.impl).id(), current_capture(source), replays_begun(), now};
+  Group& group = group_of(source, dtype); // now: asking for the capture may run Python, which may end the region
   if (!group.learns) {
     return {};
   }
-  const Moment moment{current_stream(source.impl).id(), current_capture(source), replays_begun(), now};
   if (group.plan == nullptr && group.cast.size() <= kMaxInputs) {
     group.plan = find_plan(source.impl, dtype);
     if (group.plan != nullptr && group.plan->wasted < kMaxWasted) {

@@ -209,6 +209,22 @@ def test_graphs_share_the_casts_of_a_weight() -> None:
     assert casts_of(second) == (0, 0)
 
 
+def test_a_capture_makes_no_cast_again() -> None:
+    """It may run on a stream that has not waited for the weights."""
+    model = layers()
+    captured = Captured(model)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    graph = torch.cuda.CUDAGraph()
+    with cuda_stand_in.counting() as counts, torch.cuda.graph(graph), ours(), torch.no_grad():
+        result = model(captured.x)
+    assert counts.casts == []
+    assert graph._torch_promote_casts.reads == 2 * LAYERS  # type: ignore[attr-defined]
+    assert casts_of(graph.replay) == (1, 1)
+    with stock(), torch.no_grad():
+        assert_same(result, model(captured.x))
+
+
 def test_a_graph_keeps_its_casts_and_code_outside_has_others() -> None:
     model = layers()
     captured, expected = Captured(model), Captured(model, stock)

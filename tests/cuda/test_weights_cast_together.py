@@ -166,6 +166,11 @@ def through_detach(weight: nn.Parameter) -> None:
     torch.autograd.graph.increment_version(weight.detach().mul_(2))
 
 
+def under_a_preserved_version(weight: nn.Parameter) -> None:
+    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):  # type: ignore[attr-defined]
+        weight.mul_(2)
+
+
 def through_another_owner(weight: nn.Parameter) -> None:
     SHARED[0].fill_(0.5)
 
@@ -173,7 +178,7 @@ def through_another_owner(weight: nn.Parameter) -> None:
 SHARED: list[Tensor] = []
 
 
-@pytest.mark.parametrize("write", [through_data, through_detach, through_another_owner])
+@pytest.mark.parametrize("write", [through_data, through_detach, under_a_preserved_version, through_another_owner])
 def test_a_write_without_a_version_before_the_use_is_seen(write: Callable[[nn.Parameter], None]) -> None:
     """As in a layer that clips its weight in its forward."""
 

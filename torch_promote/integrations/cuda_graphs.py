@@ -7,6 +7,7 @@ csrc/cache/graph_casts.h.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,14 +17,22 @@ from torch_promote import _C
 __all__ = ["tell_captures_apart", "watch_graphs"]
 
 
-def tell_captures_apart() -> None:
+def tell_captures_apart(before_casts_in_advance: Callable[[], object]) -> None:
     """Has the cache ask whether a stream is capturing, where only Python can tell, and count captures.
 
     Captures are counted from the first one in which the cache keeps a cast: before that, `torch.cuda.CUDAGraph` stays
     as it is. Replays are counted from the end of the first training region on a GPU on: they may write to weights.
+
+    Args:
+        before_casts_in_advance: Called at that end: see NOTE [ Weights cast together ] in csrc/cache/weight_batch.h.
     """
     is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
-    _C.set_capture_functions(is_capturing, _count_captures, _count_replays)
+
+    def begin_casts_in_advance() -> None:
+        _count_replays()
+        before_casts_in_advance()
+
+    _C.set_capture_functions(is_capturing, _count_captures, begin_casts_in_advance)
 
 
 def _count_captures() -> None:

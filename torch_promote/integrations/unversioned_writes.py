@@ -8,7 +8,8 @@ NOTE [ Where unversioned writes are detected ]
   versions of what eager code would have increased. Where that is nothing (a fused optimizer), `install` has the
   compiled function report its writes.
 - FSDP2 gathers shards under a context manager that resets the versions; so does DDP with buffers. The end of the
-  context reports the tensors: from the import of FSDP2 on, or from the first region that keeps casts longer than stock.
+  context reports the tensors: from the import of FSDP2 on, from the first region that keeps casts longer than stock, or
+  on a GPU from the first training region on.
 - Collectives, replays of CUDA graphs, and methods that give away a weight's memory: `watch`, for those regions only.
   The graph of an optimizer step needs no replay to be known: weights that are stepped during a capture are never
   persistent.
@@ -30,7 +31,7 @@ from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.integrations.cuda_graphs import watch_graphs
 
-__all__ = ["install", "watch"]
+__all__ = ["install", "watch", "watch_preserved_versions"]
 
 _AOT_WRAPPERS = "torch._functorch._aot_autograd.runtime_wrappers"
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
@@ -39,7 +40,7 @@ _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
 def install() -> None:
     """Detects writes of compiled functions and of FSDP2, from when these are imported."""
     run_after_import(_AOT_WRAPPERS, _watch_compiled_functions)
-    run_after_import(_FSDP, _watch_preserved_versions)
+    run_after_import(_FSDP, watch_preserved_versions)
 
 
 def watch() -> None:
@@ -57,7 +58,7 @@ watch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 @functools.cache
 def _watch() -> None:
     _C.watch_collectives()
-    _watch_preserved_versions()
+    watch_preserved_versions()
     watch_graphs()
     _watch_sharing()
 
@@ -93,7 +94,7 @@ def _reporting(run: Callable[[list[Any]], Any], written: list[int]) -> Callable[
 
 
 @functools.cache
-def _watch_preserved_versions() -> None:
+def watch_preserved_versions() -> None:
     """Makes the end of `_unsafe_preserve_version_counter` report its tensors, which have been written to."""
     context = torch.autograd.grad_mode._unsafe_preserve_version_counter
     end = context.__exit__
