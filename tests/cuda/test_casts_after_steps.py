@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import cuda_stand_in
 import torch_promote as tp
 from helpers.comparison import assert_same
 
-pytestmark = pytest.mark.usefixtures("stand_in", "no_cast_checks")
+pytestmark = pytest.mark.usefixtures("stand_in", "nothing_persists", "no_cast_checks")
 
 ours = functools.partial(tp.my_autocast, "cuda", dtype=torch.bfloat16, cache="persistent")
 stock = functools.partial(tp.stock_autocast, "cuda", dtype=torch.bfloat16)
@@ -24,13 +24,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "foreach": functools.partial(torch.optim.AdamW, lr=0.1, foreach=True),
     "fused": functools.partial(torch.optim.AdamW, lr=0.1, fused=True),
 }
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_kept() -> Iterator[None]:
-    tp.clear_cache()
-    yield
-    tp.clear_cache()
 
 
 def layers() -> nn.Sequential:

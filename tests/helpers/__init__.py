@@ -25,7 +25,8 @@ Programs
     forking: forks a process again and again while its threads work.
     fast_cast: one cast by itself, its bits, and which kernel made it.
     random_programs: random programs that use one weight in many ways.
-    random_trainings: random programs that train, write to weights and capture CUDA graphs, under stock and under ours.
+    random_trainings: random programs that train, write to weights and capture CUDA graphs, under stock and under ours;
+        random_training_state, random_training_actions and random_training_graphs are their parts.
     planted_sites: models with ops that lose accuracy in a lower dtype, at known places, and steps of them.
     overflowing_steps: a step that needs one override.
     planted_steps: steps with custom ops that lose accuracy, at random places.
@@ -33,6 +34,8 @@ Programs
     nonfinite_programs: random programs with a planted fault that makes an inf or a NaN.
     models: small models that use weights in different ways.
     program_peaks: the peak memory of the programs of the benchmark, and its bounds.
+    captured_forwards: a model on a CUDA device, its captured forward, and the casts that a replay makes.
+    cast_together: a model on a CUDA device, its training step, and how its casts are launched.
     persistent_casts: products with a weight whose casts outlive the region.
     accelerate_hooks: how Accelerate replaces and restores the forward of modules.
     module_policies: a model with module policies, and a training step of it.

@@ -1,0 +1,57 @@
+"""Within a capture, `all` shares what it shares outside."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.captured_forwards import casts_of, ours, stock
+from helpers.comparison import assert_same
+
+pytestmark = pytest.mark.usefixtures("stand_in", "no_cast_checks")
+
+
+@pytest.fixture(autouse=True)
+def graphs_are_gone(nothing_persists: None) -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_activations_and_frozen_weights_are_shared_within_a_capture(frozen: bool) -> None:
+    torch.manual_seed(0)
+    heads = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(3)).cuda().requires_grad_(not frozen)
+    x = torch.linspace(-1, 1, 32, device="cuda").view(4, 8)
+    results = {}
+    for name, region in {"stock": stock, "all": functools.partial(ours, cache="all")}.items():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            hidden = x + 1
+            with region():
+                out = [head(hidden) for head in heads for _ in range(2)]
+        x.mul_(0.5)
+        casts = casts_of(graph.replay)[0]
+        results[name] = (casts, [part.clone() for part in out])
+        x.mul_(2)
+    assert results["all"][0] == 1 + 3
+    assert results["stock"][0] == 6 + (6 if frozen else 3)
+    assert_same(results["all"][1], results["stock"][1])
+
+
+def test_a_cast_from_outside_is_not_used_in_a_capture() -> None:
+    head = nn.Linear(8, 8, bias=False).cuda().requires_grad_(False)
+    x = torch.ones(4, 8, device="cuda")
+    with ours(cache="all"):
+        head(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = head(x)
+        x.fill_(2)
+        graph.replay()
+        with torch.no_grad():
+            assert_same(out, torch.full((4, 8), 2.0, device="cuda").bfloat16() @ head.weight.bfloat16().t())
