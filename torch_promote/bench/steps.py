@@ -101,11 +101,11 @@ def subject(name: str, settings: Settings) -> Subject:
     return Subject(net.to(device), same.to(device), x.to(device), target.to(device))
 
 
-def forward(net: Callable[[Tensor], Tensor], x: Tensor, region: Region = nullcontext) -> Step:
-    """Returns a forward without a gradient, in a region of its own."""
+def forward(net: Callable[[Tensor], Tensor], x: Tensor, region: Region = nullcontext, graph: bool = False) -> Step:
+    """Returns a forward in a region of its own, without gradients, or with a graph, which the step drops."""
 
     def step() -> Tensor:
-        with torch.no_grad(), region():
+        with torch.set_grad_enabled(graph), region():
             return net(x)
 
     return step

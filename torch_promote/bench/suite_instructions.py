@@ -10,17 +10,14 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import torch_promote as tp
-from torch_promote.bench.by_hand import cast_before
 from torch_promote.bench.callgrind import READY
 from torch_promote.bench.cases import (
     ALREADY_CAST,
@@ -36,7 +33,7 @@ from torch_promote.bench.cases import (
     Target,
 )
 from torch_promote.bench.steps import Region, Step, Subject
-from torch_promote.bench.suite_models import evaluation_steps, prepare_steps, training_steps
+from torch_promote.bench.suite_models import evaluation_steps, forward_steps, prepare_steps, training_steps
 from torch_promote.bench.suite_ops import Call, Names, activations, prepare_call, small_tensors
 from torch_promote.bench.timing import Stopwatch, stopwatch
 
@@ -129,25 +126,6 @@ def _define_two() -> torch.library.Library:
 # --- models
 
 
-def _forward(net: Callable[[Tensor], Tensor], x: Tensor, region: Region = nullcontext) -> Step:
-    """A forward with a gradient wanted, whose graph is dropped."""
-
-    def step() -> None:
-        with region():
-            net(x)
-
-    return step
-
-
-def _forward_steps(made: Subject, stock: Region, ours: Region) -> dict[str, Step]:
-    return {
-        STOCK: _forward(made.net, made.x, stock),
-        OURS: _forward(made.net, made.x, ours),
-        HAND: _forward(made.by_hand, made.x),
-        ALREADY_CAST: _forward(cast_before(made.by_hand), made.x),
-    }
-
-
 def _models() -> dict[str, tuple[str, _Steps, Target | None]]:
     """The models, by case."""
     goals = {
@@ -156,7 +134,10 @@ def _models() -> dict[str, tuple[str, _Steps, Target | None]]:
     }
     found: dict[str, tuple[str, _Steps, Target | None]] = {}
     for model in ("MLP", "Llama-like", "LSTM", "conv net"):
-        for name, steps in (("forward with a graph", _forward_steps), ("forward and backward", training_steps)):
+        for name, steps in (
+            ("forward with a graph", partial(forward_steps, graph=True)),
+            ("forward and backward", training_steps),
+        ):
             found[f"{model}, {name}"] = (model, steps, goals.get(f"{model}, {name}"))
     evaluate = 'MLP, evaluation loop, cache="persistent"'
     return {**found, evaluate: ("MLP", evaluation_steps, Target(HAND, 1.05))}

@@ -11,7 +11,7 @@ from torch_promote.bench.cases import ALREADY_CAST, HAND, LOW, OURS, PLAIN, STOC
 from torch_promote.bench.steps import MODELS, Region, Step, Subject, evaluate, forward, measured, subject, train
 from torch_promote.bench.timing import stopwatch
 
-__all__ = ["cases", "evaluation_steps", "prepare_steps", "training_steps"]
+__all__ = ["cases", "evaluation_steps", "forward_steps", "prepare_steps", "training_steps"]
 
 #: Makes the steps of all contenders.
 _Steps = Callable[[Subject, Region, Region], Mapping[str, Step]]
@@ -20,7 +20,7 @@ _Steps = Callable[[Subject, Region, Region], Mapping[str, Step]]
 def cases(settings: Settings) -> Iterator[Case]:
     """Yields the cases of the suite."""
     for model in MODELS:
-        yield Case("models", f"{model}, forward", partial(_prepare, model, _forward_steps))
+        yield Case("models", f"{model}, forward", partial(_prepare, model, forward_steps))
         yield Case("models", f"{model}, forward and backward", partial(_prepare, model, training_steps))
     yield Case("models", "MLP, evaluation loop", partial(_prepare, "MLP", evaluation_steps))
 
@@ -45,13 +45,21 @@ def prepare_steps(model: str, steps: Callable[[Subject], Mapping[str, Step]], se
     return Prepared(timers, (HAND, ALREADY_CAST), partial(measured, contenders, made, settings.device), weights)
 
 
-def _forward_steps(made: Subject, stock: Region, ours: Region) -> dict[str, Step]:
+def forward_steps(made: Subject, stock: Region, ours: Region, graph: bool = False) -> dict[str, Step]:
+    """Makes forwards.
+
+    Args:
+        made: The model.
+        stock: Makes stock's regions.
+        ours: Makes ours.
+        graph: Whether a gradient is wanted.
+    """
     return {
-        STOCK: forward(made.net, made.x, stock),
-        OURS: forward(made.net, made.x, ours),
-        HAND: forward(made.by_hand, made.x),
-        ALREADY_CAST: forward(cast_before(made.by_hand), made.x),
-        PLAIN: forward(made.net, made.x),
+        STOCK: forward(made.net, made.x, stock, graph),
+        OURS: forward(made.net, made.x, ours, graph),
+        HAND: forward(made.by_hand, made.x, graph=graph),
+        ALREADY_CAST: forward(cast_before(made.by_hand), made.x, graph=graph),
+        PLAIN: forward(made.net, made.x, graph=graph),
     }
 
 
