@@ -23,6 +23,9 @@ void copy_together(const std::vector<at::Tensor>& casts, const std::vector<at::T
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   std::vector<bool> done(casts.size());
   for (size_t first = 0; first < casts.size(); ++first) {
+    if (done[first]) {
+      continue;
+    }
     std::vector<at::Tensor> to;
     std::vector<at::Tensor> from;
     for (size_t i = first; i < casts.size(); ++i) {
@@ -32,9 +35,7 @@ void copy_together(const std::vector<at::Tensor>& casts, const std::vector<at::T
         from.push_back(weights[i]);
       }
     }
-    if (!to.empty()) {
-      at::_ops::_foreach_copy_::call(to, from, /*non_blocking=*/false);
-    }
+    at::_ops::_foreach_copy_::call(to, from, /*non_blocking=*/false);
   }
 }
 
@@ -45,17 +46,19 @@ CastsToRefresh::CastsToRefresh(const std::vector<at::Tensor>& weights) {
       continue;
     }
     const at::TensorImpl& impl = *weight.unsafeGetTensorImpl();
-    PersistentCasts gone;
-    const std::lock_guard<std::mutex> lock(owner->mutex());
-    PersistentCasts& casts = owner->casts();
-    const auto end = std::stable_partition(casts.begin(), casts.end(), [&impl](const auto& cast) {
-      const SourceSignature& of = cast->data().signature();
-      const bool is_of_all = of.same_storage(impl) && of.is_same_part(impl);
-      return !(cast.use_count() == 1 && cast->used && is_of_all && cast->may_be_written(impl));
-    });
-    std::move(end, casts.end(), std::back_inserter(gone));
-    casts.erase(end, casts.end());
-    for (const auto& cast : gone) {
+    PersistentCasts taken;
+    {
+      const std::lock_guard<std::mutex> lock(owner->mutex());
+      PersistentCasts& casts = owner->casts();
+      const auto end = std::stable_partition(casts.begin(), casts.end(), [&impl](const auto& cast) {
+        const SourceSignature& of = cast->data().signature();
+        const bool is_of_all = of.same_storage(impl) && of.is_same_part(impl);
+        return !(cast.use_count() == 1 && cast->used && is_of_all && cast->may_be_written(impl));
+      });
+      std::move(end, casts.end(), std::back_inserter(taken));
+      casts.erase(end, casts.end());
+    }
+    for (const auto& cast : taken) {
       weights_.push_back(weight);
       casts_.push_back(cast->data().tensor());
     }

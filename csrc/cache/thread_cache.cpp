@@ -138,7 +138,7 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   const CastTime began = catch_up(here);
   // If the data is all that the use needs, the region's cache need not be filled. A shared_grad_fn weight gets an entry
   // even under no_grad: stock makes its node at the first use, and the node's number decides the order of the backward.
-  // Nor may a later use of it in a capture get that of other graphs.
+  // In a capture, the cast that graphs share stays out of the region's cache, where uses with gradients would find it.
   if (persistent && !source.needs_node && (data_only || current_capture(source) != 0)) {
     if (std::optional<at::Tensor> data = find_kept(source, weight, dtype)) {
       return reused(here, source, *data, [&] { return is_persistent(source, weight, *data); });
@@ -176,7 +176,7 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   }
   const auto entry = CastEntry::make(*weight.owner, source, weight.reuse, epoch);
   if (persistent && key.capture == 0) {
-    if (std::optional<at::Tensor> data = find_kept(source, weight, dtype)) {
+    if (std::optional<at::Tensor> data = find_persistent(source, weight, dtype)) {
       entry->fill(source, *data);
       keep(entry);
       return reused(here, source, entry->use(source), [&] { return is_persistent(source, weight, *data); });
