@@ -1,25 +1,26 @@
 # make demo      trains a small GPT under fp32, torch.autocast and my_autocast, and compares their bits
 # make demo-tune  tunes the GPT in float16, where it overflows, and compares a training under the result with float32
-# make test      runs the tests (make test ARGS="-k cache -x" for some of them; JOBS=0 for one process)
+# make test      runs the tests (ARGS="-k cache -x" selects tests; JOBS=0 uses one process)
 #                (TORCH_PROMOTE_CHECK_CASTS=1 make test compares every reused cast with a fresh one)
-# make test-all  runs the tests that are marked slow as well
+# make test-all  also runs the tests that are marked slow
 # make test-installed  runs the tests with install() in force: torch.autocast opens regions of ours
-# make test-pytorch  runs PyTorch's own tests of autocast under stock and with install() in force, and compares how they
-#                end; PYTORCH= names PyTorch's sources (without it, the command says how to get them)
-# make test-jax  compares the promotion rules with JAX and ml_dtypes as well, which it installs
-# make test-ecosystem  runs programs of training frameworks under stock autocast and ours, each framework in an
-#                environment of its own (make test-ecosystem ARGS=accelerate for one; ARGS=--list; not run in CI)
+# make test-pytorch  runs PyTorch's own autocast tests under stock and with install() in force, and compares their
+#                outcomes; PYTORCH= names PyTorch's sources (without it, the command explains how to get them)
+# make test-jax  also compares the promotion rules with JAX and ml_dtypes, which it installs
+# make test-ecosystem  runs programs of training frameworks under stock autocast and ours, each framework in a separate
+#                environment (ARGS=accelerate for one of them; ARGS=--list; not run in CI)
 # make tuned-models  tunes small models of transformers and timm, which it installs, and prints the table of docs/tuning.md
 # make parity    PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)
-# make docs-pages  writes the generated parts of docs/promotion.md and docs/promotion_rules.md
+# make docs      builds README, docs/ and the API reference as a site, in build/site; a warning or a dead link is an error
+# make docs-pages  writes the generated parts of docs/promotion.md and docs/promotion_rules.md, and docs/images/
 # make lint      ruff, mypy and clang-format
 # make bench-instructions  counts the instructions of calls and models under stock and ours (needs valgrind)
-# make gpu       on a machine with a GPU: the tests that need one, parity and the benchmark; writes docs/gpu.md. Needs no
-#                network: it uses PYTHON3's PyTorch and pytest (ARGS="--device cuda-stand-in" tries it without a GPU)
-# make bench     times regions, ops and models against stock autocast (ARGS="--plot bench.png" for a picture)
+# make gpu       on a machine with a GPU: runs the tests that need one, parity and the benchmark; writes docs/gpu.md.
+#                Works offline with PYTHON3's PyTorch and pytest (ARGS="--device cuda-stand-in" tries it without a GPU)
+# make bench     times regions, ops and models against stock autocast (ARGS="--plot bench.png" draws a plot)
 #
-# Each target sets up what it needs: a virtual environment, PyTorch, and the extension built against it. For another
-# PyTorch: make test TORCH_VERSION=2.15.0 (an environment for each version).
+# Each target first creates a virtual environment, installs PyTorch, and builds the extension if necessary. To use
+# another PyTorch: make test TORCH_VERSION=2.15.0 (each version has its own environment).
 
 TORCH_VERSION ?= 2.13.0
 DEFAULT_VERSION := 2.13.0
@@ -28,15 +29,18 @@ PYTHON3 ?= python3
 ARGS ?=
 JOBS ?= 2
 
+# The tests start hundreds of processes. Without files of bytecode, each of them compiles the modules that it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
 
-# The extension lies in the source tree, where one PyTorch's build replaces another's.
+# The extension is in the source tree, so a build for one PyTorch replaces that for another.
 BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
-.PHONY: demo demo-tune docs-pages test test-all test-installed test-pytorch test-jax test-ecosystem tuned-models parity \
+.PHONY: demo demo-tune docs docs-pages test test-all test-installed test-pytorch test-jax test-ecosystem tuned-models parity \
 	lint bench bench-instructions gpu build clean force
 
 demo: build
@@ -64,7 +68,7 @@ test-jax: build
 test-ecosystem: build
 	$(PY) tests/ecosystem $(ARGS)
 
-# The pin keeps torchvision, which timm needs, from bringing another PyTorch.
+# The pin prevents torchvision, which timm needs, from installing another PyTorch.
 tuned-models: build
 	$(PIP) torch==$(TORCH_VERSION) 'transformers>=5' 'timm>=1'
 	$(PY) tests/tuned_models $(ARGS)
@@ -81,6 +85,17 @@ lint: build
 docs-pages: build
 	$(PY) docs/generators/promotion_page.py $(ARGS)
 	$(PY) docs/generators/promotion_rules_page.py $(ARGS)
+	$(PY) docs/generators/performance_plot.py $(ARGS)
+
+# Reads the sources only: it needs neither PyTorch nor the extension.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict $(ARGS)
+	@echo 'build/site/index.html (for the search: python3 -m http.server --directory build/site)'
+
+$(VENV)/.docs: pyproject.toml
+	$(PYTHON3) -m venv $(VENV)
+	$(PIP) $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	touch $@
 
 bench: build
 	$(PY) -m torch_promote bench $(ARGS)
@@ -93,11 +108,11 @@ gpu:
 
 build: $(VENV)/.built
 
-# PyTorch first and by itself: an open range would bring another build of it.
+# Install PyTorch first and separately: other requirements would install another build of it.
 $(VENV)/.torch-$(TORCH_VERSION):
 	$(PYTHON3) -m venv $(VENV)
 	$(PIP) torch==$(TORCH_VERSION)
-	$(PIP) 'setuptools>=64' wheel ninja
+	$(PIP) 'setuptools>=77' wheel ninja
 	touch $@
 
 $(VENV)/.built: $(VENV)/.torch-$(TORCH_VERSION) $(SOURCES) $(REBUILD)

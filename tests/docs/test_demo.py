@@ -1,4 +1,4 @@
-"""examples/train_gpt.py as people run it: what it prints and writes, and with which status it ends."""
+"""examples/train_gpt.py as a script: its output, its files, and its exit status."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_every_loss_and_gradient_was_compared_and_is_the_same(demo: Demo) -> Non
     assert (ours["same_bits"], ours["steps_that_differ"], ours["first_difference"]) == (True, 0, None)
     assert ours["losses"] == stock["losses"]
     assert (stock["same_bits"], stock["tensors_compared"]) == (None, 0)
-    # The comparison can tell: float32 differs in every step.
+    # The comparison works: float32 differs in every step.
     assert (fp32["same_bits"], fp32["steps_that_differ"]) == (False, STEPS)
     assert fp32["losses"] != stock["losses"]
 
@@ -158,7 +158,7 @@ def test_status_is_1_where_the_bits_differ(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--steps", "0"], "--steps is at least 1, got 0"),
+        (["--steps", "0"], "--steps must be at least 1, got 0"),
         (["--device", "cuda"], "--device cuda: this PyTorch sees no CUDA device; "),
         (["--plot", "curves.txt"], "--plot curves.txt: the name has to end in one of: "),
         (["--plot", "curves"], "--plot curves: the name has to end in one of: "),
@@ -198,4 +198,4 @@ def test_a_package_that_is_missing_is_named(missing: str) -> None:
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr == f"train_gpt.py: error: {missing} is not installed: pip install torch-promote[demo]\n"
+    assert process.stderr == f"train_gpt.py: error: {missing} is not installed: pip install {missing}\n"

@@ -1,4 +1,4 @@
-"""The parts of examples/train_gpt.py: the comparison sees what differs, the text and the model are what they seem."""
+"""The parts of examples/train_gpt.py: the comparison detects differences; the text and the model are correct."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TINY = Config(symbols=len(SYMBOLS), context=8, width=8, heads=2, layers=1)
 
 
 def test_a_step_that_differs_is_found_where_it_is() -> None:
-    """One region of many is another one: the losses before it are the same, that step and those after it are not."""
+    """One region differs: the losses before that step are equal, those from that step on are not."""
     calls = iter(range(1, 100))
 
     def turns_at_3() -> Any:

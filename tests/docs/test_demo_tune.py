@@ -1,4 +1,4 @@
-"""examples/tune_gpt.py, with small batches: what it prints and writes, and with which status it ends."""
+"""examples/tune_gpt.py with small batches: its output, its files, and its exit status."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def assert_is_a_picture(path: Path) -> None:
 def test_status_is_1_where_a_loss_is_not_within_the_tolerance(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The training with the policy leaves the tolerance after tune has seen that it holds."""
+    """The training with the policy leaves the tolerance after tune has verified it."""
     real = tune_gpt.train
 
     def train_worse(runs, reference, batches, steps):  # type: ignore[no-untyped-def]
@@ -120,8 +120,8 @@ def test_a_deviation_of_nan_is_infinite() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--steps", "0"], "--steps is at least 1, got 0"),
-        (["--tolerance", "1"], "--tolerance is between 0 and 1, got 1.0"),
+        (["--steps", "0"], "--steps must be at least 1, got 0"),
+        (["--tolerance", "1"], "--tolerance must be between 0 and 1, got 1.0"),
         (["--out", "file/folder"], "cannot write into file/folder: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

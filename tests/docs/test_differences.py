@@ -1,4 +1,4 @@
-"""Where stock autocast breaks and ours works: each test shows both, so a fix in PyTorch shows here first.
+"""Cases in which stock autocast fails and ours works. Each test checks both, so a fix in PyTorch makes it fail.
 
 docs/differences.md names these tests.
 """
@@ -186,7 +186,7 @@ def test_autocast_may_be_used_while_a_weight_is_cast(action: str) -> None:
 
 
 def alive_in_the_region(region: Region) -> int:
-    """How many of 60 weights that were used and dropped are still there before the region ends."""
+    """The number of 60 used and dropped weights that are still alive before the region ends."""
     dropped = []
     with region():
         for _ in range(60):
@@ -323,7 +323,7 @@ AWAITING = """
 
 
 def test_a_region_held_across_an_await_does_not_show_in_other_tasks() -> None:
-    """In processes of their own: the first region of a process that is entered in an event loop counts, too."""
+    """In separate processes, because the first region that a process enters in an event loop matters as well."""
     output = {kind: output_of(AWAITING.format(**names)) for kind, names in KINDS.items()}
     assert output["stock"] == "[True] [True, True]\n" * 2
     assert output["ours"] == "[True] [False, False]\n" * 2

@@ -1,4 +1,4 @@
-"""Where ours differs from stock by choice, and what it shares with stock although it could be otherwise.
+"""Deliberate differences from stock, and deliberate similarities.
 
 docs/differences.md names these tests.
 """

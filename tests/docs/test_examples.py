@@ -1,4 +1,4 @@
-"""Every numbered example runs, and prints what it promises."""
+"""Every numbered example runs and prints the expected output."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_overrides() -> None:
 
 
 def test_compile(tmp_path: Path) -> None:
-    """With the compiler as without it."""
+    """The same with and without the compiler."""
     name = "03_compile.py"
     lines = run(EXAMPLES / name)
     assert lines == run(rewritten(name, '@torch.compile(backend="aot_eager", fullgraph=True)\n', "", tmp_path))
@@ -100,7 +100,7 @@ def free_port() -> str:
 
 
 def launched(script: Path, *arguments: str) -> list[str]:
-    """Runs a script in two processes, as a reader would."""
+    """Runs a script in two processes with torchrun."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     command = [sys.executable, *launcher, "--master-port", free_port(), str(script), *arguments]
     env = environment(OMP_NUM_THREADS="1")
@@ -119,7 +119,7 @@ def run_in_two_processes(script: Path, *arguments: str) -> list[str]:
 
 @pytest.mark.parametrize("start", [run_in_two_processes, pytest.param(launched, marks=pytest.mark.slow)])
 def test_distributed(start: Callable[..., list[str]]) -> None:
-    """Two ways to hold one model: two processes add the same two gradients in both."""
+    """DDP and FSDP2 give the same results: both sum the same two gradients."""
     script = EXAMPLES / "04_distributed.py"
     data_parallel = start(script, "--steps", "5", "--strategy", "ddp")
     sharded = run_in_two_processes(script, "--steps", "5", "--strategy", "fsdp2")
@@ -161,7 +161,7 @@ def test_module_policies() -> None:
 
 def test_custom_op() -> None:
     lines = run(EXAMPLES / "07_custom_op.py")
-    assert lines[0].endswith("blend takes one dtype, got torch.bfloat16 and torch.float32")
+    assert lines[0].endswith("blend requires inputs of one dtype, got torch.bfloat16 and torch.float32")
     assert [line[20:].partition(",")[0] for line in lines[1:]] == [
         "torch.float32",
         "torch.bfloat16",

@@ -1,4 +1,4 @@
-"""The pages on promotion are what the code prints, and the generator notices when they are not."""
+"""The pages on promotion equal the code's output, and the generator detects differences."""
 
 from __future__ import annotations
 
