@@ -20,14 +20,15 @@ CastEntry::CastEntry(const at::TensorBase& owner, const Source& source, Reuse re
   }
 }
 
-void CastEntry::fill(const Source& source, const at::Tensor& cast) {
+void CastEntry::fill(const Source& source, const at::Tensor& cast, std::optional<uint64_t> sequence_nr) {
   data_.fill(source, cast);
+  sequence_nr_ = sequence_nr;
   if (data_.is_plain() && reuse_ == Reuse::shared_grad_fn) {
     if (const NodePtr* node = node_of(cast)) {
       cast_.emplace(cast.getIntrusivePtr());
       node_.emplace(*node);
       sequence_nr_ = (*node)->sequence_nr();
-    } else if (!at::GradMode::is_enabled()) {
+    } else if (!sequence_nr_.has_value() && !at::GradMode::is_enabled()) {
       // Stock makes the node here, for uses after no_grad. The node that ours makes later gets the same number.
       sequence_nr_ = next_sequence_nr();
     }

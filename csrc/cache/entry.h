@@ -49,7 +49,8 @@ class CastEntry {
   // Before the cast; `fill` takes it. `owner` is the source, or the weight that it is a view of: the entry is dead when
   // the owner is. `epoch` is the owner's alias_epoch, 0 if changes of it do not matter.
   CastEntry(const at::TensorBase& owner, const Source& source, Reuse reuse, uint64_t epoch = 0);
-  void fill(const Source& source, const at::Tensor& cast);
+  // `sequence_nr` is the number that an earlier use has taken for the node of this cast, which has none.
+  void fill(const Source& source, const at::Tensor& cast, std::optional<uint64_t> sequence_nr = {});
 
   bool is_dead() const {
     return meta_.has_value() ? meta_->expired() : owner_->expired();

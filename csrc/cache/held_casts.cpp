@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -49,6 +50,11 @@ HeldCasts::~HeldCasts() {
   std::erase(all_casts().sets, this);
 }
 
+uint64_t HeldCasts::next_span() {
+  static std::atomic<uint64_t> last = 0;
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 void HeldCasts::drop_written() {
   std::vector<std::shared_ptr<CastEntry>> gone;
   const WritesSince writes(epoch);
@@ -75,6 +81,7 @@ void HeldCasts::swap(HeldCasts& other) {
   holder.swap(other.holder);
   holds.swap(other.holds);
   std::swap(epoch, other.epoch);
+  std::swap(span, other.span);
   weights.swap(other.weights);
   activations.swap(other.activations);
   batch.swap(other.batch);

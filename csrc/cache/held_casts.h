@@ -21,6 +21,8 @@ struct HeldCasts {
   WeightBatch batch;
   HoldsCasts holds;
   uint64_t epoch = 0; // up to which unversioned writes are known
+  // The time from the first use of these casts until they are dropped; unique in the process.
+  uint64_t span = 0;
 
   HeldCasts();
   HeldCasts(const HeldCasts&) = delete;
@@ -32,6 +34,7 @@ struct HeldCasts {
   uint64_t catch_up() {
     if (!holds.put(true)) { // before the epoch is read: from now on, writes are logged
       epoch = write_epoch;
+      span = next_span();
     } else if (write_epoch.load(std::memory_order_relaxed) != epoch) {
       drop_written();
     }
@@ -42,6 +45,7 @@ struct HeldCasts {
   void swap(HeldCasts& other);
 
  private:
+  static uint64_t next_span();
   void drop_written();
 };
 

@@ -58,32 +58,42 @@ bool has_unique_storage(const at::Tensor& tensor, bool is_view) {
   return is_owned_by(tensor.unsafeGetTensorImpl()->unsafe_storage(), is_view ? 2 : 1);
 }
 
-std::optional<at::Tensor> find_persistent(const Source& source, const Weight& weight, at::ScalarType dtype) {
-  WeightCasts* const owner = casts_of(*weight.owner);
+std::optional<at::Tensor> find_persistent(
+    const Source& source, const Weight& weight, at::ScalarType dtype, uint64_t span) {
+  auto [owner, lock] = lock_casts_of(*weight.owner);
   if (owner == nullptr) {
     return std::nullopt;
   }
-  std::shared_ptr<PersistentCast> found;
-  bool outdated = false;
   PersistentCasts& casts = owner->casts();
-  {
-    const std::lock_guard<std::mutex> lock(owner->mutex());
-    const auto here = std::find_if(
-        casts.begin(), casts.end(), [&](auto& cast) { return is_of(cast->data(), dtype, weight, source.impl); });
-    if (here == casts.end()) {
-      return std::nullopt;
-    }
-    found = *here;
-    found->used = true;
-    outdated = found->outdated;
+  const auto here = std::find_if(
+      casts.begin(), casts.end(), [&](auto& cast) { return is_of(cast->data(), dtype, weight, source.impl); });
+  if (here == casts.end()) {
+    return std::nullopt;
   }
+  const std::shared_ptr<PersistentCast> found = *here;
+  found->used = true;
+  if (span != 0) {
+    owner->note_use_without_node(dtype, span);
+  }
+  const bool outdated = found->outdated;
+  lock.unlock();
   if (!outdated && found->data().is_unchanged(source)) {
     found->prepare_for_current_stream(source.impl, owner->mutex());
     return found->data().tensor();
   }
-  const std::lock_guard<std::mutex> lock(owner->mutex());
+  lock.lock();
   casts.erase(std::remove(casts.begin(), casts.end(), found), casts.end());
+  lock.unlock(); // before `found`, the last one, is destroyed
   return std::nullopt;
+}
+
+std::optional<uint64_t> number_from_first_use(const at::TensorBase& weight, at::ScalarType dtype, uint64_t span) {
+  const auto [casts, lock] = lock_casts_of(weight);
+  if (casts == nullptr) {
+    return std::nullopt;
+  }
+  const FirstUse* const use = casts->first_use(dtype, span);
+  return use != nullptr ? std::optional(use->sequence_nr) : std::nullopt;
 }
 
 void store_persistent(

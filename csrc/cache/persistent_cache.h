@@ -40,8 +40,12 @@ bool is_owned_by(const c10::Storage& storage, size_t owners);
 // Whether the weight, and `tensor` if that is a view of it, are the only tensors over the data.
 bool has_unique_storage(const at::Tensor& tensor, bool is_view);
 
-// The data of a persistent cast of the tensor, if there is a valid one.
-std::optional<at::Tensor> find_persistent(const Source& source, const Weight& weight, at::ScalarType dtype);
+// The data of a persistent cast of the tensor, if there is a valid one. Notes a use without a node, unless `span` is 0;
+// see FirstUse.
+std::optional<at::Tensor> find_persistent(
+    const Source& source, const Weight& weight, at::ScalarType dtype, uint64_t span = 0);
+// The number of the node that such a use has left to a later one.
+std::optional<uint64_t> number_from_first_use(const at::TensorBase& weight, at::ScalarType dtype, uint64_t span);
 
 // What was known when a cast began: see NOTE [ Unversioned writes ], and `alias_epoch`.
 struct Epochs {

@@ -79,11 +79,24 @@ at::Tensor cast_to_keep(const Source& source, c10::ScalarType dtype, Reuse reuse
 }
 
 // The same, if the cast was made together with those of other weights. Undefined otherwise.
-at::Tensor cast_in_advance(ThreadCaches& here, const Source& source, c10::ScalarType dtype, const CastTime& now) {
+at::Tensor cast_in_advance(
+    ThreadCaches& here,
+    const Source& source,
+    c10::ScalarType dtype,
+    const CastTime& now,
+    std::optional<uint64_t> number) {
   at::Tensor result = here.batch.take(source, dtype, now);
   if (result.defined() && source.needs_node) {
-    attach_node(result, source.tensor, next_sequence_nr());
+    attach_node(result, source.tensor, number.has_value() ? *number : next_sequence_nr());
   }
+  return result;
+}
+
+// A cast whose node gets a number that an earlier use has taken.
+at::Tensor cast_with_number(const Source& source, c10::ScalarType dtype, uint64_t number) {
+  const at::AutoGradMode no_grad(false);
+  at::Tensor result = cast(source.tensor, dtype);
+  attach_node(result, source.tensor, number);
   return result;
 }
 
@@ -115,10 +128,12 @@ at::Tensor reused(ThreadCaches& here, const Source& source, at::Tensor cast, con
   return cast;
 }
 
-// The data of a cast from before the region. In a capture, of one that its graph may read.
-std::optional<at::Tensor> find_kept(const Source& source, const Weight& weight, c10::ScalarType dtype) {
+// The data of a cast from before the region, for a use that needs no node. In a capture, of one that its graph may
+// read.
+std::optional<at::Tensor> find_kept(
+    const Source& source, const Weight& weight, c10::ScalarType dtype, uint64_t span = 0) {
   if (current_capture(source) == 0) {
-    return find_persistent(source, weight, dtype);
+    return find_persistent(source, weight, dtype, span);
   }
   // Autograd would save the cast, and a refresh overwrite it before the backward that is captured, or replayed, later.
   const bool served = !weight.is_view && !at::GradMode::is_enabled();
@@ -136,11 +151,10 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   const bool data_only = weight.reuse == Reuse::data_only;
   ThreadCaches& here = caches();
   const CastTime began = catch_up(here);
-  // If the data is all that the use needs, the region's cache need not be filled. A shared_grad_fn weight gets an entry
-  // even under no_grad: stock makes its node at the first use, and the node's number decides the order of the backward.
-  // In a capture, the cast that graphs share stays out of the region's cache, where uses with gradients would find it.
-  if (persistent && !source.needs_node && (data_only || current_capture(source) != 0)) {
-    if (std::optional<at::Tensor> data = find_kept(source, weight, dtype)) {
+  // If the data is all that the use needs, the region's cache need not be filled.
+  if (persistent && !(data_only ? source.needs_node : source.wants_grad)) {
+    if (std::optional<at::Tensor> data = find_kept(source, weight, dtype, data_only ? 0 : here.span)) {
+      here.holder.begin(&drop_what_frees_without_python); // the number is valid until then
       return reused(here, source, *data, [&] { return is_persistent(source, weight, *data); });
     }
   }
@@ -174,10 +188,13 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
       return cast;
     }
   }
+  const std::optional<uint64_t> number = tls_cache_mode == CacheMode::persistent && !data_only
+                                             ? number_from_first_use(*weight.owner, dtype, here.span)
+                                             : std::nullopt;
   const auto entry = CastEntry::make(*weight.owner, source, weight.reuse, epoch);
   if (persistent && key.capture == 0) {
     if (std::optional<at::Tensor> data = find_persistent(source, weight, dtype)) {
-      entry->fill(source, *data);
+      entry->fill(source, *data, number);
       keep(entry);
       return reused(here, source, entry->use(source), [&] { return is_persistent(source, weight, *data); });
     }
@@ -185,15 +202,16 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   const uint64_t aliases = persistent ? alias_epoch(*weight.owner) : 0;
   // Asked again: a tensor over the data that was made in between increased the epoch before it was read.
   const bool may_persist = persistent && key.capture == 0 && has_unique_storage(source.tensor, weight.is_view);
-  at::Tensor result = data_only ? at::Tensor() : cast_in_advance(here, source, dtype, began);
+  at::Tensor result = data_only ? at::Tensor() : cast_in_advance(here, source, dtype, began, number);
   if (!result.defined()) {
-    result = cast_to_keep(source, dtype, weight.reuse);
+    result = number.has_value() && source.needs_node ? cast_with_number(source, dtype, *number)
+                                                     : cast_to_keep(source, dtype, weight.reuse);
   }
   if (!may_be_kept(source, result)) {
     return result;
   }
   made(here, result);
-  entry->fill(source, result);
+  entry->fill(source, result, number);
   if (may_persist) {
     CastData& data = entry->data();
     store_persistent(source, weight, data.signature(), data.held(source.impl), {began.writes, aliases});

@@ -88,11 +88,23 @@ void WeightCasts::begin_epoch() const {
   epoch_.store(next_epoch(), std::memory_order_relaxed);
 }
 
-WeightCasts* casts_of(const at::TensorBase& weight) {
+LockedCasts lock_casts_of(const at::TensorBase& weight) {
   at::TensorImpl* const impl = weight.unsafeGetTensorImpl();
-  const std::lock_guard<std::mutex> lock(mutex_of(impl));
+  std::unique_lock<std::mutex> lock(mutex_of(impl));
   BackendMeta* meta = impl->get_backend_meta();
-  return meta != nullptr && typeid(*meta) == typeid(WeightCasts) ? static_cast<WeightCasts*>(meta) : nullptr;
+  if (meta == nullptr || typeid(*meta) != typeid(WeightCasts)) {
+    return {nullptr, {}};
+  }
+  auto* const casts = static_cast<WeightCasts*>(meta);
+  if (&casts->mutex() != lock.mutex()) { // a swap of tensors has moved the casts here
+    lock.unlock();
+    lock = std::unique_lock<std::mutex>(casts->mutex());
+  }
+  return {casts, std::move(lock)};
+}
+
+WeightCasts* casts_of(const at::TensorBase& weight) {
+  return lock_casts_of(weight).casts;
 }
 
 WeightCasts* make_casts_of(const at::TensorBase& weight) {

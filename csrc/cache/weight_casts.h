@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cache/cast_data.h"
+#include "cast/cast.h"
 #include "policy/fork_safe_mutex.h"
 
 #include <c10/core/Event.h>
@@ -20,6 +21,16 @@
 namespace torch_promote {
 
 class GraphCast;
+
+// Stock makes the node of a weight's cast at the first use in a region, under no_grad too, and the node's number
+// decides the order of the backward. A use under no_grad takes the number for the first use in its span that needs a
+// node; see HeldCasts::span. If several threads use the weight at once, the last note counts: stock's threads share the
+// casts, so the order of its backward is not fixed either.
+struct FirstUse {
+  at::ScalarType dtype; // of the cast
+  uint64_t span;
+  uint64_t sequence_nr;
+};
 
 // A cast, which any thread may use on any stream.
 class PersistentCast {
@@ -124,6 +135,18 @@ class WeightCasts final : public c10::BackendMeta {
   std::vector<GraphCastOfWeight>& graph_casts() const {
     return graph_casts_;
   }
+  void note_use_without_node(at::ScalarType dtype, uint64_t span) const {
+    if (first_use(dtype, span) == nullptr) {
+      std::erase_if(first_uses_, [span](const FirstUse& use) { return use.span != span; });
+      first_uses_.push_back({dtype, span, next_sequence_nr()});
+    }
+  }
+  const FirstUse* first_use(at::ScalarType dtype, uint64_t span) const {
+    const auto found = std::find_if(first_uses_.begin(), first_uses_.end(), [&](const FirstUse& use) {
+      return use.span == span && use.dtype == dtype;
+    });
+    return found != first_uses_.end() ? &*found : nullptr;
+  }
   void outdate_graph_casts() const {
     for (const GraphCastOfWeight& cast : graph_casts_) {
       *cast.is_fresh = false;
@@ -139,6 +162,7 @@ class WeightCasts final : public c10::BackendMeta {
   std::atomic<uint64_t> number_ = 0;
   mutable PersistentCasts casts_; // oldest first
   mutable std::vector<GraphCastOfWeight> graph_casts_;
+  mutable std::vector<FirstUse> first_uses_; // one for each dtype
   mutable std::atomic<uint64_t> epoch_;
 };
 
@@ -154,6 +178,12 @@ uint64_t next_weight_number();
 
 // Null if the weight has no BackendMeta, or another library's.
 WeightCasts* casts_of(const at::TensorBase& weight);
+// The same, with `mutex()` locked if it is not null.
+struct LockedCasts {
+  WeightCasts* casts;
+  std::unique_lock<std::mutex> lock;
+};
+LockedCasts lock_casts_of(const at::TensorBase& weight);
 // Makes them if the slot is empty. (If another thread copies the tensor at this moment, that is a race inside PyTorch:
 // a tensor's metadata must not be written while it is read.)
 WeightCasts* make_casts_of(const at::TensorBase& weight);

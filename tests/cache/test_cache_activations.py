@@ -1,4 +1,4 @@
-"""cache="all": the cast of an activation serves its next consumers, and nothing but these."""
+"""cache="all": the cast of an activation serves its next consumers, and no other tensors."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_gradients_are_summed_in_float32_as_under_stock() -> None:
     assert_same(gradients(ours), gradients(stock))
 
 
-def test_hooks_and_create_graph_see_what_they_see_under_stock() -> None:
+def test_hooks_and_create_graph_behave_as_under_stock() -> None:
     def seen(make: Region) -> Any:
         torch.manual_seed(0)
         x, found = torch.randn(4, 4, requires_grad=True), []
@@ -237,7 +237,7 @@ GEOMETRIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_another_geometry_over_the_same_data_is_cast_again(
     geometry: Callable[[torch.Tensor], torch.Tensor], kind: str, grad: bool
 ) -> None:
-    """Assigned to `data`, it changes neither the version nor the storage."""
+    """Assigning to `data` changes neither the version nor the storage."""
     whole = torch.randn(8, 4)
     x = whole[:4].detach()
     if kind != "activation":
@@ -249,7 +249,7 @@ def test_another_geometry_over_the_same_data_is_cast_again(
     assert torch.equal(found, half(x))
 
 
-def test_an_activation_that_is_written_after_its_use_does_not_spoil_the_backward() -> None:
+def test_writing_an_activation_after_its_use_does_not_change_the_backward() -> None:
     def gradients(make: Region) -> Any:
         torch.manual_seed(0)
         x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
@@ -264,7 +264,7 @@ def test_an_activation_that_is_written_after_its_use_does_not_spoil_the_backward
     assert_same(gradients(ours), gradients(stock))
 
 
-def test_tensors_at_the_address_of_dead_ones() -> None:
+def test_new_tensors_at_the_address_of_dead_ones_are_cast_again() -> None:
     addresses = set()
     with ours(), torch.no_grad():
         for _ in range(200):
@@ -281,7 +281,7 @@ def test_tensors_at_the_address_of_dead_ones() -> None:
 @pytest.mark.parametrize("kind", ["activation", "frozen", "trainable", "view"])
 @pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
 def test_an_op_that_returns_a_view_of_its_cast_returns_one_of_its_own(kind: str, cache: str) -> None:
-    """`view_as_complex` is run in float32 on the CPU; under stock each of its results has data of its own."""
+    """The CPU runs `view_as_complex` in float32; under stock each of its results has its own data."""
 
     def results(make: Region) -> Any:
         x: Any = torch.ones(4, 2, dtype=FP16)

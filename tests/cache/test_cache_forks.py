@@ -1,4 +1,4 @@
-"""A fork while other threads use the cache: the child does not wait for a lock that nobody will release."""
+"""A fork while other threads use the cache does not deadlock the child."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_a_fork_while_a_thread_registers_a_rule() -> None:
     assert output_of(HELD, quiet=True) == "0\n"
 
 
-# A handler that the process registers first runs last: while ours has all mutexes. There a thread calls the action for
-# the first time.
+# The handler that the process registers first runs last, while ours holds all mutexes. A thread then calls the action
+# for the first time.
 FORKS_IN_A_FIRST_CALL = """
 import ctypes, os, signal, sys, threading, time, torch
 

@@ -73,14 +73,14 @@ USES: dict[str, Use] = {
 
 
 def peak(use: Use, region: Region, model: nn.Module, x: torch.Tensor) -> int:
-    """The most bytes that the program holds at a time, above the model and its input; casts that outlive it count."""
+    """The peak memory of the program above the model and its input, including casts that outlive it."""
     model = copy.deepcopy(model)
     use(region, copy.deepcopy(model), x)  # what PyTorch allocates once
     tp.clear_cache()
     return peak_bytes(lambda: use(region, model, x), "cpu", warm=False)
 
 
-#: Of the small models, the uses that `make test` runs; the large ones are used in every way.
+#: The uses of the small models that `make test` runs; the large models are used in every way.
 EVERY_DAY = ("train", "inference_mode")
 CHOSEN = [pytest.param(use, id=name, marks=() if name in EVERY_DAY else pytest.mark.slow) for name, use in USES.items()]
 
@@ -93,7 +93,7 @@ def test_the_default_mode_takes_no_more_memory_than_stock(use: Use, name: str) -
 
 
 class Layers(nn.Module):
-    """Layers whose weights are large beside their activations."""
+    """Layers whose weights are large compared with their activations."""
 
     def __init__(self, count: int = 16, width: int = 64) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Layers(nn.Module):
 
 
 class Slices(nn.Module):
-    """Every length of one parameter, as a decoder's positions or a growing vocabulary have it."""
+    """Slices of every length of one parameter, as in a decoder's positions or a growing vocabulary."""
 
     def __init__(self, length: int = 96) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def test_models_that_consist_of_weights(model: Callable[[], nn.Module], use: Use
     assert 0 < peak(use, ours, made, X) <= 1.05 * peak(use, stock, made, X)
 
 
-#: Where a mode takes more memory than stock, as docs/casts.md says: at least these times stock's.
+#: The minimum factors by which modes take more memory than stock, as docs/casts.md states.
 MORE: dict[tuple[str, str, str], float] = {
     ("layers", "frozen", "persistent"): 5,
     ("layers", "frozen", "all"): 5,
@@ -155,7 +155,7 @@ MORE: dict[tuple[str, str, str], float] = {
 
 @pytest.mark.parametrize(("model", "use", "cache"), MORE)
 def test_the_other_modes_take_more_where_they_keep_more(model: str, use: str, cache: str) -> None:
-    """Else the tests above could not fail."""
+    """Otherwise the tests above could not fail."""
     made = LARGE[model]()
     assert peak(USES[use], region_of(cache), made, X) > MORE[model, use, cache] * peak(USES[use], stock, made, X)
 
@@ -172,7 +172,7 @@ def test_casts_beyond_stock_take_at_most_the_bytes_of_their_weights(
 
 
 def held_after(cache: str, model: nn.Module, no_autograd: Any) -> tuple[int, int]:
-    """The bytes of casts in the region's last moment, and after it."""
+    """The bytes of casts at the end of the region, and after it."""
     with ours(cache=cache), no_autograd():
         model(X)
         inside = tp.cache_info()

@@ -78,7 +78,7 @@ def test_training_has_stocks_bits(name: str, cache: str, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("cache", MODES[:3])
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "parts first"])
 def test_training_in_one_region_is_training_in_a_region_each(name: str, cache: str) -> None:
-    """Stock is no measure here: it would use the weights of before the first step.
+    """Stock is not compared here: it would use the casts from before the first step.
 
     In one region, a weight's gradients are summed in the order of its first use there, as in stock; so one model is
     left out.
@@ -89,7 +89,7 @@ def test_training_in_one_region_is_training_in_a_region_each(name: str, cache: s
 
 
 def trained_after_evaluation(region: Region, name: str, no_autograd: Callable[[], Any], warm: bool) -> Any:
-    """In one region: the casts that the training finds were made where no gradient was wanted."""
+    """In one region: the training finds casts that were made without gradients."""
     model, x = made(name)
     if warm:
         with region(), torch.no_grad():
@@ -115,7 +115,7 @@ def test_training_after_evaluation_in_one_region_has_stocks_bits(
 
 @EVERY_MODEL
 def test_each_step_has_another_loss(name: str) -> None:
-    """Else old casts would not be noticed above."""
+    """Otherwise the tests above would not notice old casts."""
     losses = [seen.item() for seen in trained(stock, name, torch.bfloat16, "a region each") if seen.dim() == 0]
     assert len(losses) == 6
     assert len(set(losses[::2])) == 3

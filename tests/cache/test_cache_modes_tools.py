@@ -33,7 +33,7 @@ ALL_KEEPING = pytest.mark.parametrize("cache", KEEPING)
 
 
 def checkpointed(region: Region, name: str, inside: bool, **how: Any) -> Any:
-    """Two steps over a model whose block is used twice, with an activation that is cast before the block too."""
+    """Two steps over a model whose block is used twice, with an activation that is also cast before the block."""
     model, x = made(name)
     head = nn.Linear(16, 16)
     for _ in range(2):
@@ -133,7 +133,7 @@ def test_crosscheck_finds_no_mismatch(name: str, cache: str) -> None:
 
 
 class During(TorchDispatchMode):
-    """Does something in the middle of every cast, but for the casts that it makes itself."""
+    """Calls a function in the middle of every cast, except for casts that the function makes."""
 
     def __init__(self, action: Callable[[], Any]) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ def test_a_thread_that_ends_inside_a_region_takes_its_casts_along(cache: str) ->
 
 
 def nested(make_outer: Region, make_inner: Region) -> Any:
-    """Losses and gradients of two models, each used in regions of two dtypes and where autocast is off."""
+    """Losses and gradients of two models, each used in regions of two dtypes and with autocast off."""
     model, x = made("qkv")
     twin, losses = copy.deepcopy(model), []
     for _ in range(2):

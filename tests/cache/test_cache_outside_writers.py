@@ -1,4 +1,4 @@
-"""Weights in memory that others may write to, collectives, replays, and the writes that the modes do not detect."""
+"""Weights in shared memory, collectives, replays, and the writes that the modes do not detect."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ SHARING = [by_dlpack, by_set, by_set_to_storage, by_storage]
 @pytest.mark.usefixtures("stale_casts_on_purpose")
 @pytest.mark.parametrize("write", [by_address, *SHARING, by_data_of_a_view])
 def test_the_default_mode_misses_no_write_that_stock_detects(write: Callable[[Any], None]) -> None:
-    """Both keep the casts of trainable weights, and of no others."""
+    """Both keep only the casts of trainable weights."""
     for region in (ours, stock):
         assert is_detected(frozen(), write, region)
         assert not is_detected(nn.Parameter(torch.ones(4, 4)), write, region)
@@ -145,7 +145,7 @@ def test_the_default_mode_misses_no_write_that_stock_detects(write: Callable[[An
 
 @pytest.mark.parametrize("write", SHARING)
 @pytest.mark.parametrize("trainable", [False, True])
-def test_persistent_casts_notice_who_shares_the_memory(write: Callable[[Any], None], trainable: bool) -> None:
+def test_persistent_casts_end_when_memory_is_shared(write: Callable[[Any], None], trainable: bool) -> None:
     w = nn.Parameter(torch.ones(4, 4), requires_grad=trainable)
     for _ in range(2):
         with ours(cache="persistent"), torch.no_grad():
@@ -158,12 +158,12 @@ def test_persistent_casts_notice_who_shares_the_memory(write: Callable[[Any], No
 
 
 @pytest.mark.parametrize("write", SHARING)
-def test_all_notices_who_shares_the_memory(write: Callable[[Any], None]) -> None:
+def test_casts_of_all_end_when_memory_is_shared(write: Callable[[Any], None]) -> None:
     assert is_detected(frozen(), write, ours, cache="all")
 
 
 @pytest.mark.parametrize("cache", ["persistent", "all"])
-def test_what_shares_the_memory_may_write_later(cache: str) -> None:
+def test_a_tensor_that_shares_memory_may_write_later(cache: str) -> None:
     w = frozen()
     with ours(cache=cache), torch.no_grad():
         EYE @ w
@@ -215,10 +215,10 @@ COLLECTIVES: dict[str, Callable[[torch.Tensor], object]] = {
 @pytest.mark.parametrize("collective", COLLECTIVES.values(), ids=COLLECTIVES)
 @pytest.mark.parametrize("cache", ["persistent", "all"])
 def test_a_collective_drops_the_casts_of_its_tensors(collective: Callable[[torch.Tensor], object], cache: str) -> None:
-    """In one process some of them write what was there, so the casts are counted.
+    """In one process some collectives write the old values, so the test counts casts instead of comparing values.
 
-    Those that are made, not those that are kept: while a thread of gloo still has a view of the tensor, a new cast of
-    it is not kept.
+    It counts the casts made, not those kept: while a thread of gloo still has a view of the tensor, the cache does not
+    keep a new cast of it.
     """
     w, other = frozen(), frozen()
     with ours(cache=cache), torch.no_grad():
@@ -240,7 +240,7 @@ def test_a_collective_between_regions() -> None:
         assert (EYE @ w)[0, 0] == 2
 
 
-def test_a_replay_of_a_graph_drops_what_stock_does_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_of_a_graph_drops_casts_beyond_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = torch.cuda.CUDAGraph
     monkeypatch.setattr(graph, "replay", lambda self: by_address(self.writes))
     for method in ("capture_begin", "capture_end"):
@@ -256,6 +256,6 @@ def test_a_replay_of_a_graph_drops_what_stock_does_not_keep(monkeypatch: pytest.
 
 
 class Captured:
-    """Stands for a CUDA graph, which needs a GPU."""
+    """A replacement for a CUDA graph, which needs a GPU."""
 
     writes: torch.Tensor

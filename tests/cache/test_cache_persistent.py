@@ -1,4 +1,4 @@
-"""cache="persistent": casts of weights that outlive regions, as long as the weight lives and is what was cast."""
+"""cache="persistent": casts of weights outlive regions, as long as the weight lives and is unchanged."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_views_that_differ_are_told_apart() -> None:
         assert torch.equal(product(part()), right(part()))
 
 
-def test_what_is_kept_weighs_no_more_than_the_weight() -> None:
+def test_persistent_casts_take_no_more_bytes_than_the_weight() -> None:
     w = weight()
     for dtype in (BF16, FP16, BF16, FP16):
         assert torch.equal(product(w, dtype=dtype), right(w, dtype))
@@ -221,7 +221,7 @@ def test_a_copy_has_no_casts_and_gets_its_own(copied: Callable[[nn.Module], nn.M
 # --- threads
 
 
-def test_threads_share_what_is_kept() -> None:
+def test_threads_share_persistent_casts() -> None:
     w, barrier = weight(), threading.Barrier(4, timeout=60)
     expected = {dtype: right(w, dtype) for dtype in (BF16, FP16)}
     wrong: list[int] = []

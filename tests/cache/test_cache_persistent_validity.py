@@ -1,4 +1,4 @@
-"""cache="persistent": a cast is used only while its weight is what was cast, whoever changes it, and wherever."""
+"""cache="persistent": a cast is used only while its weight is unchanged."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def test_compiled_updates_are_seen() -> None:
 
 
 @pytest.mark.usefixtures("stale_casts_on_purpose")
-def test_a_change_that_nobody_sees_needs_clear_cache() -> None:
-    """The limits that docs/casts.md tells of."""
+def test_undetected_writes_need_clear_cache() -> None:
+    """The limits documented in docs/casts.md."""
     w = weight()
     product(w)
     ctypes.memset(w.data_ptr(), 0, w.nbytes)

@@ -60,6 +60,6 @@ def test_random_programs_with_uses_that_stock_has_no_cast_for(step: Step, cache:
 
 @MODES
 def test_a_weight_used_without_a_gradient_first_and_after_its_views_later(cache: str) -> None:
-    """The place of its gradient in the sum is that of its first use in the region."""
+    """The position of its gradient in the sum is that of its first use in the region."""
     regions = [[add_cast], [use_under_no_grad, add_view, add_transposed, add_cast, add_view]]
     assert_same(gradients_after(regions, ours_with(cache)), gradients_after(regions, stock))

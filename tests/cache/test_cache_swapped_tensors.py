@@ -1,4 +1,4 @@
-"""Tensors that are swapped: the cache holds nothing that PyTorch refuses, beyond what stock's holds."""
+"""Swapped tensors: the cache holds no reference that makes swap_tensors fail where stock allows it."""
 
 from __future__ import annotations
 

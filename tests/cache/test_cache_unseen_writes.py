@@ -1,4 +1,4 @@
-"""Writes that no version tells of, where stock would cast anew; and who shares a cast with whom."""
+"""Writes that leave the version unchanged, for weights that stock casts at each use; and which uses share a cast."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_flat_buffer_behind_a_frozen_weight() -> None:
         assert torch.equal(X @ w, half(X) @ half(w))
 
 
-def test_a_storage_that_somebody_holds() -> None:
+def test_no_cast_is_kept_while_a_storage_is_held() -> None:
     w = frozen()
     with ours(cache="persistent"):
         storage = w.untyped_storage()
@@ -78,7 +78,7 @@ def test_a_storage_that_was_asked_for_and_let_go() -> None:
 def trained_gradients(region: Region, **cache: str) -> tuple[torch.Tensor, ...]:
     x, w = X.clone().requires_grad_(), nn.Parameter(torch.linspace(-1, 1, 64).view(16, 4))
     with region(**cache):
-        # A leaf with a view of it, and alone: whether others share its data changes from use to use.
+        # A leaf with and without a view of it: whether other tensors share its data changes from use to use.
         loss = (torch.mm(x, x.t()) @ x).float().pow(2).mean()
         with torch.inference_mode():
             x @ w
@@ -93,7 +93,7 @@ def trained_gradients(region: Region, **cache: str) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
-def test_uses_that_stock_does_not_cache_do_not_part_those_that_it_does(cache: str) -> None:
+def test_uncached_uses_do_not_split_cached_ones(cache: str) -> None:
     for mine, theirs in zip(trained_gradients(ours, cache=cache), trained_gradients(stock), strict=True):
         assert torch.equal(mine, theirs)
 

@@ -1,4 +1,4 @@
-"""Writes that change no version, wherever they happen: the casts of all threads are made again."""
+"""Writes that leave the version unchanged, in any thread: the casts of all threads are made again."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def weight(requires_grad: bool = True) -> nn.Parameter:
 
 
 def product(w: torch.Tensor, x: torch.Tensor = X) -> torch.Tensor:
-    """The product by casts of now. `w.detach()` would drop persistent ones."""
+    """The product with fresh casts, made without `w.detach()`, which would drop persistent casts."""
     with torch.no_grad(), tp.stock_autocast("cpu", enabled=False):
         return x.to(torch.bfloat16) @ w.to(torch.bfloat16)
 
 
 def step(*weights: torch.Tensor) -> None:
-    """A step of fused SGD, which increases no version, by a call of the op."""
+    """A step of fused SGD, which does not increase versions, by a call of the op."""
     with torch.no_grad():
         grads = [torch.ones_like(w) for w in weights]
         flags = {"nesterov": False, "maximize": False, "is_first_step": False}
@@ -118,7 +118,7 @@ def test_a_step_between_regions(write: Callable[[torch.Tensor], None], trainable
 def test_every_fused_optimizer_is_watched() -> None:
     for name in _C.UNVERSIONED_WRITERS:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "ADInplaceOrView"), name
-    # None that PyTorch has is missing.
+    # The list contains all of PyTorch's fused optimizers.
     names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::_fused_"))
     fused = {name for name in names if name.split(".")[0].endswith("_") and ".out" not in name}
     assert fused == {name for name in _C.UNVERSIONED_WRITERS if name.startswith("aten::")}
@@ -155,7 +155,7 @@ def test_a_write_of_more_than_the_log_holds() -> None:
 
 
 class WriteDuringCast(TorchDispatchMode):
-    """Steps a weight, in another thread, after its next cast has been computed and before the cache gets it."""
+    """Steps a weight in another thread, after its next cast has been computed and before the cache stores it."""
 
     def __init__(self, w: torch.Tensor) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which casts the cache keeps and for how long, against stock's counts."""
+"""Which casts the cache keeps and for how long, compared with stock's counts."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def frozen() -> torch.Tensor:
 
 persistent: Region = functools.partial(ours, cache="persistent")
 
-#: A maker of weights, and how many casts three uses in one region take: under stock and in our default mode, which
-#: keeps exactly what stock keeps, and in a mode that also reuses what stock casts again.
+#: A function that makes weights, and the number of casts for three uses in one region: under stock and our default
+#: mode, which keep the same casts, and in a mode that also reuses casts that stock repeats.
 WEIGHTS: dict[str, tuple[Callable[[], torch.Tensor], int, int]] = {
     "parameter": (weight, 1, 1),
     "leaf that requires grad": (lambda: torch.randn(16, 4, requires_grad=True), 1, 1),
@@ -113,7 +113,7 @@ def test_a_double_leaf_is_not_cast() -> None:
 
 
 def test_a_cast_made_in_inference_mode_is_kept_for_later_uses_there_if_the_mode_is_all() -> None:
-    """Stock makes an inference tensor there, which it cannot keep. A graph has a cast of its own, as under stock."""
+    """Stock makes an inference tensor, which it cannot keep. A graph has its own cast, as under stock."""
     w, x = weight(), torch.randn(8, 16, requires_grad=True)
     with ours(cache="all"):
         with torch.inference_mode(), CastCount(of=w) as count:

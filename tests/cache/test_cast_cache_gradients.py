@@ -152,7 +152,7 @@ def autograd_grad(region: Region) -> Any:
 
 @program
 def double_backward(region: Region) -> Any:
-    """Over a cast that is used in a second graph after the first is gone."""
+    """A double backward through a cast that is used in a second graph after the first has been freed."""
     w = weight()
     with region():
         product(w)
@@ -251,7 +251,7 @@ def test_gives_what_stock_gives(run: Program) -> None:
 
 @pytest.mark.parametrize("keep", [False, True], ids=["dropped", "kept"])
 def test_a_cast_made_below_autograd_does_not_cut_the_graph(keep: bool) -> None:
-    """A dispatch mode runs where autograd is done already; what it casts has no node."""
+    """A dispatch mode runs below autograd, so the casts that it makes have no node."""
     w, kept = weight(), []
 
     class Prying(torch.utils._python_dispatch.TorchDispatchMode):
@@ -274,7 +274,7 @@ def test_a_cast_made_below_autograd_does_not_cut_the_graph(keep: bool) -> None:
 
 
 def test_a_cast_made_below_autograd_serves_a_graph_later() -> None:
-    """The kernel of a custom op casts where nothing is recorded; stock hands that cast, cut off, to later uses."""
+    """The kernel of a custom op casts below autograd; stock returns that cast, without a graph, to later uses."""
 
     @torch.library.custom_op("torch_promote_test::product", mutates_args=())
     def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The cache keeps no source alive, lets go of dead ones, belongs to one thread, and may be entered while it casts."""
+"""The cache keeps no source alive, drops dead entries, belongs to one thread, and is reentrant during a cast."""
 
 from __future__ import annotations
 
@@ -68,6 +68,26 @@ def test_a_graph_keeps_its_weight_as_long_as_it_lives() -> None:
         assert tensor() is None
 
 
+def test_a_weight_of_many_graphs_that_is_dropped_dies_at_once() -> None:
+    w = weight()
+    tensor = weakref.ref(w)
+    with ours():
+        for _ in range(5):
+            X @ w
+        del w
+        assert tensor() is None
+
+
+def test_a_finalizer_of_a_weight_may_clear_the_cache() -> None:
+    w = weight()
+    weakref.finalize(w, torch.clear_autocast_cache)
+    with ours():
+        for _ in range(5):
+            (X @ w).sum().backward()
+        del w
+        torch.clear_autocast_cache()
+
+
 def test_weights_made_and_dropped_in_a_region_do_not_pile_up() -> None:
     peak, dropped_before = 0, tp.cache_info()["dropped"]
     with ours():
@@ -132,7 +152,7 @@ def test_threads_share_a_weight_and_no_casts() -> None:
 
 
 def test_graphs_that_die_in_another_thread() -> None:
-    """Their nodes belong to that thread's pool then, which has a bound; the threads that made them have ended."""
+    """Their nodes then go to that thread's pool, which is bounded; the threads that made them have ended."""
     weights = [weight() for _ in range(300)]
     graphs: list[torch.Tensor] = []
 
@@ -209,7 +229,7 @@ def test_a_child_forked_in_a_region_goes_on_with_a_cache_of_its_own() -> None:
 
 
 class During(TorchDispatchMode):
-    """Does something in the middle of every cast, but for the casts that it makes itself."""
+    """Calls a function in the middle of every cast, except for casts that the function makes."""
 
     def __init__(self, action: Callable[[], Any]) -> None:
         super().__init__()

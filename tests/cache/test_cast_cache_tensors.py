@@ -101,7 +101,7 @@ def test_a_wrapped_weight_is_cast_once_and_again_after_a_change() -> None:
 
 
 def test_a_wrapped_weight_is_let_go_at_the_end_of_the_region() -> None:
-    """Not earlier: its cast cannot be taken apart, so the cache holds it whole, and with it the weight."""
+    """Not earlier: the cache cannot separate its cast from the graph, so it holds the weight as well."""
     w = wrapped()
     tensor = weakref.ref(w)
     with ours():
@@ -194,7 +194,7 @@ def test_a_cast_made_in_a_transform_stays_in_it() -> None:
 
 
 class Twice(nn.Module):
-    """Uses one weight twice in a region of its own."""
+    """Uses one weight twice in its own region."""
 
     def __init__(self, region: Region) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 def test_a_traced_module_follows_its_weight(grad: bool) -> None:
-    """Every use has to lead the tracer back to the weight; data of the cache would be recorded as a constant."""
+    """The tracer has to find the weight at every use; it would record a tensor from the cache as a constant."""
     model = Twice(ours)
     with torch.set_grad_enabled(grad), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""A cached cast is used only while its source is what was cast."""
+"""A cached cast is used only while its source is unchanged."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def set_(w: Any) -> None:
 
 
 def storage_grown(w: Any) -> None:
-    """The storage is the same, and lies elsewhere; the write is through `data`, which has a version of its own."""
+    """The storage object is the same but has moved; the write is through `data`, which has its own version."""
     w.untyped_storage().resize_(2 * w.untyped_storage().nbytes())
     w.data.normal_()
 
@@ -130,7 +130,7 @@ def test_a_changed_weight_gets_its_gradient(change: Callable[[Any], None]) -> No
 
 
 def test_a_new_storage_at_the_same_address_is_seen() -> None:
-    """Neither the version nor the data pointer tells it."""
+    """Neither the version nor the data pointer changes."""
     memory = torch.randn(64)
 
     def same_memory() -> torch.Tensor:
@@ -163,7 +163,7 @@ OPTIMIZERS = ["ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam",
 
 
 def variants() -> list[Any]:
-    """Each optimizer as it is, and in those of its other implementations that the CPU has."""
+    """Each optimizer with its default implementation and the others that the CPU has."""
     cases = []
     for name in OPTIMIZERS:
         optimizer = getattr(torch.optim, name)
@@ -217,7 +217,7 @@ def test_a_write_into_a_view_of_the_cast_does_not_stay_in_the_cache(grad: bool) 
 
 
 def test_a_view_of_the_cast_shows_that_the_cast_is_shared() -> None:
-    """Else the test above would test nothing."""
+    """Otherwise the test above would prove nothing."""
     w = weight()
     with ours(overrides={"einsum": "fp16"}), torch.no_grad():
         views = [torch.einsum("ij->ij", w) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""A backward in another thread finds the casts of the forward, and a clearing frees the casts of all threads."""
+"""A backward in another thread reuses the forward's casts, and clearing the cache frees the casts of all threads."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def in_backward(function: Callable[[], Any]) -> Any:
 
 
 def in_backward_elsewhere(function: Callable[[], Any]) -> Any:
-    """Calls the function as the engine's thread for a device calls it: in a backward, in a thread without forwards."""
+    """Calls the function like the engine's thread of a device: in a backward, in a thread without forwards."""
     return in_thread(functools.partial(in_backward, function))
 
 
 def kept_in(action: Callable[[], object]) -> int:
-    """How many casts this thread makes and keeps."""
+    """The number of casts that this thread makes and keeps."""
     before = tp.cache_info()["misses"]
     action()
     return tp.cache_info()["misses"] - before
@@ -88,7 +88,7 @@ def test_a_cast_that_was_made_without_a_graph() -> None:
 
 
 def test_a_thread_without_a_region_borrows_and_keeps_nothing() -> None:
-    """In a thread of the engine the keys are the caller's, and no region is open."""
+    """A thread of the engine has the caller's dispatch keys, but no open region."""
     w = weight()
 
     def use() -> Any:

@@ -1,4 +1,4 @@
-"""The casts of regions that are held across a step of a coroutine or generator go and come with the regions."""
+"""Casts of regions held across steps of a coroutine or generator are suspended and resumed with the regions."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def products(w: Any, times: int) -> Iterator[Any]:
         yield X @ w
 
 
-def test_nobody_else_sees_the_casts() -> None:
+def test_suspended_casts_are_not_visible_to_other_code() -> None:
     w = weight()
     steps = products(w, 3)
     next(steps)
@@ -122,7 +122,7 @@ def test_nobody_else_sees_the_casts() -> None:
     assert entries() == 0
 
 
-def test_two_that_take_turns_keep_their_casts_apart() -> None:
+def test_interleaved_generators_keep_separate_casts() -> None:
     w = weight()
     first, second = products(w, 4), products(w, 4)
     outputs: list[Any] = [[], []]
@@ -144,7 +144,7 @@ def test_two_that_take_turns_keep_their_casts_apart() -> None:
     ],
     ids=["in place", "torch.clear_autocast_cache", "clear_cache"],
 )
-def test_what_changes_between_two_steps_is_cast_again(change: Callable[[Any], Any]) -> None:
+def test_weights_changed_between_steps_are_cast_again(change: Callable[[Any], Any]) -> None:
     w = weight()
     steps = products(w, 2)
     next(steps)

@@ -1,4 +1,4 @@
-"""In each mode, the peak memory of programs that people have stays within the bounds of docs/casts.md."""
+"""In each mode, the peak memory of typical programs stays within the bounds of docs/casts.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_program_stays_within_the_bounds_of_the_mode(name: str, mode: str) -> 
 
 
 def test_what_a_mode_keeps_is_needed() -> None:
-    """Else the bounds beyond stock would be too wide to tell anything."""
+    """Otherwise the bounds beyond stock's would be too wide to prove anything."""
     for name, mode in (("Llama-like, inference mode", "persistent"), ("growing slices", "all")):
         first, _ = peaks(name, mode, "cpu")
         assert first > of_stock(name)[0] + bytes_beyond_stock(name, mode, "cpu") / 2

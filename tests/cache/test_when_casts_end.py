@@ -165,7 +165,7 @@ def test_it_is_noticed_in_every_state(state: str) -> None:
         assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
 
 
-def test_nobody_sees_the_sentinel() -> None:
+def test_the_sentinel_is_not_visible_to_programs() -> None:
     w, seen = weight(), []
 
     class Mode(TorchDispatchMode):

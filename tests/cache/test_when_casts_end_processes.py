@@ -1,4 +1,4 @@
-"""When casts end where a region could deadlock: where PyTorch's lock is held, at the end of the process, in a fork."""
+"""The end of casts where a region could deadlock: under PyTorch's lock, at process exit, and in a fork."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_after_a_fork_both_processes_notice() -> None:
 
 @pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_the_end_of_a_region_waits_for_no_cast_that_needs_the_gil(seconds: int) -> None:
-    """Stock casts under its lock. A dispatch mode in there needs the GIL."""
+    """Stock casts while it holds its lock, and a dispatch mode called by the cast needs the GIL."""
     result = output_of(
         """
         import sys, threading, time, torch, torch_promote as tp

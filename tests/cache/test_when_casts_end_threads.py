@@ -1,4 +1,4 @@
-"""When casts end in other threads: a region there leaves the casts here, and a clearing clears those of all threads."""
+"""The end of casts with several threads: a region does not end another thread's casts, clearing ends all threads'."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_threads_that_begin_and_end_regions_at_once_miss_no_clearing() -> None:
     assert stale == 0
 
 
-def test_a_thread_that_ends_inside_a_region_is_no_holder_any_more() -> None:
+def test_a_thread_that_ended_inside_a_region_does_not_keep_casts() -> None:
     w = weight()
     kept = weakref.ref(w)
 
