@@ -29,6 +29,7 @@ __all__ = [
     "TorchPromoteError",
     "TuningError",
     "UnsupportedDeviceError",
+    "UnusedOverrideWarning",
 ]
 
 
@@ -41,7 +42,7 @@ class ExtensionError(TorchPromoteError, ImportError):
 
 
 class MissingPackageError(TorchPromoteError, ImportError):
-    """A package that is needed for what you asked for is not installed."""
+    """A package that a feature needs is not installed."""
 
 
 class DeviceTypeError(TorchPromoteError, ValueError):
@@ -65,12 +66,12 @@ class PolicyError(TorchPromoteError, ValueError):
 
 
 class PolicyMismatchError(TorchPromoteError, RuntimeError):
-    """Processes of a distributed job, its ranks, differ in their policies; see `set_check_ranks`.
+    """The ranks of a distributed job have different policies; see `set_check_ranks`.
 
     Attributes:
         what: What the ranks compared.
-        found: Maps each rank that was compared to its policies, those beyond PyTorch's own, and its region.
-        missing: The ranks that had left nothing to compare.
+        found: Maps each compared rank to its policies beyond PyTorch's own, and its region.
+        missing: The ranks that had not reported their policies.
 
     Example:
         >>> region = "my_autocast('cpu')"
@@ -115,7 +116,7 @@ class PolicyMismatchError(TorchPromoteError, RuntimeError):
         )
 
 
-#: How many differences between ranks an error shows, and how much of each.
+#: The maximum number of differences between ranks in an error, and the maximum length of each.
 _SHOWN, _LENGTH = 4, 120
 
 
@@ -147,7 +148,7 @@ class RegionError(TorchPromoteError, RuntimeError):
 class PromotionRuleError(TorchPromoteError, RuntimeError):
     """Operands without a common dtype under a promotion rule.
 
-    It is a RuntimeError, like PyTorch's own: in `x + y`, PyTorch takes a TypeError for "not implemented" and drops it.
+    It is a RuntimeError, like PyTorch's own: in `x + y`, PyTorch would treat a TypeError as "not implemented".
 
     Attributes:
         rule: The rule's name.
@@ -192,6 +193,10 @@ class PromotionLintError(TorchPromoteError, RuntimeError):
 
 class PromotionWarning(UserWarning):
     """A silent promotion in a region of `promotion(..., on_promotion="warn")`."""
+
+
+class UnusedOverrideWarning(UserWarning):
+    """An override without effect: the op that it names was only called inside another op, where autocast is off."""
 
 
 class RuleDefinitionError(TorchPromoteError, ValueError):
@@ -260,11 +265,11 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
 
 
 class StepError(TorchPromoteError, RuntimeError):
-    """A step that `compare` or `tune` was given cannot be used: it is not repeatable, or returns nothing to compare."""
+    """The step of `compare` or `tune` is not usable: it is not repeatable, or returns nothing to compare."""
 
 
 class TuningError(TorchPromoteError, RuntimeError):
-    """`tune` has nothing to search for: one of the runs that it begins with has another result than a search needs."""
+    """`tune` cannot start its search, because of the results of its first runs."""
 
 
 class NoiseFloorError(TuningError):
@@ -276,4 +281,4 @@ class Fp32FailsError(TuningError):
 
 
 class NothingToTuneError(TuningError):
-    """The step meets the tolerance without an override, or runs nothing in a lower dtype."""
+    """The step meets the tolerance without an override, or runs no op in a lower dtype."""

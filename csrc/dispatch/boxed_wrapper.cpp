@@ -22,7 +22,7 @@ namespace {
 using c10::IValue;
 using torch::jit::Stack;
 
-// Whether an argument has a type that the dispatcher does not read keys from. A custom op may have tensors in lists of
+// Whether the dispatcher ignores the tensors in an argument of this type. A custom op may take tensors in lists of
 // lists, tuples, dicts and optional lists.
 bool is_nested(const c10::Argument& argument, const IValue& value) {
   if (argument.real_type()->kind() == c10::TypeKind::OptionalType && value.isList()) {
@@ -53,7 +53,7 @@ bool any_tensor(const IValue& value, const Test& test) {
   return false;
 }
 
-// The value with each tensor replaced by `map(tensor)`.
+// Returns the value with each tensor replaced by `map(tensor)`.
 template <class Map>
 IValue map_tensors(const IValue& value, const Map& map) {
   if (value.isTensor()) {
@@ -141,7 +141,7 @@ class BoxedCall {
   }
 
   // Casts the tensors for which `needs` is true, in the order of the arguments, which becomes the order of the autograd
-  // nodes. False if it cast nothing.
+  // nodes. Returns false if it cast nothing.
   template <class Needs>
   bool cast(at::ScalarType dtype, const Needs& needs) {
     bool any = false;
@@ -169,14 +169,14 @@ class BoxedCall {
   IValue* values_;
 };
 
-// A Python number is a double too. It must stay a number, or it would be rounded.
+// A wrapped Python number is a double as well, but must not be cast: the cast would round it.
 bool is_floating_on(const at::Tensor& tensor, Device device) {
   return is_eligible(tensor, device) ||
          (tensor.scalar_type() == at::kDouble && tensor.device().type() == device_type_of(device) &&
           !tensor.unsafeGetTensorImpl()->is_wrapped_number());
 }
 
-// Whether anything was cast.
+// Casts the arguments. Returns whether anything was cast.
 bool cast_as(const Decision& decision, BoxedCall& call) {
   const Device device = decision.device;
   if (decision.policy == to_byte(CastPolicy::match_self)) {
@@ -217,7 +217,7 @@ class BoxedKernel final : public c10::OperatorKernel {
     if (decision.is_none()) {
       switch (promote()) {
         case Promoted::as_it_was:
-          if (closed_ == Closed::yes) { // the autograd kernel, which does this otherwise, is skipped in inference mode
+          if (closed_ == Closed::yes) { // outside of inference mode, the autograd kernel does this
             const c10::impl::ExcludeDispatchKeyGuard inside(c10::DispatchKey::ADInplaceOrView);
             op.redispatchBoxed(keys_without_policy(decision, keys).remove(c10::DispatchKey::ADInplaceOrView), stack);
             return;
@@ -248,7 +248,7 @@ class BoxedKernel final : public c10::OperatorKernel {
     if (decision.policy == to_byte(CastPolicy::fp32_set_opt_dtype) && call.starts_with_eligible(decision.device)) {
       call.put_default_dtype();
     }
-    if (decision.other_device_waits) { // the dispatcher has to look again
+    if (decision.other_device_waits) { // the dispatcher has to compute the keys again
       op.callBoxed(stack);
       return;
     }

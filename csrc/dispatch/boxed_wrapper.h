@@ -8,7 +8,7 @@
 
 namespace torch_promote {
 
-// Whether the ops that the op calls count as inside its kernel in inference mode too; see NOTE [ Inside kernels ].
+// Whether the op's calls count as inside its kernel in inference mode as well; see NOTE [ Inside kernels ].
 enum class Closed : bool { no, yes };
 
 // The kernel of the op with this number.

@@ -1,4 +1,4 @@
-// file: which arguments of an op autocast casts, and the cast of each C++ type of argument
+// file: selects the arguments that autocast casts, and casts each C++ type of argument
 #pragma once
 
 #include "cache/thread_cache.h"
@@ -13,8 +13,8 @@
 
 namespace torch_promote {
 
-// Source: aten/src/ATen/autocast_mode.h, is_autocast_eligible and is_eligible (v2.13). float8 and float4 are floating
-// too; double, complex, integers, other devices' tensors are never cast.
+// Source: aten/src/ATen/autocast_mode.h, is_autocast_eligible and is_eligible (v2.13). float8 and float4 count as
+// floating; double, complex, integers and other devices' tensors are never cast.
 inline bool is_eligible(const at::Tensor& tensor, Device device) {
   const at::ScalarType dtype = tensor.scalar_type();
   if (!at::isFloatingType(dtype) || dtype == at::kDouble) {
@@ -54,7 +54,7 @@ constexpr bool needs_cast(const Other& /*argument*/, at::ScalarType /*dtype*/, D
 
 // --- CastArg<T>(argument, dtype, device).get() is the argument to call the op with.
 
-// An argument that needs no cast is that of the caller: a copy would count references.
+// An argument that needs no cast is returned by reference: a copy would touch the reference count.
 
 template <class T>
 class CastArg {
@@ -127,9 +127,9 @@ class CastArg<at::ITensorListRef> : public CastListArg<at::ITensorListRef> {
 
 // --- The common dtype of `promote`.
 
-// One dtype stays as it is; any mixture of floating dtypes below double is float32. The result does not depend on the
-// order of the arguments, while stock's `prioritize` does and raises for a dtype that is neither float32 nor the
-// autocast dtype. Undefined: no eligible argument. As in stock, optional tensors do not count.
+// A single dtype is kept; a mixture of floating dtypes below double gives float32. The result does not depend on the
+// order of the arguments. (Stock's `prioritize` depends on it, and raises for a dtype that is neither float32 nor the
+// autocast dtype.) Undefined if no argument is eligible. As in stock, optional tensors do not count.
 class PromoteJoin {
  public:
   explicit PromoteJoin(Device device) : device_(device) {}

@@ -50,7 +50,8 @@ void add_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   }
 }
 
-// The schemas of most collectives do not say what they write, so what they only read is dropped too.
+// The schemas of most collectives do not declare which arguments they write to, so the casts of all arguments are
+// dropped.
 void run_collective(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   std::vector<at::Tensor> tensors;
   for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
@@ -66,10 +67,10 @@ void watch_collectives() {
   static const bool once = [] {
     for (const std::string name : kCollectives) {
       const auto op = c10::Dispatcher::singleton().findSchema({name, ""});
-      // A PyTorch that has a kernel there increases the version in it.
+      // If a PyTorch release has a kernel there, that kernel increases the version.
       if (op.has_value() && !op->hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) {
         const size_t colons = name.find("::");
-        auto* library = new torch::Library( // never destroyed: that would unregister the kernel as the process ends
+        auto* library = new torch::Library( // never destroyed: that would unregister the kernel at process exit
             torch::Library::IMPL, name.substr(0, colons), c10::DispatchKey::ADInplaceOrView, __FILE__, __LINE__);
         library->impl(name.substr(colons + 2).c_str(), torch::CppFunction::makeFromBoxedFunction<&run_collective>());
       }

@@ -3,9 +3,9 @@
 
 namespace torch_promote {
 
-// From now on, collectives of torch.distributed drop the cached casts of the tensors that they are called with,
-// wherever they are called. Their kernels go to ADInplaceOrView, where PyTorch has none for them. The cache modes that
-// keep casts longer than stock need this; without these modes, PyTorch's dispatcher stays as it is.
+// Makes all collectives of torch.distributed drop the cached casts of their arguments, from now on and in all threads.
+// It registers kernels on ADInplaceOrView, where PyTorch has none for these ops. Only the cache modes that keep casts
+// longer than stock need this; without these modes, nothing is registered.
 void watch_collectives();
 
 } // namespace torch_promote

@@ -1,4 +1,4 @@
-// file: the policies of calls inside of kernels, and the error for an op that a policy bans
+// file: the policies of calls inside kernels, and the error for a banned op
 #include "dispatch/decision.h"
 
 #include "policy/op_numbers.h"
@@ -23,15 +23,15 @@ void raise_banned(OpNumber op, Device device) {
   const std::string device_name = c10::DeviceTypeName(device_type_of(device), /*lower_case=*/true);
   const bool by_stock = stock_policy_table().lookup(device, op) == to_byte(CastPolicy::banned);
   std::string remedy =
-      "Run it in a nested `my_autocast(enabled=False)` on inputs of the dtype that you want, or give "
-      "the op another policy in this region's overrides.";
+      "To run it anyway, use a nested `my_autocast(enabled=False)` and inputs of the dtype you want, or give the op "
+      "another policy in this region's overrides.";
   if (op == number_of(OpEntry::binary_cross_entropy)) {
     remedy =
-        "A sigmoid in half precision saturates before its logarithm is taken, so use "
-        "binary_cross_entropy_with_logits (BCEWithLogitsLoss) on what goes into the sigmoid. Otherwise: " +
+        "A sigmoid in half precision saturates before the loss takes its logarithm. Use "
+        "binary_cross_entropy_with_logits (BCEWithLogitsLoss) on the sigmoid's input instead. " +
         remedy;
   }
-  const char* why = by_stock ? "its results are unsafe there. " : "the policy in force here says so. ";
+  const char* why = by_stock ? "its results are unsafe there. " : "the current policy bans it. ";
   TORCH_CHECK(false, name, " is banned under autocast on ", device_name, ": ", why, remedy);
 }
 

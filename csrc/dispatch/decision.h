@@ -1,10 +1,11 @@
-// file: which policy applies to a call, which dtype it casts to, and which keys come next
+// file: decides which policy applies to a call, the dtype it casts to, and the dispatch keys that follow
 #pragma once
 
 #include "policy/dispatch_key.h"
 #include "policy/inside_kernel.h"
 #include "policy/torch_declarations.h"
 #include "region/current_policy.h"
+#include "region/note_call.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -14,17 +15,18 @@ namespace torch_promote {
 
 // The device whose policy applies to a call, and the dispatch keys that are off while the op runs.
 struct Decision {
-  std::array<PolicyByte, kNumDevices> policies; // those of the op in the current state of this thread
+  std::array<PolicyByte, kNumDevices> policies; // the op's, in this thread's current state
   Device device = Device::cpu;
   PolicyByte policy = to_byte(CastPolicy::unlisted); // the one that applies
-  bool other_device_waits = false; // the call has tensors of the other device too, whose policy applies next
+  bool other_device_waits = false; // the call also has tensors of the other device, whose policy applies next
   bool other_device_on = false;
+  bool notes_inside = false; // what the op calls may be of interest; see LookInside
 
   bool is_none() const {
     return policy <= to_byte(CastPolicy::fallthrough);
   }
-  // As in stock, this device's autocast is off for the op and for the ops that it calls. kAutocastKey is off too,
-  // unless the other device's autocast is on and may have casts to make further down.
+  // As in stock, this device's autocast is off for the op and for the ops that it calls. kAutocastKey is off as well,
+  // unless the other device's autocast is on and may still have casts to make.
   c10::DispatchKeySet keys_off() const {
     const c10::DispatchKeySet off(stock_key_of(device));
     return other_device_on ? off : off.add(kAutocastKey);
@@ -35,12 +37,12 @@ struct Decision {
 
 constexpr c10::DispatchKeySet kBelowAutocastKey(c10::DispatchKeySet::FULL_AFTER, kAutocastKey);
 
-// Removes the casting policies that stock's table does not have; see NOTE [ Inside kernels ].
+// Removes casting policies that are not in stock's table; see NOTE [ Inside kernels ].
 void keep_casts_of_stock(std::array<PolicyByte, kNumDevices>& policies, OpNumber op);
 
-// Which policy of the table in force applies to a call with this key set. CUDA comes before the CPU, as AutocastCUDA is
-// above AutocastCPU. Stock's state says whether a device's autocast is on: its key is excluded where it is off. `Op` is
-// an OpEntry or an OpNumber.
+// Decides which policy of the current table applies to a call with this key set. CUDA comes before the CPU, because
+// AutocastCUDA is above AutocastCPU. If a device's autocast is off, stock's key for it is excluded. `Op` is an OpEntry
+// or an OpNumber.
 template <class Op>
 Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
   const c10::DispatchKeySet off = c10::impl::tls_local_dispatch_key_set().excluded_;
@@ -50,8 +52,11 @@ Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
   const bool cpu = cpu_on && keys.has_backend(c10::BackendComponent::CPUBit);
   Decision decision{};
   decision.policies = {table.lookup(Device::cpu, op), table.lookup(Device::cuda, op)};
-  if (table.casts_beyond_stock && inside_kernel(off)) {
-    keep_casts_of_stock(decision.policies, static_cast<OpNumber>(op));
+  if (table.serial != 0) { // not stock's
+    if (table.casts_beyond_stock && inside_kernel(off)) {
+      keep_casts_of_stock(decision.policies, static_cast<OpNumber>(op));
+    }
+    decision.notes_inside = note_call(table, static_cast<OpNumber>(op));
   }
   const auto [cpu_policy, cuda_policy] = decision.policies;
   if (cuda) {
@@ -71,8 +76,8 @@ Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
   return decision;
 }
 
-// The keys below kAutocastKey, without the Autocast keys of devices whose policy is `fallthrough`. Where the op is
-// unlisted, PyTorch's own kernel, if it has one, stays in place.
+// The keys below kAutocastKey, without the Autocast keys of devices whose policy is `fallthrough`. If the op is
+// unlisted, PyTorch's own autocast kernel, if there is one, runs.
 inline c10::DispatchKeySet keys_without_policy(const Decision& decision, c10::DispatchKeySet keys) {
   keys = keys & kBelowAutocastKey;
   for (const Device device : {Device::cpu, Device::cuda}) {
@@ -83,13 +88,13 @@ inline c10::DispatchKeySet keys_without_policy(const Decision& decision, c10::Di
   return keys;
 }
 
-// The same without the key of the device whose policy has been applied.
+// The same, without the key of the device whose policy has been applied.
 inline c10::DispatchKeySet keys_after_policy(const Decision& decision, c10::DispatchKeySet keys) {
   return keys_without_policy(decision, keys) - c10::DispatchKeySet(stock_key_of(decision.device));
 }
 
-// The dtype that a call's eligible arguments are cast to, Undefined for none. `join` computes that of `promote`; other
-// policies do not call it.
+// The dtype that a call's eligible arguments are cast to, or Undefined for no cast. `join` computes the dtype for
+// `promote`; other policies do not call it.
 template <class Join>
 at::ScalarType target_dtype(const Decision& decision, const Join& join) {
   if (is_run_in(decision.policy)) {

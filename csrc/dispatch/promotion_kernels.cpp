@@ -30,8 +30,8 @@ bool autocast_is_off() {
   return off.has(stock_key_of(Device::cpu)) && off.has(stock_key_of(Device::cuda));
 }
 
-// Boxing a call costs more than applying a rule to operands of one dtype. So ops with a signature of arithmetic have a
-// kernel that boxes only the calls that are not plain.
+// Boxing a call costs more than applying a rule to operands of one dtype. Ops with the common arithmetic signatures
+// therefore have a typed kernel, which boxes only calls that are not plain.
 template <class Signature>
 class TypedKernel;
 
@@ -52,8 +52,8 @@ class TypedKernel<Result(Args...)> {
       if (PlainCall(*op_, *table.promotion.rule).is_plain(args...)) {
         const InsidePromoted inside;
         if constexpr ((is_tensor_list<Args> || ...)) {
-          // On the CPU these call an op for each element. With autocast off, the kernels on kAutocastKey do nothing for
-          // it.
+          // On the CPU these ops call another op for each element. With autocast off, the kernels on kAutocastKey would
+          // do nothing for those calls.
           if (autocast_is_off()) {
             const c10::impl::ExcludeDispatchKeyGuard no_key(kAutocastKey);
             return handle_.redispatch(keys & kBelowAutocastKey, std::forward<Args>(args)...);
@@ -72,8 +72,8 @@ class TypedKernel<Result(Args...)> {
 };
 
 // The letter of an argument in kSignatures:
-//   T tensor   W written tensor   t optional tensor
-//   L list of tensors             M list of written tensors
+//   T tensor   W tensor that the op writes to   t optional tensor
+//   L list of tensors             M list of tensors that the op writes to
 //   N number   n optional number  S list of numbers
 //   s optional string             ? any other type
 char letter_of(const c10::Argument& argument) {
@@ -210,7 +210,7 @@ torch::CppFunction kernel_of(const PromotingOp& op) {
 void register_kernel(const PromotingOp& op) {
   static torch::Library& aten = library_on_autocast_key("aten");
   constexpr std::string_view kNamespace = "aten::";
-  TORCH_CHECK(op.name.starts_with(kNamespace), op.name, " is not an op of PyTorch's own");
+  TORCH_CHECK(op.name.starts_with(kNamespace), op.name, " is not one of PyTorch's aten ops");
   aten.impl(op.name.substr(kNamespace.size()).c_str(), kernel_of(op));
 }
 
@@ -236,12 +236,12 @@ uint64_t written_arguments(const c10::FunctionSchema& schema) {
 void register_promoting_op(const PromotingOpRequest& request) {
   const std::string name = join_overload(request.op, request.overload);
   const auto handle = find_overload(name);
-  TORCH_CHECK_VALUE(handle.has_value(), "the dispatcher knows no overload ", name);
+  TORCH_CHECK_VALUE(handle.has_value(), "the dispatcher has no overload ", name);
   TORCH_CHECK_VALUE(handle->schema().arguments().size() < 64, name, " has too many arguments");
   const auto make = [&](OpNumber number) {
-    TORCH_CHECK(number < kMostOps, "torch_promote: more than ", kMostOps, " ops with a number");
+    TORCH_CHECK(number < kMostOps, "torch_promote: more than ", kMostOps, " ops have a policy or promote");
     return new PromotingOp{
-        // never destroyed, as the kernels
+        // never destroyed, like the kernels
         number,
         *handle,
         name,
@@ -261,7 +261,7 @@ void register_promoting_op(const PromotingOpRequest& request) {
     op = make(new_number);
     register_kernel(*op);
   });
-  if (op == nullptr) { // the op has a kernel
+  if (op == nullptr) { // the op already has a kernel
     if (number < kMostOps && promoting_op(number) != nullptr) {
       return;
     }

@@ -15,18 +15,18 @@ namespace torch_promote {
 
 namespace {
 
-// Held while an op gets its kernel and its number: whoever finds the number may rely on the kernel.
+// Held while an op gets its kernel and its number, so that an op with a number always has its kernel.
 ForkSafeMutex& registration_mutex() {
   static auto* instance = new ForkSafeMutex; // never destroyed: threads may outlive static destructors
   return *instance;
 }
 
-// Made at import: see NOTE [ Fork ].
+// Created at import: see NOTE [ Fork ].
 [[maybe_unused]] const ForkSafeMutex& registration_mutex_at_import = registration_mutex();
 
 OpNumber add_boxed(const std::string& op, const std::string& overload, Closed closed = Closed::no) {
   const size_t colons = op.find("::");
-  TORCH_CHECK_VALUE(colons != std::string::npos, "an op's name has a namespace, as in 'aten::mm'; got '", op, "'");
+  TORCH_CHECK_VALUE(colons != std::string::npos, "an op's name needs a namespace, as in 'aten::mm'; got '", op, "'");
   const OpNumber number = count_of_op_numbers();
   library_on_autocast_key(op.substr(0, colons).c_str())
       .impl(join_overload(op.substr(colons + 2), overload).c_str(), boxed_kernel(number, closed));
@@ -35,17 +35,17 @@ OpNumber add_boxed(const std::string& op, const std::string& overload, Closed cl
 
 void check_free(const std::string& op, const std::string& overload) {
   const auto handle = c10::Dispatcher::singleton().findSchema({op, overload});
-  TORCH_CHECK_VALUE(handle.has_value(), "the dispatcher knows no overload ", join_overload(op, overload));
+  TORCH_CHECK_VALUE(handle.has_value(), "the dispatcher has no overload ", join_overload(op, overload));
   TORCH_CHECK(
       !handle->hasKernelForDispatchKey(kAutocastKey), join_overload(op, overload),
-      " has a kernel of another library's on the dispatch key ", c10::toString(kAutocastKey),
-      ", so it cannot be given a policy here.");
+      " already has a kernel from another library on the dispatch key ", c10::toString(kAutocastKey),
+      ", so torch_promote cannot give it a policy.");
 }
 
 } // namespace
 
 torch::Library& library_on_autocast_key(const char* name_space) {
-  // The dispatcher reports the file as the owner of a kernel; torch_promote/native/loader.py looks for it.
+  // The dispatcher reports this file name as the owner of a kernel; torch_promote/native/loader.py looks for it.
   return *new torch::Library(torch::Library::IMPL, name_space, kAutocastKey, "torch_promote", __LINE__);
 }
 

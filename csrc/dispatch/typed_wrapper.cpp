@@ -1,8 +1,9 @@
-// file: the wrapper of each op entry: find the device and its policy, cast, call the op
+// file: the wrapper of each op entry: finds the device and its policy, casts, calls the op
 #include "dispatch/typed_wrapper.h"
 
 #include "dispatch/cast_args.h"
 #include "dispatch/decision.h"
+#include "dispatch/look_inside.h"
 #include "dispatch/registration.h"
 #include "promotion/call.h"
 
@@ -36,15 +37,15 @@ constexpr bool starts_with_tensor() {
   return std::is_same_v<std::decay_t<First>, at::Tensor>;
 }
 
-// Op entries whose op may return its argument, or a view of it. A schema declares this only for ops with a kernel, not
-// for composites.
+// Op entries whose op may return its argument or a view of it. Schemas declare this for ops with a kernel, but not for
+// composite ops.
 constexpr bool may_return_argument(OpEntry entry) {
   return entry == OpEntry::einsum || entry == OpEntry::chain_matmul || entry == OpEntry::view_as_complex;
 }
 
-// A kernel for all op entries of one signature: compiling one for each op entry takes twice the time. `call` and
-// `redispatch` are those of the overload's struct in at::_ops; `with_dtype` is the overload that fp32_append_dtype
-// calls, of type WithDtype, which is void for op entries without that form.
+// The kernel of all op entries with the same signature: compiling one per op entry takes twice the time. `call` and
+// `redispatch` come from the overload's struct in at::_ops. `with_dtype` is the overload that fp32_append_dtype calls.
+// Its type WithDtype is void for op entries without such an overload.
 template <bool kMayReturnArgument, class WithDtype, class Signature>
 class TypedWrapper;
 
@@ -76,6 +77,12 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
     if (decision.policy == to_byte(CastPolicy::banned)) {
       raise_banned(number_of(entry_), device);
     }
+    if (decision.notes_inside) {
+      const LookInside look(table, number_of(entry_), decision);
+      if (look.is_on()) {
+        return (*this)(keys, std::forward<Args>(args)...);
+      }
+    }
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(decision.keys_off());
 
     const at::ScalarType dtype = target_dtype(decision, [&] {
@@ -88,8 +95,8 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
         const ResultsMayAlias no_sharing;
         return call_(CastArg<std::decay_t<Args>>(args, dtype, device).get()...);
       }
-      // The casts are arguments of one call expression, as in stock. The compiler's order of evaluation becomes the
-      // order of the autograd nodes, and so that of the sums in the backward.
+      // As in stock, the casts are arguments of one call expression. The compiler's order of evaluation determines the
+      // order of the autograd nodes, and therefore the order of summation in the backward.
       return call_(CastArg<std::decay_t<Args>>(args, dtype, device).get()...);
     }
     if constexpr (starts_with_tensor<Args...>()) {
@@ -110,8 +117,8 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
   }
 
  private:
-  // `keys` was computed from the same tensors, so it still holds; computing it anew would cost as much as a dispatch.
-  // Where the other device's policy comes next, the dispatcher has to compute it.
+  // `keys` was computed from the same tensors and is still valid; recomputing it would cost as much as a dispatch. If
+  // the other device's policy applies next, the dispatcher has to compute it.
   Result call_next(const Decision& decision, c10::DispatchKeySet keys, Args... args) const {
     if (decision.other_device_waits) {
       return call_(std::forward<Args>(args)...);

@@ -1,4 +1,4 @@
-// file: the wrapper of each op entry: find the device and its policy, cast, call the op
+// file: the wrapper of each op entry: finds the device and its policy, casts, calls the op
 #pragma once
 
 namespace torch_promote {

@@ -21,7 +21,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Runs the op, and drops the casts of what it has written, also if it fails halfway.
+// Runs the op, and drops the casts of the tensors that it wrote to, even if it raises.
 template <class Op, class Written>
 void run_and_forget(const Op& op, const Written& written) {
   const auto forget = [&] {
@@ -52,7 +52,7 @@ struct FusedOptimizer<Op, void(Args...)> {
     run_and_forget(
         [&] { Op::redispatch(keys & c10::after_ADInplaceOrView_keyset, args...); },
         [&] {
-          Tensors written; // gradients too, with a grad_scale
+          Tensors written; // includes gradients if there is a grad_scale
           (add(written, args), ...);
           return written;
         });
@@ -69,7 +69,7 @@ void split_with_sizes_copy(const c10::OperatorHandle& op, c10::DispatchKeySet ke
   run_and_forget([&] { op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack); }, [&] { return written; });
 }
 
-// Never destroyed: TORCH_LIBRARY_IMPL would unregister each kernel as the process ends.
+// Never destroyed: TORCH_LIBRARY_IMPL would unregister each kernel at process exit.
 torch::Library& library_on_version_key(const char* name_space) {
   return *new torch::Library(torch::Library::IMPL, name_space, c10::DispatchKey::ADInplaceOrView, __FILE__, __LINE__);
 }

@@ -1,4 +1,4 @@
-// file: the dispatch key that this library's kernels are registered on, and those of stock autocast
+// file: the dispatch key of this library's kernels, and the keys of stock autocast
 #pragma once
 
 #include "policy/op_table.h"

@@ -1,4 +1,4 @@
-// file: a mutex that no fork leaves locked in the child
+// file: a mutex that is never left locked in a forked child
 #include "policy/fork_safe_mutex.h"
 
 #include <pthread.h>
@@ -14,7 +14,7 @@ namespace {
 void lock_all();
 void unlock_all();
 
-// All mutexes, and one that guards the list.
+// All mutexes, and the mutex that guards the list.
 struct ForkSafeMutexes {
   std::mutex mutex;
   std::vector<std::mutex*> all;
@@ -29,8 +29,8 @@ ForkSafeMutexes& fork_safe_mutexes() {
   return *instance;
 }
 
-// Tries, and gives up what it has if one mutex is taken: a thread may wait for any of them, the list's included, while
-// it holds another.
+// Locks all mutexes, or none: if one is taken, unlocks the others. A thread may wait for any of them, including the
+// list's, while it holds another.
 bool try_lock_all() {
   ForkSafeMutexes& known = fork_safe_mutexes();
   std::unique_lock<std::mutex> list(known.mutex);
@@ -42,7 +42,7 @@ bool try_lock_all() {
       return false;
     }
   }
-  list.release(); // stays locked, as the others
+  list.release(); // stays locked, like the others
   return true;
 }
 

@@ -34,7 +34,7 @@ OpNumbers& op_numbers() {
   return *instance;
 }
 
-// Made at import: see NOTE [ Fork ].
+// Created at import: see NOTE [ Fork ].
 [[maybe_unused]] const OpNumbers& op_numbers_at_import = op_numbers();
 
 } // namespace

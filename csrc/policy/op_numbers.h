@@ -8,14 +8,14 @@
 
 namespace torch_promote {
 
-// Names are qualified and have the overload: "aten::mm", "aten::softmax.int", "mylib::op". Op entries have a number
-// from the start; other ops get one when they are first given a policy, and keep it.
+// Names are qualified and include the overload: "aten::mm", "aten::softmax.int", "mylib::op". Op entries have a number
+// from the start; another op gets one with its first policy, and keeps it.
 std::optional<OpNumber> find_op_number(const std::string& name);
 
-// Gives an op without a number the next one.
+// Returns the number of an op. An op without one gets the next number.
 OpNumber add_op_number(const std::string& name);
 
-// How many ops have a number.
+// The number of ops that have a number.
 OpNumber count_of_op_numbers();
 
 std::string op_name(OpNumber op);

@@ -4,13 +4,14 @@
 #include <c10/core/ScalarType.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-// The cast policies in the order of their bytes. torch_promote/policy/cast_policy.py documents each of them; only
-// `unlisted` is no policy: the table does not specify this op on this device, so PyTorch's own kernel decides.
+// The cast policies in the order of their bytes. torch_promote/policy/cast_policy.py documents each of them. `unlisted`
+// means the absence of a policy: the table has no entry for this op on this device, so PyTorch's own kernel decides.
 #define TORCH_PROMOTE_CAST_POLICIES(POLICY) \
   POLICY(unlisted)                          \
   POLICY(fallthrough)                       \
@@ -23,8 +24,8 @@
   POLICY(promote)                           \
   POLICY(match_self)
 
-// The name of an overload's struct in at::_ops: `op`, or `op_overload`. (__VA_OPT__ because an empty macro argument
-// must leave no underscore behind.)
+// The name of an overload's struct in at::_ops: `op`, or `op_overload`. (__VA_OPT__ drops the underscore if the macro
+// argument is empty.)
 #define TORCH_PROMOTE_OP_STRUCT(op, ...) op##__VA_OPT__(_##__VA_ARGS__)
 
 namespace torch_promote {
@@ -33,7 +34,7 @@ enum class CastPolicy : uint8_t {
 #define TORCH_PROMOTE_POLICY(name) name,
   TORCH_PROMOTE_CAST_POLICIES(TORCH_PROMOTE_POLICY)
 #undef TORCH_PROMOTE_POLICY
-  // From here on a byte is `run_in + ScalarType`: cast the eligible arguments to that dtype.
+  // Bytes from here on are `run_in + ScalarType`: cast the eligible arguments to that dtype.
   run_in = 64,
 };
 
@@ -50,7 +51,7 @@ constexpr PolicyByte to_byte(CastPolicy policy) {
   return static_cast<PolicyByte>(policy);
 }
 
-// Whether a policy changes a dtype that the op sees.
+// Whether a policy can change the dtype of an argument.
 constexpr bool is_casting(PolicyByte byte) {
   return byte > to_byte(CastPolicy::banned);
 }
@@ -78,8 +79,8 @@ enum class Device : uint8_t { cpu, cuda, count };
 
 constexpr size_t kNumDevices = static_cast<size_t>(Device::count);
 
-// Every op that may have a policy has a number: an op entry its place in the table, other ops (op_numbers.h) the
-// numbers after these.
+// Every op that can have a policy has a number. The number of an op entry is its index in the table; the numbers of
+// other ops (op_numbers.h) follow.
 using OpNumber = uint32_t;
 
 constexpr OpNumber number_of(OpEntry entry) {
@@ -96,19 +97,41 @@ struct PromotionReference {
   auto operator<=>(const PromotionReference& other) const = default;
 };
 
-// A hash of a policy, which fits in PyTorch's autocast state: one dtype in the slot of each device type that has no
-// tensors here. See NOTE [ Policy fingerprint ].
+// A hash of a policy, small enough for PyTorch's autocast state: one dtype for each device type that this library does
+// not serve. See NOTE [ Policy fingerprint ].
 using Fingerprint = std::array<c10::ScalarType, 5>;
+
+// A flag that threads may set and read, and that is copied with what it is part of.
+class Flag {
+ public:
+  Flag() = default;
+  Flag(const Flag& other) : on_(other.get()) {}
+  Flag& operator=(const Flag& other) {
+    on_.store(other.get(), std::memory_order_relaxed);
+    return *this;
+  }
+  ~Flag() = default;
+  bool get() const {
+    return on_.load(std::memory_order_relaxed);
+  }
+  void set() {
+    on_.store(true, std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<bool> on_{false};
+};
 
 struct PolicyTable {
   std::array<std::array<PolicyByte, kNumOpEntries>, kNumDevices> bytes{};
-  // The bytes of ops outside the table, by their number less kNumOpEntries. Ops beyond the end are unlisted; the last
-  // element is not.
+  // The bytes of ops outside the table, indexed by number - kNumOpEntries. Ops beyond the end are unlisted. The last
+  // element is not unlisted, so that equal tables have equal vectors.
   std::vector<std::array<PolicyByte, kNumDevices>> extra;
   PromotionReference promotion;
   Fingerprint fingerprint{};       // of all of the above; the registry computes it
   bool casts_beyond_stock = false; // whether a policy that casts differs from stock's; the registry computes it
   uint64_t serial = 0;             // identifies the table in this process; 0 for stock's
+  mutable Flag notes_calls;        // whether overrides that name ops made the table; see region/named_use.h
 
   PolicyByte lookup(Device device, OpEntry entry) const {
     return bytes[static_cast<size_t>(device)][static_cast<size_t>(entry)];
@@ -138,8 +161,8 @@ struct OpEntryInfo {
 
 const std::array<OpEntryInfo, kNumOpEntries>& op_entries();
 
-// The table's policies as they apply to the running PyTorch: where PyTorch itself does not register an op on a device's
-// Autocast key, the op is `unlisted` for that device.
+// The table's policies for the running PyTorch: an op that this PyTorch does not register on a device's Autocast key is
+// `unlisted` for that device.
 const PolicyTable& stock_policy_table();
 
 } // namespace torch_promote

@@ -1,4 +1,4 @@
-// file: the changes of policy and the policy tables that regions of this process use or have used lately
+// file: the policy changes and policy tables that this process has used recently
 #include "policy/policy_registry.h"
 
 #include "policy/fork_safe_mutex.h"
@@ -40,10 +40,11 @@ constexpr ScalarType kDigits[1U << kBitsPerSlot] = {
 struct KeptChange {
   const PolicyChange* change; // the key in Registry::numbers
   uint64_t used;              // the clock when it was used last
+  std::shared_ptr<const NamedOps> named;
 };
 
 using Tables = std::map<Fingerprint, std::unique_ptr<const KeptTable>>;
-// By the table that a change starts from, the promotion rule around it, and the change.
+// Keyed by the table that a change starts from, the surrounding promotion rule, and the change.
 using Composed = std::map<std::tuple<const PolicyTable*, PromotionReference, uint32_t>, const PolicyTable*>;
 
 struct Registry {
@@ -52,7 +53,7 @@ struct Registry {
   uint64_t serials = 0;
   uint32_t last_number = 0;
   std::map<PolicyChange, uint32_t> numbers{{{}, 0}};
-  std::unordered_map<uint32_t, KeptChange> changes; // without number 0, which changes nothing
+  std::unordered_map<uint32_t, KeptChange> changes; // does not contain number 0, the empty change
   Tables tables;
   Composed composed;
   PolicyPtr registered{&stock_policy_table()};
@@ -65,7 +66,7 @@ Registry& registry() {
   return *instance;
 }
 
-// Made at import: see NOTE [ Fork ].
+// Created at import: see NOTE [ Fork ].
 [[maybe_unused]] const Registry& registry_at_import = registry();
 
 class Hash {
@@ -91,8 +92,8 @@ class Hash {
   uint64_t hash_ = 14695981039346656037ULL; // FNV-1a: the same in every process, which a cache on disk needs
 };
 
-// Hashes the ops' names: their numbers depend on the version of the table and on the order in which a program names
-// other ops. `salt` is 0, unless another table of this process has that fingerprint.
+// Hashes the ops' names, because their numbers depend on the version of the table and on the order in which a program
+// names other ops. `salt` is 0 unless another table of this process has that fingerprint.
 Fingerprint fingerprint_of(const PolicyTable& table, PolicyByte salt) {
   std::map<std::string, std::array<PolicyByte, kNumDevices>> changed;
   for (const Override& change : overrides_of(table)) {
@@ -123,7 +124,7 @@ bool is_free(const Tables::value_type& entry) {
   return entry.second->holders.load(std::memory_order_acquire) == 0;
 }
 
-// Of the tables that nobody holds, drops all but the `most` that were used last.
+// Drops the tables without holders, except for the `most` that were used last.
 void trim_tables(Registry& all, size_t most) {
   std::vector<uint64_t> used;
   for (const auto& entry : all.tables) {
@@ -159,14 +160,14 @@ void trim_changes(Registry& all, size_t most) {
   all.composed.clear();
 }
 
-// Half of what the registry keeps goes at once, so that dropping costs little for each.
+// Drops half of the registry at once, which amortizes the cost.
 void make_room(Registry& all) {
   if (all.tables.size() >= 2 * kMostTables) {
     trim_tables(all, kMostTables);
   }
 }
 
-// Returns the known table that is equal to this one; if there is none, stores this one.
+// Returns the stored table that is equal to this one. If there is none, stores this one.
 const KeptTable* find_or_add(Registry& all, PolicyTable& table) {
   make_room(all);
   for (int salt = 0; salt < 256; ++salt) {
@@ -182,8 +183,8 @@ const KeptTable* find_or_add(Registry& all, PolicyTable& table) {
   }
   TORCH_CHECK(
       false,
-      "torch_promote: 256 policies in use have one fingerprint, so that torch.compile cannot tell another one from "
-      "them. They are equal but for their promotion rules, which have one name and one table: make the rule once.");
+      "torch_promote: 256 policies in use have the same fingerprint, so torch.compile cannot distinguish another one. "
+      "They differ only in their promotion rules, which have equal names and tables: create the rule once.");
 }
 
 bool casts_beyond_stock(const PolicyTable& table) {
@@ -193,7 +194,7 @@ bool casts_beyond_stock(const PolicyTable& table) {
 
 KeptChange& find_change(Registry& all, uint32_t number) {
   const auto place = all.changes.find(number);
-  TORCH_CHECK(number <= all.last_number, "torch_promote: no change of policy has the number ", number);
+  TORCH_CHECK(number <= all.last_number, "torch_promote: there is no policy change with the number ", number);
   TORCH_CHECK(
       place != all.changes.end(), "torch_promote: the policy of this region was dropped, because ", kMostChanges,
       " others have been used since this one. Make the region anew: my_autocast(...) or promotion(...) with the same "
@@ -229,14 +230,29 @@ PolicyPtr compose_locked(Registry& all, const PolicyTable* registered, const Pol
   }
   if (known->second->serial != 0) {
     static_cast<const KeptTable*>(known->second)->used = ++all.clock;
+    if (base->notes_calls.get() || !wanted.named.empty()) {
+      known->second->notes_calls.set();
+    }
   }
   return PolicyPtr(known->second);
+}
+
+std::shared_ptr<const NamedOps> named_ops_of(const PolicyChange& change) {
+  if (change.named.empty()) {
+    return nullptr;
+  }
+  const auto result = std::make_shared<NamedOps>(change.named);
+  for (const Override& one : change.overrides) {
+    result->overridden.push_back(one.op);
+  }
+  std::sort(result->overridden.begin(), result->overridden.end());
+  return result;
 }
 
 } // namespace
 
 uint32_t intern_change(PolicyChange change) {
-  constexpr uint32_t kLastNumber = (1U << 24) - 1; // what a packed region spec has room for
+  constexpr uint32_t kLastNumber = (1U << 24) - 1; // the largest that fits in a packed region spec
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto known = all.numbers.find(change);
@@ -254,7 +270,7 @@ uint32_t intern_change(PolicyChange change) {
   }
   const uint32_t number = ++all.last_number;
   const auto place = all.numbers.emplace(std::move(change), number).first;
-  all.changes.emplace(number, KeptChange{&place->first, ++all.clock});
+  all.changes.emplace(number, KeptChange{&place->first, ++all.clock, named_ops_of(place->first)});
   return number;
 }
 
@@ -275,13 +291,27 @@ PolicyChange find_policy_change(uint32_t change) {
   return known == all.changes.end() ? PolicyChange{} : *known->second.change;
 }
 
-PolicyPtr compose(const PolicyTable* around, uint32_t change) {
+PolicyPtr compose(const PolicyTable* around, uint32_t change, std::shared_ptr<const NamedOps>* named) {
   if (change == 0) {
     return PolicyPtr(around);
   }
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  return compose_locked(all, all.registered.get(), around, change);
+  PolicyPtr composed = compose_locked(all, all.registered.get(), around, change);
+  if (named != nullptr) {
+    *named = all.changes.at(change).named;
+  }
+  return composed;
+}
+
+void forget_named_calls() {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  for (const auto& [number, kept] : all.changes) {
+    if (kept.named != nullptr) {
+      kept.named->forget();
+    }
+  }
 }
 
 uint32_t change_to(const PolicyTable& table) {

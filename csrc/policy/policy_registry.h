@@ -1,6 +1,7 @@
-// file: the changes of policy and the policy tables that regions of this process use or have used lately
+// file: the policy changes and policy tables that this process has used recently
 #pragma once
 
+#include "policy/named_ops.h"
 #include "policy/op_table.h"
 
 #include <c10/core/DeviceType.h>
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <compare>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -25,45 +27,46 @@ struct Override {
   auto operator<=>(const Override& other) const = default;
 };
 
-// What a region does to the policy in force around it.
+// How a region changes the policy around it.
 struct PolicyChange {
   enum class Base : uint8_t {
-    around,     // adds to the policy around
+    around,     // adds to the policy of the region around it
     registered, // replaces it: starts from stock's policy and the policies of `register_policy`
     stock,      // replaces it: starts from stock's policy
   };
 
   Base base = Base::around;
-  std::optional<PromotionReference> promotion; // nothing: that of the policy around
+  std::optional<PromotionReference> promotion; // nullopt: keeps that of the region around it
   std::vector<Override> overrides;
+  std::vector<NamedOp> named = {}; // of the overrides, to report those without effect
 
   auto operator<=>(const PolicyChange& other) const = default;
 };
 
 // NOTE [ What the registry keeps ]
-// A program may make regions with other overrides, or with another promotion rule, at every step, so the registry keeps
-// a bounded number of changes and of tables, and drops those that were used longest ago.
-// - A change is used by its number: in the packed spec of a region object, which may also be a constant of a compiled
-//   graph, and in checkpoints. Nothing tells how many of these there are, so the registry keeps the last kMostChanges.
-//   Numbers are not used again: a region whose change was dropped raises.
-// - A table is used by the open regions that hold a PolicyPtr to it. Threads to which PyTorch carries a fingerprint
-//   hold the table that they found last. Of tables that nobody holds, the registry keeps the last kMostTables: a task
-//   may have been started in a region which has ended since.
+// A program may create regions with new overrides or promotion rules at every step, so the registry keeps a bounded
+// number of changes and of tables, and drops the least recently used ones.
+// - A change is referenced by its number: in the packed spec of a region object, which may also be a constant of a
+//   compiled graph, and in checkpoints. The registry cannot count these references, so it keeps the last kMostChanges.
+//   Numbers are not reused: a region whose change was dropped raises.
+// - A table is referenced by the open regions that hold a PolicyPtr to it. A thread to which PyTorch carries a
+//   fingerprint holds the table that it found last. Of the tables without holders, the registry keeps the last
+//   kMostTables: a task may have been started in a region that has ended since.
 constexpr size_t kMostChanges = 16384;
 constexpr size_t kMostTables = 1024;
 
 // A table in the registry.
 struct KeptTable : PolicyTable {
   explicit KeptTable(const PolicyTable& table) : PolicyTable(table) {}
-  mutable std::atomic<uint32_t> holders{0}; // from 0 to 1 only under the registry's mutex
-  mutable uint64_t used = 0;                // the registry's clock when it was used last
+  mutable std::atomic<uint32_t> holders{0}; // goes from 0 to 1 only under the registry's mutex
+  mutable uint64_t used = 0;                // the registry's clock at the last use
 };
 
-// Keeps a table. Stock's table is always there, so holding it costs nothing.
+// A reference to a table that keeps it alive. Stock's table is never dropped and is not counted.
 class PolicyPtr {
  public:
   PolicyPtr() = default;
-  // The table is stock's, or the caller holds it or the registry's mutex.
+  // The table must be stock's, or the caller must hold it or the registry's mutex.
   explicit PolicyPtr(const PolicyTable* table) : table_(table) {
     if (is_counted()) {
       holders().fetch_add(1, std::memory_order_relaxed);
@@ -101,67 +104,71 @@ class PolicyPtr {
   const PolicyTable* table_ = nullptr;
 };
 
-// Returns the number of a change. Equal changes have one number, and the change that changes nothing is number 0.
+// Returns the number of a change. Equal changes have the same number, and the empty change has number 0.
 uint32_t intern_change(PolicyChange change);
 
-// Whether the registry still has a change, which then counts as used now.
+// Marks a change as used now. Returns false if the registry has dropped it.
 bool touch_change(uint32_t change);
 
-// Returns a change; the one that changes nothing, if the registry has dropped it.
+// Returns a change, or the empty change if the registry has dropped it.
 PolicyChange find_policy_change(uint32_t change);
 
-// Returns the table that a change makes of `around`. Equal tables are one object.
-PolicyPtr compose(const PolicyTable* around, uint32_t change);
+// For tests: all ops that changes name count as not called.
+void forget_named_calls();
 
-// Whether a change sets the promotion rule, as regions of `promotion` do.
+// Returns the table that a change makes of `around`. Equal tables are one object. `named`, if it is given, gets the ops
+// that the change names; null for none.
+PolicyPtr compose(const PolicyTable* around, uint32_t change, std::shared_ptr<const NamedOps>* named = nullptr);
+
+// Whether a change sets the promotion rule, as `promotion` does.
 bool sets_promotion(uint32_t change);
 
-// Drops the changes and tables with a promotion rule. Returns false, and drops none, if somebody holds one of them.
+// Drops the changes and tables that contain this promotion rule. Returns false, and drops nothing, if one has a holder.
 bool drop_promotion_changes(const Promotion* rule);
 
 // Returns the number of the change that turns any table into this one.
 uint32_t change_to(const PolicyTable& table);
 
-// The policies that differ from stock's. (The promotion rule is not among them.)
+// The policies that differ from stock's, without the promotion rule.
 std::vector<Override> overrides_of(const PolicyTable& table);
 
-// Sets the policy that outermost regions start from, and the policies of `register_policy`, which every region has that
-// does not override them. Open regions keep their policy. If it raises, nothing is changed.
+// Sets the policy that outermost regions start from, and the policies of `register_policy`, which apply in every region
+// that does not override them. Open regions keep their policy. If it raises, nothing has changed.
 void set_defaults(uint32_t registered, uint32_t policy);
 PolicyPtr default_policy_table();
 
-// How many changes and tables the registry keeps.
+// The number of changes and of tables in the registry.
 std::pair<size_t, size_t> registry_sizes();
 
 // NOTE [ Policy fingerprint ]
-// PyTorch does not know our policy tables, yet three parts of it have to tell policies apart:
+// PyTorch does not know our policy tables, but three parts of it must distinguish policies:
 // - Dynamo must recompile a function that it compiled under another policy. It guards on the enabled flag and the dtype
 //   of each Autocast device.
-// - AOTAutograd's cache on disk must not serve what was compiled under another policy. Its key holds the dtypes of the
-//   enabled devices.
+// - AOTAutograd's cache on disk must not return code compiled under another policy. Its key contains the dtypes
+//   of the enabled devices.
 // - The autograd engine's device threads, and tasks of at::launch, must find the policy of the thread that called them.
 //   at::ThreadLocalState carries the dispatch keys and the autocast dtypes to them.
 // So a region whose policy is not stock's writes a hash of the table, its fingerprint, into the autocast dtypes of
-// device types that this library does not serve. Under the stock policy these slots keep their values, and kAutocastKey
-// alone tells our regions from stock's.
+// device types that this library does not serve. Under the stock policy these slots keep their values, and only
+// kAutocastKey distinguishes our regions from stock's.
 //
-// Why not a guard of our own: a guard on a global or a thread-local covers only frames that read it, and the frames
-// that are compiled are the user's. Installing it in every frame means replacing OutputGraph.init_ambient_guards, which
-// is private and differs between releases; it would do nothing for the other two, which the slots serve as well.
+// Why not a guard of our own: a guard on a global or a thread-local covers only frames that read it, and the compiled
+// frames are the user's. Installing it in every frame means replacing OutputGraph.init_ambient_guards, which is private
+// and differs between releases, and it would not help the other two parts.
 //
-// What could collide: a backend that has tensors on one of these device types and autocasts them would read a wrong
-// dtype, inside regions with such a policy. A fingerprint has 25 bits. Within a process, find_or_add salts the second
-// of two tables with equal ones. Two processes that share a cache on disk cannot do so; therefore the cache's key also
-// gets a digest of the whole policy (torch_promote/integrations/compile.py, _complete_disk_cache_keys).
+// Collisions: a backend that has tensors on one of these device types and autocasts them would read a wrong dtype
+// inside regions with such a policy. A fingerprint has 25 bits. Within a process, find_or_add salts the second of two
+// tables with equal fingerprints. Two processes that share a cache on disk cannot do that, so the cache's key also gets
+// a digest of the whole policy (torch_promote/integrations/compile.py, _complete_disk_cache_keys).
 constexpr std::array<c10::DeviceType, std::tuple_size_v<Fingerprint>> kSlots = {
     c10::DeviceType::PrivateUse1, // kAutocastKey's device type; its dtype shows whether there is a fingerprint
     c10::DeviceType::IPU,         c10::DeviceType::MAIA, c10::DeviceType::HPU, c10::DeviceType::MTIA,
 };
 
-// The first slot's dtype where there is no fingerprint: PyTorch's default for PrivateUse1, and never part of one.
+// The first slot's dtype without a fingerprint: PyTorch's default for PrivateUse1. No fingerprint uses it.
 constexpr c10::ScalarType kNoFingerprint = c10::ScalarType::Half;
 
-// The table with this fingerprint; stock's if none has.
+// The table with this fingerprint, or stock's if there is none.
 PolicyPtr find_policy(const Fingerprint& fingerprint);
 
 } // namespace torch_promote

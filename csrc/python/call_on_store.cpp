@@ -5,11 +5,11 @@ namespace torch_promote {
 namespace {
 
 // NOTE [ After a compiled frame ]
-// Dynamo traces the hooks of an optimizer's step. A call in them would become part of the graph, or break it. An
-// assignment to an attribute becomes neither: Dynamo carries it out after the graph, by an ordinary STORE_ATTR, once
-// for each attribute. In a class written in Python it would trace what the assignment calls; the setter of a C type it
-// leaves alone. So `stored` calls a function each time that a compiled frame which assigned to it has run. It reads as
-// None, except within a frame that Dynamo traces and that has assigned to it: there it reads as what was assigned.
+// Dynamo traces the hooks of an optimizer's step. A call in a hook would become part of the graph, or break the graph.
+// An assignment to an attribute does neither: Dynamo executes it after the graph, with an ordinary STORE_ATTR, once per
+// attribute. Dynamo would trace into a property of a Python class, but not into the setter of a C type. So `stored`
+// calls a function each time that a compiled frame with an assignment to it has run. It reads as None, except in a
+// frame that Dynamo traces and that has assigned to it, where it reads as the assigned value.
 struct CallOnStore {
   PyObject_HEAD PyObject* function;
 };
@@ -39,7 +39,7 @@ PyObject* get_stored(PyObject* /*self*/, void* /*closure*/) {
 int set_stored(PyObject* self, PyObject* value, void* /*closure*/) {
   PyObject* function = reinterpret_cast<CallOnStore*>(self)->function;
   if (value == nullptr || function == nullptr) {
-    PyErr_SetString(PyExc_AttributeError, "CallOnStore.stored can be assigned, and not deleted");
+    PyErr_SetString(PyExc_AttributeError, "CallOnStore.stored cannot be deleted, only assigned");
     return -1;
   }
   PyObject* result = PyObject_CallOneArg(function, value);
@@ -68,7 +68,7 @@ bool add_call_on_store(PyObject* module) {
   };
   static PyType_Spec spec = {"torch_promote._C.CallOnStore", sizeof(CallOnStore), 0, Py_TPFLAGS_DEFAULT, slots};
   PyObject* type = PyType_FromSpec(&spec);
-  return type != nullptr && PyModule_AddObject(module, "CallOnStore", type) == 0; // takes the reference
+  return type != nullptr && PyModule_AddObject(module, "CallOnStore", type) == 0; // steals the reference
 }
 
 } // namespace torch_promote

@@ -18,17 +18,17 @@ namespace {
 
 PyObject* cast_check_hooks = nullptr; // never released
 
-// While one lives, Dynamo compiles no Python function that this thread calls. A program that runs compiled code may use
-// a kept cast between two graphs.
+// Disables Dynamo in this thread while it exists. A program that runs compiled code may use a cached cast between two
+// graphs, and Dynamo would then compile the hooks.
 class NotCompiled {
  public:
   NotCompiled()
       : set_(py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame")), before_(set_(py::none())) {}
   ~NotCompiled() {
-    const py::error_scope error; // of the hook
+    const py::error_scope error; // the hook's
     try {
       set_(before_);
-    } catch (const py::error_already_set&) { // the callback was valid before
+    } catch (const py::error_already_set&) { // cannot happen: the callback was valid before
     }
   }
   NotCompiled(const NotCompiled&) = delete;

@@ -5,7 +5,7 @@
 
 namespace torch_promote {
 
-// `hooks` is the module torch_promote.checking.check_casts. It is kept.
+// `hooks` is the module torch_promote.checking.check_casts. It is never released.
 void set_cast_check_hooks(pybind11::object hooks);
 
 } // namespace torch_promote

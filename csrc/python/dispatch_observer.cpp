@@ -26,8 +26,8 @@
 
 namespace py = pybind11;
 
-// Declared here because the header that declares these, torch/csrc/jit/python/pybind_utils.h, takes longer to compile
-// than the rest of the Python unit. A signature that PyTorch changes is a link error when the extension is imported.
+// Declared here because their header, torch/csrc/jit/python/pybind_utils.h, takes longer to compile than the rest of
+// the Python unit. If PyTorch changes a signature, importing the extension fails with a link error.
 namespace torch::jit {
 TORCH_PYTHON_API IValue toIValue(py::handle object, const c10::TypePtr& type, std::optional<int32_t> count);
 TORCH_PYTHON_API py::object toPyObject(IValue value);
@@ -38,21 +38,21 @@ namespace torch_promote {
 namespace {
 
 // The name of a thread's observer in ThreadLocalPythonObjects, which autograd copies to the threads that run a
-// backward. (Python's function for this, torch._C._stash_obj_in_tls, takes a reference too few in PyTorch 2.11.)
+// backward. (The Python equivalent, torch._C._stash_obj_in_tls, misses a reference in PyTorch 2.11.)
 constexpr const char* kObserverName = "torch_promote.dispatch_observer";
 
 // NOTE [ The observer's key ]
-// The observer must see a call above the Autocast keys, where its arguments are still the caller's, in forward and
-// backward, and inside composite ops. Python's modes cannot do that: __torch_dispatch__ comes after autocast, and
-// __torch_function__ does not see C++ callers. This is the only key above autocast that has no kernels in PyTorch,
-// which keeps it for experiments with modes of this kind. It comes before functorch's keys, so under vmap the observer
+// The observer must see a call above the Autocast keys, where the arguments are still uncast, in forward and backward,
+// and inside composite ops. Python's modes cannot do that: __torch_dispatch__ comes after autocast, and
+// __torch_function__ does not see calls from C++. This is the only key above autocast without kernels in PyTorch, which
+// reserves it for experiments with modes of this kind. It comes before functorch's keys, so under vmap the observer
 // sees batched tensors first and then the tensors inside them.
 constexpr c10::DispatchKey kObserverKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 constexpr c10::DispatchKeySet kBelowObserver(c10::DispatchKeySet::FULL_AFTER, kObserverKey);
 
-// Set while the observer sees no op: in the observer itself, in a run under stock, and inside ops that it does not look
-// into. The observer's key is excluded there too, which is cheaper, but not enough: functorch's layers call ops in the
-// dispatch state that they were entered in, which includes the key.
+// Set while the observer ignores all ops: in the observer itself, in a run under stock, and inside ops whose calls it
+// does not observe. The observer's key is excluded there as well, which is cheaper but not sufficient: functorch's
+// layers call ops in the dispatch state in which they were entered, which includes the key.
 thread_local bool tls_unseen = false;
 
 class Unseen {
@@ -73,7 +73,7 @@ class Unseen {
   c10::impl::ExcludeDispatchKeyGuard key_;
 };
 
-// While an observer inspects a tensor, neither a subclass nor a mode may answer for it.
+// Disables tensor subclasses and modes while an observer inspects a tensor.
 struct WithoutTorchFunction {
   const at::impl::TorchFunctionDisabledState before = at::impl::PythonTorchFunctionTLS::get_disabled_state();
 
@@ -89,7 +89,7 @@ struct WithoutTorchFunction {
   }
 };
 
-// Calls the observer; it does not see its own ops.
+// Calls the observer, which does not see its own ops.
 template <class Function>
 auto call_observer(const Function& function) {
   return in_python([&function] {
@@ -103,8 +103,8 @@ py::object borrowed(PyObject* object) {
   return py::reinterpret_borrow<py::object>(object);
 }
 
-// toPyObject reads the data of a number that is a tensor. In torch.func.grad, an in-place op gets such a number in a
-// wrapper, which has no data of its own.
+// toPyObject reads the data of a number that is wrapped in a tensor. In torch.func.grad, an in-place op gets such a
+// number inside a functorch wrapper, which has no data.
 bool is_number_in_wrapper(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
          tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
@@ -114,12 +114,12 @@ c10::IValue without_wrapper(const at::Tensor& tensor) {
   tensor.unsafeGetTensorImpl()->set_wrapped_number(false);
   const py::object wrapper = torch::jit::toPyObject(tensor);
   tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-  // The class of wrappers is in a header that PyTorch does not install as a whole.
+  // The class of wrappers is in a header of which PyTorch installs only a part.
   const py::object inner = py::module_::import("torch._C._functorch").attr("get_unwrapped")(wrapper);
   return torch::jit::toIValue(inner, c10::TensorType::get(), std::nullopt);
 }
 
-// Dtypes, layouts and memory formats are ints on the stack; only the schema tells them from other ints.
+// Dtypes, layouts and memory formats are ints on the stack; only the schema distinguishes them from other ints.
 py::object to_python(const c10::IValue& value, const c10::TypePtr& type) {
   if (value.isInt()) {
     const auto optional = type->cast<c10::OptionalType>();
@@ -142,11 +142,11 @@ py::object to_python(const c10::IValue& value, const c10::TypePtr& type) {
 }
 
 // NOTE [ Tensors without a Python object ]
-// A tensor keeps the first Python object that it gets, and the class of that object. A tensor that becomes a Parameter
-// or another subclass leaves an op without a Python object (nn.Parameter, as_subclass and FakeTensor call detach or
-// alias for it), and could not become one if the observer gave it one. A Python object also changes the use count, from
-// which autograd tells whether it may reuse a gradient's memory. So the observer gets a copy that shares the data.
-// functorch's wrappers cannot be copied, and do not become subclasses.
+// A tensor keeps the first Python object that it gets, and the class of that object. nn.Parameter, as_subclass and
+// FakeTensor call detach or alias, and give the result a Python object of their class. If the observer had already
+// given it one, that would fail. A Python object also changes the use count, by which autograd decides whether it may
+// reuse a gradient's memory. So the observer gets a copy that shares the data. functorch's wrappers cannot be copied,
+// and do not become subclasses.
 bool is_new_to_python(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kWrappers(
       {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});
@@ -158,7 +158,7 @@ at::Tensor to_show(const at::Tensor& tensor) {
   if (!is_new_to_python(tensor)) {
     return tensor;
   }
-  const c10::impl::ExcludeDispatchKeyGuard without_modes(c10::DispatchKey::Python); // they would see a detach
+  const c10::impl::ExcludeDispatchKeyGuard without_modes(c10::DispatchKey::Python); // modes would see a detach
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   at::Tensor copy(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
   if (tensor.requires_grad()) {
@@ -188,8 +188,8 @@ c10::IValue to_show(const c10::IValue& value) {
   return value;
 }
 
-// The values on the stack of a schema's arguments, or of its returns. `as_they_are`: tensors without a Python object
-// get one, and no copy is shown.
+// Converts the values on the stack for a schema's arguments, or its returns. `as_they_are`: gives tensors without a
+// Python object one, instead of passing copies.
 py::list to_list(
     const torch::jit::Stack& stack, const std::vector<c10::Argument>& arguments, bool as_they_are = false) {
   py::list values;
@@ -200,7 +200,7 @@ py::list to_list(
   return values;
 }
 
-// A reference that takes the interpreter lock when it releases its object. False if it holds nothing, or None.
+// A reference that takes the GIL to release its object. False if it holds nothing, or None.
 struct Reference {
   py::object value;
 
@@ -229,11 +229,11 @@ py::object observer_of_this_thread() {
   return py::reinterpret_borrow<py::object>(holder->ptr(getPyInterpreter()));
 }
 
-// Makes the same call under PyTorch's own autocast instead of ours. The observer sees nothing of it.
+// Makes the same call under PyTorch's own autocast instead of ours. The observer does not see it.
 void run_under_stock(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const Unseen unseen;
   const c10::impl::ExcludeDispatchKeyGuard without_ours(kAutocastKey);
-  // An op that returns several arguments reads them after they have left the stack. Callers of PyTorch hold them.
+  // An op that returns several arguments reads them after they have left the stack, where PyTorch's callers hold them.
   const torch::jit::Stack arguments = stack;
   op.redispatchBoxed((keys & kBelowObserver).remove(kAutocastKey), &stack);
 }
@@ -273,7 +273,7 @@ void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   }
   try {
     if (stock_too) {
-      // The observer replaces the arguments that the op writes to by copies, so that these are written once.
+      // The observer replaces the arguments that the op writes to with copies, so that the originals are written once.
       torch::jit::Stack again = call_observer([&] {
         const py::list values = observer.value.attr("before_stock")(token.value);
         torch::jit::Stack made;
@@ -303,7 +303,7 @@ void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
     }
     run(op, keys, stack, see_through);
     call_observer([&] {
-      // An observer that puts hooks on results asks for them; copies have no node of autograd.
+      // An observer that registers hooks on results needs the real ones; copies have no autograd node.
       const bool as_they_are = py::getattr(token.value, "real_results", py::bool_(false)).cast<bool>();
       observer.value.attr("end")(token.value, to_list(*stack, schema.returns(), as_they_are));
     });
@@ -319,7 +319,7 @@ void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
 
 py::object swap_observer(py::object observer) {
   py::object before = observer_of_this_thread();
-  // For None store nothing: when a thread ends, its objects may be released after Python has shut down.
+  // Store nothing for None: when a thread ends, its objects may be released after Python has shut down.
   std::shared_ptr<c10::SafePyObject> holder;
   if (!observer.is_none()) {
     holder = std::make_shared<c10::SafePyObject>(observer.release().ptr(), getPyInterpreter());

@@ -25,6 +25,7 @@
 #include "python/promotion_hooks.h"
 #include "python/region_bindings.h"
 #include "region/current_policy.h"
+#include "region/named_use.h"
 #include "region/region.h"
 
 #include <c10/util/Exception.h>
@@ -36,6 +37,7 @@
 #include <torch/version.h>
 
 #include <array>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -49,23 +51,30 @@ namespace torch_promote {
 namespace {
 
 PolicyByte checked_byte(unsigned int byte) {
-  TORCH_CHECK_VALUE(byte <= 255, "a policy byte is at most 255, got ", byte);
+  TORCH_CHECK_VALUE(byte <= 255, "a policy byte must be at most 255, got ", byte);
   return static_cast<PolicyByte>(byte);
 }
 
-uint32_t register_change(const std::vector<std::tuple<OpNumber, size_t, unsigned int>>& overrides, bool replaces) {
+// `named`: of each op that overrides name, its overloads, those of ops that compute the same and more, and its policy.
+uint32_t register_change(
+    const std::vector<std::tuple<OpNumber, size_t, unsigned int>>& overrides,
+    bool replaces,
+    std::vector<std::tuple<std::vector<OpNumber>, std::vector<OpNumber>, unsigned int>> named) {
   PolicyChange change;
   change.base = replaces ? PolicyChange::Base::registered : PolicyChange::Base::around;
   for (const auto& [op, device, byte] : overrides) {
-    TORCH_CHECK_INDEX(op < count_of_op_numbers(), "there are ", count_of_op_numbers(), " ops with a number; got ", op);
-    TORCH_CHECK_INDEX(device < kNumDevices, "there are ", kNumDevices, " device types; got ", device);
+    TORCH_CHECK_INDEX(op < count_of_op_numbers(), "op number ", op, " out of range: ", count_of_op_numbers(), " ops");
+    TORCH_CHECK_INDEX(device < kNumDevices, "device index ", device, " out of range: ", kNumDevices, " device types");
     change.overrides.push_back({op, static_cast<Device>(device), checked_byte(byte)});
+  }
+  for (auto& [overloads, fused, byte] : named) {
+    change.named.push_back({std::move(overloads), std::move(fused), checked_byte(byte)});
   }
   return replaces || !change.overrides.empty() ? intern_change(std::move(change)) : 0;
 }
 
-// What a change does: whether it starts from "around", "registered" or "stock", and the ops that it sets, each with the
-// number of a device type.
+// Describes a change: its base ("around", "registered" or "stock"), and the ops that it sets, each with the number of a
+// device type.
 std::pair<std::string, std::vector<std::pair<std::string, size_t>>> describe_change(uint32_t number) {
   constexpr std::array<const char*, 3> kBases = {"around", "registered", "stock"};
   const PolicyChange change = find_policy_change(number);
@@ -135,13 +144,13 @@ uint32_t register_promotion_change(uint32_t promotion) {
   return intern_change(std::move(change));
 }
 
-// The number of the rule that acts on the calls that this thread makes now, or None.
+// The number of the rule that acts on this thread's current calls, or None.
 py::object promotion_in_force() {
   const Promotion* promotion = promotion_acts_here() ? current_policy().promotion.rule : nullptr;
   return promotion == nullptr ? py::object(py::none()) : py::object(py::int_(promotion->number));
 }
 
-// The policies in force that differ from stock's: the bytes for each device type, by the op's name.
+// The current policies that differ from stock's: the bytes for each device type, keyed by the op's name.
 std::map<std::string, std::vector<unsigned int>> current_policy_by_name() {
   std::map<std::string, std::vector<unsigned int>> result;
   for (const Override& change : overrides_of(current_policy())) {
@@ -168,9 +177,8 @@ std::vector<at::Tensor> to_tensors(const py::iterable& objects) {
   return tensors;
 }
 
-// The optimizer of these weights has made a step. If a CUDA graph is being captured, each of its replays will make the
-// step again.
-// Of the sequence, what is a tensor: an optimizer may have something else among its parameters.
+// Called after an optimizer's step on these weights. If a CUDA graph is being captured, each replay repeats the step.
+// Ignores elements that are not tensors: an optimizer's parameters may contain others.
 void note_step(const py::sequence& weights) {
   std::vector<at::Tensor> written;
   bool captured = false;
@@ -218,7 +226,7 @@ std::vector<std::vector<unsigned int>> bytes_of(const PolicyTable& table) {
 } // namespace
 
 PYBIND11_MODULE(_C, m) {
-  m.doc() = "The compiled part of torch_promote: the wrappers on AutocastPrivateUse1, the regions and the cast cache.";
+  m.doc() = "The C++ part of torch_promote: the wrappers on AutocastPrivateUse1, the regions and the cast cache.";
   if (!add_region_functions(m.ptr()) || !add_call_on_store(m.ptr())) {
     throw py::error_already_set();
   }
@@ -259,7 +267,7 @@ PYBIND11_MODULE(_C, m) {
   register_typed_wrappers();
   register_unversioned_writers();
   register_closed_ops();
-  stock_policy_table(); // now, while this thread is the only one here
+  stock_policy_table(); // created now, before other threads use it
   m.attr("TORCH_VERSION") = TORCH_VERSION;
 
   py::dict policies;
@@ -286,13 +294,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("current_policy_bytes", [] { return bytes_of(current_policy()); });
   m.def("current_policy", &current_policy_by_name);
   m.def("register_op", &register_op);
-  m.def("register_change", &register_change);
+  m.def("register_change", &register_change, py::arg("overrides"), py::arg("replaces"), py::arg("named") = py::tuple());
   m.def("describe_change", &describe_change);
   m.def("capture_policy", [] { return change_to(current_policy()); });
   m.def("set_defaults", &set_defaults);
-  // A hash of the promotion rule in force, the same in every process; 0 where there is none.
+  // A hash of the current promotion rule, the same in every process; 0 for none.
   m.def("promotion_content", [] { return current_policy().promotion.content; });
-  // The name of the promotion rule in force, without its lint; "" for PyTorch's own rule.
+  // The name of the current promotion rule, without its lint; "" for PyTorch's own rule.
   m.def("promotion_rule", [] {
     const Promotion* rule = current_policy().promotion.rule;
     return rule == nullptr || rule->options.is_stock ? std::string() : rule->name;
@@ -302,6 +310,12 @@ PYBIND11_MODULE(_C, m) {
   m.def("current_policy_id", [] { return current_policy().serial; });
   m.def("touch_change", &touch_change);
   m.def("registry_sizes", &registry_sizes); // for tests
+  m.def("forget_named_calls", [] {          // for tests; see NOTE [ Unused overrides ]
+    forget_named_calls();
+    for (std::atomic<bool>& called : called_in_unknown_region) {
+      called = false;
+    }
+  });
   m.def("depth", &depth);
   m.attr("CACHE_MODES") = py::cast(kCacheModeNames).cast<py::tuple>();
   m.def("cache_mode", [] { return kCacheModeNames[static_cast<size_t>(tls_cache_mode)]; });
@@ -324,8 +338,8 @@ PYBIND11_MODULE(_C, m) {
       "register_promoting_op",
       [](std::string op, std::string overload, std::string functional, uint64_t participants, unsigned int computes,
          int rounding_mode, bool each, bool matmul, unsigned int refuses) {
-        TORCH_CHECK_VALUE(computes <= static_cast<unsigned int>(Computes::opaque), "no op computes ", computes);
-        TORCH_CHECK_VALUE(refuses <= static_cast<unsigned int>(Refuses::mixed), "no op refuses ", refuses);
+        TORCH_CHECK_VALUE(computes <= static_cast<unsigned int>(Computes::opaque), "invalid Computes: ", computes);
+        TORCH_CHECK_VALUE(refuses <= static_cast<unsigned int>(Refuses::mixed), "invalid Refuses: ", refuses);
         register_promoting_op(
             {std::move(op), std::move(overload), std::move(functional), participants, static_cast<Computes>(computes),
              rounding_mode, each, matmul, static_cast<Refuses>(refuses)});

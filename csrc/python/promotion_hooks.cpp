@@ -6,9 +6,11 @@
 #include "python/python_call.h"
 #include "region/promotion_state.h"
 
+#include <pybind11/complex.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/DynamicTypes.h>
 
+#include <complex>
 #include <string>
 
 namespace py = pybind11;
@@ -32,13 +34,23 @@ py::object to_python(const c10::SymIntArrayRef sizes) {
   return py::tuple(result);
 }
 
-// (dtype, sizes, the type of the number or -1, the value of an int or None)
+py::object value_of(const Operand& operand) {
+  if (const auto value = operand.int_value(); value.has_value()) {
+    return py::int_(*value);
+  }
+  const auto value = operand.value();
+  if (!value.has_value()) {
+    return py::none();
+  }
+  return *operand.number == Number::complex ? py::cast(static_cast<std::complex<double>>(*value))
+                                            : py::object(py::float_(value->real()));
+}
+
+// (dtype, sizes, the type of the number or -1, its value or None)
 py::object to_python(const Operand& operand) {
   const py::object sizes = operand.tensor != nullptr ? to_python(operand.tensor->sym_sizes()) : py::tuple();
   const int number = operand.number.has_value() ? static_cast<int>(*operand.number) : -1;
-  const auto value = operand.int_value();
-  return py::make_tuple(
-      to_python(operand.dtype), sizes, number, value.has_value() ? py::object(py::int_(*value)) : py::none());
+  return py::make_tuple(to_python(operand.dtype), sizes, number, value_of(operand));
 }
 
 py::list to_python(const Operands& operands) {
@@ -49,7 +61,7 @@ py::list to_python(const Operands& operands) {
   return result;
 }
 
-// The rule does not act on ops that a hook calls.
+// Calls a hook. The rule does not act on ops that the hook calls.
 template <class... Args>
 py::object call_hook(const char* name, const Promotion& promotion, const Args&... args) {
   const InsidePromoted inside;
@@ -93,11 +105,11 @@ const PromotionCallbacks kPromotionCallbacks = {
            const std::string& op,
            const Operands& operands,
            c10::ScalarType result,
-           int kind) {
+           uint8_t kinds) {
           in_python([&] {
             call_hook(
                 "report", promotion, reinterpret_cast<uintptr_t>(region), op, to_python(operands), to_python(result),
-                kind);
+                static_cast<int>(kinds));
           });
         },
 };

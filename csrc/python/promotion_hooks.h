@@ -5,7 +5,7 @@
 
 namespace torch_promote {
 
-// Sets the object that answers, for the rest of the process; torch_promote/promoting/hooks.py.
+// Sets the object with the hooks (torch_promote/promoting/hooks.py) for the rest of the process.
 void set_promotion_hooks(pybind11::object hooks);
 
 } // namespace torch_promote

@@ -2,16 +2,20 @@
 #include "python/region_bindings.h"
 
 #include "policy/torch_declarations.h"
+#include "python/packed_spec.h"
 #include "region/frames.h"
 #include "region/region.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/Dtype.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -20,14 +24,13 @@ namespace torch_promote {
 namespace {
 
 // NOTE [ Regions in Python and in C ]
-// `my_autocast` and `promotion` are Python classes with short Python methods, and what a method does in the usual case
-// is one call of a function in this file. Methods in C would save their Python frames, about a third of the cost of a
-// region. But Dynamo (PyTorch 2.11 to 2.15) traces a context manager only if its `__enter__` and `__exit__` are Python
-// functions: it reads their `__func__`. CPython calls the handlers of signals between instructions of Python functions.
-// If one raises (KeyboardInterrupt), undo_enter and torch_promote/regions/interrupts.py see to it that no region stays
-// open.
+// `my_autocast` and `promotion` are Python classes. In the usual case, each of their methods makes one call of a
+// function in this file. Methods in C would save the Python frames, about a third of the cost of a region. But Dynamo
+// (PyTorch 2.11 to 2.15) traces a context manager only if its `__enter__` and `__exit__` are Python functions: it reads
+// their `__func__`. CPython runs signal handlers between the instructions of Python functions. If a handler raises
+// (KeyboardInterrupt), undo_enter and torch_promote/regions/interrupts.py make sure that no region stays open.
 
-// Objects of Python that this file uses; never released.
+// Python objects that this file uses; never released.
 struct PythonObjects {
   PyObject* get_running_loop = nullptr; // asyncio._get_running_loop
   PyObject* cuda = nullptr;             // the dict of torch.cuda
@@ -36,81 +39,21 @@ struct PythonObjects {
 
 PythonObjects python{};
 
-// What enter_region and exit_region find around the region, which Python handles; 0 in the usual case.
+// Flags that enter_region and exit_region return for circumstances that Python code has to handle; usually 0.
 constexpr long kTorchFunctionMode = 1;
 constexpr long kRunningLoop = 2;
 constexpr long kUncheckedRanks = 4;
 constexpr long kWatched = 8;
+constexpr long kUnusedOverrides = 16;
 
-// What Python wants to be told at each region: kUncheckedRanks, to compare the policies of this job's processes at the
-// next one (torch_promote/integrations/ranks.py); kWatched, because somebody follows the regions
+// Flags that Python wants every region to return: kUncheckedRanks makes the next region compare the policies of this
+// job's ranks (torch_promote/integrations/ranks.py); kWatched calls the watchers of regions
 // (torch_promote/regions/watching.py). Read and written under the GIL.
 long wanted_by_python = 0;
 
-// In Python a packed spec is a str of 16 hexadecimal digits. Dynamo treats a str as a constant; an int that changes
-// between calls it treats as a symbol, and the spec has to be a constant of the graph.
-constexpr Py_ssize_t kSpecDigits = 16;
-
-std::optional<uint64_t> parse_digits(PyObject* text) {
-  if (!PyUnicode_Check(text) || PyUnicode_GET_LENGTH(text) != kSpecDigits || !PyUnicode_IS_ASCII(text)) {
-    return std::nullopt;
-  }
-  const Py_UCS1* digits = PyUnicode_1BYTE_DATA(text);
-  uint64_t packed = 0;
-  for (Py_ssize_t i = 0; i < kSpecDigits; ++i) {
-    const Py_UCS1 c = digits[i];
-    const int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-    if (value < 0) {
-      return std::nullopt;
-    }
-    packed = packed << 4 | static_cast<uint64_t>(value);
-  }
-  return packed;
-}
-
-PyObject* spell_digits(uint64_t packed) {
-  PyObject* text = PyUnicode_New(kSpecDigits, 127);
-  if (text != nullptr) {
-    Py_UCS1* digits = PyUnicode_1BYTE_DATA(text);
-    for (Py_ssize_t i = kSpecDigits; i-- > 0; packed >>= 4) {
-      digits[i] = static_cast<Py_UCS1>("0123456789abcdef"[packed & 0xF]);
-    }
-  }
-  return text;
-}
-
-// The spec that was packed or unpacked last, with the str that spells it: a loop asks for one spec again and again. The
-// str is kept, so that no other str has its address. Written under the GIL only.
-struct LastSpec {
-  PyObject* text = nullptr;
-  uint64_t packed = 0;
-  RegionSpec spec;
-
-  void put(PyObject* new_text, uint64_t new_packed) {
-    packed = new_packed;
-    spec = RegionSpec::unpack(new_packed);
-    Py_INCREF(new_text);
-    Py_XDECREF(std::exchange(text, new_text));
-  }
-};
-
-LastSpec last_spec;
-
-const RegionSpec* unpack_text(PyObject* text) {
-  if (text != last_spec.text) {
-    const std::optional<uint64_t> packed = parse_digits(text);
-    if (!packed.has_value()) {
-      PyErr_SetString(PyExc_ValueError, "a packed spec is a str of 16 hexadecimal digits");
-      return nullptr;
-    }
-    last_spec.put(text, *packed);
-  }
-  return &last_spec.spec;
-}
-
 constexpr Py_ssize_t kPlainArguments = 5;
 
-// What pack_plain_region returned last. Regions that are made alike, one after the other, share it.
+// The last result of pack_plain_region, which consecutive regions with the same arguments share.
 struct LastPlainRegion {
   PyObject* result = nullptr; // (packed, given)
   PyObject* given = nullptr;  // borrowed from it
@@ -144,9 +87,9 @@ PyObject* plain_region(PyObject* const* args, uint64_t packed) {
   return last.result;
 }
 
-// Whether an event loop runs in this thread; nothing, with Python's error set, if asyncio raised.
+// Whether an event loop runs in this thread; nullopt, with Python's error set, if asyncio raised.
 std::optional<bool> loop_runs() {
-  // asyncio's own function is called directly; one that somebody put in its place is called as any Python object.
+  // Call asyncio's own function directly, and a replacement like any Python object.
   PyObject* function = python.get_running_loop;
   const bool is_plain = PyCFunction_CheckExact(function) && PyCFunction_GET_FLAGS(function) == METH_NOARGS;
   PyObject* loop = is_plain ? PyCFunction_GET_FUNCTION(function)(PyCFunction_GET_SELF(function), nullptr)
@@ -177,10 +120,10 @@ bool without_throwing(const Function& function) {
   return false;
 }
 
-// The owner of the region that this thread entered last, if it has completed. It is compared, never dereferenced.
+// The owner of the last region that this thread entered completely. It is compared, never dereferenced.
 constinit thread_local const void* tls_last_entered = nullptr;
 
-// enter_region(owner, packed) -> int: what is around the region that Python handles.
+// enter_region(owner, packed) -> int: the flags above.
 PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   if (count != 2) {
     PyErr_SetString(PyExc_TypeError, "enter_region(owner, packed) takes two arguments");
@@ -198,19 +141,45 @@ PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_
       wanted_by_python);
 }
 
-// exit_region(owner) -> int: as enter_region, or -1 if the owner has no open region in this thread.
-PyObject* py_exit_region(PyObject* /*module*/, PyObject* owner) {
-  bool open = false;
-  if (!without_throwing([&] { open = exit_region(owner_of(owner)); })) {
-    return nullptr;
-  }
-  return PyLong_FromLong(!open ? -1 : at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0);
+// The overrides without effect in the region that this thread ended last, until take_unused_overrides asks.
+std::vector<Unused>& unused_overrides() {
+  static thread_local std::vector<Unused> unused;
+  return unused;
 }
 
-// undo_enter(owner): after an error in `__enter__`. Ends the region if enter_region has opened it.
+// exit_region(owner) -> int: as enter_region, or -1 if the owner has no open region in this thread. kUnusedOverrides:
+// ask take_unused_overrides.
+PyObject* py_exit_region(PyObject* /*module*/, PyObject* owner) {
+  bool open = false;
+  bool unused = false;
+  if (!without_throwing([&] {
+        std::shared_ptr<NamedUse> use;
+        open = exit_region(owner_of(owner), &use);
+        if (use != nullptr && !use->outer.empty()) {
+          unused_overrides() = unused_in(*use);
+          unused = !unused_overrides().empty();
+        }
+      })) {
+    return nullptr;
+  }
+  return PyLong_FromLong(
+      !open ? -1
+            : (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) | (unused ? kUnusedOverrides : 0));
+}
+
+// take_unused_overrides() -> list[tuple[str, str, int, str]]: `Unused` of the region that this thread ended last.
+PyObject* py_take_unused_overrides(PyObject* /*module*/, PyObject* /*unused*/) {
+  PyObject* result = nullptr;
+  without_throwing([&] { result = pybind11::cast(std::exchange(unused_overrides(), {})).release().ptr(); });
+  return result;
+}
+
+// undo_enter(owner): ends the region if enter_region has opened it; called after an error in `__enter__`.
 PyObject* py_undo_enter(PyObject* /*module*/, PyObject* owner) {
-  if (std::exchange(tls_last_entered, nullptr) == owner_of(owner) &&
-      !without_throwing([&] { exit_region(owner_of(owner)); })) {
+  if (std::exchange(tls_last_entered, nullptr) == owner_of(owner) && !without_throwing([&] {
+        std::shared_ptr<NamedUse> use;
+        exit_region(owner_of(owner), &use);
+      })) {
     return nullptr;
   }
   Py_RETURN_NONE;
@@ -225,7 +194,7 @@ PyObject* py_set_wanted(PyObject* /*module*/, PyObject* wanted) {
 // open_regions() -> tuple[tuple[int, int], ...]: the address of the owner and the policy change of each open region of
 // this thread, outermost first.
 PyObject* py_open_regions(PyObject* /*module*/, PyObject* /*unused*/) {
-  // A copy, since the garbage collector may run below, and the end of a generator ends its regions.
+  // A copy: the garbage collector may run below, and finalizing a generator ends its regions.
   std::vector<std::pair<uintptr_t, uint32_t>> open;
   for (const Frame& frame : open_frames()) {
     open.emplace_back(reinterpret_cast<uintptr_t>(frame.owner), frame.spec.change);
@@ -243,16 +212,16 @@ PyObject* py_open_regions(PyObject* /*module*/, PyObject* /*unused*/) {
   return regions;
 }
 
-// What `torch.cuda` answered when it was last asked whether autocast can be enabled. Only "yes" is kept, and only as
-// long as the functions that gave it are in their places: a test that replaces one of them gets its own answer.
+// Remembers that `torch.cuda` allowed autocast, for as long as torch.cuda's functions are the same objects: if a test
+// replaces one of them, it is called. A "no" is not remembered.
 struct CudaAnswers {
   std::array<PyObject*, 3> functions{}; // amp_definitely_not_available, is_available, is_bf16_supported
   bool available = false;
   bool bfloat16 = false;
 };
 
-// Calls a function of `torch.cuda`, and returns whether its answer is the wanted one. If the function raises, returns
-// false; the Python code then asks again and reports the error. Exceptions that are no errors, such as
+// Calls a function of `torch.cuda`, and returns whether it returned `wanted`. If the function raises an Exception,
+// returns false; the Python code then calls it again and reports the error. Other exceptions, such as
 // KeyboardInterrupt, stay set.
 bool answers(PyObject* function, bool wanted) {
   PyObject* answer = PyObject_CallNoArgs(function);
@@ -264,7 +233,7 @@ bool answers(PyObject* function, bool wanted) {
   return truth == (wanted ? 1 : 0);
 }
 
-// False, possibly with Python's error set, if Python has to handle the region.
+// Returns false, possibly with Python's error set, if Python has to handle the region.
 bool cuda_can_be_enabled(at::ScalarType dtype) {
   static PyObject* const names[] = {
       PyUnicode_InternFromString("amp_definitely_not_available"), PyUnicode_InternFromString("is_available"),
@@ -278,13 +247,13 @@ bool cuda_can_be_enabled(at::ScalarType dtype) {
   if (now.available && (now.bfloat16 || !asks_bfloat16)) {
     return true;
   }
-  // A mock may answer otherwise next time.
+  // A mock may return something else next time.
   if (!std::all_of(
           functions.begin(), functions.end(), [](PyObject* f) { return f != nullptr && PyFunction_Check(f); })) {
     PyErr_Clear();
     return false;
   }
-  // The calls run Python code, which may replace the functions and come back here: the answers belong to these three.
+  // The calls run Python code, which may replace the functions and re-enter this one: hold these three.
   std::for_each(functions.begin(), functions.end(), [](PyObject* f) { Py_INCREF(f); });
   now.available = answers(functions[0], false);
   now.bfloat16 = now.available && asks_bfloat16 && answers(functions[2], true);
@@ -293,7 +262,7 @@ bool cuda_can_be_enabled(at::ScalarType dtype) {
   return now.available && (now.bfloat16 || !asks_bfloat16);
 }
 
-// The device that a plain region names; nothing for another argument, such as a sequence or a subclass of str.
+// The device that a plain region names; nullopt for other arguments, such as a sequence or a subclass of str.
 std::optional<Device> plain_device(PyObject* device_type) {
   if (PyUnicode_CheckExact(device_type)) {
     if (PyUnicode_CompareWithASCIIString(device_type, "cpu") == 0) {
@@ -306,7 +275,7 @@ std::optional<Device> plain_device(PyObject* device_type) {
   return std::nullopt;
 }
 
-// What `cache` asks for: a name of a cache mode, "none", or None. Python has checked it.
+// Applies the argument `cache`: the name of a cache mode, "none", or None. Python has checked it.
 void put_cache(RegionSpec& spec, PyObject* cache) {
   for (size_t mode = 0; cache != Py_None && mode < kCacheModeNames.size(); ++mode) {
     if (PyUnicode_CompareWithASCIIString(cache, kCacheModeNames[mode]) == 0) {
@@ -317,8 +286,8 @@ void put_cache(RegionSpec& spec, PyObject* cache) {
 }
 
 // pack_plain_region(device_type, dtype, enabled, cache_enabled, cache) -> (packed, given) | None: the packed spec of a
-// region of one device type with bfloat16 or float16, and these arguments. None for everything else, errors and
-// warnings included: Python handles those.
+// region of one device type with bfloat16 or float16, and these arguments. Returns None in all other cases, including
+// errors and warnings, which Python handles.
 PyObject* py_pack_plain_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   if (count != kPlainArguments) {
     PyErr_SetString(
@@ -360,6 +329,7 @@ PyCFunction as_c_function(Function* function) {
 PyMethodDef kRegionFunctions[] = {
     {"enter_region", as_c_function(&py_enter_region), METH_FASTCALL, nullptr},
     {"exit_region", &py_exit_region, METH_O, nullptr},
+    {"take_unused_overrides", &py_take_unused_overrides, METH_NOARGS, nullptr},
     {"undo_enter", &py_undo_enter, METH_O, nullptr},
     {"set_ranks_unchecked", &py_set_wanted<kUncheckedRanks>, METH_O, nullptr},
     {"set_regions_watched", &py_set_wanted<kWatched>, METH_O, nullptr},
@@ -370,7 +340,7 @@ PyMethodDef kRegionFunctions[] = {
 
 PyObject* import_dict(const char* module_name) {
   PyObject* module = PyImport_ImportModule(module_name);
-  return module == nullptr ? nullptr : PyModule_GetDict(module); // the reference to the module is kept
+  return module == nullptr ? nullptr : PyModule_GetDict(module); // the reference to the module is never released
 }
 
 } // namespace
@@ -391,7 +361,8 @@ bool add_region_functions(PyObject* module) {
          PyModule_AddIntConstant(module, "TORCH_FUNCTION_MODE", kTorchFunctionMode) == 0 &&
          PyModule_AddIntConstant(module, "RUNNING_LOOP", kRunningLoop) == 0 &&
          PyModule_AddIntConstant(module, "UNCHECKED_RANKS", kUncheckedRanks) == 0 &&
-         PyModule_AddIntConstant(module, "WATCHED", kWatched) == 0;
+         PyModule_AddIntConstant(module, "WATCHED", kWatched) == 0 &&
+         PyModule_AddIntConstant(module, "UNUSED_OVERRIDES", kUnusedOverrides) == 0;
 }
 
 } // namespace torch_promote

@@ -13,13 +13,14 @@ const PolicyTable& policy_of_carried_state() {
       return stock_policy_table();
     }
   }
-  // An op asks several times. The pointer also keeps the table until this thread runs under another policy.
+  // An op looks up the policy several times. The pointer also keeps the table alive until this thread runs under
+  // another policy.
   static thread_local Fingerprint found_for{};
   static thread_local PolicyPtr found;
   if (found.get() == nullptr || found_for != digits) {
     found = find_policy(digits);
     found_for = digits;
-    if (found.get() == &stock_policy_table()) { // dropped; it may be made again
+    if (found.get() == &stock_policy_table()) { // the table was dropped, and may be created again later
       found = PolicyPtr();
       return stock_policy_table();
     }

@@ -1,4 +1,4 @@
-// file: the open regions of a thread, one frame each, and how the thread's state follows from them
+// file: the stack of open regions of a thread, and the thread state that follows from it
 #include "region/frames.h"
 
 #include "cache/stock_cache.h"
@@ -26,7 +26,7 @@ Thread& thread() {
   return instance;
 }
 
-// The first slot is that of our own key: regions set its enabled flag, so that only its dtype is written here.
+// The first slot belongs to our own key. Regions set its enabled flag, so only its dtype is written here.
 void write_slots(const Slots& slots) {
   at::autocast::set_autocast_dtype(kSlots[0], slots[0].dtype);
   for (size_t slot = 1; slot < slots.size(); ++slot) {
@@ -89,7 +89,7 @@ PolicyPtr policy_around(const ThreadState& state) {
 
 void end_caches() {
   end_cast_cache();
-  if (borrows_casts()) { // a checkpoint's recomputation ends. Under stock, it frees the casts of the forward
+  if (borrows_casts()) { // the end of a checkpoint's recomputation: stock frees the casts of the forward here
     clear_stock_cache_for_all_threads();
   } else {
     clear_stock_cache();
@@ -110,8 +110,10 @@ void leave_nesting(const Frame& frame) {
 void put_flags() {
   const auto& frames = open_frames();
   tls_region_open = false;
+  tls_notes_calls = frames.empty();
   for (const Frame& frame : frames) {
     tls_region_open |= frame.is_autocast();
+    tls_notes_calls |= frame.named != nullptr;
   }
   tls_promotion.graph_task = frames.empty() ? -1 : frames.back().graph_task;
 }
@@ -153,7 +155,7 @@ void end_innermost() {
 const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const PolicyTable* before, PolicyPtr around) {
   for (size_t i = first; i < frames.size(); ++i) {
     frames[i].before.policy = before;
-    if (touch_change(frames[i].spec.change)) { // otherwise the region keeps the table that it has
+    if (touch_change(frames[i].spec.change)) { // otherwise the region keeps its table
       frames[i].policy = compose(around.get(), frames[i].spec.change);
     }
     frames[i].around = std::move(around);

@@ -3,11 +3,11 @@
 
 namespace torch_promote {
 
-// A rule acts neither on the ops that a promoting op calls nor on backward formulas.
+// A rule does not act on the ops that a promoting op calls, nor on backward formulas.
 struct PromotionState {
   bool inside = false; // the thread runs a promoting op, or one of our Python hooks
-  // The backward in which the innermost region was entered, -1 for none. The rule acts in that one, because
-  // checkpointing enters regions in a backward to run a forward again; it does not act in backwards that begin inside
+  // The backward in which the innermost region was entered, -1 for none. The rule acts in that backward, because
+  // checkpointing enters regions in a backward to run a forward again. It does not act in backwards that start inside
   // the region.
   int graph_task = -1;
 };

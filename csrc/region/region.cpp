@@ -16,14 +16,14 @@ namespace torch_promote {
 
 namespace {
 
-// Ends a region while others, opened later, are still open.
+// Ends a region while regions that were opened later are still open.
 void end_below(size_t position) {
   auto& frames = open_frames();
   const Frame frame = std::move(frames[position]);
   frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
   put_flags();
-  // The next region that changes the same state takes over what the ended one would have restored; if there is none, it
-  // is restored now. Every region sets the key, and nearly every one the cache flag.
+  // The state that the ended region would have restored passes to the next region that changes the same state. If there
+  // is none, it is restored now. Every region sets the key, and nearly every region sets the cache flag.
   for (size_t device = 0; device < kNumDevices; ++device) {
     if (!frame.names(device)) {
       continue;
@@ -70,7 +70,12 @@ void enter_region(const void* owner, const RegionSpec& spec) {
   ThreadKeys keys = ThreadKeys::read();
   Frame frame{owner, spec, ThreadState::read(keys), {}, {}};
   frame.around = policy_around(frame.before);
-  frame.policy = compose(frame.around.get(), spec.change); // may throw; nothing below does
+  std::shared_ptr<const NamedOps> named;
+  frame.policy = compose(frame.around.get(), spec.change, &named);
+  if (named != nullptr && named->any_uncalled() && owner != kGraphOwner) {
+    frame.named = std::make_shared<NamedUse>(NamedUse{std::move(named), {}});
+  }
+  // What is above may throw; nothing below does.
   const PolicyTable* policy = frame.policy.get();
   if (writes_slots(frame) && !any_writes_slots()) {
     read_slots_outside();
@@ -82,7 +87,7 @@ void enter_region(const void* owner, const RegionSpec& spec) {
   }
   entered.before.nesting = frame.is_autocast() ? at::autocast::increment_nesting() - 1 : nesting_depth();
   if (entered.before.nesting == 0) {
-    end_cast_cache(); // what could not be freed under PyTorch's lock
+    end_cast_cache(); // casts that could not be freed under PyTorch's lock
   } else if (!tls_region_open) {
     drop_casts_if_a_clear_was_missed();
   }
@@ -113,9 +118,10 @@ void enter_region(const void* owner, const RegionSpec& spec) {
   }
 }
 
-bool exit_region(const void* owner) {
+bool exit_region(const void* owner, std::shared_ptr<NamedUse>* use) {
   auto& frames = open_frames();
   if (!frames.empty() && frames.back().owner == owner) { // the usual case
+    *use = std::move(frames.back().named);
     end_innermost();
     return true;
   }
@@ -127,6 +133,7 @@ bool exit_region(const void* owner) {
     end_innermost();
   }
   const auto from_top = std::find_if(frames.rbegin(), frames.rend(), mine);
+  *use = std::move(from_top->named);
   if (from_top == frames.rbegin()) {
     end_innermost();
   } else {

@@ -1,6 +1,7 @@
-// file: the thread's open regions, and what the end of a region restores
+// file: enters, leaves and suspends regions
 #pragma once
 
+#include "region/named_use.h"
 #include "region/region_spec.h"
 
 #include <cstddef>
@@ -8,25 +9,26 @@
 
 namespace torch_promote {
 
-// The owner of regions that a traced graph opens. If an op of the graph raises, the graph does not end them; they end
-// with the region around them at the latest.
+// The owner of regions that a traced graph opens. If an op of the graph raises, the graph does not end them. They then
+// end with the region around them.
 constexpr const void* kGraphOwner = nullptr;
 
 // Opens a region in this thread. `owner` identifies the object that opens it; it is compared, never dereferenced.
 void enter_region(const void* owner, const RegionSpec& spec);
 
 // Ends the innermost open region of `owner` in this thread. Returns false, and changes nothing, if there is none.
-// Regions that were opened later stay open, and the state afterwards is what they and the regions around ask for.
-bool exit_region(const void* owner);
+// Regions that were opened later stay open, and the state afterwards is what they and the regions around ask for. `use`
+// gets what the region has noted; null for none.
+bool exit_region(const void* owner, std::shared_ptr<NamedUse>* use);
 
-// The owner of the innermost open region of `promotion` in this thread, null if there is none.
+// The owner of the innermost open region of `promotion` in this thread, or null.
 const void* innermost_promotion_region();
 
-// How many regions are open in this thread.
+// The number of open regions in this thread.
 size_t depth();
 
 // A step of a coroutine may end inside its regions. `suspend` removes the regions above `base` from this thread and
-// restores the state around them; `resume` enters them again, in whatever state the thread then has.
+// restores the state around them; `resume` enters them again, on top of the thread's state at that time.
 struct Suspended;
 std::shared_ptr<Suspended> suspend(size_t base);
 void resume(const Suspended& regions);

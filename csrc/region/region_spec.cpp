@@ -1,4 +1,4 @@
-// file: what a region asks for, and its packed form
+// file: the settings of a region, and their packed form
 #include "region/region_spec.h"
 
 namespace torch_promote {

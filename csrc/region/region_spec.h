@@ -1,4 +1,4 @@
-// file: what a region asks for, and its packed form
+// file: the settings of a region, and their packed form
 #pragma once
 
 #include "cache/cache_mode.h"
@@ -12,7 +12,7 @@
 
 namespace torch_promote {
 
-// What a region asks for, which Python and torch.compile hold packed into 64 bits, as a constant. In Python,
+// The settings of a region. Python and torch.compile hold them packed into 64 bits, as a constant;
 // torch_promote/native/region_spec.py packs and unpacks the same bits:
 //   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled;
 //   33..34 cache mode: 0 not given, else 1 + CacheMode; 35 keeps_cache; 40..63 change.
@@ -25,8 +25,8 @@ struct RegionSpec {
   std::array<PerDevice, kNumDevices> devices;
   bool cache_enabled = true;
   bool keeps_cache = false;            // leaves the cache flag as it is
-  std::optional<CacheMode> cache_mode; // not given: that of the region around
-  uint32_t change = 0;                 // of the policy: its number in the registry
+  std::optional<CacheMode> cache_mode; // nullopt: keeps that of the region around it
+  uint32_t change = 0;                 // the policy change's number in the registry
 
   static RegionSpec unpack(uint64_t packed);
   uint64_t pack() const;

@@ -23,12 +23,12 @@ void write_devices(const ThreadState& state) {
 
 struct Suspended {
   std::vector<Frame> frames;             // outermost first
-  ThreadState inside;                    // the state in the innermost of them when they were suspended
+  ThreadState inside;                    // the thread's state in the innermost frame at suspension
   std::shared_ptr<CastsOfRegions> casts; // null unless no autocast region was around them
 };
 
-// Regions of torch.autocast that the body opened inside ours are suspended and resumed too: the devices' state and the
-// nesting depth show them.
+// Also suspends and resumes regions of torch.autocast that the body opened inside ours: the devices' state and the
+// nesting depth reveal them.
 std::shared_ptr<Suspended> suspend(size_t base) {
   auto& frames = open_frames();
   auto result = std::make_shared<Suspended>();
@@ -52,7 +52,7 @@ std::shared_ptr<Suspended> suspend(size_t base) {
   }
   write_devices(around);
   if (outermost) {
-    end_caches(); // where only regions of PyTorch were open
+    end_caches(); // only regions of PyTorch were open
   }
   return result;
 }
@@ -61,7 +61,7 @@ void resume(const Suspended& regions) {
   if (regions.frames.empty()) {
     return;
   }
-  // At its end a region restores the state that it found. Resumed, it finds the state of now.
+  // A region restores at its end the state that it found on entry. A resumed region has to restore the present state.
   const ThreadState around = ThreadState::read();
   const ThreadState& found = regions.frames.front().before;
   const ThreadState& inside = regions.inside;
@@ -72,12 +72,12 @@ void resume(const Suspended& regions) {
     if (first != resumed.end()) {
       first->before.devices[device] = around.devices[device];
     }
-    // A device that the body did not change keeps its present state.
+    // A device that the body did not change keeps its current state.
     if (first != resumed.end() || !(inside.devices[device] == found.devices[device])) {
       inside.devices[device].write(device_type_of(static_cast<Device>(device)));
     }
   }
-  // The next `suspend` reads the state of devices that a frame does not name, too.
+  // The next `suspend` also reads the state of devices that a frame does not name.
   for (size_t device = 0; device < kNumDevices; ++device) {
     resumed.front().before.devices[device] = around.devices[device];
   }

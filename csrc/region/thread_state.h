@@ -1,4 +1,4 @@
-// file: the part of a thread's state that a region changes, PyTorch's and ours
+// file: the thread state that a region changes, PyTorch's and ours
 #pragma once
 
 #include "cache/cache_mode.h"
@@ -30,8 +30,8 @@ struct DeviceState {
   }
 };
 
-// The dispatch keys that are included and excluded in this thread, read and written once: PyTorch's own functions look
-// up the thread's state for every key. Whether autocast is on for a device is one of these keys.
+// The included and excluded dispatch keys of this thread, read and written once, because PyTorch's own functions look
+// up the thread's state for every key. Autocast is on for a device if its key is not excluded.
 class ThreadKeys {
  public:
   static ThreadKeys read() {
@@ -66,7 +66,7 @@ class ThreadKeys {
   c10::impl::LocalDispatchKeySet keys_;
 };
 
-// The part of the thread's state that every region changes.
+// The thread state that every region changes.
 struct ThreadState {
   std::array<DeviceState, kNumDevices> devices;
   bool key_included;
@@ -76,7 +76,7 @@ struct ThreadState {
   int nesting; // PyTorch's count of the autocast regions that are open in this thread, stock's and ours
   const PolicyTable* policy;
 
-  // Everything but the nesting, which has no getter.
+  // Reads everything except the nesting, which has no getter.
   static ThreadState read(const ThreadKeys& keys) {
     ThreadState state{};
     for (size_t i = 0; i < kNumDevices; ++i) {

@@ -38,7 +38,7 @@ WRITING_SCHEMAS = (
 
 @pytest.fixture(autouse=True)
 def library() -> Iterator[Any]:
-    """The ops, defined anew for each test: a kernel of ours that is there from before goes on working."""
+    """The ops, redefined for each test: an existing kernel of ours keeps working."""
     with torch.library._scoped_library("effects", "FRAGMENT") as made:
         for schema in SCHEMAS:
             made.define(schema)

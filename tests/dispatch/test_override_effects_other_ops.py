@@ -35,7 +35,7 @@ def chosen() -> tuple[str, ...]:
 
 
 def calls(name: str) -> list[tuple[str, Bound]]:
-    """A sample of float32 tensors, and one whose tensors have the lower dtype and float32 by turns."""
+    """A sample of float32 tensors, and one whose tensors alternate between the lower dtype and float32."""
     first, last = functional_ops()[name][0], functional_ops()[name][-1]
     op, args, kwargs = last
     mixed_args, mixed_kwargs = by_turns((args, kwargs), (BF16, F32))

@@ -51,7 +51,7 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def bound(name: str) -> Bound:
-    """The call of a name; ops of the library are there in a test alone."""
+    """The call of a name. Ops of the library exist only inside a test."""
     if name == "list":
         return torch.ops.planted.listed.default, ([t(BF16), t(F32)],), {}
     if name == "dict":
@@ -131,7 +131,7 @@ def test_a_bug_in_the_plan_is_found(
         check_effect(name, bound(name), policy)
 
 
-#: What is asked for, and what the region has in its place.
+#: The requested policy, and the policy that the region has instead.
 SWAPPED: list[tuple[str, Policy, str]] = [
     ("one", CastPolicy.lower_precision_fp, "fp32"),
     ("one", CastPolicy.lower_precision_fp, "fallthrough"),

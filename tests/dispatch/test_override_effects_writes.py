@@ -23,7 +23,7 @@ BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float6
 aten = torch.ops.aten
 #: Makes a tensor of a shape.
 Make = Callable[..., torch.Tensor]
-#: The dtype of what is written to, and that of the other tensors.
+#: The dtype of the written tensor, and that of the other tensors.
 PAIRS = [(BF16, F32), (F32, BF16), (F16, F64), (F64, F16), (F32, F64), (BF16, F16)]
 #: What such an op may be given.
 LEGAL = (CastPolicy.match_self, CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
@@ -37,7 +37,7 @@ def x(dtype: torch.dtype) -> torch.Tensor:
 
 
 def maker(dtype: torch.dtype, cast_to: torch.dtype | None = None) -> Make:
-    """Makes the other tensors, by their shapes: of one dtype, cast by hand to another one if that is given."""
+    """Makes the other tensors with the given shapes and dtype, and casts them by hand to another dtype if given."""
 
     def make(*shape: int) -> torch.Tensor:
         made = torch.linspace(0.1, 1.7, 12, dtype=F64)[: torch.Size(shape).numel()].reshape(shape).to(dtype)
@@ -87,7 +87,7 @@ each_write = pytest.mark.parametrize("name", WRITES)
 @each_write
 @each_pair
 def test_what_is_written(name: str, own: torch.dtype, given: torch.dtype) -> None:
-    """As if each argument had been cast to the dtype of what is written to. A Python number is no tensor."""
+    """As if each tensor argument had been cast to the dtype of the written tensor. Python numbers are not cast."""
     op, write = WRITES[name]
     ours, by_hand = x(own), x(own)
     with tp.my_autocast("cpu", overrides={op: "match_self"}):

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("pretend_cuda")
 
 
 def bind(row: Row, device: str, *dtypes: torch.dtype) -> Bound:
-    """The row's first sample call, with these dtypes by turns."""
+    """The row's first sample call, with these dtypes in alternation."""
     args, kwargs = SAMPLES[row.name][0](Make(dtypes, device, fake=device == "cuda"))
     return overload(row), args, kwargs
 
@@ -60,7 +60,7 @@ def casts(outcome: Outcome) -> list[tuple[str, ...]]:
 
 
 def assert_runs_in(dtype: torch.dtype, row: Row, device: str, lower: torch.dtype, bound: Bound) -> None:
-    """Fails unless ours gives what the op gives on inputs of that dtype with autocast off."""
+    """Fails unless ours equals the op on inputs of that dtype with autocast off."""
     outcome = ours(device, lower, bound)
     assert outcome.error is None
     plain = run(tp.stock_autocast(device, enabled=False), cast(bound, dtype), Watch(stand_in=device == "cuda"))
@@ -111,7 +111,7 @@ def test_float8_with_anything_else_is_float32(row: Row, device: str, lower: torc
 
 @each_row
 def test_float8_alone_stays(row: Row, device: str) -> None:
-    """Hardly any op has a kernel for float8; what arrives is the same as without autocast."""
+    """Few ops have a kernel for float8; the op gets the same arguments as without autocast."""
     with tensors_of(fake=device == "cuda"):
         bound = bind(row, device, FLOAT8)
         plain = run(tp.stock_autocast(device, enabled=False), bound, Watch(stand_in=device == "cuda"))

@@ -59,7 +59,7 @@ def test_no_row_goes_untested() -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if has_kernel(row, "cpu")], ids=lambda row: row.name)
 def test_gradients_are_there_to_compare(row: Row) -> None:
-    """A backward that raises in both, or gives nothing but zeros in both, would prove nothing."""
+    """A backward that raises in both, or gives only zeros in both, would prove nothing."""
     for label, bound in calls(row, FLOAT32, torch.bfloat16, "cpu"):
         stock, ours = stock_and_ours(row, bound, torch.bfloat16, "cpu", watched=False)
         compare(row, stock, ours, label, "cpu")

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("pretend_cuda")
 
 
 def rows_and_dtypes() -> Iterator[Any]:
-    """Every row with every lower dtype; every day with one of them, by turns: tests/cuda/test_op_rows.py has both."""
+    """Every row with every lower dtype; the everyday run alternates. tests/cuda/test_op_rows.py runs both."""
     for number, row in enumerate(ROWS):
         for choice, lower in enumerate(LOWER_DTYPES):
             marks = [pytest.mark.slow] if (number + choice) % 2 else []

@@ -1,4 +1,4 @@
-"""Loading the extension, and the one error that says why it cannot be loaded."""
+"""Loading the extension, and the errors if it cannot be loaded."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_key_belongs_to_another_backend(namespace: str, registration: str) -
 
 
 def test_importing_changes_nothing() -> None:
-    """No key is switched on, no op casts, and torch.compile's machinery is not imported."""
+    """No key is on, no op casts, and torch.compile is not imported."""
     result = run_python(
         "import sys, torch\n"
         "def state():\n"

@@ -1,4 +1,4 @@
-"""Functions of PyTorch that the extension declares by itself, to compile without headers that include all of ATen.
+"""PyTorch functions that the extension declares itself, to avoid headers that include all of ATen.
 
 The linker compares names and parameters, but not return types, so each declaration is compared with PyTorch's header.
 """

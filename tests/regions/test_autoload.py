@@ -44,7 +44,7 @@ def run(
 def run_after_import(
     folder: Path, code: str, autoloads: bool = True, **more: str
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """The same without the import itself: PyTorch loads its entry points, as at the end of `import torch`."""
+    """The same without the import: loads PyTorch's entry points, as at the end of `import torch`."""
     begin = "import torch\ntorch._import_device_backends()\n" if autoloads else ""
     done = run_python(begin + code, env=variables(folder, **more), cwd=folder)
     return done, done.stdout.splitlines()

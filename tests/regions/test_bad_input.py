@@ -1,4 +1,4 @@
-"""What a region refuses: the error's type, its exact text, and that nothing has changed."""
+"""Invalid arguments of a region: the error's type, its exact text, and unchanged state."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import pytest
 import torch
 
 import torch_promote as tp
+from helpers.policy_errors import NAMED, NOT_AN_OP
 from helpers.probes import autocast_dtype, leaves_no_trace
 from helpers.thread_state import thread_state
 
 aten = torch.ops.aten
 
 POLICIES = (
-    "lower_precision_fp, fp32, fp32_set_opt_dtype, fp32_append_dtype, promote, match_self, fallthrough, keep, "
-    "banned, fp16 or a floating dtype."
+    "lower_precision_fp (or lower, or fp16: all three mean the region's dtype), fp32, fp32_set_opt_dtype, "
+    "fp32_append_dtype, promote, match_self, fallthrough, keep, banned or a floating dtype, such as float16."
 )
 POLICIES_OF_MM = "lower_precision_fp, fp32, promote, fallthrough, keep, banned or a floating dtype."
 
@@ -76,26 +77,30 @@ DTYPES: list[tuple[Any, str]] = [
         torch.complex64,
         "torch.complex64 is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or torch.float16.",
     ),
-    ("bfloat16", "dtype is a torch.dtype, such as torch.bfloat16, or None; got 'bfloat16' of type str."),
-    (float, "dtype is a torch.dtype, such as torch.bfloat16, or None; got <class 'float'> of type type."),
-    (16, "dtype is a torch.dtype, such as torch.bfloat16, or None; got 16 of type int."),
-    (True, "dtype is a torch.dtype, such as torch.bfloat16, or None; got True of type bool."),
+    (
+        "bfloat61",
+        "dtype 'bfloat61' is not the name of a dtype. Closest: bfloat16. Names are those of PyTorch, such as "
+        "'bfloat16' or 'torch.bfloat16', and 'bf16', 'fp16', 'fp32', 'fp64'.",
+    ),
+    ("int8", "torch.int8 is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or torch.float16."),
+    (float, "dtype is a torch.dtype, such as torch.bfloat16, its name, or None; got <class 'float'> of type type."),
+    (16, "dtype is a torch.dtype, such as torch.bfloat16, its name, or None; got 16 of type int."),
+    (True, "dtype is a torch.dtype, such as torch.bfloat16, its name, or None; got True of type bool."),
 ]
 
 # What else can be wrong with an op or a policy: tests/policy/test_overrides_errors.py.
 OVERRIDES: list[tuple[Any, str]] = [
     (
         {"sofmax": "fp16"},
-        "no op is called 'sofmax'. Closest: softmax, _softmax, fmax. Ops are named as in torch.ops: 'softmax', "
-        "'aten::softmax.int', 'mylib::op'.",
+        f"no op is called 'sofmax'. Closest: softmax. {NAMED}",
     ),
     (
         {"zzz::mm": "fp16"},
         "no op is registered in namespace 'zzz'. Import the library that defines 'zzz::mm' first.",
     ),
-    ({3: "fp16"}, "expected the name of an op, an OpOverload or an OpOverloadPacket, got 3."),
-    ({("mm",): "fp16"}, "expected the name of an op, an OpOverload or an OpOverloadPacket, got ('mm',)."),
-    ({"mm": "fp61"}, f"'mm': no cast policy is called 'fp61'. Closest: fp16. Legal: {POLICIES}"),
+    ({3: "fp16"}, f"{NOT_AN_OP}3. {NAMED}"),
+    ({("mm",): "fp16"}, f"{NOT_AN_OP}('mm',). {NAMED}"),
+    ({"mm": "fp61"}, f"'mm': no cast policy is called 'fp61'. Closest: fp16 (the region's dtype). Legal: {POLICIES}"),
     ({"mm.default": None}, f"aten::mm: a policy is a str, a CastPolicy or a torch.dtype, got None. Legal: {POLICIES}"),
     (
         {"mm.default": torch.int32},

@@ -1,4 +1,4 @@
-"""What holds for a whole program: default policies, and ops that join them."""
+"""Settings of a whole program: default policies and registered ops."""
 
 import asyncio
 import contextlib
@@ -231,3 +231,5 @@ def test_a_wrong_environment_is_an_error_at_the_import(tmp_path: Path) -> None:
         assert result.returncode == 1
         for message in messages:
             assert message in result.stderr.splitlines()[-1] or message in result.stderr
+        assert "Correct it, or unset it." in result.stderr.splitlines()[-1]
+        assert result.stderr.count("Traceback") == 1

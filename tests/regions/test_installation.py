@@ -1,4 +1,4 @@
-"""install, uninstall, installed, installed_as: what they put in force, return and refuse."""
+"""install, uninstall, installed, installed_as: effects, results and errors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_same_again_changes_nothing(arguments: Any) -> None:
         assert reset.called
 
 
-def test_what_it_says() -> None:
+def test_info_describes_the_installation() -> None:
     installation = tp.install(policy="cuda", overrides={"mm": "fp32", "softmax": "fp16"}, cache="all")
     assert (installation.policy, dict(installation.overrides), installation.cache) == (
         "cuda", {"mm": "fp32", "softmax": "fp16"}, "all",
@@ -136,7 +136,7 @@ def test_arguments_have_names() -> None:
         tp.install("cuda")  # type: ignore[misc]
 
 
-def test_installed_as_puts_back_what_was() -> None:
+def test_installed_as_restores_the_previous_installation() -> None:
     outer = tp.install(policy="off")
     with tp.installed_as() as inner:
         assert (tp.installed(), inner is outer) == (inner, False)
@@ -234,7 +234,7 @@ def test_a_thread_that_ended_inside_a_region_keeps_nothing() -> None:
 
 
 def test_installed_by_two_threads_at_once() -> None:
-    """Whoever is last is in force, whole."""
+    """The last call is in force, with all its settings."""
     choices = [{"overrides": {"mm": dtype}} for dtype in (torch.float16, torch.float32)]
     failures = []
 

@@ -34,7 +34,7 @@ def nothing_is_left(nothing_installed: None) -> Iterator[None]:
 
 @pytest.mark.usefixtures("nothing_is_left")
 def test_uninstalled_by_another_thread_while_a_region_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That thread does not see the region yet, whose end must be ours all the same."""
+    """That thread does not see the region yet, but its end must still be ours."""
     spec_of = installation.Installation.spec_of
 
     def slow(self: Any, region: Any) -> Any:
@@ -86,7 +86,7 @@ def test_installed_and_uninstalled_by_a_signal_handler() -> None:
 
 @pytest.mark.usefixtures("nothing_is_left")
 def test_installed_within_an_uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a signal handler can: between the restored __enter__ and the restored __exit__."""
+    """As a signal handler can do between restoring __enter__ and restoring __exit__."""
     tp.install(**MARKED)
     restore = autocast_methods._enter_method.restore
 
@@ -231,7 +231,7 @@ print(tp.installed())
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_change_in_a_process_that_was_forked_while_a_thread_compiled() -> None:
-    """PyTorch waits there for ever wherever it compiles."""
+    """PyTorch would wait there forever whenever it compiles."""
     done = run_python(FORKED_WHILE_COMPILING, quiet=True)
     uninstall, install, *rest = done.stdout.splitlines()
     for name, line in (("uninstall", uninstall), ("install", install)):

@@ -1,4 +1,4 @@
-"""What `install` leaves as it is: arguments, errors, warnings, attributes, signatures, pickles of torch.autocast."""
+"""`install` does not change arguments, errors, warnings, attributes, signatures and pickles of torch.autocast."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Opened = Callable[[], Any]
 
 
 def outcome(function: Opened) -> Any:
-    """What a call comes to: its error, its warnings with the lines they are attributed to, and what is seen inside."""
+    """The outcome of a call: its error, its warnings with their lines, and the state inside."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -86,7 +86,7 @@ CALLS: dict[str, Opened] = {
 @pytest.mark.usefixtures("nothing_installed")
 @pytest.mark.parametrize("name", CALLS)
 def test_arguments_errors_and_warnings(name: str) -> None:
-    # In threads of their own: where PyTorch raises as a region is entered, it has changed half of the state.
+    # In separate threads: if PyTorch raises on entering a region, it has changed half of the state.
     expected = in_thread(lambda: outcome(CALLS[name]))
     with tp.installed_as():
         # An equal argument that PyTorch takes must not let through one that it refuses.

@@ -143,7 +143,7 @@ def test_unmanaged() -> None:
 
 
 def test_unmanaged_and_not_ended() -> None:
-    """As a graph that raises leaves it: it ends with the region around it."""
+    """As after a graph that raises: it ends with the region around it."""
     with leaves_no_trace(), torch.autocast(CPU):
         torch.amp.autocast_mode._enter_autocast(CPU, torch.float16, True, True)
         assert torch.get_autocast_dtype(CPU) is torch.float16
@@ -219,7 +219,7 @@ def test_attributes_changed_before_it_is_entered() -> None:
 
 
 def test_attributes_changed_inside() -> None:
-    """A region ends as what it began as."""
+    """Changing the attributes does not change how a region ends."""
     region = torch.autocast(CPU)
     with leaves_no_trace(), region:
         region.device, region.fast_dtype, region._enabled = "mps", torch.float16, False
@@ -307,7 +307,7 @@ def test_entered_and_dropped() -> None:
 
 
 def test_dropped_inside_a_region() -> None:
-    """As PyTorch's, the region around restores at its end what it found."""
+    """As in PyTorch, the region around restores at its end the state that it found."""
     with leaves_no_trace():
         with torch.autocast(CPU):
             torch.autocast(CPU, torch.float16).__enter__()

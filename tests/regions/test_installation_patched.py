@@ -1,4 +1,4 @@
-"""install and uninstall where others replace the methods of torch.autocast as well."""
+"""install and uninstall with other code that also replaces the methods of torch.autocast."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spy(calls: list[str], name: str, original: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["__enter__", "__exit__"])
 def test_a_wrapper_from_before(name: str) -> None:
-    """Regions of ours pass by what stood in the class; those of PyTorch's call it."""
+    """Regions of ours bypass the earlier wrapper; PyTorch's regions call it."""
     calls: list[str] = []
     with mock.patch.object(torch.autocast, name, spy(calls, name, getattr(torch.autocast, name))) as wrapper:
         tp.install(**MARKED)
@@ -54,7 +54,7 @@ def test_a_wrapper_from_after(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["__enter__", "__exit__"])
 def test_a_wrapper_that_comes_back(name: str) -> None:
-    """It wraps ours, and stands in the class when ours is placed again: each calls the other, but not for ever."""
+    """It wraps ours, and is in the class when ours is placed again. They call each other, but not endlessly."""
     calls: list[str] = []
     tp.install(**MARKED)
     wrapper = spy(calls, name, getattr(torch.autocast, name))

@@ -1,4 +1,4 @@
-"""Regions of torch.autocast in generators, coroutines and tasks while something is installed."""
+"""Regions of torch.autocast in generators, coroutines and tasks while `install` is in force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`overrides={op: policy}`: how ops and policies are named, what each policy does, and how long it holds."""
+"""`overrides={op: policy}`: names of ops and policies, the effect of each policy, and its duration."""
 
 from __future__ import annotations
 
@@ -139,7 +139,11 @@ def test_fallthrough_leaves_the_ops_inside_to_autocast() -> None:
         assert (X @ X).dtype == BF16
     with tp.my_autocast("cpu", overrides={"matmul": "fallthrough", "mm": "fp32"}):
         assert (X @ X.bfloat16()).dtype == FP32
-    with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
+    _C.forget_named_calls()
+    with (
+        pytest.warns(tp.UnusedOverrideWarning, match="Name matmul"),
+        tp.my_autocast("cpu", overrides={"mm": "fp32"}),
+    ):
         assert (X @ X.bfloat16()).dtype == BF16, "the row of matmul comes first"
     with tp.my_autocast("cpu", overrides={"mse_loss": "fallthrough"}):
         assert aten.mse_loss(X.bfloat16(), X.bfloat16()).dtype == BF16
@@ -163,9 +167,9 @@ def test_what_an_op_excludes_ends_with_it_also_when_it_fails(kind: Callable[...,
 
 
 BANNED_MM = (
-    "aten::mm is banned under autocast on cpu: the policy in force here says so. Run it in a nested "
-    "`my_autocast(enabled=False)` on inputs of the dtype that you want, or give the op another policy in this "
-    "region's overrides."
+    "aten::mm is banned under autocast on cpu: the current policy bans it. To run it anyway, use a nested "
+    "`my_autocast(enabled=False)` and inputs of the dtype you want, or give the op another policy in this region's "
+    "overrides."
 )
 
 

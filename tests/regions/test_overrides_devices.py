@@ -98,9 +98,9 @@ def test_an_override_of_a_call_with_tensors_of_both_devices(policy: Any) -> None
 
 BANNED_LOSS = (
     "aten::binary_cross_entropy is banned under autocast on cuda: its results are unsafe there. A sigmoid in half "
-    "precision saturates before its logarithm is taken, so use binary_cross_entropy_with_logits (BCEWithLogitsLoss) on "
-    "what goes into the sigmoid. Otherwise: Run it in a nested `my_autocast(enabled=False)` on inputs of the dtype "
-    "that you want, or give the op another policy in this region's overrides."
+    "precision saturates before the loss takes its logarithm. Use binary_cross_entropy_with_logits (BCEWithLogitsLoss) "
+    "on the sigmoid's input instead. To run it anyway, use a nested `my_autocast(enabled=False)` and inputs of the "
+    "dtype you want, or give the op another policy in this region's overrides."
 )
 
 

@@ -1,4 +1,4 @@
-"""Regions with a policy: what is in force inside, nested, in other threads, and in the extension's tables."""
+"""Regions with a policy: the policy inside, nested, in other threads, and in the extension's tables."""
 
 import copy
 import pickle
@@ -42,7 +42,7 @@ def test_a_policy_takes_the_place_of_the_one_around() -> None:
         assert dtypes() == STOCK
 
 
-def test_a_region_that_says_nothing_inherits() -> None:
+def test_a_region_without_a_policy_inherits() -> None:
     with tp.my_autocast("cpu", policy=tp.Policy.stock().override({"neg": "float64"})), tp.my_autocast("cpu", HALF):
         assert dtypes() == (HALF, HALF, FP64)
         with torch.autocast("cpu", BF16):
@@ -93,12 +93,12 @@ def test_equal_policies_are_one_in_the_extension() -> None:
     assert number(policy="cuda") == number(policy=tp.Policy.named("cuda"))
     assert number(overrides={"neg": "fp32"}) == number(policy=tp.Policy.stock().override({"neg": "fp32"}))
     assert number(overrides={"neg": "fp32"}) != number(overrides={"abs": "fp32"})
-    on_cpu = tp.Policy.stock().override({"neg": "fp32"}, device="cpu")
+    on_cpu = tp.Policy.stock().override({"neg": "fp32"}, device_type="cpu")
     assert number(policy=on_cpu) != number(overrides={"neg": "fp32"})
 
 
 def test_what_is_in_force_can_be_read_by_name() -> None:
-    with tp.my_autocast("cpu", policy=tp.Policy.stock().override({"neg.default": "fp32"}, device="cpu")):
+    with tp.my_autocast("cpu", policy=tp.Policy.stock().override({"neg.default": "fp32"}, device_type="cpu")):
         fp32, unlisted = _C.POLICY_BYTES["fp32"], _C.POLICY_BYTES["unlisted"]
         assert _C.current_policy() == {"aten::neg": [fp32, unlisted]}
     assert _C.current_policy() == {}
@@ -139,13 +139,13 @@ def test_a_wrong_policy_opens_nothing(wrong: object) -> None:
     assert _C.depth() == 0
 
 
-def test_a_kernel_of_somebody_else_s_on_our_key_is_left_alone() -> None:
+def test_another_librarys_kernel_on_our_key_is_not_replaced() -> None:
     library = torch.library.Library("torch_promote_test_taken", "DEF")
     library.define("op(Tensor x) -> Tensor")
     library.impl("op", lambda x: x + 1, "CompositeExplicitAutograd")
     theirs = torch.library.Library("torch_promote_test_taken", "IMPL")
     theirs.impl("op", lambda x: x, "AutocastPrivateUse1")
-    with pytest.raises(tp.PolicyError, match="has a kernel of another library's on the dispatch key"):
+    with pytest.raises(tp.PolicyError, match="already has a kernel from another library on the dispatch key"):
         tp.my_autocast("cpu", overrides={"torch_promote_test_taken::op": "fp32"})
     theirs._destroy()
     library._destroy()
@@ -167,7 +167,7 @@ def test_an_op_that_is_defined_anew_keeps_its_kernel() -> None:
 
 
 def test_more_policies_than_fingerprints_tell_apart() -> None:
-    """Some of them have the same hash, of 25 bits; the second then gets another."""
+    """Some of them have the same 25-bit hash; the second one then gets another."""
     rows = range(len(_C.OP_ENTRY_NAMES))
     changes = (
         [(row, 0, 5), (other, 0, 5), (third, 1, 8)] for row in rows for other in rows[::7] for third in rows[::20]

@@ -1,4 +1,4 @@
-"""How a region is made: the positional arguments, defaults, warnings and refusals of torch.autocast, and copies."""
+"""The constructor of regions: positional arguments, defaults, warnings and errors of torch.autocast, and copies."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_sequence_of_device_types_is_a_region_of_each(devices: Any, dtype: tor
 
 
 def caught(make: Callable[[], Region]) -> tuple[list[tuple[type[Warning], str]], dict[str, Any]]:
-    """The warnings of making a region, as (category, file), and what is seen in it."""
+    """The warnings of constructing a region, as (category, file), and the state in it."""
     with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         region = make()

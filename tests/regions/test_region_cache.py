@@ -1,4 +1,4 @@
-"""The argument `cache` of a region: which mode is in force where, and what is refused."""
+"""The argument `cache` of a region: the mode in force, and errors."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ INNER: dict[str, tuple[Callable[[], Region], tuple[str, bool]]] = {
 
 
 @pytest.mark.parametrize(("inner", "expected"), INNER.values(), ids=INNER)
-def test_what_is_not_given_is_as_around(inner: Callable[[], Region], expected: tuple[str, bool]) -> None:
+def test_the_default_is_the_mode_of_the_surrounding_region(
+    inner: Callable[[], Region], expected: tuple[str, bool]
+) -> None:
     made_outside = inner()
     with ours(cache="all"):
         for region in (inner(), made_outside):
@@ -138,7 +140,7 @@ def test_regions_left_in_any_order(left: tuple[str, ...]) -> None:
 def test_a_region_that_cannot_be_entered_changes_nothing() -> None:
     unheard_of = (1 << 24) - 1
     with ours(cache="all"), leaves_no_trace():
-        with pytest.raises(RuntimeError, match="no change of policy has the number"):
+        with pytest.raises(RuntimeError, match="there is no policy change with the number"):
             _C.enter_region(object(), RegionSpec(cache_mode="persistent", policy_change=unheard_of).pack())
         assert seen() == ("all", True)
 
@@ -251,7 +253,7 @@ UNKNOWN: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("cache", "told"), UNKNOWN, ids=repr)
-def test_what_is_no_cache(cache: Any, told: str) -> None:
+def test_an_invalid_cache_mode_is_an_error(cache: Any, told: str) -> None:
     with leaves_no_trace(), pytest.raises(tp.OptionError) as caught:
         ours(cache=cache)
     assert str(caught.value) == f"cache says which casts are reused: a str, or None; got {told}"
@@ -259,7 +261,7 @@ def test_what_is_no_cache(cache: Any, told: str) -> None:
 
 
 @pytest.mark.parametrize(("cache", "cache_enabled"), [("none", True), ("all", False), ("weights", False), ("all", 0)])
-def test_what_contradicts_itself(cache: str, cache_enabled: Any) -> None:
+def test_contradicting_arguments_are_an_error(cache: str, cache_enabled: Any) -> None:
     with leaves_no_trace(), pytest.raises(tp.OptionError) as caught:
         ours(cache_enabled=cache_enabled, cache=cache)
     meant = cache != "none"
@@ -269,7 +271,7 @@ def test_what_contradicts_itself(cache: str, cache_enabled: Any) -> None:
     )
 
 
-def test_it_is_no_positional_argument() -> None:
+def test_cache_is_keyword_only() -> None:
     with pytest.raises(TypeError, match="positional argument"):
         tp.my_autocast("cpu", None, True, None, "all")  # type: ignore[misc]
     assert inspect.signature(tp.my_autocast).parameters["cache"].kind is inspect.Parameter.KEYWORD_ONLY
@@ -279,7 +281,7 @@ def test_it_is_no_positional_argument() -> None:
 
 
 class Watched(Block):
-    """A block that notes the cache mode of each of its runs."""
+    """A block that records the cache mode of each of its runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -294,7 +296,7 @@ class Watched(Block):
 @pytest.mark.parametrize("overrides", [None, {"linear": "fp32"}], ids=str)
 @pytest.mark.parametrize("cache", MODES)
 @pytest.mark.parametrize("around_backward", [None, *CACHES])
-def test_what_is_run_again_has_the_mode_of_its_forward(
+def test_a_recomputation_has_the_mode_of_its_forward(
     use_reentrant: bool, overrides: Any, cache: str, around_backward: str | None
 ) -> None:
     _checkpoint.install()

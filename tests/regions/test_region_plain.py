@@ -1,4 +1,4 @@
-"""Plain regions, whose arguments C checks: they are what Python's checks make of the same arguments."""
+"""Plain regions, whose arguments C checks: they equal the regions that Python's checks give."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def made_by_python(*args: Any, **kwargs: Any) -> tp.my_autocast:
 
 
 def outcome(make: Callable[[], tp.my_autocast]) -> Any:
-    """What a region is, or the error of making it."""
+    """The settings of a region, or the error of constructing it."""
     try:
         region = make()
     except Exception as error:
@@ -105,7 +105,7 @@ SURROUNDINGS: dict[str, Callable[[], Any]] = {
 
 @contextmanager
 def cuda_answers(is_bf16_supported: bool = True, is_available: bool = True) -> Iterator[None]:
-    """Replaces what regions of "cuda" ask; an autocast region of ours and of stock's asks the same."""
+    """Replaces the functions of torch.cuda that "cuda" regions of ours and of stock call."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: not is_available)
         patch.setattr(torch.cuda, "is_bf16_supported", lambda: is_bf16_supported)
@@ -114,7 +114,8 @@ def cuda_answers(is_bf16_supported: bool = True, is_available: bool = True) -> I
 
 @pytest.mark.parametrize("around", SURROUNDINGS.values(), ids=SURROUNDINGS)
 def test_what_is_made_is_what_python_makes(around: Callable[[], Any]) -> None:
-    with warnings.catch_warnings(), around(), leaves_no_trace():
+    same_line = mock.patch.object(autocast, "line_of", return_value=None)  # the two are made in two lines
+    with warnings.catch_warnings(), around(), leaves_no_trace(), same_line:
         warnings.simplefilter("ignore")
         for args, kwargs in itertools.product(POSITIONAL, KEYWORDS):
             expected = outcome(lambda args=args, kwargs=kwargs: made_by_python(*args, **kwargs))
@@ -144,7 +145,7 @@ def test_regions_made_in_turn_are_each_their_own() -> None:
 
 
 def test_no_reference_is_lost_or_kept() -> None:
-    """Wherever a region is made, entered and left 1000 times."""
+    """After constructing, entering and leaving a region 1000 times."""
     device_type = "".join(["c", "pu"])
     region = tp.my_autocast(device_type, FP16)
     counted = [device_type, region, region._packed, region._arguments, FP16, None, tp.my_autocast]
@@ -183,11 +184,11 @@ def test_what_it_looks_like() -> None:
         assert isinstance(inspect.getattr_static(tp.my_autocast, name), types.FunctionType), name
     assert isinstance(tp.my_autocast("cpu").__enter__, types.MethodType)
     assert list(inspect.signature(tp.my_autocast).parameters)[:2] == ["device_type", "dtype"]
-    assert "Runs ops in the dtype" in (inspect.getdoc(tp.my_autocast) or "")
+    assert "drop-in" in (inspect.getdoc(tp.my_autocast) or "")
 
 
-def test_what_torch_cuda_answers_is_not_kept_longer_than_its_functions() -> None:
-    """A "yes" is kept, since asking takes longer than the region. It holds for the functions that gave it."""
+def test_the_answer_of_torch_cuda_is_dropped_with_its_functions() -> None:
+    """A "yes" is remembered, because the calls take longer than the region, as long as the functions are the same."""
 
     def enabled(dtype: torch.dtype) -> bool | str:
         with warnings.catch_warnings(record=True):
@@ -211,7 +212,7 @@ def test_what_torch_cuda_answers_is_not_kept_longer_than_its_functions() -> None
         assert enabled(BF16) is torch.cuda.is_available()
 
 
-def test_a_mock_is_asked_each_time() -> None:
+def test_a_mock_is_called_each_time() -> None:
     with cuda_answers(), mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True) as supported:
         tp.my_autocast("cuda", BF16)
         supported.return_value = False
@@ -219,7 +220,7 @@ def test_a_mock_is_asked_each_time() -> None:
             tp.my_autocast("cuda", BF16)
 
 
-def test_a_question_that_raises_raises() -> None:
+def test_an_error_of_torch_cuda_is_raised() -> None:
     def broken() -> bool:
         raise OSError("no driver")
 
@@ -230,7 +231,7 @@ def test_a_question_that_raises_raises() -> None:
 
 
 class Noting(tp.my_autocast):
-    """A subclass with a constructor and methods of its own."""
+    """A subclass with its own constructor and methods."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.notes: list[str] = ["made"]
@@ -272,7 +273,7 @@ def test_a_subclass_that_does_not_make_its_region() -> None:
 
 @pytest.fixture
 def replaced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The class with methods that note that they were called, then do what they did."""
+    """The class with methods that record their calls before they call the originals."""
     calls: list[str] = []
 
     def replace(name: str) -> None:
@@ -293,7 +294,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     assert calls == ["__init__", "__enter__", "__exit__"]
 
 
-def test_methods_that_somebody_replaces_are_called(replaced: list[str]) -> None:
+def test_replaced_methods_are_called(replaced: list[str]) -> None:
     with tp.my_autocast("cpu", FP16):
         assert autocast_dtype() == FP16
     assert replaced == ["__init__", "__enter__", "__exit__"]
@@ -338,12 +339,12 @@ def test_wrong_numbers_of_arguments(args: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize("stranger", [None, 3, object(), torch.autocast("cpu")], ids=lambda one: type(one).__name__)
-def test_called_with_what_is_no_region(stranger: Any) -> None:
+def test_calling_the_methods_on_another_object_is_an_error(stranger: Any) -> None:
     with leaves_no_trace(), pytest.raises(AttributeError, match="_packed"):
         tp.my_autocast.__enter__(stranger)
 
 
-def test_a_spec_that_is_none_of_ours_is_refused_as_ever() -> None:
+def test_an_invalid_spec_is_refused() -> None:
     region = tp.my_autocast("cpu")
     for wrong in ("zz", 3, None, "g" * 16, "é" * 16):
         region._packed = wrong  # type: ignore[assignment]
@@ -351,8 +352,8 @@ def test_a_spec_that_is_none_of_ours_is_refused_as_ever() -> None:
             region.__enter__()
 
 
-def test_a_region_with_an_unheard_of_policy_is_refused_as_ever() -> None:
+def test_a_region_with_an_unknown_policy_number_is_refused() -> None:
     region = tp.my_autocast("cpu")
     region._packed = RegionSpec(policy_change=(1 << 24) - 1).pack()
-    with leaves_no_trace(), pytest.raises(RuntimeError, match="no change of policy has the number"):
+    with leaves_no_trace(), pytest.raises(RuntimeError, match="there is no policy change with the number"):
         region.__enter__()

@@ -1,4 +1,4 @@
-"""Random programs of nested regions, ours and stock's, in one to three threads, against a model of the state.
+"""Random programs of nested regions, ours and stock's, in one to three threads, compared with a model of the state.
 
 The model is a stack of dicts, one for each open region: what a program that enters and leaves in order has to see.
 """
@@ -33,7 +33,7 @@ POLICIES = {"fp16": None, "fp32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Region:
-    """A region and what is done in it; with `raises`, an exception leaves it and that many regions around it."""
+    """A region and the actions in it. With `raises`, an exception leaves it and that many surrounding regions."""
 
     kind: str
     devices: tuple[str, ...]
@@ -62,7 +62,7 @@ def nested(flat: Sequence[tuple[int, Region]]) -> tuple[Region, ...]:
 
 
 def legal(region: Region) -> Region:
-    """The region without what its kind, or its cache argument, does not go with."""
+    """The region without arguments that its kind or its cache argument does not allow."""
     if region.kind == "stock":
         return replace(region, devices=region.devices[:1], mm_policy=None, cache=None)
     return region if region.cache is None else replace(region, cache_enabled=None)
@@ -88,7 +88,7 @@ programs = st.lists(st.tuples(st.integers(0, 4), regions), min_size=1, max_size=
 
 @dataclass
 class Model:
-    """What is in force: the innermost dict that has an answer decides."""
+    """The expected state: the innermost dict with an entry decides."""
 
     stack: list[dict[str, Any]] = field(default_factory=list)
 
@@ -200,7 +200,7 @@ def result_of(outcome: list[Any]) -> int:
 
 
 def check_programs(here: tuple[Region, ...], elsewhere: list[tuple[Region, ...]]) -> None:
-    """Runs programs in this thread and in others at once: each sees what the model says."""
+    """Runs programs in this thread and concurrently in others, and compares each with the model."""
     outcomes: list[list[Any]] = [[] for _ in range(1 + len(elsewhere))]
     threads = [
         threading.Thread(target=run_in_this_thread, args=arguments, daemon=True)
@@ -227,9 +227,7 @@ several_programs = given(here=programs, elsewhere=st.lists(programs, max_size=2)
 @pytest.mark.usefixtures("pretend_cuda")
 @everyday
 @several_programs
-def test_a_random_program_sees_what_the_model_says(
-    here: tuple[Region, ...], elsewhere: list[tuple[Region, ...]]
-) -> None:
+def test_a_random_program_agrees_with_the_model(here: tuple[Region, ...], elsewhere: list[tuple[Region, ...]]) -> None:
     check_programs(here, elsewhere)
 
 
@@ -237,7 +235,7 @@ def test_a_random_program_sees_what_the_model_says(
 @pytest.mark.usefixtures("pretend_cuda")
 @settings(everyday, max_examples=1000)
 @several_programs
-def test_many_random_programs_see_what_the_model_says(
+def test_many_random_programs_agree_with_the_model(
     here: tuple[Region, ...], elsewhere: list[tuple[Region, ...]]
 ) -> None:
     check_programs(here, elsewhere)
@@ -256,7 +254,7 @@ def region(**changes: Any) -> Region:
 @pytest.mark.usefixtures("pretend_cuda")
 @pytest.mark.parametrize(("kind", "way"), list(itertools.product(KINDS, ["with", "stack", "decorator"])), ids=str)
 @pytest.mark.parametrize("planted", [{"dtype": "bf16"}, {"enabled": False}, {"devices": ("cuda",)}], ids=str)
-def test_a_model_that_is_wrong_is_found_out(kind: str, way: str, planted: dict[str, Any]) -> None:
+def test_a_wrong_model_is_detected(kind: str, way: str, planted: dict[str, Any]) -> None:
     class Wrong(Model):
         def inside(self, region: Region) -> Any:
             return super().inside(replace(region, **planted))

@@ -1,4 +1,4 @@
-"""Regions and threads: each thread has its own, and a cast cache of its own."""
+"""Regions and threads: each thread has its own regions and its own cast cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Seen = torch.dtype | None
 
 @contextmanager
 def another_thread() -> Iterator[Callable[[Callable[[], Any]], Any]]:
-    """Gives a function that runs functions in one other thread, which lives as long as the block."""
+    """Yields a function that runs functions in one other thread, which lives as long as the block."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         yield lambda function: pool.submit(function).result(timeout=60)
 
@@ -41,7 +41,7 @@ def test_a_new_thread_starts_outside(kind: Callable[..., Region]) -> None:
         assert in_thread(_C.policy_is_stock)
 
 
-def test_a_region_of_a_worker_does_not_show_here_nor_ours_there() -> None:
+def test_a_region_affects_only_its_thread() -> None:
     with another_thread() as there:
         region = tp.my_autocast("cpu", FP16, overrides={"exp": "fp16"})
         with leaves_no_trace():
@@ -82,7 +82,7 @@ def test_one_object_open_in_many_threads_at_once() -> None:
 # --- ends that do not come
 
 
-def test_a_thread_that_ends_inside_a_region_harms_nobody() -> None:
+def test_a_thread_that_ends_inside_a_region_does_not_affect_others() -> None:
     weight = torch.ones(3, 3, requires_grad=True)
     kept: list[tp.my_autocast] = []
 
@@ -146,7 +146,7 @@ class CountCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def casts_of_two_uses_around(kind: Callable[..., Region], between: Callable[[], Any]) -> int:
-    """How often a weight is cast by two uses in one region, if something happens between them."""
+    """The number of casts of a weight by two uses in one region, with an action between them."""
     weight = torch.ones(2, 2, requires_grad=True)
     x = torch.ones(2, 2, dtype=BF16)
     with kind("cpu"), CountCasts() as counted:
@@ -185,7 +185,7 @@ def test_each_thread_counts_and_clears_its_own_cache() -> None:
 
 
 def test_threads_of_two_dtypes_do_not_get_each_others_casts() -> None:
-    """Stock keeps one cast of a weight, for whoever asks and in whatever dtype."""
+    """Stock keeps one cast of a weight for all threads and dtypes."""
     weight = torch.ones(2, 2, requires_grad=True)
     x = torch.ones(2, 2)
 

@@ -1,4 +1,4 @@
-"""Entering and leaving regions: what is in force inside, also nested in each other and in stock's, and what is left."""
+"""Entering and leaving regions: the state inside, also nested in each other and in stock's, and afterwards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_in_nested_regions_of_either_kind_the_innermost_decides(pair: Any, mixtu
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_the_innermost_decides_by_the_dtypes_that_come_out(kind: Callable[..., Region]) -> None:
-    """The same in figures, so that the comparison above compares something."""
+    """The same with expected values, so that the comparison above is not vacuous."""
     with kind("cpu", BF16):
         assert autocast_dtype() == BF16
         with tp.my_autocast("cpu", FP16):
@@ -111,7 +111,7 @@ def test_leaving_in_the_middle(way: str) -> None:
 def test_a_region_that_cannot_be_entered_leaves_no_trace() -> None:
     unheard_of = (1 << 24) - 1  # a set of overrides with a number that no set has
     with tp.my_autocast("cpu", FP16), leaves_no_trace():
-        with pytest.raises(RuntimeError, match="no change of policy has the number"):
+        with pytest.raises(RuntimeError, match="there is no policy change with the number"):
             _C.enter_region(object(), RegionSpec((DeviceSpec("cpu", BF16, True),), policy_change=unheard_of).pack())
         assert autocast_dtype() == FP16
 

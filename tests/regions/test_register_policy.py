@@ -1,4 +1,4 @@
-"""Ops that join the policy of every region: custom ones, with any cast policy, until it is taken off again."""
+"""`register_policy`: cast policies of custom ops in every region, until they are removed."""
 
 import contextlib
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def test_change_and_remove(op: str) -> None:
             return product(x, x).dtype
 
     first = tp.register_policy(op, "fp16")
-    second = tp.register_policy(op, "float64")
+    second = tp.register_policy(op, "float64", replace=True)
     assert dtype() is FP64
     first.remove()
     assert dtype() is FP64  # another has taken its place
@@ -101,16 +101,35 @@ def test_change_and_remove(op: str) -> None:
     assert dtype() is FP32
 
 
+def test_an_op_that_is_registered_already(op: str) -> None:
+    with tp.register_policy(op, "fp32", device_type="cuda") as handle:
+        for again in (op, op + ".default"):
+            with pytest.raises(tp.PolicyError) as error:
+                tp.register_policy(again, "lower")
+            assert str(error.value) == (
+                f"{again!r} with policy 'lower': {op} already has a registered policy on cuda, 'fp32'. Pass "
+                "replace=True to replace it, or call remove() of the handle that register_policy returned."
+            )
+        with tp.register_policy(op, "lower", device_type="cpu"):
+            assert len(tp.registered_policies()) == 2
+        assert tp.registered_policies() == {(op, "cuda"): tp.CastPolicy.fp32}
+        tp.register_policy(op, "lower", replace=True).remove()
+        assert not tp.registered_policies()
+        handle.remove()
+    with tp.register_policy(op, "fp32", replace=True):  # there may be nothing to replace
+        assert len(tp.registered_policies()) == 2
+
+
 def test_device_types(op: str) -> None:
-    with tp.register_policy(op, "fp16", device_types="cuda") as handle:
-        assert handle.devices == ("cuda",)
+    with tp.register_policy(op, "fp16", device_type="cuda") as handle:
+        assert handle.device_types == ("cuda",)
         assert list(tp.registered_policies()) == [(op, "cuda")]
         with tp.my_autocast("cpu"):
             assert product(torch.ones(2), torch.ones(2)).dtype is FP32
     assert repr(handle) == f"<lower_precision_fp for {op} on cuda>"
 
 
-def test_stock_s_registration_works_where_ours_has_no_say() -> None:
+def test_stocks_registration_works_where_ours_does_not_apply() -> None:
     @torch.library.custom_op("torch_promote_test_defaults::half", mutates_args=())
     def half(x: torch.Tensor) -> torch.Tensor:
         return x.clone()
@@ -129,11 +148,11 @@ def test_stock_s_registration_works_where_ours_has_no_say() -> None:
             assert half(x).dtype is HALF
     assert dtype() is HALF
     assert dtype(overrides={"torch_promote_test_defaults::half": "fallthrough"}) is FP32
-    with tp.register_policy("torch_promote_test_defaults::half", "fp16", device_types="cuda"):
+    with tp.register_policy("torch_promote_test_defaults::half", "fp16", device_type="cuda"):
         assert dtype() is HALF
 
 
-def test_a_compiled_function_sees_the_op_s_policy(op: str) -> None:
+def test_a_compiled_function_uses_the_ops_policy(op: str) -> None:
     @torch.compile(backend="aot_eager", fullgraph=True)
     def compiled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return product(a, b)
@@ -162,26 +181,26 @@ def test_a_compiled_function_sees_the_op_s_policy(op: str) -> None:
         (("mm.default", "fp16"), "this is what PyTorch's autocast does"),
     ],
 )
-def test_what_cannot_be_registered(op: str, arguments: tuple[object, object], message: str) -> None:
+def test_invalid_registrations_are_errors(op: str, arguments: tuple[object, object], message: str) -> None:
     with pytest.raises(tp.PolicyError) as caught:
         tp.register_policy(*arguments)  # type: ignore[arg-type]
     assert message in str(caught.value)
     assert not tp.registered_policies()
 
 
-def test_a_device_type_that_is_not_there(op: str) -> None:
+def test_an_unsupported_device_type_is_an_error(op: str) -> None:
     with pytest.raises(tp.UnsupportedDeviceError, match="no device type 'cdua'"):
-        tp.register_policy(op, "fp32", device_types="cdua")
+        tp.register_policy(op, "fp32", device_type="cdua")
 
 
-def test_what_fails_leaves_nothing_set() -> None:
+def test_a_failed_call_registers_nothing() -> None:
     library = torch.library.Library("torch_promote_test_theirs", "FRAGMENT")
     library.define("op(Tensor x) -> Tensor")
     library.impl("op", lambda x: x, "AutocastPrivateUse1")
     try:
-        with pytest.raises(tp.PolicyError, match="has a kernel of another library's"):
+        with pytest.raises(tp.PolicyError, match="already has a kernel from another library"):
             tp.register_policy("torch_promote_test_theirs::op", "fp32")
-        with pytest.raises(tp.PolicyError, match="has a kernel of another library's"):
+        with pytest.raises(tp.PolicyError, match="already has a kernel from another library"):
             tp.set_default_policy(tp.Policy.stock().override({"torch_promote_test_theirs::op": "fp32"}))
     finally:
         library._destroy()
@@ -191,7 +210,7 @@ def test_what_fails_leaves_nothing_set() -> None:
         assert ("aten::relu", "cpu") in tp.registered_policies()
 
 
-def test_stock_s_own_policy_takes_the_place_of_another() -> None:
+def test_stocks_own_policy_replaces_another() -> None:
     x = torch.ones(2, 2)
 
     def dtype() -> torch.dtype:
@@ -200,7 +219,7 @@ def test_stock_s_own_policy_takes_the_place_of_another() -> None:
 
     first = tp.register_policy("mm.default", "fp32")
     assert dtype() is FP32
-    tp.register_policy("mm.default", "fp16")
+    tp.register_policy("mm.default", "fp16", replace=True)
     assert dtype() is BF16
     assert not tp.registered_policies()
     first.remove()

@@ -1,4 +1,4 @@
-"""What may be decorated, that the region holds while it runs, and what it still is afterwards."""
+"""Decorated callables: the region applies while they run, and they keep their type and metadata."""
 
 from __future__ import annotations
 

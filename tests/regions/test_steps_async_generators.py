@@ -1,4 +1,4 @@
-"""Decorated asynchronous generators: a region holds in the steps of the body, and the consumer never sees it."""
+"""Decorated asynchronous generators: a region applies in the steps of the body, but not in the consumer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decorated coroutines: a region holds in the steps of the body, and no other task sees it."""
+"""Decorated coroutines: a region applies in the steps of the body, but not in other tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ half = tp.my_autocast("cpu", FP16)
 
 
 async def look(times: int = 3) -> list[Seen]:
-    """What is seen before, between and after awaiting something that takes several turns of the loop."""
+    """The states before, between and after awaits that take several turns of the loop."""
     found = [autocast_dtype()]
     for _ in range(times):
         await asyncio.sleep(0)
@@ -73,7 +73,7 @@ def test_every_kind_of_coroutine_function(call: Callable[[], Any]) -> None:
 
 
 def test_without_an_event_loop() -> None:
-    """A coroutine is driven by whoever sends to it: trio does, uvloop does, a test may."""
+    """Any code can drive a coroutine with send: trio, uvloop, or a test."""
 
     class Ask:
         def __await__(self) -> Any:

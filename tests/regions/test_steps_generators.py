@@ -1,4 +1,4 @@
-"""Decorated generators: a region holds in the steps of the body, and the consumer never sees it."""
+"""Decorated generators: a region applies in the steps of the body, but not in the consumer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def generator() -> Iterator[Seen]:
 
 
 def decorated_generator(dtype: torch.dtype, log: list[Any]) -> Any:
-    """Yields what was sent, and logs what it sees at each step; its clean-up is logged as "closed"."""
+    """Yields the sent values, and logs the state at each step; its clean-up is logged as "closed"."""
 
     @tp.my_autocast("cpu", dtype)
     def body() -> Generator[Any, Any, str]:
@@ -112,14 +112,14 @@ def test_clean_up_sees_the_region(end: str) -> None:
     assert log == [FP16, ("closed", FP16)]
 
 
-def test_one_that_never_started_leaves_no_trace() -> None:
+def test_a_generator_that_never_started_leaves_no_state() -> None:
     log: list[Any] = []
     with leaves_no_trace():
         decorated_generator(FP16, log).close()
     assert log == []
 
 
-def test_one_that_yields_when_it_is_closed_is_told_off_as_ever() -> None:
+def test_a_generator_that_yields_when_closed_raises_as_usual() -> None:
     log: list[Seen] = []
 
     @half

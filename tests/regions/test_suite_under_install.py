@@ -1,4 +1,4 @@
-"""The options --installed and --installed-policy of the tests: what they put in force, and that such a run can fail."""
+"""The options --installed and --installed-policy of the tests: their effects, and that such a run can fail."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_without_the_option_nothing_is_installed(tmp_path: Path) -> None:
 
 
 def outcomes(folder: Path, *options: str) -> dict[str, str]:
-    """Runs the tests in a process of their own, with the conftest.py of this project, and returns what it says."""
+    """Runs the tests in a separate process with this project's conftest.py, and returns its output."""
     lines = [line.removeprefix("    ") for line in TESTS_OF_A_RUN.splitlines()]
     folder.joinpath("test_planted.py").write_text("\n".join(lines), encoding="utf-8")
     arguments = ["-p", "conftest", "-p", "no:cacheprovider", "-rA", "--tb=short", "--rootdir", str(folder)]

@@ -1,1 +1,1 @@
-"""The extension `torch_promote._C`: loading it, and encoding regions and policy changes for it."""
+"""Loads the extension `torch_promote._C`, and encodes regions and policy changes for it."""

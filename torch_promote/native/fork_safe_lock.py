@@ -1,4 +1,4 @@
-"""Locks that no fork leaves locked in the child."""
+"""Locks that are never left locked in a forked child."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["fork_safe_lock"]
 
 
 def fork_safe_lock() -> threading.RLock:
-    """Returns a lock that the thread that forks acquires first, and both processes release afterwards.
+    """Returns a lock that a forking thread acquires before the fork, and both processes release afterwards.
 
-    A fork copies one thread: in the child, nobody would release a lock that another thread holds at that moment. For
-    locks that live as long as the process. csrc/policy/fork_safe_mutex.h is the same for C++.
+    A fork copies only the calling thread: a lock that another thread holds at that moment would stay locked in the
+    child. Use it only for locks that live as long as the process. csrc/policy/fork_safe_mutex.h is the C++ counterpart.
     """
     lock = threading.RLock()
     if hasattr(os, "register_at_fork"):  # not on Windows

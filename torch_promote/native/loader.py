@@ -1,8 +1,9 @@
-"""Loads the extension, or raises an error that says why it cannot."""
+"""Loads the extension, or raises an error with the reason."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,14 +19,15 @@ __all__ = ["built_with", "check_extension", "do_once", "keep_package"]
 _PACKAGE = __name__.partition(".")[0]
 _NOTE = Path(__file__).parent.with_name("_built_with.json")
 _REBUILD = (
-    "Build it again in this environment: pip install --no-build-isolation --force-reinstall --no-deps torch-promote"
+    "Build it again in this environment, in the source checkout: "
+    "pip install --no-build-isolation --force-reinstall --no-deps ."
 )
 
 
 def check_extension() -> None:
-    """Imports `torch_promote._C` and checks that it can be used.
+    """Imports `torch_promote._C` and checks that it is usable.
 
-    If this process has imported the package before and deleted it from `sys.modules`, puts the modules of then back.
+    If this process has imported the package before and deleted it from `sys.modules`, restores the original modules.
 
     Raises:
         ExtensionError: The extension is missing, was built against another PyTorch, or another package owns the
@@ -42,9 +44,9 @@ def check_extension() -> None:
     if _key_is_taken():
         backend = torch._C._get_privateuse1_backend_name()
         raise ExtensionError(
-            f"the dispatch key {AUTOCAST_KEY} already has kernels: the backend {backend!r} brings an autocast of its "
-            f"own. torch_promote registers its wrappers on that key, so the two cannot be used in one process. "
-            f"Import one of them."
+            f"the dispatch key {AUTOCAST_KEY} already has kernels: the backend {backend!r} has its own autocast. "
+            f"torch_promote registers its wrappers on that key, so one process cannot use both. Import only one of "
+            f"them."
         )
     try:
         from torch_promote import _C  # loading it registers the wrappers
@@ -58,10 +60,10 @@ def check_extension() -> None:
 
 
 def keep_package() -> bool:
-    """Keeps this package for the life of the process. Returns whether this is its first import.
+    """Keeps this package's modules for the life of the process. Returns whether this is its first import.
 
-    What it registers with PyTorch, asyncio and Python's import system can be neither registered twice nor removed. So a
-    second import has to use the modules of the first one, which have the state of what is registered.
+    The package's registrations with PyTorch, asyncio and Python's import system cannot be repeated or removed. So a
+    second import has to use the modules of the first one, which own these registrations.
     """
     from torch_promote import _C
 
@@ -70,13 +72,33 @@ def keep_package() -> bool:
     return is_first
 
 
-def do_once(function: Callable[[], None]) -> None:
-    """Calls a function in the first import of the package; in a further one only if it has raised until then."""
+def do_once(function: Callable[[], None], errors: type[Exception]) -> None:
+    """Calls a function in the first import of the package; in a further one only if it has raised until then.
+
+    Args:
+        function: The function.
+        errors: Errors that end the command `torch-promote` with status 2 and one line, as its other errors do.
+    """
     from torch_promote import _C
 
-    if not vars(_C).get("_done"):
+    if vars(_C).get("_done"):
+        return
+    try:
         function()
-        vars(_C)["_done"] = True
+    except errors as error:
+        if not _is_command():
+            raise
+        print(f"torch-promote: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    vars(_C)["_done"] = True
+
+
+def _is_command() -> bool:
+    """Whether this process is `torch-promote` or `python -m torch_promote`, which is importing the package."""
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
+    if program == "-m":  # Python has not looked for the module yet
+        return _PACKAGE in sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+    return program.removesuffix(".exe") == "torch-promote"
 
 
 def _put_back(module: ModuleType) -> None:
@@ -87,7 +109,7 @@ def _put_back(module: ModuleType) -> None:
 
 
 def _key_is_taken() -> bool:
-    # The dispatcher says who registered a kernel; csrc/dispatch/registration.cpp.
+    # The dispatcher reports who registered a kernel; see csrc/dispatch/registration.cpp.
     if f"{AUTOCAST_KEY}: registered at {_PACKAGE}:" in torch._C._dispatch_dump("aten::mm"):
         return False
     key = getattr(torch._C.DispatchKey, AUTOCAST_KEY)

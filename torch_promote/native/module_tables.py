@@ -1,13 +1,13 @@
-"""Which tables for modules are in force in this thread: a number that the policy in force carries.
+"""The module tables in force in this thread, identified by a number that the current policy carries.
 
 NOTE [ Tables in the policy ]
-Tables for modules hold where the policy of a region holds: in nested regions, in the steps of a coroutine, in what
-checkpointing runs again, on the autograd engine's threads, and Dynamo has to compile again under others. All of this is
-solved for policies. So a policy with tables contains their number: as policies of overloads of an op that nobody calls,
-of which each gives a digit on each device type. A region whose `policy` argument replaces the policy around it replaces
-the number, too, and one with `overrides` keeps it.
-A number belongs to tables and the model that `my_autocast(model=...)` names, or, for None, to tables alone. It is valid
-in this process only, and never used again for others.
+Module tables apply wherever the policy of a region applies: in nested regions, in the steps of a coroutine, in
+checkpoint recomputations and on the autograd engine's threads. Dynamo has to recompile under other tables. Policies
+already do all of this. So a policy with tables encodes their number in the policies of a dummy op that is never called:
+each of its overloads holds one digit per device type. A region whose `policy` argument replaces the policy around it
+also replaces the number; a region with `overrides` keeps it.
+A number identifies tables and the model that `my_autocast(model=...)` names, or only the tables if the model is None.
+It is valid only in this process, and is never reused.
 """
 
 from __future__ import annotations
@@ -39,52 +39,55 @@ __all__ = [
 ]
 
 _OP = "torch_promote::module_tables"
-#: The digits, beside 0, which is no policy. None of them casts.
+#: The digits from 1 on (0 is the absence of a policy). None of them casts.
 _DIGITS = (CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
 _BASE = len(_DIGITS) + 1
 _OVERLOADS = tuple(f"{_OP}.digit_{place}" for place in range(6))
 _MOST = _BASE ** (len(_OVERLOADS) * len(DEVICE_TYPES))
-#: How many policies in force the thread's last lookups are kept for.
+#: The maximum number of policies whose lookup results are cached.
 _KEPT_LOOKUPS = 1024
 
 _lock = fork_safe_lock()
 _tables: dict[int, Tables] = {}
 _of_any: dict[Tables, int] = {}
 _of_model: weakref.WeakKeyDictionary[Any, dict[Tables, int]] = weakref.WeakKeyDictionary()
-#: What has to live as long as a number may be in force, by the number.
+#: Objects that must live as long as a number may be in force, keyed by the number.
 _kept: dict[int, weakref.WeakSet[Any]] = {}
-#: How many models the tables with a number are applied to.
+#: The number of models to which the tables with a number are applied.
 _applied: dict[int, int] = {}
-_numbers: dict[int, int] = {0: 0}  # by the id of the policy in force
+_numbers: dict[int, int] = {0: 0}  # keyed by the id of the current policy
 
 
 def number_of(tables: Tables, model: torch.nn.Module | None) -> int:
-    """Returns the number of tables for a model, or, for None, of tables for the models that they are applied to."""
+    """Returns the number of tables for a model, or for None of tables that follow `Policy.apply_to`."""
     with _lock:
         known = _of_any if model is None else _of_model.setdefault(model, {})
         if tables not in known:
             if len(_tables) + 1 >= _MOST:
-                raise PolicyError(f"this process has used {len(_tables)} different policies with tables for modules.")
+                raise PolicyError(
+                    f"this process has used {len(_tables)} different policies with module tables, the maximum. Create "
+                    f"the policies once, outside of the loop."
+                )
             known[tables] = len(_tables) + 1
             _tables[known[tables]] = tables
         return known[tables]
 
 
 def note_applied(tables: Tables, change: int) -> None:
-    """Notes that tables are applied to one model more, or, for -1, less."""
+    """Records that tables are applied to one more model, or, for a change of -1, to one less."""
     number = number_of(tables, None)
     with _lock:
         _applied[number] = _applied.get(number, 0) + change
 
 
 def applied_number(tables: Tables) -> int:
-    """Returns the number of tables that are applied to some model; 0 if they are applied to none."""
+    """Returns the number of tables that are applied to at least one model, or 0."""
     number = number_of(tables, None)
     return number if _applied.get(number) else 0
 
 
 def changes_for(number: int) -> Iterator[tuple[str, str, CastPolicy]]:
-    """Yields the changes of a policy that carries a number."""
+    """Yields the policy changes that encode a number."""
     if number:
         _define()
     for overload in _OVERLOADS:
@@ -99,22 +102,22 @@ def _define() -> Any:
     library = torch.library.Library(_OP.partition("::")[0], "FRAGMENT")
     for overload in _OVERLOADS:
         library.define(f"{overload.partition('::')[2]}(Tensor never_called) -> Tensor")
-    return library  # its end would undefine them
+    return library  # destroying it would remove the overloads
 
 
 def is_marker(overload: str) -> bool:
-    """Whether an overload is one whose policies are digits of a number."""
+    """Whether an overload belongs to the dummy op whose policies encode a number."""
     return overload.startswith(_OP)
 
 
 def number_in_force() -> int:
-    """Returns the number that the policy in force in this thread carries; 0 for none."""
+    """Returns the number that this thread's current policy carries, or 0."""
     policy_id = _C.current_policy_id()
     number = _numbers.get(policy_id)
     return _read(policy_id) if number is None else number
 
 
-# Dynamo calls it while it traces, and guards on the fingerprint of the policy.
+# Dynamo calls it during tracing, and guards on the fingerprint of the policy.
 number_in_force._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -132,19 +135,19 @@ def _read(policy_id: int) -> int:
 
 
 def tables_in_force() -> Tables:
-    """Returns the tables for modules that are in force in this thread."""
+    """Returns the module tables that are in force in this thread."""
     number = number_in_force()
     return _tables[number] if number else ()
 
 
 def keep(number: int, kept: Any) -> None:
-    """Notes what has to live as long as the number may be in force. It is held weakly."""
+    """Records a weak reference to an object that must live as long as the number may be in force."""
     with _lock:
         _kept.setdefault(number, weakref.WeakSet()).add(kept)
 
 
 def kept_in_force() -> tuple[Any, ...]:
-    """Returns what has to live as long as the tables in force may be; whoever puts them in force again holds it."""
+    """Returns the objects that must live as long as the current tables. Code that re-enters the tables holds them."""
     number = number_in_force()
     if not number:
         return ()

@@ -1,9 +1,10 @@
-"""Policies on their way to the extension and back: changes, to which it gives numbers, and the policy in force."""
+"""Converts policies for the extension and back: registers changes under numbers, and reads the current policy."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
@@ -14,19 +15,38 @@ from torch_promote.native.region_spec import DTYPE_NUMBERS
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES
 
-__all__ = ["policies_beyond_stock", "policy_byte", "register_change"]
+__all__ = ["Named", "policies_beyond_stock", "policy_byte", "register_change"]
 
 #: The policy bytes of an op that stock's policy does not list.
 _UNLISTED = (0,) * len(DEVICE_TYPES)
 
 
-def register_change(changes: Iterable[tuple[str, str, CastPolicy | torch.dtype]], replaces: bool = False) -> int:
+class Named(NamedTuple):
+    """An op that overrides name without a pattern. Regions of the change note whether a call reaches it.
+
+    Attributes:
+        overloads: The full names of the overloads that get the policy.
+        fused: The rows of the op table that compute the same and more.
+        policy: The policy.
+    """
+
+    overloads: tuple[str, ...]
+    fused: tuple[str, ...]
+    policy: CastPolicy | torch.dtype
+
+
+def register_change(
+    changes: Iterable[tuple[str, str, CastPolicy | torch.dtype]],
+    replaces: bool = False,
+    named: Iterable[Named] = (),
+) -> int:
     """Returns the number of a change of policy in the extension. An op without a row gets a kernel on the autocast key.
 
     Args:
         changes: Full names of overloads, device types, and policies that are legal for them.
         replaces: Whether the change starts from stock's policy and what `register_policy` added, and not from the
             policy of the region around.
+        named: The ops that the changes name; see NOTE [ Unused overrides ] in csrc/region/named_use.h.
 
     Raises:
         PolicyError: The extension cannot give one of the ops a kernel.
@@ -35,7 +55,15 @@ def register_change(changes: Iterable[tuple[str, str, CastPolicy | torch.dtype]]
         (_op_number(name), DEVICE_TYPES.index(device_type), policy_byte(policy))
         for name, device_type, policy in changes
     ]
-    return _C.register_change(coded, replaces)
+    noted = [
+        (
+            [_op_number(name) for name in one.overloads],
+            [_op_number(name) for name in one.fused],
+            policy_byte(one.policy),
+        )
+        for one in named
+    ]
+    return _C.register_change(coded, replaces, noted)
 
 
 def _op_number(name: str) -> int:
@@ -55,7 +83,7 @@ def policy_byte(policy: CastPolicy | torch.dtype) -> int:
 
 
 def policies_beyond_stock() -> dict[str, dict[str, CastPolicy | torch.dtype]]:
-    """Returns the policies in force in this thread that differ from stock, by overload and device type."""
+    """Returns this thread's current policies that differ from stock, by overload and device type."""
     found = {}
     for name, bytes_ in _C.current_policy().items():
         if is_marker(name):

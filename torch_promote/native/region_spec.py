@@ -1,8 +1,8 @@
 """`RegionSpec`: the settings of a region, and the str that they are packed into.
 
 The packed form is a str of 16 hexadecimal digits. Regions hold it, the extension reads it, and graphs of torch.compile
-contain it: Dynamo treats a str as a constant, where an int that changes between calls becomes a symbol, and FX can
-print, hash and pickle it. No other Python file knows the digits; in C++, csrc/region/region_spec.h does.
+contain it. It is a str because Dynamo treats a str as a constant (an int that changes between calls becomes a symbol),
+and FX can print, hash and pickle it. csrc/region/region_spec.h defines the digits; no other Python file reads them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch_promote.policy.op_table import DEVICE_TYPES
 
 __all__ = ["DTYPE_NUMBERS", "DeviceSpec", "RegionSpec"]
 
-#: The number in c10::ScalarType of each dtype that ops can be cast to.
+#: The c10::ScalarType number of each dtype that ops can run in.
 DTYPE_NUMBERS = {
     dtype: _C.scalar_type(dtype)
     for dtype in vars(torch).values()
@@ -24,7 +24,7 @@ DTYPE_NUMBERS = {
 }
 _DTYPES = {number: dtype for dtype, number in DTYPE_NUMBERS.items()}
 
-# The bits; csrc/region/region_spec.cpp has the same.
+# The bits, as in csrc/region/region_spec.cpp.
 _BITS_PER_DEVICE = 16
 _NAMED = 1 << 8
 _ENABLED = 1 << 9
@@ -36,7 +36,7 @@ _CACHE_MODES: tuple[str | None, ...] = (None, *_C.CACHE_MODES)
 
 
 class DeviceSpec(NamedTuple):
-    """What a region asks for on one device type.
+    """The settings of a region for one device type.
 
     Attributes:
         device_type: "cpu" or "cuda".
@@ -50,14 +50,14 @@ class DeviceSpec(NamedTuple):
 
 
 class RegionSpec(NamedTuple):
-    """What a region asks for.
+    """The settings of a region.
 
     Attributes:
         devices: The device types that it changes.
-        cache_enabled: The cache flag; None leaves it as it is.
-        cache_mode: One of `_C.CACHE_MODES`; None leaves the mode as it is.
-        policy_change: The number in the extension of what the region does to the policy, 0 for nothing. It is valid in
-            this process only.
+        cache_enabled: The cache flag; None leaves it unchanged.
+        cache_mode: One of `_C.CACHE_MODES`; None leaves the mode unchanged.
+        policy_change: The extension's number for the region's policy change, 0 for none. It is valid only in this
+            process.
     """
 
     devices: tuple[DeviceSpec, ...] = ()

@@ -1,1 +1,1 @@
-"""`my_autocast`, the base that it shares with `promotion`, and defaults for a whole program."""
+"""`my_autocast`, the base class that it shares with `promotion`, and defaults for a whole program."""

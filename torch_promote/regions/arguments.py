@@ -24,13 +24,15 @@ from torch_promote.errors import (
 )
 from torch_promote.integrations import checkpoint, unversioned_writes
 from torch_promote.native.module_tables import applied_number, changes_for
-from torch_promote.native.policy_changes import register_change
+from torch_promote.native.policy_changes import Named, register_change
 from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.module_tables import library
+from torch_promote.policy.op_names import is_pattern, spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES
-from torch_promote.policy.overrides import parse_overrides
+from torch_promote.policy.overrides import parse_overrides, select
 from torch_promote.policy.policy import Policy
+from torch_promote.policy.products import with_addend
 
 __all__ = [
     "allows_cache",
@@ -168,7 +170,8 @@ def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
         dtype = torch.get_autocast_dtype(name)
     if not isinstance(dtype, torch.dtype):
         raise DtypeError(
-            f"dtype is a torch.dtype, such as torch.bfloat16, or None; got {dtype!r} of type {type(dtype).__name__}."
+            f"dtype is a torch.dtype, such as torch.bfloat16, its name, or None; got {dtype!r} of type "
+            f"{type(dtype).__name__}."
         )
     if dtype not in DTYPE_NUMBERS:
         raise DtypeError(
@@ -208,13 +211,16 @@ def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=5)
 
 
-def policy_number(policy: object, overrides: Mapping[Any, Any] | None, tables: int = 0) -> int:
+def policy_number(
+    policy: object, overrides: Mapping[Any, Any] | None, tables: int = 0, has_author: bool = False
+) -> int:
     """Returns the number in the extension of what a region does to the policy; equal arguments get one number.
 
     Args:
         policy: As for `my_autocast`.
         overrides: As for `my_autocast`.
         tables: The number of the policy's tables for modules, for the model that the region names. 0: it names none.
+        has_author: Whether overrides without effect are reported, to the line of the program that made the region.
 
     Raises:
         PolicyError: An argument is wrong, or the policy has tables for modules, and there is no model to apply them to.
@@ -224,10 +230,10 @@ def policy_number(policy: object, overrides: Mapping[Any, Any] | None, tables: i
         tables = number_of_applied(chosen)
     try:
         asked = None if overrides is None else tuple(overrides.items())
-        number = _register(chosen, asked, tables)
+        number = _register(chosen, asked, tables, has_author)
         if not _C.touch_change(number):  # the extension has dropped it since: others were used in between
             _register.cache_clear()
-            number = _register(chosen, asked, tables)
+            number = _register(chosen, asked, tables, has_author)
         return number
     except (AttributeError, TypeError):  # not a mapping, or a value without a hash, which has an error of its own
         parse_overrides(overrides)  # type: ignore[arg-type]
@@ -257,16 +263,30 @@ def number_of_applied(policy: Policy) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _register(policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | None, tables: int) -> int:
+def _register(
+    policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | None, tables: int, has_author: bool
+) -> int:
     changes = [] if policy is None else [*policy.changes, *changes_for(tables)]
     for name, value in parse_overrides(dict(overrides or ())):
         changes += [(name, device_type, value) for device_type in DEVICE_TYPES]
-    return register_policy_change(changes, replaces=policy is not None)
+    if not has_author:
+        return register_policy_change(changes, policy is not None)
+    named = [_named(key, value) for key, value in overrides or () if not is_pattern(spell_key(key))]
+    return register_policy_change(changes, policy is not None, named)
 
 
-def register_policy_change(changes: Sequence[tuple[str, str, CastPolicy | torch.dtype]], replaces: bool = False) -> int:
+def _named(key: object, value: object) -> Named:
+    policy, overloads = select(key, value)
+    return Named(overloads, with_addend(overloads[0].partition(".")[0]), policy)
+
+
+def register_policy_change(
+    changes: Sequence[tuple[str, str, CastPolicy | torch.dtype]],
+    replaces: bool = False,
+    named: Sequence[Named] = (),
+) -> int:
     """As `register_change`; has checkpointing keep policies from now on, if there is anything to keep."""
-    number = register_change(changes, replaces)
+    number = register_change(changes, replaces, named)
     if changes:
         checkpoint.install()
     return number

@@ -1,11 +1,12 @@
-"""`my_autocast`: a region with the behaviour of torch.autocast, on a dispatch key of our own.
+"""`my_autocast`: a region with the behaviour of torch.autocast, on our own dispatch key.
 
-base.py has what regions share; arguments.py checks the arguments.
+base.py has the parts that all regions share; arguments.py checks the arguments.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,8 +14,9 @@ import torch
 
 from torch_promote._C import pack_plain_region
 from torch_promote.native.region_spec import RegionSpec
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.op_names import find_op, name_op
+from torch_promote.policy.overrides import spell_overrides
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.arguments import (
     allows_cache,
@@ -25,25 +27,26 @@ from torch_promote.regions.arguments import (
     read_policy,
 )
 from torch_promote.regions.base import Region
+from torch_promote.regions.unused_overrides import Line, line_of
 
 __all__ = ["my_autocast"]
 
 
 class my_autocast(Region):  # noqa: N801 (the name that people type)
-    """Runs ops in the dtype that a policy chooses for each: a drop-in for `torch.autocast`.
+    """A drop-in replacement for `torch.autocast` that runs each op in the dtype that a policy chooses.
 
     Under the default policy, ops return the same bits as under `torch.autocast`, forward and backward. PyTorch's own
-    state (`torch.is_autocast_enabled()`, `torch.get_autocast_dtype()`) describes the region too. You can nest regions
-    of `torch.autocast` in it or around it: the innermost region decides.
+    state (`torch.is_autocast_enabled()`, `torch.get_autocast_dtype()`) also reflects the region. You can nest it inside
+    or around regions of `torch.autocast`: the innermost region decides.
 
     Use it as a context manager, or as a decorator of functions, methods, coroutines, generators and asynchronous
-    generators; a coroutine or generator is in the region only while one of its steps runs. You can enter one object any
-    number of times, nested and in several threads.
+    generators. A coroutine or generator is in the region only while one of its steps runs. You can enter the same
+    object any number of times, nested and in several threads.
 
     Args:
         device_type: "cpu" or "cuda", or a sequence of both. None: "cuda" if it is available, else "cpu".
-        dtype: The dtype of lower-precision ops. None: the present default of each device type, which is
-            `torch.bfloat16` for the CPU and `torch.float16` for CUDA.
+        dtype: The dtype of lower-precision ops, or its name ("bfloat16", "bf16"). None: the present default of each
+            device type, which is `torch.bfloat16` for the CPU and `torch.float16` for CUDA.
         enabled: False makes a region in which autocast is off for these device types.
         cache_enabled: Whether casts of weights are reused within the region. None: as in the code around.
         cache: Which casts are reused. "weights": those that stock reuses, of float32 leaves that require a gradient,
@@ -54,10 +57,11 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         policy: The cast policy of each op, in this region and in regions nested in it: a `Policy`, the name of one
             ("cuda", "cpu", "fp32_safe", "off", "stock"; see `Policy.named`) or the path of a policy file, which is read
             here. None: the policy of the region around, or outside of regions the default (`set_default_policy`).
-        overrides: Cast policies of single ops, on top of the policy: maps an op ("softmax", "softmax.int", "mylib::op",
-            "linalg_*", `torch.ops.aten.mm`, `torch.ops.aten.mm.default`) to a cast policy ("fp16", "fp32", "promote",
-            "match_self", "keep", "fallthrough", "banned", a `CastPolicy`) or to a floating dtype to run the op in.
-            Nested regions add to the overrides of the region around them.
+        overrides: Cast policies of single ops, on top of the policy: maps an op ("softmax", "softmax.int", "F.softmax",
+            `torch.softmax`, "mylib::op", "linalg_*", `torch.ops.aten.mm`, `torch.ops.aten.mm.default`) to a cast policy
+            ("lower", which is the region's dtype, "fp32", "promote", "match_self", "keep", "fallthrough", "banned", a
+            `CastPolicy`) or to a floating dtype to run the op in, or its name. An op that is named has that policy,
+            even if a pattern matches it, too. Nested regions add to the overrides of the region around them.
         model: The model to whose modules the policy's tables for modules apply (`Policy.override_modules`), in this
             region and in nested ones without a policy of their own. The modules are found here; copies of the model,
             also those made inside, are other models. None: those models that `policy.apply_to` was called with.
@@ -65,13 +69,15 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
     Raises:
         DeviceTypeError: A device type is not a str, or a sequence is empty or names one twice. It is a ValueError.
         UnsupportedDeviceError: A device type has no autocast here. It is a RuntimeError.
-        DtypeError: dtype is not a floating torch.dtype. It is a TypeError.
+        DtypeError: dtype is not a floating dtype, nor the name of one. It is a TypeError.
         OptionError: The cache mode does not exist, or contradicts cache_enabled; or a model is given without a policy.
             It is a ValueError.
-        PolicyError: A policy or op does not exist, a policy is not legal for an op, or a policy file is wrong; a policy
-            has tables for modules and there is no model, or a table matches no module. It is a ValueError.
+        PolicyError: A policy or op does not exist, a policy is not legal for an op, a policy file is invalid, a policy
+            has module tables but there is no model, or a table matches no module. It is a ValueError.
 
     Warns:
+        UnusedOverrideWarning: At the region's end, if an op that overrides name met no call, although another op called
+            it with autocast off: `{"mm": "fp32"}` has no effect on `linear`.
         UserWarning: You ask for CUDA where it is not available, or for the CPU with a dtype other than bfloat16 and
             float16. The region is then disabled, as in `torch.autocast`.
 
@@ -92,12 +98,12 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
 
     __slots__ = ("_arguments",)
 
-    _arguments: tuple[Any, ...]  # those of _Arguments, without the last ones where they are None
+    _arguments: tuple[Any, ...]  # the fields of _Arguments, without trailing Nones
 
     def __init__(
         self,
         device_type: str | Sequence[str] | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         enabled: bool = True,
         cache_enabled: bool | None = None,
         *,
@@ -112,20 +118,29 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
             if plain is not None:
                 self._packed, self._arguments = plain
                 return
+        if isinstance(dtype, str):
+            dtype = parse_dtype(dtype)
         devices = check_devices(device_type, dtype, enabled)
-        change, binding = 0, None
+        change, binding, line = 0, None, None
         if overrides is not None or policy is not None or model is not None:
             overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
-            if not torch.compiler.is_dynamo_compiling():  # Dynamo uses the number alone
+            if not torch.compiler.is_dynamo_compiling():  # Dynamo uses only the number
                 policy = read_policy(policy)
+                line = None if overrides is None else line_of(sys._getframe().f_back)
             binding = None if model is None else bind_model(model, policy)
-            change = policy_number(policy, overrides, 0 if binding is None else binding.number)
+            number = 0 if binding is None else binding.number
+            change = policy_number(policy, overrides, number, line is not None)
         cache_flag = bool(torch.is_autocast_cache_enabled() if allowed is None else allowed)
         self._packed = RegionSpec(devices, cache_flag, cache_mode(cache), change).pack()
         self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides, model, binding)
+        self._arguments += () if line is None else (line,)
+
+    @property
+    def _line(self) -> Line | None:
+        return _Arguments(*self._arguments).line
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy keeps the defaults that its original read. Numbers of policy changes mean nothing in other processes.
+        # A copy keeps the defaults that the original read. Numbers of policy changes are not valid in other processes.
         asked = _Arguments(*self._arguments)
         named = None if asked.overrides is None else [(name_op(op), value) for op, value in asked.overrides.items()]
         spec = RegionSpec.unpack(self._packed)._replace(policy_change=0)
@@ -140,13 +155,13 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         parts += [f"cache_enabled={asked.cache_enabled}"] if asked.cache_enabled is not None else []
         parts += [f"cache={asked.cache!r}"] if asked.cache is not None else []
         parts += [f"policy={asked.policy!r}"] if asked.policy is not None else []
-        parts += [f"overrides={_short(asked.overrides)}"] if asked.overrides else []
+        parts += [f"overrides={spell_overrides(asked.overrides)}"] if asked.overrides else []
         parts += [f"model={type(asked.model).__name__}"] if asked.model is not None else []
         return f"my_autocast({', '.join(parts)})"
 
 
 class _Arguments(NamedTuple):
-    """The arguments of `my_autocast`, in the order in which a region holds them."""
+    """The arguments of `my_autocast`, in the order in which a region stores them."""
 
     device_type: Any
     dtype: torch.dtype | None
@@ -157,6 +172,7 @@ class _Arguments(NamedTuple):
     overrides: Mapping[Any, Any] | None = None
     model: torch.nn.Module | None = None
     binding: Any = None  # has the model's modules follow the policy's tables as long as a region has it
+    line: Line | None = None  # that made the region, if it has overrides
 
 
 def _rebuild(packed: str, asked: _Arguments, named: Sequence[tuple[Any, Any]] | None) -> my_autocast:
@@ -165,14 +181,8 @@ def _rebuild(packed: str, asked: _Arguments, named: Sequence[tuple[Any, Any]] | 
     region._packed = packed
     binding = None if asked.model is None else bind_model(asked.model, asked.policy)
     if asked.policy is not None or overrides is not None:
-        change = policy_number(asked.policy, overrides, 0 if binding is None else binding.number)
+        number = 0 if binding is None else binding.number
+        change = policy_number(asked.policy, overrides, number, asked.line is not None)
         region._packed = RegionSpec.unpack(packed)._replace(policy_change=change).pack()
     region._arguments = asked._replace(overrides=overrides, binding=binding)
     return region
-
-
-def _short(overrides: Mapping[Any, Any]) -> str:
-    def name(value: Any) -> str:
-        return repr(value.value if isinstance(value, CastPolicy) else value if isinstance(value, str) else str(value))
-
-    return "{" + ", ".join(f"{name(op)}: {name(policy)}" for op, policy in overrides.items()) + "}"

@@ -1,8 +1,8 @@
-"""What stands in for `torch.autocast.__enter__` and `__exit__` while something is installed.
+"""The replacements of `torch.autocast.__enter__` and `__exit__` while `install` is in force.
 
-`torch.autocast` stays the class that it is, with PyTorch's `__init__`, checks, warnings and attributes; two methods are
-replaced in the class. So it makes no difference who holds which name: `from torch import autocast` before `install`,
-`torch.cuda.amp.autocast` (a subclass), `custom_fwd`, `ExitStack`.
+`install` replaces these two methods in the class `torch.autocast`, which keeps PyTorch's `__init__`, checks, warnings
+and attributes. So it also affects code that imported the class earlier (`from torch import autocast`), subclasses
+(`torch.cuda.amp.autocast`), `custom_fwd` and `ExitStack`.
 
 Source: torch/amp/autocast_mode.py, class autocast, _enter_autocast (v2.13).
 """
@@ -40,27 +40,26 @@ _Autocast = _mode.autocast
 
 
 class InForce(Protocol):
-    """What `put_in_force` takes: an Installation."""
+    """The interface of an Installation that `put_in_force` uses."""
 
     def spec_of(self, region: Any) -> str | None:
-        """Returns the packed spec of an object of torch.autocast; None if PyTorch has to serve it, or to raise."""
+        """Returns the packed spec of a torch.autocast object, or None if PyTorch has to handle it (or raise)."""
 
     def renew(self) -> bool:
-        """Registers the policy again if the extension has dropped it, and returns whether it had."""
+        """Registers the policy again if the extension has dropped it. Returns whether it had."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether regions have the policy and the cache mode of what is around them."""
+        """Whether regions take the policy and the cache mode from their surroundings."""
 
 
 class stock_autocast(_Autocast):  # noqa: N801 (named as the class that it is)
-    """`torch.autocast` as PyTorch defines it, whatever is installed: to compare with.
+    """PyTorch's own `torch.autocast`, also while `install` is in force. Use it for comparisons.
 
-    Inside an open region of ours, that region's policy goes on, as it does in `torch.autocast` where nothing is
-    installed.
+    Inside an open region of ours, that region's policy stays in force, as it does inside `torch.autocast` without
+    `install`.
 
-    Args:
-        device_type, dtype, enabled, cache_enabled: As for `torch.autocast`.
+    It takes the arguments of `torch.autocast`.
 
     Example:
         >>> from torch_promote import installed_as
@@ -78,7 +77,7 @@ class stock_autocast(_Autocast):  # noqa: N801 (named as the class that it is)
 
 
 class _Held:
-    """The objects whose regions are open in a thread, as often as they are; the extension knows their addresses."""
+    """The objects whose regions are open in a thread, once per open region. The extension stores their addresses."""
 
     __slots__ = ("__weakref__", "objects")
 
@@ -97,16 +96,16 @@ class _Thread(threading.local):
 _threads: weakref.WeakValueDictionary[int, _Held] = weakref.WeakValueDictionary()
 _thread = _Thread()
 
-#: Held by whoever changes what is installed. Take Dynamo's lock before this one, never after it.
+#: Protects changes of the installation. Acquire Dynamo's lock before this one, never after it.
 lock = fork_safe_lock()
 
 _installation: InForce | None = None
 
 # NOTE [ Regions that graphs open ]
-# In a graph of Dynamo's a region is two calls, of _enter_autocast and _exit_autocast, and nobody ends it if the graph
-# raises between them. So its owner is that of all regions of graphs, which end with the region around them at the
-# latest. PyTorch has a class for objects that _enter_autocast makes; before 2.12 they are plain torch.autocast, and are
-# given a class when they are entered.
+# In a Dynamo graph, a region is two calls, _enter_autocast and _exit_autocast. If the graph raises between them, the
+# region is not ended. So all regions of graphs have the same owner, and end at the latest with the region around them.
+# PyTorch has a class for the objects that _enter_autocast creates; before 2.12 they are plain torch.autocast objects,
+# and get this class when they are entered.
 _opened_by_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 _GraphAutocast: Any = getattr(_mode, "_UnmanagedAutocast", None)
 _opens_in_graph: Any = None
@@ -122,14 +121,14 @@ if _GraphAutocast is None:
 @functools.wraps(_Autocast.__enter__)
 def _enter(self: Any) -> Any:
     installation = _installation
-    if installation is None:  # somebody has put this method back into the class, or calls it
+    if installation is None:  # other code has put this method back into the class, or calls it directly
         _restore()
         return _enter_method.pass_on(self)
     packed = installation.spec_of(self)
     if packed is None or stays_stocks(installation.is_plain):
         return _enter_method.pass_on(self)
     device_type = self.device
-    # Nobody here reads these three, but they are attributes of PyTorch's objects.
+    # Unused here, but PyTorch's objects have these attributes.
     self.prev_cache_enabled = torch.is_autocast_cache_enabled()
     self.prev = torch.is_autocast_enabled(device_type)
     self.prev_fastdtype = torch.get_autocast_dtype(device_type)
@@ -143,13 +142,13 @@ def _enter(self: Any) -> Any:
         surroundings = _C.enter_region(self, packed)
         if surroundings:
             _tell_surroundings(surroundings, packed, self)
-    except BaseException as error:  # of a signal handler too, right after a call
+    except BaseException as error:  # includes one from a signal handler, right after a call
         _C.undo_enter(self)
         _remove(objects, self)
         if isinstance(error, RuntimeError) and installation.renew():
             return _enter(self)
         raise
-    if _installation is None:  # another thread has uninstalled meanwhile, and may not have seen this region
+    if _installation is None:  # another thread has called uninstall meanwhile, and may have missed this region
         _keep_exit()
     return self
 
@@ -161,7 +160,7 @@ def _exit(
 ) -> Literal[False]:
     try:
         surroundings = _C.exit_region(self)
-    except BaseException:  # of a signal handler, right after the call
+    except BaseException:  # from a signal handler, right after the call
         _remove(_thread.objects, self)
         raise
     objects = _thread.objects
@@ -177,7 +176,7 @@ def _exit(
         graph_exit(_names_device(self.device))
     elif not _began_as_ours(self):
         _exit_method.pass_on(self, kind, value, traceback)
-    else:  # it is suspended between two steps of a coroutine, or goes on in the thread that entered it
+    else:  # the region is suspended between two steps of a coroutine, or open in the thread that entered it
         _remove(objects, self)
     if _installation is None:
         _restore()
@@ -197,7 +196,7 @@ def _tell_surroundings(surroundings: int, packed: str, region: Any) -> None:
     if surroundings & _C.RUNNING_LOOP:
         guard_tasks()
         objects = _thread.objects
-        if len(objects) > _C.depth() + 64:  # of tasks that are done and never ended their regions
+        if len(objects) > _C.depth() + 64:  # left over from tasks that finished without ending their regions
             objects[:] = [objects[at] for at in range(len(objects)) if not _is_dropped(objects, at)]
     if surroundings & _C.TORCH_FUNCTION_MODE:
         record_enter(packed)
@@ -210,14 +209,14 @@ def _names_device(device_type: str) -> str:
 
 
 def _began_as_ours(region: Any) -> bool:
-    """Whether some thread has the region open as one of ours, or has it suspended."""
+    """Whether any thread has the region open or suspended as a region of ours."""
     if region.device not in DEVICE_TYPES:
         return False
     return any(one is region for held in _of_all_threads() for one in held.objects)
 
 
 def _of_all_threads() -> list[_Held]:
-    # Iterating over the dictionary itself is an error if another thread starts or ends meanwhile.
+    # Iterating over the dictionary itself would raise if another thread started or ended meanwhile.
     return [held for reference in _threads.valuerefs() if (held := reference()) is not None]
 
 
@@ -226,15 +225,15 @@ def _remove(objects: list[Any], gone: object, ends_dropped_above: bool = False) 
         if objects[at] is gone:
             del objects[at]
             return
-        # Nobody can end the region of an object that is only held here. PyTorch's regions restore, at their end, the
-        # state that they found, and so end what was left open inside them.
+        # If only this list holds an object, no code can end its region. PyTorch's regions restore at their end the
+        # state that they found, and so end regions that were left open inside them.
         if ends_dropped_above and _is_dropped(objects, at):
             _C.exit_region(objects[at])
             del objects[at]
 
 
 _one = [object()]
-#: What `sys.getrefcount` says of an object that nobody holds but a list.
+#: The `sys.getrefcount` of an object that only a list holds.
 _REFERENCES_OF_A_LIST = sys.getrefcount(_one[0])
 
 
@@ -243,10 +242,10 @@ def _is_dropped(objects: list[Any], at: int) -> bool:
 
 
 class _Method:
-    """A method of the class, which ours takes the place of.
+    """A method of the class that we replace.
 
     Attributes:
-        before: What stood in the class, and serves what we don't: PyTorch's, or somebody's who has replaced that.
+        before: The method that was in the class, PyTorch's or another replacement. It handles the calls that we don't.
     """
 
     def __init__(self, name: str, ours: Callable[..., Any]) -> None:
@@ -257,7 +256,8 @@ class _Method:
 
     def place(self) -> None:
         found = getattr(_Autocast, self.name)
-        # Somebody may have replaced ours since. If that is not what stood there before, it presumably calls ours.
+        # Other code may have replaced ours since. Unless it restored the method from before, its method presumably
+        # calls ours.
         if found is not self.ours and (not self.is_placed or found in (self.before, self.stock)):
             self.before = found
             setattr(_Autocast, self.name, self.ours)
@@ -269,7 +269,7 @@ class _Method:
             self.is_placed = False
 
     def pass_on(self, *arguments: Any) -> Any:
-        """Calls what stood in the class; PyTorch's method if that calls ours in turn."""
+        """Calls the method that was in the class before, or PyTorch's if that one calls ours in turn."""
         if self.before is self.stock or _thread.passes_on:
             return self.stock(*arguments)
         _thread.passes_on = True
@@ -284,13 +284,13 @@ _exit_method = _Method("__exit__", _exit)
 
 
 def _restore() -> None:
-    """After `uninstall`: restores the class, but `__exit__` only when no region of ours is open any more."""
+    """Restores the class after `uninstall`; `__exit__` only once no region of ours is open."""
     with lock:
         if _installation is None:
             _enter_method.restore()
             if not _opened_by_graphs and not any(held.objects for held in _of_all_threads()):
                 _exit_method.restore()
-        if _installation is not None:  # of a signal handler that ran meanwhile
+        if _installation is not None:  # a signal handler has called install meanwhile
             _place()
 
 
@@ -305,24 +305,24 @@ def _keep_exit() -> None:
 
 
 def in_force() -> Any:
-    """Returns what `put_in_force` was called with last."""
+    """Returns the argument of the last `put_in_force`."""
     return _installation
 
 
 def put_in_force(installation: InForce | None) -> None:
-    """Puts an installation in force, or none. The caller holds `lock`."""
+    """Puts an installation in force; None for none. The caller holds `lock`."""
     global _installation
     if installation is not None:
-        _place()  # before it is in force, for a thread that is just entering a region of an installation before
+        _place()  # first: another thread may be entering a region of an earlier installation
     _installation = installation
     if installation is None:
         _restore()
     else:
-        _place()  # again: a signal handler may have uninstalled meanwhile
+        _place()  # again: a signal handler may have called uninstall meanwhile
 
 
 def _forget_other_threads() -> None:
-    # A fork copies this thread alone. The regions of the others are not open in the child.
+    # A fork copies only this thread. Regions of other threads are not open in the child.
     _threads.clear()
     _threads[id(_thread.held)] = _thread.held
 

@@ -1,7 +1,7 @@
-"""`Region`: what `my_autocast` and `promotion` share, from entering a region to decorating with one.
+"""`Region`: the base class of `my_autocast` and `promotion`.
 
-The thread's open regions are kept by the extension (csrc/region/region.cpp). csrc/python/region_bindings.cpp, NOTE
-[ Regions in Python and in C ], says why these methods are in Python.
+The extension stores the thread's open regions (csrc/region/region.cpp). csrc/python/region_bindings.cpp, NOTE
+[ Regions in Python and in C ], explains why these methods are in Python.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from torch_promote._C import (
     RUNNING_LOOP,
     TORCH_FUNCTION_MODE,
     UNCHECKED_RANKS,
+    UNUSED_OVERRIDES,
     WATCHED,
     enter_region,
     exit_region,
     undo_enter,
 )
 from torch_promote.errors import DecoratorError, RegionError
-from torch_promote.integrations.asyncio_tasks import guard_tasks
+from torch_promote.integrations.asyncio_tasks import guard_tasks, place_of_regions
 from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.regions.decorate import decorate
 from torch_promote.regions.interrupts import without_interrupt_at_start
+from torch_promote.regions.unused_overrides import Line, warn_of_unused_overrides
 from torch_promote.regions.watching import tell_watchers
 
 __all__ = ["Region"]
 
 
 class Region:
-    """A region, given by its packed spec: a context manager and a decorator.
+    """A region with a packed spec: a context manager and a decorator.
 
     Args:
         packed: A packed `RegionSpec`.
@@ -46,7 +48,7 @@ class Region:
             surroundings = enter_region(self, self._packed)
             if surroundings:
                 self._tell_surroundings(surroundings)
-        except BaseException:  # of a signal handler too, right after the call
+        except BaseException:  # includes one from a signal handler, right after the call
             undo_enter(self)
             raise
         return self
@@ -58,12 +60,9 @@ class Region:
         surroundings = exit_region(self)
         if surroundings:
             if surroundings > 0:
-                record_exit(self._packed)
+                self._tell_end(surroundings, kind is None)
             elif kind is not GeneratorExit:  # which closes a body between two steps, when its regions are suspended
-                raise RegionError(
-                    f"{self!r} is not open in this thread, so it cannot be ended here. A region belongs to the thread "
-                    f"that entered it; enter one in each thread."
-                )
+                raise RegionError(f"{self!r} is not open in {place_of_regions()}")
 
     def __call__(self, func: Any) -> Any:
         """Decorates a callable; see the class."""
@@ -75,8 +74,21 @@ class Region:
             )
         return decorate(self, func)
 
+    def _tell_end(self, surroundings: int, returned: bool) -> None:
+        """Tells the modes of torch.export, and the author of its overrides, that the region has ended."""
+        if surroundings & TORCH_FUNCTION_MODE:
+            record_exit(self._packed)
+        # After an exception, calls may be missing that the overrides are for.
+        if surroundings & UNUSED_OVERRIDES and returned and self._line is not None:
+            warn_of_unused_overrides(self._line)
+
+    @property
+    def _line(self) -> Line | None:
+        """The line that made the region, if it has overrides."""
+        return None
+
     def _tell_surroundings(self, surroundings: int) -> None:
-        """Tells other ranks, the event loop, the modes of torch.export and traces that the region was entered."""
+        """Notifies other ranks, the event loop, torch.export's modes and traces that the region was entered."""
         if surroundings & UNCHECKED_RANKS:
             compare_ranks(self)
         if surroundings & RUNNING_LOOP:

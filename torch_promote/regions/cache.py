@@ -1,4 +1,4 @@
-"""`cache_info` and `clear_cache`: what the cast cache holds, and how to empty it."""
+"""`cache_info` and `clear_cache`: inspect and empty the cast cache."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ __all__ = ["cache_info", "clear_cache"]
 
 
 def cache_info() -> dict[str, int]:
-    """Returns what this thread's cast cache holds and has done, and how many casts outlive regions.
+    """Returns the contents and statistics of this thread's cast cache, and the casts that outlive regions.
 
     While a region is open in the thread, the cache holds casts of float32 leaves that require a gradient, like stock:
     one for each target dtype. With `cache="persistent"` and `cache="all"` it also holds casts of other weights (frozen
     ones, other dtypes) and of views of weights, and with `cache="all"` the last four casts of activations. An entry is
     valid as long as its source is unchanged: same version (`tensor._version`), same storage, same data pointer. It does
     not keep its source alive. The end of the thread's outermost autocast region, ours or PyTorch's, drops all entries,
-    and so does `torch.clear_autocast_cache()`. The casts that outlive regions, with `cache="persistent"`, are stored
-    with the weights themselves and belong to the process.
+    and so does `torch.clear_autocast_cache()`. With `cache="persistent"`, casts outlive regions: they are stored with
+    the weights and shared by all threads of the process.
 
     The cache does not detect writes that leave the version unchanged, such as `weight.data.copy_(...)` and writes
-    through a NumPy array or another alias. After these call `clear_cache()`, in the middle of a region or if there are
-    casts that outlive regions. `check_casts` finds such writes.
+    through a NumPy array or another alias. After such a write, call `clear_cache()` if a region is open or casts
+    outlive regions. `check_casts` finds such writes.
 
     Returns:
-        `entries` and `bytes` (of their data) held now; `hits`, `misses` (casts made and kept), `stale` (dropped because
-        the source had changed) and `dropped` (because it had died), counted since the thread began;
-        `persistent_entries` and `persistent_bytes` held now by all weights of the process.
+        `entries` and `bytes` (of their data) in the cache now; since the thread started, the counts of `hits`, `misses`
+        (casts made and stored), `stale` (casts dropped because the source had changed) and `dropped` (because the
+        source had died); `persistent_entries` and `persistent_bytes` that all weights of the process hold now.
 
     Example:
         >>> import torch
@@ -42,10 +42,10 @@ def cache_info() -> dict[str, int]:
 
 
 def clear_cache() -> None:
-    """Drops every cast that this thread or a suspended region holds, and those of the process that outlive regions.
+    """Drops all casts of this thread and of suspended regions, and the process's casts that outlive regions.
 
-    Call it after a write to a weight that does not bump its version: in the middle of a region, and at any time after
-    you used `cache="persistent"`; see `cache_info`.
+    Call it after a write to a weight that does not increase its version, if a region is open or you have used
+    `cache="persistent"`; see `cache_info`.
 
     Example:
         >>> clear_cache()

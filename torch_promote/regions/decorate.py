@@ -15,7 +15,7 @@ __all__ = ["decorate"]
 
 
 def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
-    """Returns a function that runs `func` in `region`: of coroutines and generators, each step.
+    """Returns a function that runs `func` in `region`. Of a coroutine or generator, each step runs in the region.
 
     Args:
         region: The region.
@@ -78,6 +78,6 @@ def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
             with region:
                 return func(*args, **kwargs)
 
-    # torch.jit looks for this attribute on functions that it compiles, and raises its text.
+    # If torch.jit compiles a function with this attribute, it raises the text.
     wrapper.__script_unsupported = "@my_autocast() decorator is not supported in script mode"
     return wrapper

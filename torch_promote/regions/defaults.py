@@ -1,4 +1,4 @@
-"""Policies for a whole program: the policy that regions start from, and policies of custom ops in addition.
+"""Policies for a whole program: the default policy of regions, and registered policies of custom ops.
 
 They apply to regions that any thread enters afterwards. Open regions keep their policy. The regions of a coroutine or
 generator are entered again at each of its steps.
@@ -16,9 +16,8 @@ from torch_promote import _C
 from torch_promote.errors import PolicyError
 from torch_promote.integrations import compile as _compile
 from torch_promote.native.fork_safe_lock import fork_safe_lock
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import DEVICE_TYPES
-from torch_promote.policy.overrides import parse_overrides
+from torch_promote.policy.cast_policy import CastPolicy, spell_policy
+from torch_promote.policy.overrides import check_device_types, parse_overrides, show_key
 from torch_promote.policy.policy import Policy
 from torch_promote.policy.registered_policies import replace_registered_ops
 from torch_promote.regions.arguments import number_of_applied, policy_number, register_policy_change
@@ -29,6 +28,7 @@ __all__ = [
     "register_policy",
     "registered_policies",
     "set_default_policy",
+    "spell_default_policy",
     "use_environment",
 ]
 
@@ -37,7 +37,7 @@ VARIABLE = "TORCH_PROMOTE_POLICY"
 
 _lock = fork_safe_lock()
 _default: Policy | None = None
-_default_tables = 0  # the number of its tables for modules
+_default_tables = 0  # the number of the default policy's module tables
 _registered: _Registered = {}
 
 
@@ -50,10 +50,10 @@ def set_default_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy
         policy: A `Policy`, the name of one, or the path of a policy file. None: PyTorch's own.
 
     Returns:
-        The default before; None for PyTorch's own.
+        The previous default; None for PyTorch's own.
 
     Raises:
-        PolicyError: The policy does not exist, its file is wrong, or it has tables for modules and `apply_to` was not
+        PolicyError: The policy does not exist, its file is invalid, or it has module tables and `apply_to` was not
             called. The default is then unchanged.
 
     Example:
@@ -75,7 +75,7 @@ def set_default_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy
 
 
 def default_policy() -> Policy | None:
-    """Returns the policy that `set_default_policy` was called with last; None for PyTorch's own.
+    """Returns the policy set by `set_default_policy`; None for PyTorch's own.
 
     Example:
         >>> default_policy()
@@ -83,18 +83,35 @@ def default_policy() -> Policy | None:
     return _default
 
 
+def spell_default_policy() -> str:
+    """Returns the default policy and where it comes from, in words; "" for PyTorch's own.
+
+    Example:
+        >>> spell_default_policy()
+        ''
+    """
+    if _default is None:
+        return ""
+    asked = os.environ.get(VARIABLE, "")
+    try:
+        is_asked = bool(asked) and Policy.of(asked) == _default
+    except PolicyError:
+        is_asked = False
+    return f"{_default!r}, from {f'{VARIABLE}={asked}' if is_asked else 'set_default_policy'}"
+
+
 class RegisteredPolicy:
     """The handle that `register_policy` returns, which removes the policy again. Also a context manager that does so.
 
     Attributes:
         overloads: Full names of the overloads that have the policy.
-        devices: The device types on which they have it.
+        device_types: The device types on which they have it.
         policy: The policy. Where stock autocast has the same one, nothing is registered.
     """
 
-    def __init__(self, overloads: Iterable[str], devices: Iterable[str], policy: CastPolicy | torch.dtype) -> None:
+    def __init__(self, overloads: Iterable[str], device_types: Iterable[str], policy: CastPolicy | torch.dtype) -> None:
         self.overloads = tuple(overloads)
-        self.devices = tuple(devices)
+        self.device_types = tuple(device_types)
         self.policy = policy
 
     def remove(self) -> None:
@@ -113,11 +130,15 @@ class RegisteredPolicy:
 
     def __repr__(self) -> str:
         policy = self.policy.value if isinstance(self.policy, CastPolicy) else str(self.policy)
-        return f"<{policy} for {', '.join(self.overloads)} on {', '.join(self.devices)}>"
+        return f"<{policy} for {', '.join(self.overloads)} on {', '.join(self.device_types)}>"
 
 
 def register_policy(
-    op: object, policy: CastPolicy | str | torch.dtype, *, device_types: str | Sequence[str] | None = None
+    op: object,
+    policy: CastPolicy | str | torch.dtype,
+    *,
+    device_type: str | Sequence[str] | None = None,
+    replace: bool = False,
 ) -> RegisteredPolicy:
     """Gives an op, usually a custom one, a cast policy in every region, as part of what regions start from.
 
@@ -128,15 +149,16 @@ def register_policy(
 
     Args:
         op: The op, named as in `my_autocast(overrides=...)`.
-        policy: The cast policy, or a floating dtype to run in. It replaces one that was registered before.
-        device_types: "cpu", "cuda" or a sequence of these. None: both.
+        policy: The cast policy, or a floating dtype to run in.
+        device_type: "cpu", "cuda" or a sequence of these. None: both.
+        replace: Whether the policy replaces one that was registered for the op before.
 
     Returns:
         A handle, whose `remove()` takes the policy off again.
 
     Raises:
-        PolicyError: The op or the policy does not exist, the policy is not legal for the op, or stock autocast has the
-            same policy for it. Nothing is then changed.
+        PolicyError: The op or the policy does not exist, the policy is not legal for the op, stock autocast has the
+            same policy for it, or the op has a registered policy and `replace` is False. Nothing is then changed.
         DeviceTypeError, UnsupportedDeviceError: A device type that has no autocast here.
 
     Example:
@@ -144,22 +166,24 @@ def register_policy(
         >>> @torch.library.custom_op("mylib::scaled", mutates_args=())
         ... def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
         ...     return x * factor
-        >>> handle = register_policy("mylib::scaled", "fp16")
+        >>> handle = register_policy("mylib::scaled", "lower")
         >>> with my_autocast("cpu"):
         ...     scaled(torch.ones(2), 3.0).dtype
         torch.bfloat16
         >>> handle.remove()
     """
-    given = Policy.stock().override({op: policy}, device_types)
-    devices = (
-        DEVICE_TYPES if device_types is None else [device_types] if isinstance(device_types, str) else device_types
-    )
+    devices = check_device_types(device_type)
+    given = Policy.stock().override({op: policy}, devices)
     parsed = parse_overrides({op: policy})
     named = {(name, device) for name, _ in parsed for device in devices}
     with _lock:
+        if not replace:
+            _check_none_registered(op, policy, named)
         kept = {place: known for place, known in _registered.items() if place not in named}
         if not given.changes and len(kept) == len(_registered):
-            raise PolicyError(f"{op!r} with policy {policy!r}: this is what PyTorch's autocast does. Leave it out.")
+            raise PolicyError(
+                f"{show_key(op)} with policy {policy!r}: this is what PyTorch's autocast does. Leave it out."
+            )
         handle = RegisteredPolicy([name for name, _ in parsed], devices, parsed[0][1])
         wanted = {**kept, **{(name, device): (value, handle) for name, device, value in given.changes}}
         _put(wanted, _default, _default_tables)
@@ -167,11 +191,22 @@ def register_policy(
     return handle
 
 
+def _check_none_registered(op: object, policy: object, places: Iterable[tuple[str, str]]) -> None:
+    """Raises if an overload has a registered policy on a device type."""
+    for name, device in sorted(places):
+        if (name, device) in _registered:
+            known = spell_policy(_registered[name, device][0])
+            raise PolicyError(
+                f"{show_key(op)} with policy {policy!r}: {name} already has a registered policy on {device}, {known!r}."
+                f" Pass replace=True to replace it, or call remove() of the handle that register_policy returned."
+            )
+
+
 def registered_policies() -> Mapping[tuple[str, str], CastPolicy | torch.dtype]:
-    """Returns the policies that `register_policy` has given, by the overload's full name and the device type.
+    """Returns the policies set by `register_policy`, keyed by the overload's full name and the device type.
 
     Example:
-        >>> with register_policy("relu", "fp32", device_types="cpu"):
+        >>> with register_policy("relu", "fp32", device_type="cpu"):
         ...     registered_policies()
         {('aten::relu', 'cpu'): <CastPolicy.fp32: 'fp32'>}
     """
@@ -183,7 +218,7 @@ def use_environment() -> None:
     """Sets the default policy that the environment variable names, if it is set.
 
     Raises:
-        PolicyError: The policy does not exist, or its file is wrong.
+        PolicyError: The policy does not exist, or its file is invalid.
     """
     asked = os.environ.get(VARIABLE)
     if not asked:
@@ -191,18 +226,19 @@ def use_environment() -> None:
     try:
         set_default_policy(asked)
     except PolicyError as error:
-        raise PolicyError(f"the environment variable {VARIABLE} is {asked!r}: {error}") from error
+        text = f"the environment variable {VARIABLE} is {asked!r}: {error} Correct it, or unset it."
+        raise PolicyError(text) from None
 
 
 _Registered = dict[tuple[str, str], tuple[CastPolicy | torch.dtype, RegisteredPolicy]]
 
 
 def _put(registered: _Registered, default: Policy | None, tables: int) -> None:
-    """Makes both the defaults of the extension. If that fails, nothing is changed."""
+    """Sets both as the extension's defaults. If that fails, nothing changes."""
     changes = [(*place, value) for place, (value, _) in sorted(registered.items(), key=lambda item: item[0])]
     number = register_policy_change(changes)
     _C.set_defaults(number, 0 if default is None else policy_number(default, None, tables))
-    # Dynamo has no guard on the default policy, under which it traced graphs that open a region outside of regions.
+    # Dynamo does not guard on the default policy, which graphs that open an outermost region were traced under.
     if _compile.graphs_open_regions():
         sys.modules["torch._dynamo"].reset()
 

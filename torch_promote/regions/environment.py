@@ -1,7 +1,7 @@
-"""What the environment variables ask for: the default policy, and `install`.
+"""Applies the environment variables: the default policy, and `install`.
 
-TORCH_PROMOTE_AUTOCAST=1 does what `install` does. For it, torch_promote_autoload.py, beside the package, imports the
-package at the end of `import torch`.
+TORCH_PROMOTE_AUTOCAST=1 calls `install`: torch_promote_autoload.py, next to the package, imports the package at the end
+of `import torch`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ VARIABLES = (AUTOCAST, POLICY, OVERRIDES, CACHE)
 
 
 def use_environment() -> Installation | None:
-    """Installs what TORCH_PROMOTE_OVERRIDES and TORCH_PROMOTE_CACHE say, if TORCH_PROMOTE_AUTOCAST is 1.
+    """Calls `install` with TORCH_PROMOTE_OVERRIDES and TORCH_PROMOTE_CACHE if TORCH_PROMOTE_AUTOCAST is 1.
 
-    The policy is not an argument here: regions without one have the default policy, which TORCH_PROMOTE_POLICY sets.
+    It passes no policy: regions without one use the default policy, which TORCH_PROMOTE_POLICY sets.
 
     Returns:
-        What is in force; None if the environment asks for nothing.
+        The installation, or None if TORCH_PROMOTE_AUTOCAST is not 1.
 
     Raises:
         PolicyError: An op or policy of TORCH_PROMOTE_OVERRIDES does not exist, or the policy is not legal for the op.
@@ -50,11 +50,11 @@ def use_environment() -> Installation | None:
     try:
         return install(overrides=asked_overrides(), cache=cache or None)
     except OptionError as error:
-        raise OptionError(f"the environment variable {CACHE} is {cache!r}: {error}") from error
+        raise OptionError(f"the environment variable {CACHE} is {cache!r}: {error}") from None
 
 
 def asked_overrides() -> dict[str, str]:
-    """Returns the overrides that TORCH_PROMOTE_OVERRIDES asks for.
+    """Returns the overrides in TORCH_PROMOTE_OVERRIDES.
 
     Raises:
         PolicyError: An op or policy does not exist, or the policy is not legal for the op.
@@ -64,22 +64,22 @@ def asked_overrides() -> dict[str, str]:
         overrides = split_overrides(text)
         parse_overrides(overrides)
     except PolicyError as error:
-        raise PolicyError(f"the environment variable {OVERRIDES} is {text!r}: {error}") from error
+        raise PolicyError(f"the environment variable {OVERRIDES} is {text!r}: {error}") from None
     return overrides
 
 
 def split_overrides(text: str) -> dict[str, str]:
-    """Reads overrides of one line.
+    """Parses overrides from one line.
 
     Args:
-        text: Such as "softmax=fp32,linalg_*=fp32". Spaces and empty parts do not count.
+        text: For example "softmax=fp32,linalg_*=fp32". Spaces and empty parts are ignored.
 
     Raises:
         PolicyError: A part has no equals sign, or an op is named twice.
 
     Example:
-        >>> split_overrides("softmax=fp16, linalg_*=float64")
-        {'softmax': 'fp16', 'linalg_*': 'float64'}
+        >>> split_overrides("softmax=lower, linalg_*=float64")
+        {'softmax': 'lower', 'linalg_*': 'float64'}
     """
     overrides: dict[str, str] = {}
     for part in filter(None, map(str.strip, text.split(","))):
@@ -92,10 +92,10 @@ def split_overrides(text: str) -> dict[str, str]:
 
 
 def join_overrides(overrides: dict[str, str]) -> str:
-    """Writes overrides in one line.
+    """Formats overrides as one line.
 
     Example:
-        >>> join_overrides({"softmax": "fp16", "exp": "fp32"})
-        'softmax=fp16,exp=fp32'
+        >>> join_overrides({"softmax": "lower", "exp": "fp32"})
+        'softmax=lower,exp=fp32'
     """
     return ",".join(f"{op}={policy}" for op, policy in overrides.items())

@@ -1,6 +1,6 @@
-"""`install`: the regions of torch.autocast in this process, whoever opens them, become regions of ours.
+"""`install`: turns all regions of torch.autocast in this process into regions of ours.
 
-autocast_methods.py has what runs when such a region is entered and ends.
+autocast_methods.py has the code that runs when such a region starts and ends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch_promote.integrations import compile as _compile
 from torch_promote.integrations.compile_installed import while_changing
 from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec, RegionSpec
 from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.overrides import spell_overrides
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.arguments import allows_cache, cache_mode, number_of_applied, policy_number, read_policy
 from torch_promote.regions.autocast_methods import in_force, lock, put_in_force, stock_autocast
@@ -29,12 +30,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Installation:
-    """What `install` has put in force.
+    """The settings that `install` has put in force.
 
     Attributes:
-        policy: The policy of regions; None for that of the region around, or outside of regions the default.
-        overrides: The cast policies of single ops on top of it.
-        cache: The cache mode; None for that of the region around, or "weights" outside of regions.
+        policy: The policy of regions. None: the policy of the surrounding region, or the default if there is none.
+        overrides: The cast policies of single ops on top of the policy.
+        cache: The cache mode. None: the mode of the surrounding region, or "weights" if there is none.
     """
 
     __slots__ = ("_change", "_specs", "_tables", "cache", "overrides", "policy")
@@ -51,14 +52,14 @@ class Installation:
         self._specs: dict[Any, str] = {}
 
     def spec_of(self, region: Any) -> str | None:
-        """Returns the packed spec of an object of torch.autocast; None if PyTorch has to serve it, or to raise."""
+        """Returns the packed spec of a torch.autocast object, or None if PyTorch has to handle it (or raise)."""
         enabled, reuses = region._enabled, region._cache_enabled
-        # PyTorch takes no 1 for True, to which it is equal.
+        # PyTorch rejects 1, although it equals True.
         if not ((enabled is True or enabled is False) and (reuses is True or reuses is False)):
             return None
         try:
             return self._specs[region.device, region.fast_dtype, enabled, reuses]
-        except (KeyError, TypeError):  # asked for the first time, or without a hash
+        except (KeyError, TypeError):  # not computed yet, or not hashable
             return self._make_spec(region.device, region.fast_dtype, enabled, reuses)
 
     def _make_spec(self, device_type: Any, dtype: Any, enabled: bool, reuses: bool) -> str | None:
@@ -75,7 +76,7 @@ class Installation:
         return packed
 
     def renew(self) -> bool:
-        """Registers the policy again if the extension has dropped it, and returns whether it had."""
+        """Registers the policy again if the extension has dropped it. Returns whether it had."""
         if _C.touch_change(self._change):
             return False
         self._change = policy_number(self.policy, self.overrides, self._tables)
@@ -83,7 +84,7 @@ class Installation:
         return True
 
     def digest(self) -> str:
-        """Returns a digest of what a region that is entered now runs under, the same in every process."""
+        """Returns a digest of the settings of a region entered now. It is the same in every process."""
         self.renew()
         owner = object()
         _C.enter_region(owner, RegionSpec(policy_change=self._change).pack())
@@ -94,16 +95,16 @@ class Installation:
 
     @property
     def is_plain(self) -> bool:
-        """Whether regions have the policy and the cache mode of what is around them."""
+        """Whether regions take the policy and the cache mode from their surroundings."""
         return self._change == 0 and self.cache is None
 
     def acts_as(self, other: Installation) -> bool:
-        """Whether regions run alike under both."""
+        """Whether regions behave the same under both."""
         return (self._change, self.cache) == (other._change, other.cache)
 
     @property
     def info(self) -> str:
-        """What holds for regions of torch.autocast, in one sentence."""
+        """Returns a sentence that describes the installation."""
         parts = [] if self.policy is None else [f"policy {self.policy!r}"]
         parts += [f"{len(self.overrides)} override{'s' * (len(self.overrides) > 1)}"] if self.overrides else []
         parts += [] if self.cache is None else [f"cache {self.cache!r}"]
@@ -111,8 +112,9 @@ class Installation:
         return f"Regions of torch.autocast for {' and '.join(DEVICE_TYPES)} are run by torch_promote: {asked}."
 
     def __repr__(self) -> str:
-        given = {"policy": self.policy, "overrides": dict(self.overrides) or None, "cache": self.cache}
-        parts = (f"{name}={value!r}" for name, value in given.items() if value is not None)
+        parts = [f"policy={self.policy!r}"] if self.policy is not None else []
+        parts += [f"overrides={spell_overrides(self.overrides)}"] if self.overrides else []
+        parts += [f"cache={self.cache!r}"] if self.cache is not None else []
         return f"<torch_promote.install({', '.join(parts)})>"
 
 
@@ -125,21 +127,21 @@ _compile.digests.append(_digest)
 
 
 def _replace(what: str, installation: Installation | None) -> tuple[Installation | None, Installation | None]:
-    """Puts an installation in force, or none; returns what was in force before, and what is now."""
+    """Puts an installation in force (None for none). Returns the previous one and the current one."""
     with while_changing(what) as forget_compiled, lock:
         before = in_force()
         if before is not None and installation is not None and installation.acts_as(before):
             installation = before
         if installation is not before:
-            forget_compiled()  # first: an interrupt here must not leave what was compiled for another installation
+            forget_compiled()  # first: an interrupt must not leave code that was compiled for another installation
         put_in_force(installation)
     return before, installation
 
 
 def _not_in_graphs(function: _Function) -> _Function:
-    """Has Dynamo break the graph at calls of the function, and say why."""
+    """Makes Dynamo break the graph at calls of the function, with a reason."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    function._torchdynamo_disable_msg = "it changes what regions of compiled functions are"  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "it changes the regions of compiled functions"  # type: ignore[attr-defined]
     return function
 
 
@@ -147,24 +149,23 @@ def _not_in_graphs(function: _Function) -> _Function:
 def install(
     *, policy: _PolicyArgument = None, overrides: Mapping[Any, Any] | None = None, cache: str | None = None
 ) -> Installation:
-    """Makes every region of `torch.autocast` for "cpu" and "cuda" that is entered from now on a region of ours.
+    """Runs every region of `torch.autocast` for "cpu" and "cuda" that is entered from now on as a region of ours.
 
-    It holds for all threads of the process and for all code, PyTorch's and that of frameworks included. Regions of
-    other device types stay PyTorch's, and so do regions that are open now and functions of `torch.jit.script`. A second
-    call replaces the first.
+    It affects all threads of the process and all code, including PyTorch and frameworks. It does not affect other
+    device types, regions that are open now, and functions of `torch.jit.script`. A second call replaces the first.
 
     Args:
         policy: As for `my_autocast`.
         overrides: As for `my_autocast`.
-        cache: As for `my_autocast`. A region with `cache_enabled=False` reuses no casts, whatever the mode.
+        cache: As for `my_autocast`. A region with `cache_enabled=False` reuses no casts in any mode.
 
     Returns:
-        What is in force now.
+        The new installation.
 
     Raises:
         OptionError: The cache mode does not exist. It is a ValueError.
-        PolicyError: A policy or op does not exist, a policy is not legal for an op, a policy file is wrong, or the
-            policy has tables for modules and `Policy.apply_to` was not called. It is a ValueError. In both cases
+        PolicyError: A policy or op does not exist, a policy is not legal for an op, a policy file is invalid, or the
+            policy has module tables and `Policy.apply_to` was not called. It is a ValueError. After either error,
             nothing has changed.
 
     Example:
@@ -183,10 +184,10 @@ def install(
 
 @_not_in_graphs
 def uninstall() -> Installation | None:
-    """Makes regions of `torch.autocast` PyTorch's again. Regions that are open end as what they began as.
+    """Undoes `install`. Regions that are open keep running as regions of ours until they end.
 
     Returns:
-        What was in force; None if nothing was, and nothing has changed.
+        The installation that was in force, or None if there was none.
 
     Example:
         >>> uninstall() is None
@@ -197,7 +198,7 @@ def uninstall() -> Installation | None:
 
 
 def installed() -> Installation | None:
-    """Returns what `install` has put in force; None if nothing.
+    """Returns the installation that is in force, or None.
 
     Example:
         >>> installed() is None
@@ -207,7 +208,7 @@ def installed() -> Installation | None:
 
 
 class _InstalledFor(contextlib.ContextDecorator):
-    """What `installed_as` returns. Not a generator: the Dynamo of PyTorch 2.15 fails where it resumes at one."""
+    """The context manager of `installed_as`. It is not a generator: PyTorch 2.15's Dynamo cannot resume at one."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
@@ -229,9 +230,9 @@ class _InstalledFor(contextlib.ContextDecorator):
 def installed_as(
     *, policy: _PolicyArgument = None, overrides: Mapping[Any, Any] | None = None, cache: str | None = None
 ) -> _InstalledFor:
-    """`install` for the length of a block, after which holds what held before; for tests.
+    """Calls `install` for the duration of a block, and restores the previous installation at its end. For tests.
 
-    It is for the whole process, as `install` is, so blocks of several threads must not overlap.
+    Like `install`, it affects the whole process, so blocks in several threads must not overlap.
 
     Args:
         policy: As for `install`.
@@ -239,7 +240,7 @@ def installed_as(
         cache: As for `install`.
 
     Returns:
-        A context manager, which gives what is in force in the block. It is a decorator, too.
+        A context manager, also usable as a decorator. `as` binds the installation that is in force in the block.
 
     Raises:
         OptionError, PolicyError: As for `install`.

@@ -1,4 +1,4 @@
-"""Interrupts (Ctrl-C, any signal handler that raises) at the moment in which a region ends."""
+"""Handles interrupts (Ctrl-C, or any signal handler that raises) during the end of a region."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["without_interrupt_at_start"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# Arguments of RESUME: what has just happened. After an await, CPython asks for no signals.
+# Arguments of RESUME, which tell what has just happened. After an await, CPython does not check for signals.
 _AT_START, _AFTER_AWAIT = 0, 3
 
 
 def without_interrupt_at_start(function: _Function) -> _Function:
-    """Decorates `__exit__`: no signal handler runs between its call and its first call of another function.
+    """Decorates `__exit__` so that no signal handler runs between its start and its first call of another function.
 
-    CPython runs the handlers of signals when a Python function starts (the instruction RESUME), and after calls of C
-    functions. If a handler raises as `__exit__` starts, then `__exit__` has done nothing, and the with statement does
-    not call it again. A handler that is due runs after the first call instead, which has ended the region.
+    CPython runs signal handlers when a Python function starts (the instruction RESUME), and after calls of C functions.
+    If a handler raised at the start of `__exit__`, the region would stay open: the with statement does not call
+    `__exit__` again. With this decorator, a pending handler runs after the first call, which has ended the region.
 
-    Dynamo, which knows this RESUME only elsewhere, traces the function as it was written.
+    Dynamo does not support this RESUME at the start of a function, and traces the original function.
 
     Source: Python/bytecodes.c, RESUME (CPython 3.11 to 3.14).
     """

@@ -1,7 +1,8 @@
-"""Regions and code that runs in steps: coroutines, generators, asyncio tasks.
+"""Regions in code that runs in steps: coroutines, generators, asyncio tasks.
 
 Autocast state belongs to a thread. A body that is suspended in the middle of a region would leave the region open for
-whatever the thread runs next. So this module suspends the regions between steps, and resumes them for the next step.
+the code that the thread runs next. So this module suspends the regions between steps, and resumes them for the next
+step.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ _T = TypeVar("_T")
 
 
 class Steps:
-    """A context manager to put around each step of one body, which runs the step in a region.
+    """A context manager that runs each step of one body in a region.
 
     Regions that the body opens itself and holds across steps are suspended and resumed together with it. After the last
-    step there is nothing left to end.
+    step, no region is left to end.
     """
 
     def __init__(self, region: AbstractContextManager[Any]) -> None:
@@ -42,20 +43,20 @@ class Steps:
     def end(self) -> None:
         """Drops the suspended regions and their casts.
 
-        Call it after the last step: the traceback of an error may keep this object alive for long.
+        Call it after the last step: the traceback of an error may keep this object alive for a long time.
         """
         self._suspended = None
 
 
 def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
-    """Runs a generator-like body, and each of its steps in `steps`.
+    """Runs a generator-like body, with each of its steps in `steps`.
 
     Args:
-        steps: The region, for this body alone.
+        steps: The region, used only for this body.
         body: A generator, a coroutine, or an awaitable of an async generator: anything with send, throw and close.
 
     Returns:
-        A generator that yields, receives, raises and returns what the body does.
+        A generator that yields, receives, raises and returns the same values as the body.
     """
     step: Callable[[], Any] = _send(body, None)
     while True:
@@ -66,7 +67,7 @@ def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
             return stop.value
         try:
             sent = yield item
-        except BaseException as error:  # GeneratorExit too: the body's clean-up is another step
+        except BaseException as error:  # includes GeneratorExit: the body's clean-up is another step
             step = _throw(body, error)
         else:
             step = _send(body, sent)
@@ -81,7 +82,7 @@ def _throw(body: Any, error: BaseException) -> Callable[[], Any]:
 
 
 class Awaited(Awaitable[_T]):
-    """Awaits a coroutine, or another object with send and throw, each of its steps in `steps`."""
+    """Awaits a coroutine, or another object with send and throw, with each of its steps in `steps`."""
 
     def __init__(self, steps: Steps, body: Any) -> None:
         self._steps = steps

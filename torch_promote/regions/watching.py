@@ -1,4 +1,4 @@
-"""Tells whoever follows regions, such as a trace, of each one that is entered."""
+"""Notifies watchers, such as a trace, of each region that is entered."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch_promote.native.fork_safe_lock import fork_safe_lock
 __all__ = ["Watcher", "tell_watchers", "watch_regions"]
 
 Watcher = Callable[[object], None]
-"""Gets the owner of a region that has been entered: an object of `my_autocast`, or, under `install`, of torch.autocast.
-It is called in the region's thread, from within `__enter__`, and must not raise."""
+"""A function that receives the owner of a region that has been entered: a `my_autocast` object, or, under `install`, a
+torch.autocast object. It is called in the region's thread, from within `__enter__`, and must not raise."""
 
 _lock = fork_safe_lock()
 _watchers: list[Watcher] = []
@@ -20,10 +20,10 @@ _watchers: list[Watcher] = []
 
 @contextmanager
 def watch_regions(watcher: Watcher) -> Iterator[None]:
-    """Has a watcher told of the regions that any thread enters during a block. Regions of graphs are left out.
+    """Calls a watcher for each region that any thread enters during a block, except for regions of graphs.
 
     Args:
-        watcher: What is called.
+        watcher: The function to call.
 
     Example:
         >>> import torch_promote as tp
@@ -43,6 +43,6 @@ def watch_regions(watcher: Watcher) -> Iterator[None]:
 
 
 def tell_watchers(owner: object) -> None:
-    """Tells the watchers of a region that has just been entered."""
+    """Notifies the watchers that a region has been entered."""
     for watcher in tuple(_watchers):
         watcher(owner)
