@@ -1,4 +1,4 @@
-"""Policies of modules: which modules get which, what is shown of them, and what is refused."""
+"""Module policies: which modules get which policy, how policies are shown, and errors."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_keys(key: Any, expected: list[str]) -> None:
 
 
 def test_all_modules_by_pattern_and_by_class() -> None:
-    """What is never called is left out; the model itself is named by "" only."""
+    """Modules that are never called are excluded; only "" names the model itself."""
     names = [name for name, module in Model().named_modules() if not isinstance(module, nn.ModuleList)]
     for key, expected in (("**", names[1:]), (nn.Module, names)):
         model = Model()
@@ -197,7 +197,11 @@ MATCH_NOTHING = [
 ]
 LEGAL = "Legal: stock, cpu, cuda, fp32_safe, off, or the path of a file, which contains a separator or ends with .toml."
 BAD_VALUES = [
-    ({"lm_head": "fp16"}, f"'lm_head': no policy is called 'fp16'. {LEGAL}"),
+    (
+        {"lm_head": "fp16"},
+        "'lm_head': 'fp16' is not a policy of a module. Legal: 'fp32', 'off', a policy or a mapping of overrides. "
+        "'fp16' is for single ops, and means the region's dtype: overrides={op: 'fp16'}.",
+    ),
     ({nn.Linear: "fp32_saef"}, f"Linear: no policy is called 'fp32_saef'. Closest: fp32_safe. {LEGAL}"),
     (
         {"lm_head": 3},
@@ -206,8 +210,9 @@ BAD_VALUES = [
     ),
     (
         {"lm_head": torch.float32},
-        "'lm_head': torch.float32 is not a policy of a module. Legal: 'fp32', 'off', a policy or overrides. To run "
-        "single ops of the module in torch.float32, use overrides: {op: torch.float32}.",
+        "'lm_head': torch.float32 is not a policy of a module. Legal: 'fp32', 'off', a policy or a mapping of "
+        "overrides. torch.float32 is for single ops: overrides={op: torch.float32}. The dtype of a region is "
+        "my_autocast(dtype=torch.float32).",
     ),
     (
         {"lm_head": {torch.ops.aten.linear: "fp32", "aten::linear": "fp16"}},
@@ -250,7 +255,7 @@ def test_mistakes_in_overrides_are_those_of_a_region(overrides: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(("policies", "text"), MATCH_NOTHING)
-def test_removing_what_is_not_there(policies: dict[Any, Any], text: str) -> None:
+def test_removing_a_missing_policy_is_an_error(policies: dict[Any, Any], text: str) -> None:
     model = Model()
     set_module_policy(model, {"lm_head": "off"})
     with pytest.raises(tp.PolicyError) as error:

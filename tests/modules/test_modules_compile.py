@@ -63,7 +63,7 @@ def test_compiled_again_when_the_policy_changes(fresh_dynamo: None) -> None:
 
 
 def test_compiled_function_in_several_regions(fresh_dynamo: None) -> None:
-    """The module is guarded like all else: its region is that of the call."""
+    """The module is guarded as usual: its region is that of the call."""
     model = model_of({"gelu": "fp32"})
     call = compiled(model)
     for around, dtype in (
@@ -144,7 +144,7 @@ def test_overrides_cannot_be_exported(strict: bool, fresh_dynamo: None) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_traced_by_torch_jit(policy: Any) -> None:
     model, x = model_of(policy), torch.randn(2, 4)
-    with ours(cache_enabled=False):  # what is traced has the casts, and is to be called outside of regions
+    with ours(cache_enabled=False):  # the traced code contains the casts, and has to be called outside of regions
         traced = torch.jit.trace(model, x, check_trace=False)
         expected = model(x)
     assert_same(traced(x), expected)
@@ -164,7 +164,7 @@ def test_not_scripted() -> None:
 
 
 def test_traced_by_fx() -> None:
-    """Modules that a graph calls keep their policies; into one that is traced itself a policy does not go."""
+    """Modules that a graph calls keep their policies; a policy is not traced into the graph."""
     model = model_of("fp32")
     traced = torch.fx.symbolic_trace(model)
     assert module_policies(traced) == {"2": "fp32"}
@@ -180,11 +180,9 @@ def test_traced_by_fx() -> None:
 def test_policies_of_a_compiled_model(fresh_dynamo: None) -> None:
     """Not of the module that torch.compile returns, which creates its forward again when it is copied."""
     model = compiled(model_of())
-    with pytest.raises(
-        tp.PolicyError,
-        match=r"\(OptimizedModule\) cannot have a policy: it is the module that torch\.compile",
-    ):
-        set_module_policy(model, {"": "fp32"})
+    set_module_policy(model, {"": "off"})
+    assert module_policies(model) == {"_orig_mod": "off"}
+    remove_module_policy(model)
     set_module_policy(model, {nn.Linear: "fp32"})
     assert list(module_policies(model)) == ["_orig_mod.0", "_orig_mod.2"]
     assert dtype_of(model) is torch.float32

@@ -1,4 +1,4 @@
-"""Policies of modules, and what else is done to modules: copies, files, parametrizations, wrappers, compilers."""
+"""Module policies combined with copies, files, parametrizations, wrappers and compilers of modules."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_copies_of_its_own_making(module: nn.Module, make: Any) -> None:
 
 
 def test_file_read_in_another_process(tmp_path: Any) -> None:
-    """The number of a set of overrides means something in one process only."""
+    """The number of a set of overrides is valid only in one process."""
     torch.save(model_of(OVERRIDES), tmp_path / "model.pt")
     script = """
 import sys, torch, torch_promote as tp

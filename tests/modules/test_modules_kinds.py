@@ -1,4 +1,4 @@
-"""Policies of modules of PyTorch's that do more than call their children: tied weights, LSTM, attention."""
+"""Module policies on PyTorch modules that do more than call their children: tied weights, LSTM, attention."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_attention() -> None:
 
 
 def test_weights_that_an_attention_reads_itself() -> None:
-    """Its out_proj is never called; by class it is left out, by name it is an error."""
+    """Its out_proj is never called: selecting it by class skips it, by name raises."""
     layer = nn.TransformerEncoderLayer(8, 2, 16)
     set_module_policy(layer, {nn.Linear: "fp32"})
     assert list(module_policies(layer)) == ["linear1", "linear2"]

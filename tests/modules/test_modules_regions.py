@@ -1,4 +1,4 @@
-"""Policies of modules: what runs, and in which dtype, held against regions written by hand."""
+"""Module policies: ops and their dtypes, compared with regions written by hand."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ AROUND = pytest.mark.parametrize(
 
 
 class Body(nn.Module):
-    """Ops of several policies; what it does with the regions around it is its own affair."""
+    """A module with ops of several policies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def test_same_as_by_hand(policy: Any, around: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("policy", ["fp32", OVERRIDES], ids=["fp32", "overrides"])
 @pytest.mark.parametrize("checkpointed", ["the model", "the body"])
 def test_checkpointed(use_reentrant: bool, around: Callable[[], Any], policy: Any, checkpointed: str) -> None:
-    """Recomputation sees the policy, whether the region around is inside what is checkpointed or not."""
+    """The recomputation uses the policy, with the region inside or outside of the checkpointed function."""
 
     def call(model: Model, x: torch.Tensor) -> Any:
         again = functools.partial(checkpoint, use_reentrant=use_reentrant)
@@ -142,7 +142,7 @@ def test_checkpointed(use_reentrant: bool, around: Callable[[], Any], policy: An
 
 
 def test_it_makes_a_difference() -> None:
-    """What the tests above compare is not what there would be without policies."""
+    """Without policies, the results of the tests above would differ."""
     for policy, dtype in (("fp32", torch.float32), (OVERRIDES, torch.float16), (MORE, torch.float32)):
         model, _ = models(policy)
         model.head = nn.Identity()  # type: ignore[assignment]
@@ -177,7 +177,7 @@ def test_nested_modules() -> None:
 
 @pytest.mark.parametrize("how", ["value", "file", "path"])
 def test_policies_by_value_and_from_a_file(how: str, tmp_path: Path) -> None:
-    """Such a policy takes the place of the one around; a file is read once, and then is what it said."""
+    """Such a policy replaces the surrounding one; a file is read once, and later changes of it have no effect."""
     value = Policy.stock().override({"linear": "float16"})
     value.save(tmp_path / "policy.toml")
     given = {"value": value, "file": str(tmp_path / "policy.toml"), "path": tmp_path / "policy.toml"}[how]
@@ -227,7 +227,7 @@ class Pair(NamedTuple):
 
 
 class Records(nn.Module):
-    """Returns what it is given, and notes the state that it is called in."""
+    """Returns its input, and records the autocast state of the call."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.enabled = [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")]
@@ -235,7 +235,7 @@ class Records(nn.Module):
 
 
 def test_inputs_of_fp32() -> None:
-    """What is eligible is cast, wherever it is."""
+    """Eligible tensors are cast in any container."""
     half, double, whole = torch.ones(2, dtype=torch.half), torch.ones(2, dtype=torch.double), torch.ones(2).long()
     packed = nn.utils.rnn.pack_sequence([torch.ones(2, 1, dtype=torch.bfloat16)])
     model = Records()
@@ -294,7 +294,7 @@ def test_state_inside_and_after(policy: Any) -> None:
 
 
 def test_on_cuda(pretend_cuda: None) -> None:
-    """Each device type by itself: what is on goes off, and inputs on it are cast."""
+    """Each device type separately: autocast goes off if it was on, and inputs on the device are cast."""
     model = nn.Linear(4, 4)
     seen: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Policies of modules, and libraries that ask for `type(module)`, or replace `module.forward`."""
+"""Module policies with libraries that check `type(module)` or replace `module.forward`."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def in_dict(module: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("then", ["called", "copied", "pickled", "saved", "called directly"])
 @pytest.mark.parametrize("original_dies", [True, False])
 def test_shallow_copies_run_as_themselves(make: Any, then: str, original_dies: bool) -> None:
-    """Not as the module that they are copies of, whose forward they share."""
+    """Not as the original module, whose forward they share."""
     module = Scales()
     set_module_policy(module, {"": "fp32"})
     copied = make(module)

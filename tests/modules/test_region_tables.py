@@ -1,4 +1,4 @@
-"""Tables of a policy for modules in a region: where `my_autocast(policy=..., model=...)` applies them."""
+"""Module tables of a policy in a region: where `my_autocast(policy=..., model=...)` applies them."""
 
 from __future__ import annotations
 

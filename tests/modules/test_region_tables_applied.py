@@ -1,4 +1,4 @@
-"""Tables of a policy for modules: `Policy.apply_to`, and the errors where no model is named."""
+"""Module tables of a policy: `Policy.apply_to`, and the errors if no model is given."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_default_whose_tables_are_no_longer_applied() -> None:
         before = tp.set_default_policy(FP32)
     try:
         assert dtype_of(model) is LOW
-        tp.register_policy("relu", "fp32", device_types="cpu").remove()
+        tp.register_policy("relu", "fp32", device_type="cpu").remove()
     finally:
         tp.set_default_policy(before)
 

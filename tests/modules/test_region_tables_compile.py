@@ -1,4 +1,4 @@
-"""Tables of a policy for modules under torch.compile."""
+"""Module tables of a policy under torch.compile."""
 
 from __future__ import annotations
 

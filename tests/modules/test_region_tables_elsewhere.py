@@ -1,4 +1,4 @@
-"""Tables of a policy for modules: copies of the model, checkpointing, tracing, and what other parts see."""
+"""Module tables of a policy: copies of the model, checkpointing, tracing, and other features."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_traced_by_fx() -> None:
 @pytest.mark.parametrize("strict", [False, True])
 def test_exporting_raises(strict: bool, fresh_dynamo: None) -> None:
     model = model_of()
-    with region(FP32, model), pytest.raises(tp.RegionError, match=r"overrides, of ops or of modules.*cannot be exp"):
+    with region(FP32, model), pytest.raises(tp.RegionError, match=r"overrides \(of ops or modules\).*cannot be exp"):
         torch.export.export(model, (X,), strict=strict)
 
 

@@ -1,4 +1,4 @@
-"""The op table against itself, its C++ twin, the schemas, and what the running PyTorch registers for autocast.
+"""The op table: consistent with its C++ form, with the schemas, and with the running PyTorch's autocast registrations.
 
 A new PyTorch that registers other ops fails here with the rows to add or to remove.
 """
@@ -49,7 +49,7 @@ def spell(row: Row) -> str:
 
 
 def complaints(rows: tuple[Row, ...], wanted: Mapping[str, Set[str]]) -> list[str]:
-    """What is to be done to the table so that its rows are exactly those wanted, in order.
+    """The changes to the table that give exactly the wanted rows, in order.
 
     Args:
         rows: The table.
@@ -89,7 +89,7 @@ def _column(policy: CastPolicy, wanted: bool) -> str:
 
 
 def wanted_here() -> dict[str, frozenset[str]]:
-    """What the running PyTorch registers, less and plus what is known of its version: then it is the table's set."""
+    """The running PyTorch's registrations, corrected by the known differences of its version from the table's."""
     return {device: registered(device) - delta_of(device).extra | delta_of(device).missing for device in DEVICE_TYPES}
 
 
@@ -236,7 +236,7 @@ def test_legality_is_found_in_the_schema() -> None:
 
 
 def test_an_op_whose_dtype_is_set_or_appended_starts_with_a_tensor() -> None:
-    """Whether it is eligible is what these two policies ask."""
+    """These two policies check whether it is eligible."""
     asking = {CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype}
     rows = [row for row in ROWS_HERE if asking & {row.cpu, row.cuda}]
     assert rows

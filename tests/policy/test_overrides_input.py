@@ -1,4 +1,4 @@
-"""How ops and policies are written in overrides: what a key means, and what is legal for an op."""
+"""Ops and policies in overrides: the overloads that a key selects, and the policies that are legal for an op."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def moves_data(name: str, schema: Any) -> bool:
 
 
 def test_every_op_that_writes_may_match_and_no_other() -> None:
-    """Over all that the dispatcher has, asked of the schema as PyTorch spells it."""
+    """For all ops of the dispatcher, checked by the schema's text."""
     seen = {True: 0, False: 0}
     for name in torch._C._dispatch_get_all_op_names():
         schema = schema_of(name)

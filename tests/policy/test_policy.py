@@ -1,4 +1,4 @@
-"""`Policy` as a value: what it says, equality, copies, its repr, its errors, and that nothing changes it."""
+"""`Policy` as a value: its entries, equality, copies, repr, errors, and immutability."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_stock_is_fallthrough_where_pytorch_does_not_register_a_row() -> None:
     assert Policy.stock().override({"exp.default": "fallthrough"}, "cuda") != Policy.stock()
 
 
-def test_of_an_op_without_a_row_a_policy_says_nothing_until_it_is_told() -> None:
+def test_a_policy_has_no_entry_for_an_op_outside_the_table_until_it_is_overridden() -> None:
     join = f"{NAMESPACE}::join"
     assert Policy.stock().lookup(join, "cpu") is None
     policy = Policy.stock().override({join: "fallthrough"}, "cpu")
@@ -65,7 +65,7 @@ def test_overrides_hold_on_the_devices_that_are_named(device: Any, expected: lis
     assert policy.changes == tuple(("aten::mm", name, FP64) for name in expected)
 
 
-def test_overriding_back_to_stock_leaves_stock() -> None:
+def test_overriding_back_to_stock_gives_stock() -> None:
     policy = Policy.stock().override({"mm.default": "fp32", "softmax.int": "fp16"})
     back = policy.override({"mm.default": "fp16"}).override({"softmax.int": "fallthrough"}, "cpu")
     assert back.changes == (("aten::softmax.int", "cuda", CastPolicy.lower_precision_fp),)
@@ -79,7 +79,7 @@ def test_lookup_of_an_op_is_of_its_rows() -> None:
     assert Policy.stock().override({"pow": FP64}).lookup("pow", "cpu") is FP64
 
 
-def test_diff_says_both_sides_in_order() -> None:
+def test_diff_lists_both_sides_in_order() -> None:
     mine = Policy.stock().override({"mm.default": "fp32"}).override({"exp.default": FP64}, "cpu")
     theirs = Policy.stock().override({"mm.default": "keep"}, "cuda")
     lower, fp32 = CastPolicy.lower_precision_fp, CastPolicy.fp32
@@ -129,7 +129,7 @@ def test_is_unequal_to_other_things() -> None:
 
 
 def test_importing_it_scans_no_ops() -> None:
-    """Schemas are looked up when something is asked about them."""
+    """Schemas are looked up lazily."""
     code = (
         "import torch; names = torch._C._dispatch_get_all_op_names; asked = []\n"
         "torch._C._dispatch_get_all_op_names = lambda: asked.append('names') or names()\n"
@@ -153,18 +153,18 @@ SHORT: list[tuple[Policy, str]] = [
     (
         Policy.stock().override({"exp.default": "fp16"}, "cuda").override({"mm.default": "keep"}),
         "Policy.stock().override({'aten::mm.default': 'keep'})"
-        ".override({'aten::exp.default': 'lower_precision_fp'}, device='cuda')",
+        ".override({'aten::exp.default': 'lower_precision_fp'}, device_type='cuda')",
     ),
     (
         Policy.stock().override({f"{NAMESPACE}::many.out": "match_self"}, "cpu").override({"mm.default": FP64}, "cuda"),
-        "Policy.stock().override({'policy_tests::many.out': 'match_self'}, device='cpu')"
-        ".override({'aten::mm.default': 'float64'}, device='cuda')",
+        "Policy.stock().override({'policy_tests::many.out': 'match_self'}, device_type='cpu')"
+        ".override({'aten::mm.default': 'float64'}, device_type='cuda')",
     ),
 ]
 
 
 @pytest.mark.parametrize(("policy", "text"), SHORT, ids=[text for _, text in SHORT])
-def test_repr_is_true(policy: Policy, text: str) -> None:
+def test_repr_evaluates_to_the_policy(policy: Policy, text: str) -> None:
     assert repr(policy) == text
     assert eval(text) == policy
 
@@ -233,17 +233,17 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a device": (
         lambda: Policy.stock().override({}, torch.device("cpu")),  # type: ignore[arg-type]
         torch_promote.DeviceTypeError,
-        "device is a device type, a sequence of them or None, got device(type='cpu'). Legal: 'cpu', 'cuda'.",
+        "device_type is a device type, a sequence of them or None, got device(type='cpu'). Legal: 'cpu', 'cuda'.",
     ),
     "no device": (
         lambda: Policy.stock().override({}, []),
         torch_promote.DeviceTypeError,
-        "device is a device type, a sequence of them or None, got []. Legal: 'cpu', 'cuda'.",
+        "device_type is a device type, a sequence of them or None, got []. Legal: 'cpu', 'cuda'.",
     ),
     "a device twice": (
         lambda: Policy.stock().override({}, ["cpu", "cpu"]),
         torch_promote.DeviceTypeError,
-        "device ['cpu', 'cpu'] contains a duplicate. Name each device type once.",
+        "device_type ['cpu', 'cpu'] contains a duplicate. Name each device type once.",
     ),
     "a lookup on every device": (
         lambda: Policy.stock().lookup("mm", None),  # type: ignore[arg-type]

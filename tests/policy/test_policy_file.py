@@ -1,4 +1,4 @@
-"""Policy files: what is written, that it comes back, and that a save is atomic."""
+"""Policy files: their content, round trips, and atomic saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy files that cannot be read: the text of every error, with the file and the place in it."""
+"""Invalid policy files: the text of every error, with the file and the place in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.policies import MINE, TEXT, TORCH, path
-from helpers.policy_errors import LEGAL_WRITING, NAMED, NO_DTYPE, WRITES
+from helpers.policy_errors import LEGAL_WRITING, NAMED, NO_DTYPE, NOT_AN_OP, WRITES
 from helpers.policy_errors import POLICIES as POLICIES_TEXT
 from torch_promote import CastPolicy, PolicyError
 from torch_promote.policy import files
@@ -117,10 +117,10 @@ ERRORS: dict[str, tuple[str, str]] = {
         'format = 1\n[cuda]\n"mm.default" = "fp32"\n[all]\n"mm" = "fp32"\n',
         'p.toml: [all] "mm": aten::mm on cuda already has a policy from [cuda] "mm.default". Name each overload once.',
     ),
-    "one op by a pattern and by name": (
-        'format = 1\n[cpu]\n"policy_tests::j*" = "fp32"\n"policy_tests::join" = "keep"\n',
-        'p.toml: [cpu] "policy_tests::join": policy_tests::join on cpu already has a policy from [cpu] '
-        '"policy_tests::j*". Name each overload once.',
+    "one op by two patterns": (
+        'format = 1\n[cpu]\n"policy_tests::j*" = "fp32"\n[all]\n"policy_tests::*in" = "keep"\n',
+        'p.toml: [all] "policy_tests::*in": policy_tests::join on cpu already has a policy from [cpu] '
+        '"policy_tests::j*". Name the op itself as well, which takes precedence over patterns, or change a pattern.',
     ),
     "a newer PyTorch's": (
         'format = 1\ntorch = "9.5.0"\ntable = "9.5"\n[all]\n"mm.default" = "fp32"\n"policy_tests::new" = "fp32"\n'
@@ -216,7 +216,7 @@ WRONG_DATA: list[tuple[Any, str]] = [
     ),
     (
         {"format": 1, "cpu": {3: "fp32"}},
-        "the policy: [cpu] 3: expected the name of an op, an OpOverload or an OpOverloadPacket, got 3.",
+        f"the policy: [cpu] 3: {NOT_AN_OP}3. {NAMED}",
     ),
     ({"format": 1, 7: {}}, f"the policy: 7 is not a key of a policy. {SECTIONS}"),
     (

@@ -1,4 +1,4 @@
-"""What holds of any policy, whatever it was made of: overriding, difference and equality, and every way back."""
+"""Laws of all policies: overriding, difference, equality, and round trips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Policy` with tables for modules: what it says, equality, its repr, differences, and that all of it comes back."""
+"""`Policy` with module tables: its entries, equality, repr, differences, and round trips."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_diff_names_the_section() -> None:
     assert MINE.diff(MINE) == ()
 
 
-def test_repr_is_true() -> None:
+def test_repr_evaluates_to_the_policy() -> None:
     policy = Policy.named("cuda").override_modules({"head": "off"})
     assert repr(policy) == "Policy.named('cuda').override_modules({'head': 'off'})"
     assert repr(MINE) == (

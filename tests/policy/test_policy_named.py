@@ -1,4 +1,4 @@
-"""The policies that have a name: what each says about every row, on every device type."""
+"""The named policies: their entries for every row, on every device type."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> str:
     return op
 
 
-def test_off_is_also_of_ops_that_were_registered(registered: str) -> None:
+def test_off_includes_registered_ops(registered: str) -> None:
     policy = Policy.named("off")
     assert policy.lookup(registered, "cuda") is CastPolicy.fallthrough
     assert policy.lookup(registered, "cpu") is None
@@ -93,7 +93,7 @@ def test_off_is_also_of_ops_that_were_registered(registered: str) -> None:
 
 
 def forget() -> None:
-    """What PyTorch registers is asked once."""
+    """Clears the cached registrations of PyTorch."""
     named_policies._column.cache_clear()
     _named.cache_clear()
 
@@ -109,7 +109,7 @@ def test_says_only_what_is_legal_and_differs_from_stock(name: str) -> None:
     assert MEANINGS[name].endswith(".")
 
 
-def test_what_a_library_registers_for_a_row_is_not_the_tables_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_librarys_kernel_for_a_row_is_not_part_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's autocast has a kernel there and the table no policy: `fallthrough` is a change, it takes that away."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     monkeypatch.setattr(

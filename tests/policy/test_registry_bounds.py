@@ -1,4 +1,4 @@
-"""What the extension keeps of overrides and promotion rules is bounded, and equal ones are one."""
+"""The extension keeps a bounded number of overrides and promotion rules, and shares equal ones."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_more_rules_of_one_content_than_a_fingerprint_tells_apart() -> None:
 def test_defaults_are_unchanged_if_the_second_policy_is_unknown() -> None:
     registered = policy_number(None, {"relu.default": "fp32"})
     before = _C.registry_sizes()
-    with pytest.raises(RuntimeError, match="no change of policy has the number"):
+    with pytest.raises(RuntimeError, match="there is no policy change with the number"):
         _C.set_defaults(registered, 2**24 - 1)
     with tp.my_autocast("cpu"):
         assert torch.relu(torch.ones(2, dtype=torch.bfloat16)).dtype is torch.bfloat16

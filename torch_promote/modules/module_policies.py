@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,9 @@ __all__ = [
 
 #: Selects modules: a qualified name, a pattern of names, or a class.
 Key = str | type[nn.Module]
+
+#: The name of the original model in one that torch.compile returned.
+_COMPILED = "_orig_mod"
 
 #: Modules whose forward is never called: others call the modules inside them, or use their weights directly.
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, NonDynamicallyQuantizableLinear)
@@ -61,7 +64,8 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
     Args:
         model: The model.
         policies: Maps keys, which select modules, to policies. A key is
-            - a qualified name, as in `model.named_modules()`; "" is the model itself;
+            - a qualified name, as in `model.named_modules()`; "" is the model itself. In a model that torch.compile
+              returned, names are as in the original model;
             - a pattern of names: `*`, `?` and `[...]` as in file names match within one part of a name, and `**`
               matches any number of parts: "blocks.*.attn", "**.norm";
             - a class, which selects its instances and those of its subclasses.
@@ -133,9 +137,9 @@ def module_policies(model: nn.Module) -> dict[str, Any]:
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
-        >>> set_module_policy(model, {"0": "off", nn.Softmax: {torch.ops.aten.softmax: "fp16"}})
+        >>> set_module_policy(model, {"0": "off", nn.Softmax: {torch.ops.aten.softmax: "lower"}})
         >>> module_policies(model)
-        {'0': 'off', '1': {'aten::softmax': 'fp16'}}
+        {'0': 'off', '1': {'aten::softmax': 'lower'}}
     """
     return {name: policy.value for name, policy in _policies(model)}
 
@@ -230,13 +234,22 @@ def _title(module: nn.Module) -> str:
 
 
 def _names(model: nn.Module) -> dict[nn.Module, list[str]]:
-    """Maps every module to all its names. A shared module has several."""
+    """Maps every module to all its names. A shared module has several.
+
+    The modules that torch.compile returned are left out: the modules in them have their names.
+    """
     if not isinstance(model, nn.Module):
         raise PolicyError(f"model must be an nn.Module, got {type(model).__name__}.")
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(module, []).append(name)
+        if _COMPILED not in module._modules:
+            names.setdefault(module, []).append(_original(name))
     return names
+
+
+def _original(name: str) -> str:
+    """The name without the parts that torch.compile added."""
+    return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name
 
 
 def _rank(key: Key) -> int:
@@ -252,7 +265,8 @@ def _is_pattern(key: str) -> bool:
 def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
     """Returns the modules that a key selects, without those whose forward is never called."""
     if isinstance(key, str):
-        found = [module for module, own in names.items() if any(matches(name, key) for name in own)]
+        name_or_pattern = _original(key)
+        found = [module for module, own in names.items() if any(matches(name, name_or_pattern) for name in own)]
     elif isinstance(key, type) and issubclass(key, nn.Module):
         found = [module for module in names if isinstance(module, key)]
     else:
@@ -271,6 +285,11 @@ def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
 
 def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
     if isinstance(key, str):
+        if kind := _class_named(names, key):
+            return (
+                f"no module of the model is named {key!r}, which is a class. To select modules by their class, pass "
+                f"the class: set_module_policy(model, {{{kind}: ...}})."
+            )
         closest = did_you_mean(key, [name for own in names.values() for name in own])
         hint = (
             " In a pattern, * matches within one part of a name; ** matches any number of parts." if "*" in key else ""
@@ -278,6 +297,15 @@ def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
         return f"no module of the model is named {key!r}.{closest}{hint}"
     kinds = sorted({type(module).__name__ for module in names})
     return f"no module of the model is a {key.__name__}.{did_you_mean(key.__name__, kinds)}"
+
+
+def _class_named(names: Iterable[nn.Module], key: str) -> str | None:
+    """Returns how the class is written that a key names as text; None: it names none."""
+    name = key.rpartition(".")[2]
+    own = getattr(nn, name, None)
+    if isinstance(own, type) and issubclass(own, nn.Module):
+        return f"nn.{name}"
+    return name if any(name == kind.__name__ for module in names for kind in type(module).__mro__[:-1]) else None
 
 
 def matches(name: str, key: str) -> bool:
@@ -313,8 +341,6 @@ def _check_can_have_policy(module: nn.Module, name: str) -> None:
         why = "it is a TorchScript module, whose forward is not Python. Set policies before torch.jit.script"
     elif isinstance(module, torch.fx.GraphModule):
         why = "it is a graph module, which recreates its class. Set policies before tracing, or on its modules"
-    elif "_orig_mod" in module._modules:
-        why = "it is the module that torch.compile returned. Set the policy of its _orig_mod"
     elif not _has_forward(module):
         why = "it has no forward. Select the modules that are called"
     elif _is_generator_or_coroutine(module.forward):

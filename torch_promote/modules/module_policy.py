@@ -16,6 +16,7 @@ from torch_promote.native.region_spec import RegionSpec
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_names import spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.overrides import advice_for
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.arguments import check_devices, policy_number
 from torch_promote.regions.base import Region
@@ -91,10 +92,10 @@ def _by_name(overrides: Mapping[Any, Any]) -> dict[str, str]:
 
 def _policy(value: Any) -> Policy | str:
     """A policy in a form that can be pickled: a name stays a name, a file is read now."""
-    if isinstance(value, torch.dtype):
+    if isinstance(value, torch.dtype | str) and (advice := advice_for(value)):
+        shown = repr(value) if isinstance(value, str) else str(value)
         raise PolicyError(
-            f"{value} is not a policy of a module. Legal: 'fp32', 'off', a policy or overrides. To run single ops of "
-            f"the module in {value}, use overrides: {{op: {value}}}."
+            f"{shown} is not a policy of a module. Legal: 'fp32', 'off', a policy or a mapping of overrides.{advice}"
         )
     return value if value in Policy.names() else Policy.of(value)
 

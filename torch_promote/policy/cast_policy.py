@@ -6,7 +6,7 @@ import enum
 
 import torch
 
-__all__ = ["POLICY_ALIASES", "CastPolicy", "spell_policy"]
+__all__ = ["LEGAL_NAMES", "POLICY_ALIASES", "CastPolicy", "spell_policy"]
 
 
 class CastPolicy(enum.Enum):
@@ -17,8 +17,8 @@ class CastPolicy(enum.Enum):
     Example:
         >>> CastPolicy("fp32")
         <CastPolicy.fp32: 'fp32'>
-        >>> CastPolicy("fp16") is CastPolicy.lower_precision_fp
-        True
+        >>> CastPolicy("lower")
+        <CastPolicy.lower_precision_fp: 'lower_precision_fp'>
         >>> CastPolicy.fp32.meaning
         'Cast every eligible argument to float32.'
     """
@@ -29,7 +29,7 @@ class CastPolicy(enum.Enum):
 
     lower_precision_fp = (
         "lower_precision_fp",
-        "Cast every eligible argument to the region's autocast dtype. Alias: fp16.",
+        "Cast every eligible argument to the region's autocast dtype. Short: lower. Alias: fp16.",
     )
     fp32 = "fp32", "Cast every eligible argument to float32."
     fp32_set_opt_dtype = (
@@ -64,8 +64,13 @@ class CastPolicy(enum.Enum):
         return POLICY_ALIASES.get(value) if isinstance(value, str) else None
 
 
-#: Other names of policies.
-POLICY_ALIASES = {"fp16": CastPolicy.lower_precision_fp}
+#: Other names of policies. `fp16` is PyTorch's name of a list of ops; they run in the region's dtype, whatever it is.
+POLICY_ALIASES = {"lower": CastPolicy.lower_precision_fp, "fp16": CastPolicy.lower_precision_fp}
+
+#: The names of policies, for errors.
+LEGAL_NAMES = ", ".join(policy.value for policy in CastPolicy).replace(
+    "lower_precision_fp", "lower_precision_fp (or lower, or fp16: all three mean the region's dtype)"
+)
 
 
 def spell_policy(policy: CastPolicy | torch.dtype) -> str:

@@ -11,7 +11,7 @@
     "linalg_*" = "float64"
 
     [modules."blocks.*.attn"]
-    "softmax.int" = "fp16"
+    "softmax.int" = "lower"
 
     [modules."head"]
     policy = "fp32"
@@ -50,7 +50,7 @@ from torch_promote.policy.module_tables import (
 from torch_promote.policy.named import MEANINGS, Change, Value
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION
-from torch_promote.policy.overrides import parse_policy, select
+from torch_promote.policy.overrides import exact_first, is_pattern_key, parse_policy, select, which_wins
 
 __all__ = ["ALL_DEVICE_TYPES", "FORMAT", "Entries", "from_data", "load", "save", "to_data", "to_toml"]
 
@@ -157,29 +157,34 @@ def _release(version: str) -> tuple[int, ...]:
 def _read(data: Mapping[str, Any], source: str, unknown: list[str] | None) -> Entries:
     """Returns all entries. An unknown or illegal one is appended to `unknown`, or raises if that is None."""
     entries: Entries = {}
-    named_by: dict[tuple[str, str], str] = {}
-    for section, content in data.items():
-        if section in ("format", MODULES) or section in _VERSIONS:
-            continue
+    named_by: dict[tuple[str, str], tuple[object, str]] = {}
+    for section, key, value in sorted(_items(data, source), key=lambda item: is_pattern_key(item[1])):
         if section not in _SECTIONS:
             close = did_you_mean(str(section), [*_SECTIONS, MODULES, *_VERSIONS, "format"])
             _report(source, f"[{section}]", f"{section!r} is not a key of a policy.{close} {_LEGAL_KEYS}", unknown)
             continue
-        if not isinstance(content, Mapping):
-            raise PolicyError(f"{source}: {section} is a section of ops, got {content!r}. Write [{section}].")
-        device_types = DEVICE_TYPES if section == ALL_DEVICE_TYPES else (section,)
-        for key, value in content.items():
-            place = f"[{section}] " + (f'"{key}"' if isinstance(key, str) else repr(key))
-            for overload, policy in _entry(key, value, source, place, unknown):
-                for device_type in device_types:
-                    other = named_by.setdefault((overload, device_type), place)
-                    if other != place:
-                        raise PolicyError(
-                            f"{source}: {place}: {overload} on {device_type} already has a policy from {other}. "
-                            f"Name each overload once."
-                        )
+        place = f"[{section}] " + (f'"{key}"' if isinstance(key, str) else repr(key))
+        for overload, policy in _entry(key, value, source, place, unknown):
+            for device_type in DEVICE_TYPES if section == ALL_DEVICE_TYPES else (section,):
+                other_key, other = named_by.setdefault((overload, device_type), (key, place))
+                if other == place:
                     entries[overload, device_type] = policy
+                elif is_pattern_key(other_key) == is_pattern_key(key):
+                    raise PolicyError(
+                        f"{source}: {place}: {overload} on {device_type} already has a policy from {other}. "
+                        f"{which_wins(key)}"
+                    )
     return entries
+
+
+def _items(data: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any, object]]:
+    """Yields the section, the key and the value of each entry; an unknown section as one."""
+    for section, content in data.items():
+        if section in ("format", MODULES) or section in _VERSIONS:
+            continue
+        if section in _SECTIONS and not isinstance(content, Mapping):
+            raise PolicyError(f"{source}: {section} is a section of ops, got {content!r}. Write [{section}].")
+        yield from ((section, *item) for item in (content.items() if section in _SECTIONS else [(None, None)]))
 
 
 def _read_tables(data: object, source: str, unknown: list[str] | None) -> Tables:
@@ -212,8 +217,8 @@ def _read_table(
             )
         return check_whole(content[KEY_OF_WHOLE], f'{source}: {section} "{KEY_OF_WHOLE}"')
     table: dict[str, Value] = {}
-    named_by: dict[str, str] = {}
-    for key, value in content.items():
+    named_by: dict[str, tuple[object, str]] = {}
+    for key, value in exact_first(content):
         place = f"{section} " + (quoted(key) if isinstance(key, str) else repr(key))
         if isinstance(value, Mapping):
             raise PolicyError(
@@ -221,12 +226,11 @@ def _read_table(
                 f'names that contain dots: [{MODULES}."blocks.0"], "softmax.int".'
             )
         for overload, policy in _entry(key, value, source, place, unknown):
-            if named_by.setdefault(overload, place) != place:
-                raise PolicyError(
-                    f"{source}: {place}: {overload} already has a policy from {named_by[overload]}. Name each overload "
-                    f"once."
-                )
-            table[overload] = policy
+            other_key, other = named_by.setdefault(overload, (key, place))
+            if other == place:
+                table[overload] = policy
+            elif is_pattern_key(other_key) == is_pattern_key(key):
+                raise PolicyError(f"{source}: {place}: {overload} already has a policy from {other}. {which_wins(key)}")
     return table
 
 

@@ -58,7 +58,7 @@ def parse_tables(tables: Mapping[Any, Any]) -> dict[str, Table]:
         PolicyError: A name is not a str, an op or a policy does not exist or is not legal, or a table is empty.
 
     Example:
-        >>> parse_tables({"head": "fp32", "blocks.*": {"softmax.int": "fp16"}})["blocks.*"]
+        >>> parse_tables({"head": "fp32", "blocks.*": {"softmax.int": "lower"}})["blocks.*"]
         (('aten::softmax.int', <CastPolicy.lower_precision_fp: 'lower_precision_fp'>),)
     """
     if not isinstance(tables, Mapping):

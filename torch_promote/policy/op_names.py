@@ -10,8 +10,16 @@ from collections.abc import Iterable
 import torch
 from torch._library.custom_ops import CustomOpDef
 
-from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.errors import PolicyError
+from torch_promote.policy.closest_ops import closest_ops
 from torch_promote.policy.op_table import rows_by_name
+from torch_promote.policy.python_names import (
+    HOW_TO_NAME,
+    calls_of_function,
+    is_python_name,
+    op_of_function,
+    op_of_python_name,
+)
 
 __all__ = ["exact_key", "find_op", "find_overloads", "in_order", "is_pattern", "matches", "name_op", "spell_key"]
 
@@ -22,21 +30,24 @@ def find_overloads(key: object) -> tuple[str, ...]:
     Args:
         key: "softmax", "aten::softmax", "mylib::op" or `torch.ops.aten.softmax` (every overload of the op);
             "softmax.int", "aten::softmax.int" or `torch.ops.aten.softmax.int` (that overload); "mm.default" (the
-            overload without a name); what `torch.library.custom_op` returns; or a shell pattern ("linalg_*",
-            "aten::linalg_*", "mylib::*"), which has to match the op, the overload or the full name. The namespace
-            defaults to aten.
+            overload without a name); what `torch.library.custom_op` returns; a function or method of PyTorch, or its
+            name in Python (`torch.mm`, `F.softmax`, "F.softmax", "torch.Tensor.softmax", "torch.ops.aten.mm"), which
+            selects every overload of the op that it calls; or a shell pattern ("linalg_*", "aten::linalg_*",
+            "mylib::*"), which has to match the op, the overload or the full name. The namespace defaults to aten.
 
     Returns:
         The full names of one or more registered overloads, in the order of `in_order`.
 
     Raises:
-        PolicyError: No op has that name, or none matches the pattern.
+        PolicyError: No op has that name, or none matches the pattern; or a function of PyTorch calls several ops.
 
     Example:
         >>> find_overloads("mm.default"), find_overloads(torch.ops.aten.softmax.int)
         (('aten::mm',), ('aten::softmax.int',))
         >>> "aten::mm.out" in find_overloads("mm"), "aten::linalg_det" in find_overloads("linalg_*")
         (True, True)
+        >>> find_overloads(torch.nn.functional.layer_norm)
+        ('aten::layer_norm',)
     """
     asked = spell_key(key)
     name = asked if "::" in asked else f"aten::{asked}"
@@ -75,23 +86,32 @@ def _unknown(asked: str, name: str) -> str:
     known = {exact_key(other) for other in every if other.startswith(f"{namespace}::")}
     if is_pattern(name):
         what = f"the pattern {asked!r} matches no op."
+        if is_python_name(asked):
+            return f"{what} A pattern has to match names of ops: write {asked.rpartition('.')[2]!r}."
     elif "::" not in asked and _find(spelled := asked.replace(".", "::", 1)):
         return f"no op is called {asked!r}. Write {spelled!r}."
+    elif "::" not in asked and _find(f"aten::{asked.replace('.', '_')}"):  # linalg.norm
+        return f"no op is called {asked!r}. Write {asked.replace('.', '_')!r}."
     elif not known:
         namespaces = dict.fromkeys(other.partition("::")[0] for other in every)
-        close = did_you_mean(namespace, namespaces)
-        return (
-            f"no op is registered in namespace {namespace!r}. Import the library that defines {asked!r} first.{close}"
-        )
+        first = f"no op is registered in namespace {namespace!r}. Import the library that defines {asked!r} first."
+        return f"{first}{_closest(namespace, namespaces, '')}"
     elif siblings := sorted(other for other in known if other.partition(".")[0] == name.partition(".")[0]):
         return f"{name.partition('.')[0]} has no overload {rest.partition('.')[2]!r}. Legal: {', '.join(siblings)}."
     elif exact_key(name) in {exact_key(row) for row in rows_by_name()}:
         return f"{name} has a row in the op table, but torch {torch.__version__} has no such op."
+    elif "::" not in asked and (called := calls_of_function(asked)):
+        return f"no op is called {asked!r}. {called}"
     else:
         what = f"no op is called {asked!r}."
-    ops = {other.partition(".")[0].removeprefix(f"{namespace}::") for other in known}
-    close = did_you_mean(rest.partition(".")[0].strip("*?"), sorted(ops))
-    return f"{what}{close} Ops are named as in torch.ops: 'softmax', 'aten::softmax.int', 'mylib::op'."
+    ops = sorted({other.partition(".")[0].removeprefix(f"{namespace}::") for other in known})
+    meant = asked.rpartition(".")[2] if is_python_name(asked) else rest.partition(".")[0].strip("*?")
+    return f"{what}{_closest(meant, ops, namespace)} {HOW_TO_NAME}"
+
+
+def _closest(name: str, known: Iterable[str], namespace: str) -> str:
+    close = ", ".join(closest_ops(name, known, namespace))
+    return f" Closest: {close}." if close else ""
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -121,14 +141,17 @@ def spell_key(key: object) -> str:
     Example:
         >>> spell_key(torch.ops.aten.mm), spell_key(torch.ops.aten.mm.default), spell_key("softmax")
         ('aten::mm', 'aten::mm.default', 'softmax')
+        >>> spell_key(torch.mm), spell_key("F.cross_entropy")
+        ('aten::mm', 'aten::cross_entropy_loss')
     """
-    named = name_op(key)
-    if isinstance(named, str):
-        return named
-    if isinstance(key, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and isinstance(named, tuple):
-        op, overload = named
-        return op if overload is None else f"{op}.{overload}"
-    raise PolicyError(f"expected the name of an op, an OpOverload or an OpOverloadPacket, got {key!r}.")
+    if isinstance(key, str):
+        is_written_in_python = is_python_name(key) and (not is_pattern(key) or key.startswith("torch.ops."))
+        return (op_of_python_name(key) if is_written_in_python else None) or key
+    if isinstance(key, torch._ops.OpOverload):
+        return f"{key._schema.name}.{key._overloadname}"
+    if isinstance(key, torch._ops.OpOverloadPacket):
+        return key._qualified_op_name
+    return key._qualname if isinstance(key, CustomOpDef) else op_of_function(key)
 
 
 def name_op(op: object) -> object:
@@ -137,9 +160,7 @@ def name_op(op: object) -> object:
         return op._schema.name, op._overloadname
     if isinstance(op, torch._ops.OpOverloadPacket):
         return op._qualified_op_name, None
-    if isinstance(op, CustomOpDef):
-        return op._qualname
-    return op
+    return op if isinstance(op, str) else spell_key(op)
 
 
 def find_op(name: object) -> object:
@@ -162,11 +183,14 @@ def is_pattern(name: str) -> bool:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a pattern matches an op: by its name, its overload or its full name.
+    """Whether a pattern, or a name as in `find_overloads`, matches an op: by its name, its overload or its full name.
 
     Example:
-        >>> [matches("aten::softmax.int", pattern) for pattern in ("softmax", "softmax.*", "aten::*", "soft")]
-        [True, True, True, False]
+        >>> [matches("aten::softmax.int", pattern) for pattern in ("softmax", "softmax.*", "aten::*", "F.softmax", "s")]
+        [True, True, True, True, False]
     """
+    if is_python_name(pattern):
+        pattern = spell_key(pattern)
     overload = name.partition("::")[2]
-    return any(fnmatch.fnmatchcase(known, pattern) for known in (overload.partition(".")[0], overload, name))
+    known = (overload.partition(".")[0], overload, name.partition(".")[0], name, exact_key(name))
+    return any(fnmatch.fnmatchcase(one, pattern) for one in known)

@@ -8,15 +8,30 @@ from typing import Any
 import torch
 
 from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDeviceError, did_you_mean
-from torch_promote.policy.cast_policy import POLICY_ALIASES, CastPolicy, spell_policy
+from torch_promote.policy.cast_policy import LEGAL_NAMES, POLICY_ALIASES, CastPolicy, spell_policy
+from torch_promote.policy.dtype_names import close_dtype, dtype_of_name
 from torch_promote.policy.legality import check_legal, legal_policies, legal_text, why_illegal
-from torch_promote.policy.op_names import find_overloads, in_order, spell_key
+from torch_promote.policy.op_names import find_overloads, in_order, is_pattern, name_op, spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES
 
-__all__ = ["LEGAL_DEVICES", "check_device_types", "parse_overrides", "parse_policy", "select"]
+__all__ = [
+    "LEGAL_DEVICES",
+    "advice_for",
+    "check_device_types",
+    "exact_first",
+    "is_pattern_key",
+    "parse_overrides",
+    "parse_policy",
+    "select",
+    "show_key",
+    "spell_overrides",
+    "which_wins",
+]
 
+#: What users write for no cast. No policy has a name that is close to these.
+_NO_POLICY = ("none", "off", "no", "null")
 _NAMES = [*(policy.value for policy in CastPolicy), *POLICY_ALIASES]
-_LEGAL_VALUES = f"Legal: {', '.join(_NAMES)} or a floating dtype."
+_LEGAL_VALUES = f"Legal: {LEGAL_NAMES} or a floating dtype, such as float16."
 #: The end of errors about device types.
 LEGAL_DEVICES = f" Legal: {', '.join(map(repr, DEVICE_TYPES))}."
 #: How many overloads an error names for each reason.
@@ -35,26 +50,67 @@ def parse_overrides(overrides: Mapping[Any, Any]) -> tuple[tuple[str, CastPolicy
         Pairs of an overload's full name and its policy, in the order of `in_order`.
 
     Raises:
-        PolicyError: An op or a policy does not exist, a policy is not legal for an op, or two keys give the same
-            overload different policies.
+        PolicyError: An op or a policy does not exist, a policy is not legal for an op, or two names, or two patterns,
+            give the same overload different policies. (A name takes precedence over a pattern.)
 
     Example:
-        >>> [(name, policy.value) for name, policy in parse_overrides({"mm.out": "match_self", "mm.default": "fp16"})]
+        >>> [(name, policy.value) for name, policy in parse_overrides({"mm.out": "match_self", "mm.default": "lower"})]
         [('aten::mm', 'lower_precision_fp'), ('aten::mm.out', 'match_self')]
     """
     if not isinstance(overrides, Mapping):
         raise PolicyError(f"overrides must be a mapping of ops to policies, got {type(overrides).__name__}.")
     chosen: dict[str, tuple[CastPolicy | torch.dtype, object]] = {}
-    for key, value in overrides.items():
+    for key, value in exact_first(overrides):
         policy, names = select(key, value)
         for name in names:
-            known = chosen.setdefault(name, (policy, key))
-            if known[0] != policy:
+            known, other = chosen.setdefault(name, (policy, key))
+            if known != policy and is_pattern_key(key) == is_pattern_key(other):
                 raise PolicyError(
-                    f"{name} gets two policies, {spell_policy(known[0])!r} from {known[1]!r} and "
-                    f"{spell_policy(policy)!r} from {key!r}. Name each overload once."
+                    f"{name} gets two policies, {spell_policy(known)!r} from {show_key(other)} and "
+                    f"{spell_policy(policy)!r} from {show_key(key)}. {which_wins(key)}"
                 )
     return tuple((name, chosen[name][0]) for name in in_order(chosen))
+
+
+def show_key(key: object) -> str:
+    """Returns an op as errors show it: a function of PyTorch by the name of its op, others as the user wrote them."""
+    return repr(key if isinstance(key, str) or isinstance(name_op(key), tuple) else spell_key(key))
+
+
+def exact_first(overrides: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    """Returns the items of overrides, those of patterns last: an op that is named has that policy, and not a pattern's.
+
+    Example:
+        >>> exact_first({"linalg_*": "fp32", "linalg_norm": "lower"})
+        [('linalg_norm', 'lower'), ('linalg_*', 'fp32')]
+    """
+    return sorted(overrides.items(), key=lambda item: is_pattern_key(item[0]))
+
+
+def is_pattern_key(key: object) -> bool:
+    """Whether a key of overrides is a pattern, and not an op."""
+    return isinstance(key, str) and is_pattern(key)
+
+
+def which_wins(key: object) -> str:
+    """Returns what to do about two policies for an op, of which the one for this key is not the first."""
+    if is_pattern_key(key):
+        return "Name the op itself as well, which takes precedence over patterns, or change a pattern."
+    return "Name each overload once."
+
+
+def spell_overrides(overrides: Mapping[Any, Any]) -> str:
+    """Returns overrides as a repr shows them.
+
+    Example:
+        >>> spell_overrides({torch.mm: CastPolicy.fp32, torch.ops.aten.bmm: torch.float64})
+        "{'aten::mm': 'fp32', 'aten::bmm': 'torch.float64'}"
+    """
+    shown = []
+    for op, policy in overrides.items():
+        name = op if isinstance(op, str) else spell_key(op)
+        shown.append(f"{name!r}: {str(policy.value if isinstance(policy, CastPolicy) else policy)!r}")
+    return f"{{{', '.join(shown)}}}"
 
 
 def select(key: object, value: object) -> tuple[CastPolicy | torch.dtype, tuple[str, ...]]:
@@ -106,15 +162,16 @@ def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:
     """Returns the policy that a user's value stands for.
 
     Args:
-        value: A `CastPolicy` or its name, a floating `torch.dtype` or its name.
+        value: A `CastPolicy` or its name, a floating `torch.dtype` or its name. "fp16" and "fp32" are names of
+            policies: "fp16" is another name of `lower_precision_fp`, as "lower" is.
         op: The op that the policy is for, which starts the error text. Empty: errors name no op.
 
     Raises:
         PolicyError: The value is none of these.
 
     Example:
-        >>> parse_policy("fp16", "mm"), parse_policy("torch.bfloat16", "mm")
-        (<CastPolicy.lower_precision_fp: 'lower_precision_fp'>, torch.bfloat16)
+        >>> parse_policy("lower"), parse_policy("half"), parse_policy("bf16")
+        (<CastPolicy.lower_precision_fp: 'lower_precision_fp'>, torch.float16, torch.bfloat16)
     """
     where = f"{op}: " if op else ""
     if isinstance(value, CastPolicy):
@@ -129,25 +186,50 @@ def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:
         return CastPolicy(value)
     except ValueError:
         pass
-    dtype = getattr(torch, value.removeprefix("torch."), None)
-    if isinstance(dtype, torch.dtype):
+    dtype = dtype_of_name(value)
+    if dtype is not None:
         return parse_policy(dtype, op)
-    raise PolicyError(f"{where}no cast policy is called {value!r}.{did_you_mean(value, _NAMES)} {_LEGAL_VALUES}")
+    if value.lower() in _NO_POLICY:
+        raise PolicyError(
+            f"{where}no cast policy is called {value!r}. 'fallthrough' leaves the op to the dtypes of its inputs; "
+            f"'keep' runs it with autocast off. {_LEGAL_VALUES}"
+        )
+    dtype = dtype_of_name(close_dtype(value))
+    if dtype is not None and not dtype.is_floating_point:
+        return parse_policy(dtype, op)
+    close = (f" Closest: {str(dtype).removeprefix('torch.')}." if dtype is not None else "") or did_you_mean(
+        value.lower(), _NAMES
+    ).replace("fp16", "fp16 (the region's dtype)")
+    raise PolicyError(f"{where}no cast policy is called {value!r}.{close} {_LEGAL_VALUES}")
 
 
-def check_device_types(device: object) -> tuple[str, ...]:
+def advice_for(value: object) -> str:
+    """Returns what to write, for the policy of an op or a dtype in the place of a whole policy; "" for other values."""
+    try:
+        policy = parse_policy(value)
+    except PolicyError:
+        return ""
+    shown = repr(value) if isinstance(value, str) else str(policy)
+    of_region = f" The dtype of a region is my_autocast(dtype={shown})." if isinstance(policy, torch.dtype) else ""
+    means = ", and means the region's dtype" if value == "fp16" else ""
+    return f" {shown} is for single ops{means}: overrides={{op: {shown}}}.{of_region}"
+
+
+def check_device_types(device_type: object) -> tuple[str, ...]:
     """Returns the device types that a user names: one, a sequence of them, or None for all.
 
     Raises:
         DeviceTypeError: A device type is not a str, or a sequence is empty or has duplicates.
         UnsupportedDeviceError: This package has no policies for a device type.
     """
-    names = DEVICE_TYPES if device is None else (device,) if isinstance(device, str) else device
+    names = DEVICE_TYPES if device_type is None else (device_type,) if isinstance(device_type, str) else device_type
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
-        raise DeviceTypeError(f"device is a device type, a sequence of them or None, got {device!r}.{LEGAL_DEVICES}")
+        raise DeviceTypeError(
+            f"device_type is a device type, a sequence of them or None, got {device_type!r}.{LEGAL_DEVICES}"
+        )
     for name in names:
         if name not in DEVICE_TYPES:
             raise UnsupportedDeviceError(f"a policy has no device type {name!r}.{LEGAL_DEVICES}")
     if len(set(names)) < len(names):
-        raise DeviceTypeError(f"device {list(names)!r} contains a duplicate. Name each device type once.")
+        raise DeviceTypeError(f"device_type {list(names)!r} contains a duplicate. Name each device type once.")
     return tuple(names)

@@ -13,17 +13,17 @@ from torch.utils import _pytree
 
 from torch_promote.errors import DeviceTypeError, PolicyError, did_you_mean
 from torch_promote.policy import files, module_tables
-from torch_promote.policy.cast_policy import spell_policy
-from torch_promote.policy.differences import Difference, differences
+from torch_promote.policy.differences import Difference, PolicyDiff, differences
 from torch_promote.policy.module_tables import Tables
 from torch_promote.policy.named import MEANINGS, Change, Value, named_changes, stock_policy
+from torch_promote.policy.notebook import policy_html
 from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.policy.op_table import rows_by_name
-from torch_promote.policy.overrides import LEGAL_DEVICES, check_device_types, parse_overrides
+from torch_promote.policy.overrides import LEGAL_DEVICES, advice_for, check_device_types, parse_overrides
 from torch_promote.policy.registered_policies import registered_ops
-from torch_promote.policy.spelling import SHOWN, spell_call
+from torch_promote.policy.spelling import spell_call, spell_policies
 
-__all__ = ["Difference", "Policy"]
+__all__ = ["Difference", "Policy", "PolicyDiff"]
 
 
 class Policy:
@@ -46,12 +46,12 @@ class Policy:
             pairs of an overload's full name and its policy.
 
     Example:
-        >>> policy = Policy.stock().override({"mm.default": "fp32"}, device="cpu")
+        >>> policy = Policy.stock().override({"mm.default": "fp32"}, device_type="cpu")
         >>> policy.lookup("mm", "cpu").value, policy.lookup("mm", "cuda").value
         ('fp32', 'lower_precision_fp')
         >>> [(d.overload, d.device) for d in policy.diff(Policy.stock())]
         [('aten::mm', 'cpu')]
-        >>> Policy.stock().override({"mm.default": "fp32"}).override({"mm.default": "fp16"}) == Policy.stock()
+        >>> Policy.stock().override({"mm.default": "fp32"}).override({"mm.default": "lower"}) == Policy.stock()
         True
     """
 
@@ -147,23 +147,23 @@ class Policy:
         if value.endswith(".toml") or os.sep in value or "/" in value:
             return cls.load(value)
         raise PolicyError(
-            f"no policy is called {value!r}.{did_you_mean(value, MEANINGS)} Legal: {', '.join(MEANINGS)}, or the path "
-            f"of a file, which contains a separator or ends with .toml."
+            f"no policy is called {value!r}.{advice_for(value) or did_you_mean(value, MEANINGS)} Legal: "
+            f"{', '.join(MEANINGS)}, or the path of a file, which contains a separator or ends with .toml."
         )
 
-    def override(self, overrides: Mapping[Any, Any], device: str | Sequence[str] | None = None) -> Policy:
+    def override(self, overrides: Mapping[Any, Any], device_type: str | Sequence[str] | None = None) -> Policy:
         """Returns a copy of this policy with other policies for some ops.
 
         Args:
             overrides: Maps ops to policies, as `my_autocast(overrides=...)` does.
-            device: The device type or types to which they apply, "cpu" or "cuda". None: all.
+            device_type: The device type or types to which they apply, "cpu" or "cuda". None: all.
 
         Returns:
             The new policy. The overrides take precedence over this policy's entries.
 
         Raises:
-            PolicyError: An op or a policy does not exist, a policy is not legal for an op, or two keys give the same
-                overload different policies.
+            PolicyError: An op or a policy does not exist, a policy is not legal for an op, or two names, or two
+                patterns, give the same overload different policies. (A name takes precedence over a pattern.)
             DeviceTypeError: A device type is not a str, or a sequence is empty or has duplicates.
             UnsupportedDeviceError: This package has no policies for a device type.
 
@@ -171,7 +171,7 @@ class Policy:
             >>> Policy.stock().override({"linalg_*": "fp32", "mm.out": "match_self"}).lookup("mm.out", "cpu")
             <CastPolicy.match_self: 'match_self'>
         """
-        device_types = check_device_types(device)
+        device_types = check_device_types(device_type)
         entries = dict(self._entries())
         for overload, value in parse_overrides(overrides):
             entries.update({(overload, name): value for name in device_types})
@@ -195,7 +195,7 @@ class Policy:
             PolicyError: A name is not a str, an op or a policy does not exist or is not legal, or a table is empty.
 
         Example:
-            >>> policy = Policy.stock().override_modules({"blocks.*.attn": {"softmax.int": "fp16"}, "head": "fp32"})
+            >>> policy = Policy.stock().override_modules({"blocks.*.attn": {"softmax.int": "lower"}, "head": "fp32"})
             >>> policy.modules[1]
             ('head', 'fp32')
             >>> policy.to_dict()["modules"]["blocks.*.attn"]
@@ -240,14 +240,14 @@ class Policy:
         """
         return module_tables.library().apply(self, model)
 
-    def diff(self, other: Policy | str | os.PathLike[str]) -> tuple[Difference, ...]:
-        """Returns the differences between this policy and another. Empty if they are equal.
+    def diff(self, other: Policy | str | os.PathLike[str]) -> PolicyDiff:
+        """Returns the differences between this policy and another, which print as a table. Empty if they are equal.
 
         Args:
             other: A policy, or a value that `of` accepts.
 
         Returns:
-            The differences, sorted by overload and device type; then those of tables for modules.
+            A tuple of the differences, sorted by overload and device type; then those of tables for modules.
 
         Example:
             >>> [difference.overload for difference in Policy.stock().override({"mm.default": "fp32"}).diff("stock")]
@@ -256,14 +256,16 @@ class Policy:
         theirs = Policy.of(other)
         of_ops = differences(dict(self._entries()), dict(theirs._entries()), by_stock=True)
         tables = module_tables.entries_of(self.modules), module_tables.entries_of(theirs.modules)
-        return (*of_ops, *differences(*tables, by_stock=False))
+        mine, its = (None if policy.modules else policy._name for policy in (self, theirs))
+        names = mine or "this policy", its or "the other"
+        return PolicyDiff((*of_ops, *differences(*tables, by_stock=False)), names)
 
-    def lookup(self, op: object, device: str) -> Value | None:
+    def lookup(self, op: object, device_type: str) -> Value | None:
         """Returns the policy of an op on a device type.
 
         Args:
             op: An op, named as in `override`. If some of its overloads are in the op table, only those are considered.
-            device: "cpu" or "cuda".
+            device_type: "cpu" or "cuda".
 
         Returns:
             A cast policy, or the dtype that the op runs in. None: this policy has no entry for the op.
@@ -277,18 +279,16 @@ class Policy:
             >>> print(Policy.stock().lookup("relu", "cuda"))
             None
         """
-        if not isinstance(device, str):
-            raise DeviceTypeError(f"lookup takes one device type, got {device!r}.{LEGAL_DEVICES}")
-        (device,) = check_device_types(device)
+        if not isinstance(device_type, str):
+            raise DeviceTypeError(f"lookup takes one device type, got {device_type!r}.{LEGAL_DEVICES}")
+        check_device_types(device_type)
         names = find_overloads(op)
         names = tuple(name for name in names if name in rows_by_name()) or names
-        values = {name: self._value(name, device) for name in names}
+        values = {name: self._value(name, device_type) for name in names}
         if len(set(values.values())) > 1:
-            known = [f"{_spell(value)} ({name})" for name, value in values.items()]
-            shown = ", ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
             raise PolicyError(
-                f"{str(op)!r} selects {len(names)} overloads with different policies on {device}: {shown}. "
-                f"Name one of them, such as {exact_key(names[0])!r}."
+                f"{str(op)!r} selects {len(names)} overloads with different policies on {device_type}: "
+                f"{spell_policies(values)}. Name one of them, such as {exact_key(names[0])!r}."
             )
         return values[names[0]]
 
@@ -330,8 +330,7 @@ class Policy:
         """Loads a policy from a file.
 
         Raises:
-            PolicyError: The file cannot be read, or an entry is unknown, illegal or repeated. The text names the
-                section and the key.
+            PolicyError: The file cannot be read, or an entry (named in the text) is unknown, illegal or repeated.
 
         Example:
             >>> import tempfile, pathlib
@@ -364,8 +363,15 @@ class Policy:
         return Policy, (self.changes, self.modules) if self.modules else (self.changes,)
 
     def __repr__(self) -> str:
-        names = (name for name in MEANINGS if self.changes == Policy.named(name).changes)
-        return spell_call(next(names, None), self.changes, self.modules)
+        return spell_call(self._name, self.changes, self.modules)
+
+    def _repr_html_(self) -> str:
+        return policy_html(self._name, self.changes, self.modules)
+
+    @property
+    def _name(self) -> str | None:
+        """The name of the policy without its tables for modules; None if it has none."""
+        return next((name for name in MEANINGS if self.changes == Policy.named(name).changes), None)
 
     @classmethod
     def _of_entries(cls, entries: Mapping[tuple[str, str], Value], modules: Tables = ()) -> Policy:
@@ -390,10 +396,5 @@ if hasattr(_pytree, "register_constant"):
 @functools.lru_cache
 def _named(name: str, registered: tuple[tuple[str, str], ...]) -> Policy:
     """The named policy, cached: a program may construct a region from a name many times."""
-    return Policy._of_entries(
-        {(overload, device_type): value for overload, device_type, value in named_changes(name, registered)}
-    )
-
-
-def _spell(value: Value | None) -> str:
-    return "no entry" if value is None else spell_policy(value)
+    changes = named_changes(name, registered)
+    return Policy._of_entries({(overload, device_type): value for overload, device_type, value in changes})

@@ -1,0 +1,105 @@
+"""Names of dtypes, wherever a dtype may be written as a str."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_promote.errors import DtypeError, did_you_mean
+
+__all__ = ["TYPECODE_NAMES", "close_dtype", "dtype_of_name", "operand_of_name", "parse_dtype"]
+
+#: Short names besides those of PyTorch ("half", "float", "double"). As a policy, "fp16" and "fp32" mean something else:
+#: `torch_promote.policy.overrides.parse_policy` tries the names of policies first.
+_SHORT = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+
+
+#: The short names in which docs/promotion.md writes its tables. Older PyTorch versions have no `bc` (torch.bcomplex32).
+TYPECODE_NAMES = {
+    "b1": "bool",
+    "u1": "uint8",
+    "i1": "int8",
+    "i2": "int16",
+    "i4": "int32",
+    "i8": "int64",
+    "bf": "bfloat16",
+    "f2": "float16",
+    "f4": "float32",
+    "f8": "float64",
+    "c2": "complex32",
+    "c4": "complex64",
+    "c8": "complex128",
+    "bc": "bcomplex32",
+}
+
+#: What dtypes are called elsewhere.
+_ELSEWHERE = {**TYPECODE_NAMES, "bfloat": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+
+
+def close_dtype(name: str) -> str:
+    """Returns the name of the dtype that a name means elsewhere; "" if it means none.
+
+    Example:
+        >>> close_dtype("f2"), close_dtype("mm")
+        ('float16', '')
+    """
+    return _ELSEWHERE.get(name.lower().removeprefix("torch."), "")
+
+
+def dtype_of_name(name: str) -> torch.dtype | None:
+    """Returns the dtype with a name, or None if there is none.
+
+    Args:
+        name: A name of PyTorch, with or without "torch.", or one of "bf16", "fp16", "fp32" and "fp64".
+
+    Example:
+        >>> dtype_of_name("bf16"), dtype_of_name("torch.half"), dtype_of_name("int8"), dtype_of_name("mm")
+        (torch.bfloat16, torch.float16, torch.int8, None)
+    """
+    short = name.removeprefix("torch.")
+    found = _SHORT.get(short) or vars(torch).get(short)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def operand_of_name(operand: Any) -> Any:
+    """Returns the dtype that an operand names. Any other operand is returned as it is.
+
+    Example:
+        >>> operand_of_name("half"), operand_of_name(torch.int8), operand_of_name(2.5)
+        (torch.float16, torch.int8, 2.5)
+    """
+    return (dtype_of_name(operand) or operand) if isinstance(operand, str) else operand
+
+
+def parse_dtype(value: object, what: str = "dtype") -> torch.dtype:
+    """Returns a dtype that is given as a dtype or by its name.
+
+    Args:
+        value: A dtype, or a name as in `dtype_of_name`.
+        what: What the dtype is for, which starts the error text.
+
+    Raises:
+        DtypeError: The value is neither, or no dtype has the name. It is a TypeError.
+
+    Example:
+        >>> parse_dtype("bfloat16"), parse_dtype(torch.int8)
+        (torch.bfloat16, torch.int8)
+    """
+    if isinstance(value, torch.dtype):
+        return value
+    if not isinstance(value, str):
+        raise DtypeError(
+            f"{what} is a torch.dtype or the name of one, such as torch.bfloat16 or 'bfloat16'; got {value!r} of type "
+            f"{type(value).__name__}."
+        )
+    found = dtype_of_name(value)
+    if found is None:
+        meant = close_dtype(value)
+        known = [*_SHORT, *(name for name, one in vars(torch).items() if isinstance(one, torch.dtype))]
+        close = f" Closest: {meant}." if meant else did_you_mean(value.lower(), known, 1)
+        raise DtypeError(
+            f"{what} {value!r} is not the name of a dtype.{close} Names are those of "
+            f"PyTorch, such as 'bfloat16' or 'torch.bfloat16', and {', '.join(map(repr, _SHORT))}."
+        )
+    return found
