@@ -25,8 +25,8 @@ bool is_tensor(const Operand& operand) {
   return !operand.number.has_value();
 }
 
-// Whether PyTorch may read a tensor in its own dtype instead of the common one: a kernel for half precision reads a
-// tensor of one element as a number, and does not round it.
+// Whether PyTorch may read a tensor in its own dtype instead of the common one: a half-precision kernel reads a
+// one-element tensor as a number, without rounding it.
 bool is_read_as_number(const at::Tensor& tensor) {
   return tensor.dim() == 0 || (!tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && tensor.numel() == 1);
 }
@@ -42,7 +42,7 @@ bool is_plain_strided(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_mkldnn();
 }
 
-// Whether a number would promote the dtype that the tensors have been cast to.
+// Whether a number would promote tensors of this dtype.
 bool raises(Number number, ScalarType dtype) {
   return number > number_of_dtype(dtype);
 }
@@ -122,7 +122,7 @@ class Call {
     return stack_[stack_.size() - count + static_cast<size_t>(op_.rounding_mode)].isNone();
   }
 
-  // nullopt where the rule does not act: there are no tensors, or, under PyTorch's own rule, the op itself raises.
+  // nullopt if the rule does not act: there are no tensors, or, under PyTorch's own rule, the op itself raises.
   std::optional<ScalarType> dtype_computed(const Operands& operands) const {
     if (std::none_of(operands.begin(), operands.end(), is_tensor)) {
       return std::nullopt;
@@ -154,8 +154,8 @@ class Call {
     }
   }
 
-  // Raises if the rule forbids to write the result to its target. False if a written operand has another dtype than the
-  // rule computes in: the op itself might then compute in a dtype of its own choice.
+  // Raises if the rule does not allow writing the result to its target. Returns false if a written operand has another
+  // dtype than the rule computes in: the op might then compute in a different dtype.
   bool check_written(const std::vector<Operands>& calls, const std::vector<std::optional<ScalarType>>& computed) const {
     const std::vector<at::Tensor> outs = arguments_.outs();
     bool in_place = true;
@@ -181,10 +181,9 @@ class Call {
 
   void report(const Operands& operands, ScalarType computed) const {
     if (promotion_.options.lint != 0) {
-      const std::optional<LintKind> kind = kind_of_promotion(promotion_, operands, computed);
-      if (kind.has_value()) {
-        promotion_callbacks.report(
-            promotion_, innermost_promotion_region(), op_.name, operands, computed, static_cast<int>(*kind));
+      const uint8_t kinds = kinds_of_promotion(promotion_, operands, computed);
+      if (kinds != 0) {
+        promotion_callbacks.report(promotion_, innermost_promotion_region(), op_.name, operands, computed, kinds);
       }
     }
   }
@@ -213,13 +212,12 @@ class Call {
   }
 
   // NOTE [ PyTorch's own rule ]
-  // The op promotes to the same dtype itself, so leaving an operand uncast is always right. Casting is not: it would
-  // change bits (and errors: see Refuses) in three cases. Kernels for half precision read a tensor of one element
-  // unrounded. Backward formulas compute with the saved operands, in the dtypes of these. And an operand that is
-  // written keeps its dtype.
+  // The op promotes to the same dtype itself, so leaving an operand uncast is always right. Casting would change bits
+  // (and errors: see Refuses) in three cases. Half-precision kernels read a one-element tensor unrounded. Backward
+  // formulas compute in the dtypes of the saved operands. An operand that the op writes to keeps its dtype.
   bool cast_as_stock(const Operands& operands, ScalarType dtype) {
     const bool known = std::none_of(operands.begin(), operands.end(), [](const Operand& operand) {
-      return operand.number.has_value() && operand.dtype == ScalarType::UInt64; // more than int64 holds
+      return operand.number.has_value() && operand.dtype == ScalarType::UInt64; // the int does not fit in int64
     });
     if (!known || records_gradient(operands) ||
         std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
@@ -238,7 +236,7 @@ class Call {
     return any;
   }
 
-  // All elements of an op whose lists go in step may share an operand.
+  // The elements of an op that iterates over its lists in parallel may share an operand.
   void put(const Operand& operand, const at::Tensor& cast) {
     TORCH_CHECK(
         operand.tensor->scalar_type() == operand.dtype || operand.tensor->scalar_type() == cast.scalar_type(), op_.name,
@@ -247,8 +245,8 @@ class Call {
     arguments_.put(operand, cast);
   }
 
-  // For an op that writes an operand of another dtype than it computes in: calls the functional overload and copies its
-  // result.
+  // For an op that computes in another dtype than that of the operand it writes to: calls the functional overload and
+  // copies its result.
   Promoted run_functional() {
     TORCH_CHECK(
         op_.functional.has_value(), op_.name, " cannot write to an operand of another dtype than the rule '",
@@ -275,7 +273,7 @@ class Call {
   const Promotion& promotion_;
   Stack& stack_;
   PromotedArguments arguments_;
-  std::vector<at::Tensor> written_ = arguments_.written_operands(); // as the caller has them
+  std::vector<at::Tensor> written_ = arguments_.written_operands(); // the caller's, uncast
 };
 
 } // namespace

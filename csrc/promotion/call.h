@@ -14,12 +14,15 @@
 
 namespace torch_promote {
 
-// A quick check whether the rule leaves a call as it is, because all tensors have the dtype that the op computes in
-// under the rule. Where it says no, promote_call decides.
+// A quick check whether the rule leaves a call unchanged because all tensors already have the dtype in which the op
+// computes. If the check fails, promote_call decides.
 class PlainCall {
  public:
   PlainCall(const PromotingOp& op, const Promotion& promotion)
-      : op_(op), tables_(promotion.any_tables()), watched_(promotion.options.reports(LintKind::overflow)) {}
+      : op_(op),
+        tables_(promotion.any_tables()),
+        watched_ints_(promotion.options.reports(LintKind::overflow)),
+        watched_floats_(promotion.options.reports(LintKind::float_overflow)) {}
 
   template <class... Args>
   bool is_plain(const Args&... args) {
@@ -35,16 +38,15 @@ class PlainCall {
       return true;
     }
     if (numbers_ >> (static_cast<unsigned>(number_of_dtype(static_cast<c10::ScalarType>(dtype_))) + 1) != 0) {
-      return false; // the op itself would compute in the number's kind
+      return false; // the number's kind would promote
     }
     for (size_t number = 0; number < kNumbers; ++number) {
       if ((numbers_ >> number & 1) != 0 && tables_.numbers[number][static_cast<size_t>(dtype_)] != dtype_) {
         return false;
       }
     }
-    const bool may_overflow = (numbers_ >> static_cast<unsigned>(Number::integer) & 1) != 0 &&
-                              c10::isIntegralType(static_cast<c10::ScalarType>(dtype_), /*includeBool=*/true);
-    return !watched_ || !may_overflow;
+    const bool is_integral = c10::isIntegralType(static_cast<c10::ScalarType>(dtype_), /*includeBool=*/true);
+    return !(is_integral ? watched_ints_ : watched_floats_);
   }
 
  private:
@@ -114,22 +116,23 @@ class PlainCall {
 
   const PromotingOp& op_;
   const PromotionTables& tables_;
-  bool watched_;
+  bool watched_ints_;
+  bool watched_floats_;
   bool plain_ = true;
   DtypeCode dtype_ = kNoDtype;
   unsigned numbers_ = 0; // a bit for each type
 };
 
 enum class Promoted : uint8_t {
-  as_it_was, // the rule leaves the call as it is
+  as_it_was, // the rule leaves the call unchanged
   cast,      // operands on the stack were cast; the caller calls the op
   done,      // the op has run, and its results are on the stack
 };
 
-// Whether a rule acts on the calls that this thread makes now; see PromotionState.
+// Whether a rule acts on this thread's current calls; see PromotionState.
 bool promotion_acts_here();
 
-// Casts the operands on the stack to the dtype that the rule gives, or runs the call. Raises if the rule forbids it.
+// Casts the operands on the stack to the rule's dtype, or runs the call. Raises if the rule forbids it.
 Promoted promote_call(const PromotingOp& op, const Promotion& promotion, torch::jit::Stack& stack);
 
 } // namespace torch_promote

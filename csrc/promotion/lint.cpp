@@ -2,6 +2,7 @@
 #include "promotion/lint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace torch_promote {
@@ -91,6 +92,29 @@ bool overflows(int64_t value, ScalarType dtype) {
   return value >= limit || value < (is_signed(dtype) ? -limit : 0);
 }
 
+// The least value that rounds to infinity in a floating dtype; infinity where there is none below that.
+double overflow_threshold(ScalarType dtype) {
+  const Digits digits = digits_of(dtype);
+  if (digits.exponent == 0) {
+    return std::numeric_limits<double>::infinity();
+  }
+  return std::ldexp(2.0 - std::ldexp(1.0, -digits.precision), (1 << (digits.exponent - 1)) - 1);
+}
+
+// Whether a finite Python number becomes infinity in a floating dtype.
+bool overflows(const Operand& operand, ScalarType computed) {
+  if (is_integral(computed)) {
+    return false;
+  }
+  const double limit = overflow_threshold(computed);
+  const auto is_too_large = [limit](double value) { return std::isfinite(value) && std::abs(value) >= limit; };
+  if (const auto value = operand.int_value(); value.has_value()) {
+    return is_too_large(static_cast<double>(*value));
+  }
+  const auto value = operand.value();
+  return value.has_value() && (is_too_large(value->real()) || is_too_large(value->imag()));
+}
+
 bool is_changed(const Operand& operand, ScalarType computed) {
   return !operand.number.has_value() && operand.dtype != computed;
 }
@@ -103,6 +127,8 @@ bool is_of(LintKind kind, const Operand& operand, ScalarType computed) {
       const auto value = operand.int_value();
       return value.has_value() && is_integral(computed) && overflows(*value, computed);
     }
+    case LintKind::float_overflow:
+      return overflows(operand, computed);
     case LintKind::low_precision:
       return is_changed(operand, computed) && is_integral(operand.dtype) && is_low_precision(computed) &&
              loses(operand.dtype, computed);
@@ -113,18 +139,29 @@ bool is_of(LintKind kind, const Operand& operand, ScalarType computed) {
   }
 }
 
+bool describes(LintKind kind, const Operands& operands, ScalarType computed) {
+  return std::any_of(
+      operands.begin(), operands.end(), [&](const Operand& operand) { return is_of(kind, operand, computed); });
+}
+
+uint8_t bit_of(LintKind kind) {
+  return static_cast<uint8_t>(1U << static_cast<unsigned>(kind));
+}
+
 } // namespace
 
-std::optional<LintKind> kind_of_promotion(const Promotion& promotion, const Operands& operands, ScalarType computed) {
+uint8_t kinds_of_promotion(const Promotion& promotion, const Operands& operands, ScalarType computed) {
+  uint8_t kinds = 0;
   for (const LintKind kind :
-       {LintKind::overflow, LintKind::low_precision, LintKind::zero_dim, LintKind::float64, LintKind::any}) {
-    if (promotion.options.reports(kind) && std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
-          return is_of(kind, operand, computed);
-        })) {
-      return kind;
+       {LintKind::overflow, LintKind::float_overflow, LintKind::low_precision, LintKind::zero_dim, LintKind::float64}) {
+    if (promotion.options.reports(kind) && describes(kind, operands, computed)) {
+      kinds |= bit_of(kind);
     }
   }
-  return std::nullopt;
+  if (kinds == 0 && promotion.options.reports(LintKind::any) && describes(LintKind::any, operands, computed)) {
+    kinds = bit_of(LintKind::any);
+  }
+  return kinds;
 }
 
 } // namespace torch_promote

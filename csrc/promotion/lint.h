@@ -3,13 +3,12 @@
 
 #include "promotion/operands.h"
 
-#include <optional>
+#include <cstdint>
 
 namespace torch_promote {
 
-// Returns the first kind that the rule's lint looks for and that describes the call; nullopt if there is none. The op
-// computes in `computed`.
-std::optional<LintKind> kind_of_promotion(
-    const Promotion& promotion, const Operands& operands, c10::ScalarType computed);
+// Returns the kinds that the rule's lint looks for and that describe the call, a bit each. `any` is among them only if
+// no other kind is. The op computes in `computed`.
+uint8_t kinds_of_promotion(const Promotion& promotion, const Operands& operands, c10::ScalarType computed);
 
 } // namespace torch_promote

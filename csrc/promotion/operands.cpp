@@ -27,6 +27,14 @@ Operand operand_of(const c10::Scalar& scalar) {
   return operand;
 }
 
+// Whether the data of a wrapped number may be read.
+bool is_readable(const at::Tensor& number) {
+  constexpr c10::DispatchKeySet kOpaque(
+      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::Functionalize});
+  return number.is_cpu() && !number.key_set().has_any(kOpaque);
+}
+
 // The common dtype of tensors of one state: those with dimensions, or 0-dim ones under a rule where these are weak.
 class DtypeJoin {
  public:
@@ -69,14 +77,27 @@ std::optional<int64_t> Operand::int_value() const {
   if (scalar != nullptr) {
     return scalar->isSymbolic() ? std::nullopt : std::optional<int64_t>(scalar->toLong());
   }
-  // The data of these may not be read.
-  constexpr c10::DispatchKeySet kOpaque(
-      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
-       c10::DispatchKey::Functionalize});
-  if (!tensor->is_cpu() || tensor->key_set().has_any(kOpaque)) {
+  return is_readable(*tensor) ? std::optional<int64_t>(*tensor->const_data_ptr<int64_t>()) : std::nullopt;
+}
+
+std::optional<c10::complex<double>> Operand::value() const {
+  if (number != Number::floating && number != Number::complex) {
     return std::nullopt;
   }
-  return *tensor->const_data_ptr<int64_t>();
+  if (scalar != nullptr) {
+    return scalar->isSymbolic() ? std::nullopt : std::optional<c10::complex<double>>(scalar->toComplexDouble());
+  }
+  if (!is_readable(*tensor)) {
+    return std::nullopt;
+  }
+  switch (dtype) {
+    case c10::ScalarType::Double:
+      return c10::complex<double>(*tensor->const_data_ptr<double>());
+    case c10::ScalarType::ComplexDouble:
+      return *tensor->const_data_ptr<c10::complex<double>>();
+    default:
+      return std::nullopt;
+  }
 }
 
 DtypeCode common_dtype(const Promotion& promotion, const Operands& operands) {
@@ -216,7 +237,7 @@ size_t PromotedArguments::steps() const {
 void PromotedArguments::add(size_t argument, size_t element, Operands& to) const {
   const Part& part = parts_[argument];
   if (element >= part.size()) {
-    return; // lists of different lengths, for which the op raises
+    return; // lists of different lengths: the op raises
   }
   to.push_back(part.scalars.empty() ? operand_of(part.tensors[element]) : operand_of(part.scalars[element]));
   to.back().argument = argument;

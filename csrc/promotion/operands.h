@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 #include <c10/core/Scalar.h>
+#include <c10/util/complex.h>
 
 #include <cstdint>
 #include <optional>
@@ -14,30 +15,32 @@
 
 namespace torch_promote {
 
-// One of the arguments, or elements of list arguments, that take part in a promotion.
+// An argument, or an element of a list argument, that takes part in promotion.
 struct Operand {
   const at::Tensor* tensor = nullptr; // null for a Scalar
   const c10::Scalar* scalar = nullptr;
-  c10::ScalarType dtype = c10::ScalarType::Undefined; // of a number: the dtype of the tensor that PyTorch wraps it in
+  c10::ScalarType dtype = c10::ScalarType::Undefined; // for a number: the dtype of the tensor that PyTorch wraps it in
   std::optional<Number> number;                       // set for a Python number, wrapped in a tensor or not
   bool written = false;
   size_t argument = 0;
-  size_t element = 0; // the place in a list argument
+  size_t element = 0; // the index in a list argument
 
   bool is_zero_dim() const {
     return tensor != nullptr && !number.has_value() && tensor->dim() == 0;
   }
-  // The value of a Python int; nullopt for other operands, and for a symbolic int.
+  // The value of a Python int; nullopt for other operands and for a symbolic int.
   std::optional<int64_t> int_value() const;
+  // The value of a Python float or complex; nullopt for other operands, and for a symbolic float.
+  std::optional<c10::complex<double>> value() const;
 };
 
 using Operands = std::vector<Operand>;
 
-// The common dtype of operands of which at least one is a tensor; kNoDtype if they have none.
+// The common dtype of the operands, at least one of which is a tensor; kNoDtype if they have none.
 // Source: torch_promote/reference/promotion_rules/rule.py, PromotionRule.common.
 DtypeCode common_dtype(const Promotion& promotion, const Operands& operands);
 
-// The type of the Python number in a Scalar or a tensor of a dtype.
+// The type of a Python number that a Scalar or a tensor of this dtype holds.
 inline Number number_of_dtype(c10::ScalarType dtype) {
   if (c10::isComplexType(dtype)) {
     return Number::complex;
@@ -48,16 +51,16 @@ inline Number number_of_dtype(c10::ScalarType dtype) {
   return dtype == c10::ScalarType::Bool ? Number::boolean : Number::integer;
 }
 
-// The arguments of a call on the stack, unpacked so that operands can point to them, and written back.
+// The arguments of a call on the stack, unpacked so that operands can point to them. Casts are written back.
 class PromotedArguments {
  public:
   PromotedArguments(const PromotingOp& op, torch::jit::Stack& stack);
 
-  // The operands of each step of an op whose lists go in step (see PromotingOp::each); of other ops one element, with
-  // all operands.
+  // One element per call. An op that iterates over its lists in parallel (see PromotingOp::each) makes a call for each
+  // list element; any other op has one call with all operands.
   std::vector<Operands> calls() const;
 
-  // The tensors that the op writes to: those that are not operands, such as `out`, and those that are.
+  // The tensors that the op writes to, first those that are not operands, such as `out`, then those that are.
   std::vector<at::Tensor> outs() const;
   std::vector<at::Tensor> written_operands() const;
 

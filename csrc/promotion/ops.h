@@ -20,8 +20,8 @@ namespace torch_promote {
 // The dtype that an op computes in, given the common dtype of its operands.
 enum class Computes : uint8_t {
   common,  // that dtype
-  floats,  // that dtype, or for an integral one a floating one, as true division does
-  boolean, // that dtype; the result is a bool, as of a comparison
+  floats,  // that dtype, or a floating dtype if it is integral, as in true division
+  boolean, // that dtype; the result is a bool, as in a comparison
   opaque,  // the rule acts neither on this op nor on the ops that it calls
 };
 
@@ -32,15 +32,15 @@ struct PromotingOp {
   OpNumber number;
   c10::OperatorHandle handle;
   std::string name;
-  std::optional<c10::OperatorHandle> functional; // for an op that writes: the overload that returns its result instead
+  std::optional<c10::OperatorHandle> functional; // for an op that writes to an argument: its functional overload
   uint64_t participants = 0;                     // a bit for each argument that takes part
-  uint64_t written = 0;                          // a bit for each argument that is written
+  uint64_t written = 0;                          // a bit for each argument that the op writes to
   Computes computes = Computes::common;
-  int rounding_mode = -1; // the argument that, if given, turns `floats` into `common`
-  bool each = false;      // its lists go in step: each element is a call of its own
+  int rounding_mode = -1; // the argument that turns `floats` into `common` if it is given
+  bool each = false;      // the op iterates over its lists in parallel: each element is a separate call
   bool matmul = false;    // a matrix product, which PyTorch does not promote
   Refuses refuses = Refuses::nothing;
-  c10::BoxedKernel boxed; // the kernel for calls that are not plain; see PlainCall
+  c10::BoxedKernel boxed; // for calls that are not plain; see PlainCall
 
   bool takes_part(size_t argument) const {
     return (participants >> argument & 1) != 0;
@@ -50,7 +50,7 @@ struct PromotingOp {
   }
 };
 
-// By number; null for ops that do not promote.
+// Indexed by op number; null for ops that do not promote.
 constexpr size_t kMostOps = 4096;
 inline std::array<std::atomic<const PromotingOp*>, kMostOps> promoting_ops{};
 
@@ -58,7 +58,7 @@ inline const PromotingOp* promoting_op(OpNumber number) {
   return number < kMostOps ? promoting_ops[number].load(std::memory_order_acquire) : nullptr;
 }
 
-// The op, if the rule acts on calls of it in the current state of this thread; otherwise null.
+// The op, or null if the rule does not act on it in this thread's current state.
 inline const PromotingOp* acted_on(const Promotion* promotion, OpNumber number) {
   if (promotion == nullptr || tls_promotion.inside || inside_kernel()) {
     return nullptr;

@@ -26,7 +26,7 @@ Promotions& promotions() {
   return *instance;
 }
 
-// Made at import: see NOTE [ Fork ].
+// Created at import: see NOTE [ Fork ].
 [[maybe_unused]] const Promotions& promotions_at_import = promotions();
 
 uint64_t mix(uint64_t hash, uint64_t value) {

@@ -36,14 +36,14 @@ constexpr size_t kNumbers = static_cast<size_t>(Number::count);
 using DtypeRow = std::array<DtypeCode, kDtypes>;
 using DtypePairs = std::array<DtypeRow, kDtypes>;
 
-// A rule under one default dtype. torch_promote/reference/promotion_rules/rule.py explains each table; its methods fill
-// in what the rule has no entry for, so that the tables are total.
+// The tables of a rule under one default dtype. torch_promote/reference/promotion_rules/rule.py explains each table and
+// fills in entries that the rule omits, so these tables are complete.
 struct PromotionTables {
   DtypePairs tensors;
   std::array<DtypeRow, kNumbers> numbers;
   DtypeRow floats;
   DtypePairs zero_dims;
-  std::array<uint64_t, kDtypes> castable; // by the computed dtype: a bit for each dtype that it may be written to
+  std::array<uint64_t, kDtypes> castable; // indexed by the computed dtype: a bit for each dtype it may be written to
   uint64_t content = 0;                   // a hash of the tables
 
   DtypeCode pair(DtypeCode a, DtypeCode b) const {
@@ -64,15 +64,15 @@ struct PromotionTables {
 };
 
 // What the lint looks for; a bit each. torch_promote/promoting/lint.py names them in this order.
-enum class LintKind : uint8_t { zero_dim, overflow, low_precision, float64, any };
+enum class LintKind : uint8_t { zero_dim, overflow, float_overflow, low_precision, float64, any };
 
 struct PromotionOptions {
   bool zero_dim_is_weak = false;
   bool associative = true;
-  bool is_stock = false;     // PyTorch's own rule, which the ops apply themselves
+  bool is_stock = false;     // PyTorch's own rule, which ops apply themselves
   bool matmul = false;       // whether the rule acts on matrix products
-  uint8_t lint = 0;          // the kinds that are reported; 0: none
-  uint32_t lint_handler = 0; // the number in Python of the handler that gets the reports
+  uint8_t lint = 0;          // the kinds to report; 0 for none
+  uint32_t lint_handler = 0; // Python's number for the handler that receives the reports
 
   bool operator==(const PromotionOptions& other) const = default;
   bool reports(LintKind kind) const {
@@ -80,7 +80,7 @@ struct PromotionOptions {
   }
 };
 
-// A rule that regions refer to. torch_promote/promoting/hooks.py drops rules that nobody uses.
+// A rule that regions refer to. torch_promote/promoting/hooks.py drops unused rules.
 class Promotion {
  public:
   Promotion(
@@ -98,25 +98,25 @@ class Promotion {
   const uint32_t number; // from 1
   const std::string name;
   const PromotionOptions options;
-  const uint64_t content; // a hash that is the same in every process
+  const uint64_t content; // a hash, the same in every process
 
   // The tables for the current default dtype.
   const PromotionTables& tables() const;
-  // Tables to be read only where all default dtypes agree: a dtype with itself, and a dtype with a number that leaves
-  // it as it is.
+  // The tables for any default dtype. Read only entries that do not depend on it: a dtype with itself, and a dtype with
+  // a number that does not promote it.
   const PromotionTables& any_tables() const {
     return *first_;
   }
   void put_tables(c10::ScalarType default_dtype, PromotionTables tables) const;
 
-  // The common dtype of a set of more than two dtypes, a bit each, under a rule that is not associative.
+  // The common dtype of a set of more than two dtypes (one bit each), under a rule that is not associative.
   DtypeCode of_many(uint64_t dtypes) const;
 
  private:
   const PromotionTables* first_;
   mutable ForkSafeMutex mutex_;
   mutable std::array<std::atomic<const PromotionTables*>, kDtypes> by_default_dtype_{};
-  mutable std::map<std::pair<uint64_t, c10::ScalarType>, DtypeCode> many_; // by the set and the default dtype
+  mutable std::map<std::pair<uint64_t, c10::ScalarType>, DtypeCode> many_; // keyed by the set and the default dtype
 };
 
 // Returns the rule's number, from 1 on.
@@ -127,7 +127,7 @@ uint32_t register_promotion(
     const PromotionTables& tables);
 // Raises if there is no such rule.
 const Promotion& promotion_of(uint32_t number);
-// Destroys a rule, unless a policy refers to it that is in force somewhere; then false.
+// Destroys a rule. Returns false, and keeps the rule, if a policy that is in force refers to it.
 bool drop_promotion(uint32_t number);
 
 inline PromotionReference reference_to(const Promotion& rule) {

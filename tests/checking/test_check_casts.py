@@ -103,7 +103,7 @@ def test_a_stale_cast_raises(program: Callable[[str], Iterator[torch.Tensor]], c
     assert checks.checked == 1
 
 
-def test_a_write_that_the_cache_detects_is_none() -> None:
+def test_a_detected_write_does_not_raise() -> None:
     for cache in MODES:
         weight = trainable()
         with check_casts() as checks, ours(cache=cache):
@@ -196,7 +196,7 @@ def test_each_line_is_its_own() -> None:
     assert caught.value.this_line.endswith(": first + X @ weight")
 
 
-def test_what_is_no_parameter_of_a_module_has_no_name() -> None:
+def test_a_tensor_outside_of_modules_has_no_name() -> None:
     for program, cache, text in (
         (trained_weight, "weights", "a Parameter (16 x 4, float32)"),
         (view, "all", "a view (4 x 16, float32) of a Parameter"),

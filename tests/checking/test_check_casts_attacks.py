@@ -1,7 +1,7 @@
-"""Writes that hide from the cache: under `check_casts` a use of the weight is right or raises, never stale.
+"""Writes that the cache cannot detect: under `check_casts`, a use of the weight is right or raises.
 
-Whether the cache detects a write of HIDDEN is for the tests of the cache to say. Those of LIMITS are documented limits
-(docs/casts.md): the check has to find them.
+The tests of the cache check whether it detects the writes in HIDDEN. The writes in LIMITS are documented limits
+(docs/casts.md), which `check_casts` has to find.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`check_casts` compares every reused cast, of every kind of tensor, and nobody notices."""
+"""`check_casts` compares every reused cast, of every kind of tensor, without side effects."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Tagged(torch.Tensor):
 
 
 class Opaque(Pair):
-    """A wrapper that does not say what it consists of."""
+    """A wrapper that does not expose the tensors inside it."""
 
     __tensor_flatten__ = None  # type: ignore[assignment]
 
@@ -141,7 +141,7 @@ def test_subclasses(kind: Any) -> None:
             X @ weight
 
 
-def test_what_cannot_be_compared_is_counted() -> None:
+def test_tensors_that_cannot_be_compared_are_counted() -> None:
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode(), check_casts() as fake, ours():
@@ -258,7 +258,7 @@ def trace_of(name: str, cache: str, watch: str) -> Any:
 @pytest.mark.parametrize("watch", ["nobody", "mode", "crosscheck", "profiler"])
 @EVERY_MODE
 @pytest.mark.parametrize("name", ["tied", "chunks", "frozen", "qkv"])
-def test_a_check_is_not_noticed(name: str, cache: str, watch: str) -> None:
+def test_a_check_has_no_side_effects(name: str, cache: str, watch: str) -> None:
     with check_casts(False):
         unchecked = trace_of(name, cache, watch)
     with check_casts() as checks:
@@ -278,7 +278,7 @@ def test_an_inference_mode() -> None:
 
 
 def test_compiled_code_around_a_kept_cast(fresh_dynamo: None) -> None:
-    """Between two graphs a kept cast is used; Dynamo must not compile the functions that the check calls."""
+    """A cached cast is used between two graphs; Dynamo must not compile the functions that the check calls."""
     weight = trainable()
 
     def step(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The parts that a crosscheck is made of: comparison, words for a call, known gaps, the report."""
+"""The parts of a crosscheck: comparison, description of a call, known gaps, report."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_calling_line_is_the_users() -> None:
 
 
 @pytest.mark.parametrize("folder", ["foo", "vision", "_promote_of_mine"])
-def test_a_package_beside_pytorchs_is_no_part_of_it(folder: str) -> None:
+def test_a_package_next_to_pytorch_counts_as_the_users(folder: str) -> None:
     file = f"{Path(torch.__file__).parent}{folder}/boxes.py"
     names: dict[str, Any] = {"calling_line": calling_line}
     exec(compile("def area():\n    return calling_line()\n", file, "exec"), names)

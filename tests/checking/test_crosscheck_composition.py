@@ -1,4 +1,4 @@
-"""A crosscheck together with PyTorch's other machinery: it works there, and changes nothing."""
+"""A crosscheck combined with other PyTorch features: it works, and has no side effects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def checked(level: Any) -> Any:
 
 
 def same_with_and_without(code: Callable[[], Any], level: Any) -> tp.CrosscheckReport:
-    """Runs code with and without the check, under my_autocast, and compares what it returns."""
+    """Runs code with and without the check, under my_autocast, and compares the results."""
     with tp.my_autocast("cpu"):
         plain = code()
     with tp.crosscheck(level=level) as report, tp.my_autocast("cpu"):
@@ -83,7 +83,7 @@ def test_function_transforms(level: Any, x: torch.Tensor, w: torch.Tensor) -> No
 
 @levels
 def test_modules_and_subclasses_are_made_inside(level: Any, x: torch.Tensor) -> None:
-    """What becomes a Parameter, or another subclass, must have no Python object before that."""
+    """A tensor that becomes a Parameter or another subclass must not have a Python object before that."""
 
     class Marked(torch.Tensor):
         pass

@@ -86,7 +86,7 @@ def through_both(w: torch.Tensor, x: torch.Tensor) -> object:
 def test_a_second_run_under_a_transform_is_not_counted(
     transform: Callable[[torch.Tensor, torch.Tensor], object], x: torch.Tensor
 ) -> None:
-    """Layers of functorch run what is below them in a dispatch state of their own."""
+    """Functorch's layers run the calls below them in their own dispatch state."""
     w = torch.randn(4, 4)
     reports: dict[str, CrosscheckReport] = {}
     for level in ("dtype", "bits"):
@@ -98,7 +98,7 @@ def test_a_second_run_under_a_transform_is_not_counted(
         assert getattr(twice, counts) == getattr(once, counts), counts
     assert twice.calls == once.calls
     assert twice.with_stock.total() > 0
-    # What the check itself asks of tensors.
+    # Ops that the check itself calls.
     assert not {"aten.equal.default", "aten.detach.default", "aten.view.dtype"} & twice.checked.keys()
 
 
@@ -115,7 +115,7 @@ CLOSURES: list[Callable[[], Any]] = [
 @pytest.mark.parametrize("call", CLOSURES)
 @pytest.mark.parametrize("region", [tp.my_autocast, tp.stock_autocast])
 def test_plain_tensors_in_a_transform(call: Callable[[], Any], region: Any, level: Any) -> None:
-    """Functorch makes the call again before autocast has its turn; that is not the call that autocast makes."""
+    """Functorch repeats the call before autocast runs; that is not the call that autocast makes."""
     with tp.crosscheck(level=level) as report, region("cpu"):
         call()
     assert report.mismatches == []
@@ -142,7 +142,7 @@ AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1).add
 
 @contextlib.contextmanager
 def our_kernel(op: str, kernel: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Puts a wrapper in the place of ours."""
+    """Replaces our wrapper by another."""
     library = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch tells of the one before
@@ -210,7 +210,7 @@ def test_a_rule_does_not_answer_for_what_overrides_do_inside(
     assert report.no_rule[op] == (result.dtype is torch.float32) == report.with_policy.total()
 
 
-def test_what_does_not_repeat_its_bits_is_not_compared() -> None:
+def test_nondeterministic_results_are_not_compared() -> None:
     with tp.crosscheck(level="bits") as report, tp.my_autocast("cpu"):
         torch.linalg.lstsq(torch.randn(5, 3), torch.randn(5, 2))
         torch.linalg.lstsq(torch.ones(4, 4), torch.randn(4, 2))

@@ -1,4 +1,4 @@
-"""A crosscheck keeps nothing alive: neither tensors nor graphs of its second run, nor garbage for a sweep."""
+"""A crosscheck keeps no tensors or graphs of its second run alive, and leaves no garbage cycles."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Mark:
 
 
 class Marked(torch.autograd.Function):
-    """The identity, with a node that tells whether it is still there."""
+    """The identity, with a node whose lifetime can be checked."""
 
     marks: ClassVar[weakref.WeakSet[Mark]] = weakref.WeakSet()
 
@@ -115,7 +115,7 @@ def test_no_graph_outlives_its_result() -> None:
 
 @pytest.fixture
 def saved_garbage() -> Iterator[list[Any]]:
-    """What the sweeper finds while nobody else calls it."""
+    """The objects that the garbage collector finds, while automatic collections are off."""
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)

@@ -1,4 +1,4 @@
-"""Blocks that do not end in the order in which they began, or not in their own thread, and threads that used one."""
+"""Blocks that end in another order or another thread, and threads that used a block."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_block_around_may_end_first() -> None:
     assert (reports[1].checked[SIN], reports[1].checked[COS], reports[1].checked[TAN]) == (1, 1, 1)
 
 
-def test_what_interleaved_blocks_find_comes_to_the_block_around() -> None:
+def test_mismatches_of_interleaved_blocks_reach_the_enclosing_block() -> None:
     reports: list[tp.CrosscheckReport] = []
     with tp.crosscheck() as around:
         first, second = block(reports), block(reports)
@@ -107,7 +107,7 @@ def test_tasks(first_to_end: int) -> None:
 
 
 def in_a_thread(function: Callable[[], Any]) -> Any:
-    """What a function returns or raises in a thread of its own, which is over then."""
+    """Returns or raises the result of a function that ran in a separate thread, which has ended."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
 
@@ -148,7 +148,7 @@ def test_a_block_that_is_ended_in_another_thread(inside_its_own: bool) -> None:
     assert (report.checked[SIN], report.checked[COS]) == (0, 1)
 
 
-def test_it_is_no_decorator() -> None:
+def test_it_cannot_be_used_as_a_decorator() -> None:
     def step() -> None:
         pytest.fail("it ran")
 

@@ -1,4 +1,4 @@
-"""A crosscheck of a promotion region finds its operands without the list that the extension registers from."""
+"""A crosscheck of a promotion region finds the operands independently of the extension's list of promoting ops."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_composites_are_promoted_by_their_parts(name: str) -> None:
 
 
 #: Bugs in the extension's list: its entry of an op, as it is planted (None: the op is missing), a call, the promotion
-#: rule of the region, and the mismatch: its kind, what is expected (its beginning), what came.
+#: rule of the region, and the mismatch: its kind, the start of the expected value, and the actual value.
 PLANTED: dict[str, tuple[str, str, str, tuple[str, str, str]]] = {
     "aten::mul.Tensor": ("None", "torch.mul(ints, singles)", "numpy", ("dtype", "float64", "float32")),
     "aten::mul_.Tensor": (

@@ -1,4 +1,4 @@
-"""What a crosscheck leaves behind: nothing, however the block ends, and nothing in other threads."""
+"""A crosscheck restores all state however the block ends, and does not affect other threads."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_the_observer_does_not_observe_itself() -> None:
 
 
 @pytest.mark.parametrize(("raises", "calls"), [("begin", ["begin"]), ("end", ["begin", "end", "failed"])])
-def test_what_the_observer_raises_is_raised_by_the_op(raises: str, calls: list[str]) -> None:
+def test_errors_of_the_observer_are_raised_by_the_op(raises: str, calls: list[str]) -> None:
     x = torch.ones(2)
     seen = Seen(raises)
     with pytest.raises(MineError, match=raises), observe_dispatch(seen):
@@ -158,7 +158,7 @@ def test_nested_blocks_check_once_and_add_up() -> None:
     assert outer.checked == {f"aten.{name}.default": 1 for name in ("sin", "cos", "tan")}
 
 
-def test_a_nested_block_that_raises_gives_its_report_all_the_same() -> None:
+def test_a_nested_block_that_raises_still_reports() -> None:
     x = torch.ones(2)
     with tp.crosscheck() as outer:
         with pytest.raises(ZeroDivisionError), tp.crosscheck():

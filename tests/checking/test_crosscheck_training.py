@@ -1,4 +1,4 @@
-"""Whole training steps under a crosscheck: models that nobody here wrote, all of it checked, and nothing changed."""
+"""Whole training steps of common models under a crosscheck: all calls are checked, and the results do not change."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Text(nn.Module):
         return self.model(ids).transpose(1, 2)
 
 
-#: What makes the model, its input and its target, and the optimizer.
+#: Functions that make the model, its input and target, and the optimizer.
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], Callable[[], Any], Any]] = {
     "transformer": (
         Translation,
@@ -87,13 +87,13 @@ dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 
 @pytest.fixture
 def lstm_without_onednn() -> Iterator[None]:
-    """The machine's own float16 kernels for LSTMs are not everywhere; PyTorch's are."""
+    """Disables oneDNN, whose float16 LSTM kernels are not available on every machine."""
     with torch.backends.mkldnn.flags(enabled=False):
         yield
 
 
 def train(name: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Trains a model, and returns all that could be otherwise."""
+    """Trains a model, and returns everything that a crosscheck could change."""
     make, inputs, targets, optimizer_class = MODELS[name]
     torch.manual_seed(3)
     model = make()
@@ -132,7 +132,7 @@ def test_a_training_has_no_mismatch(name: str, dtype: torch.dtype, region: str, 
         request.getfixturevalue("lstm_without_onednn")
     with tp.crosscheck(level="bits") as report:
         if region == "all":
-            # One region around all steps: weights change in it, and stock by itself would use their old casts.
+            # One region around all steps: weights change inside it, and stock would use their old casts.
             with tp.my_autocast("cpu", dtype=dtype):
                 train(name, dtype)
         else:
@@ -157,7 +157,7 @@ def test_a_crosscheck_changes_nothing(name: str, level: Any) -> None:
         assert_same(checked[what], value, what)
 
 
-def test_what_onednn_refuses_is_refused_as_before() -> None:
+def test_onednn_errors_are_unchanged() -> None:
     """LSTMs in float16, on a machine that has no instructions for it."""
     model, x = Sequences(), torch.randint(20, (3, 7))
 

@@ -1,4 +1,4 @@
-"""A crosscheck finds what is wrong: planted bugs, in forward and backward, each named with op, arguments and line."""
+"""A crosscheck finds planted bugs in forward and backward, and reports op, arguments and line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MonkeyPatch = pytest.MonkeyPatch
 
 
 def a_flipped_policy(patch: MonkeyPatch) -> None:
-    """Ours runs mm in float32 (see `matrices`), and the plan does not know of the override."""
+    """Ours runs mm in float32 (see `matrices`), but the plan does not contain the override."""
     patch.setattr(
         checker, "state_in_force", lambda: AutocastState.region("cpu") if torch.is_autocast_enabled("cpu") else None
     )
@@ -107,7 +107,7 @@ FLIPPED = {"overrides": {"mm": "fp32"}}
 MM = ("aten.mm.default", "float32[2, 3], float32[3, 2]", "float32[3, 2] strides (1, 3), float32[2, 2]")
 MUL = ("aten.mul.Tensor", "bfloat16[2, 3], float32[2, 3]", "float32[2, 3], bfloat16[2, 3]")
 
-#: The bug, what runs, the op with its arguments in forward and backward, and what is to be found.
+#: The bug, the code to run, the op with its arguments in forward and backward, and the expected mismatch.
 PLANTED = [
     (a_flipped_policy, lambda backward: matrices(backward, **FLIPPED), MM, ("dtype", "bfloat16", "float32")),
     (a_wrong_cell, mixed_products, MUL, ("dtype", "float64", "float32")),
@@ -176,7 +176,7 @@ def test_a_wrong_bit_is_found(monkeypatch: MonkeyPatch, backward: bool, raises: 
 
 
 def test_a_cast_where_the_plan_has_no_policy_is_found_in_the_bits() -> None:
-    """The result is a bool, so no dtype tells of the cast."""
+    """The result is a bool, so the cast does not show in a dtype."""
 
     def wrong(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):

@@ -1,4 +1,4 @@
-"""The pytest plugin: what fails, how it reads, what it counts, and that it is not there while it is off."""
+"""The pytest plugin: failures, their text, the counts, and that it does nothing while it is off."""
 
 from __future__ import annotations
 

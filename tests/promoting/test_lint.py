@@ -1,4 +1,4 @@
-"""The lint: which promotions it reports, what it reports, and that it reports each line once."""
+"""The lint: which promotions it reports, the content of reports, and that it reports each line once."""
 
 from __future__ import annotations
 
@@ -37,6 +37,16 @@ OF_KIND: dict[str, tuple[PromotionKind | None, Any]] = {
     "int8 with float16": (PromotionKind.ANY, lambda: BYTES * HALF),
     "ints divide": (PromotionKind.ANY, lambda: INTS / INTS),
     "int with a Python float": (PromotionKind.ANY, lambda: INTS + 0.5),
+    "half times 1e6": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF * 1e6),
+    "half times an int": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF * 70_000),
+    "complex64 with a complex number": (PromotionKind.FLOAT_OVERFLOW, lambda: SINGLE.cfloat() * 1e39j),
+    "half with the least number that rounds to inf": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF + 65520.0),
+    "bfloat16 + 3.4e38": (PromotionKind.FLOAT_OVERFLOW, lambda: BRAIN + 3.4e38),
+    "float32 + -1e39": (PromotionKind.FLOAT_OVERFLOW, lambda: SINGLE + -1e39),
+    "in place with 1e6": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF.clone().mul_(1e6)),
+    "1e6 - half": (PromotionKind.FLOAT_OVERFLOW, lambda: 1e6 - HALF),
+    "a number that rounds down": (None, lambda: HALF + 65519.0),
+    "an infinite number": (None, lambda: (HALF + float("inf"), HALF * float("nan"), SINGLE + 3.4e38, DOUBLE + 1e308)),
     "alike": (None, lambda: SINGLE + SINGLE),
     "a fitting number": (None, lambda: (BYTES + 255, INTS + (2**31 - 1), INTS < -(2**31), HALF + 1e3)),
     "a number beside floats": (None, lambda: BRAIN + 257),
@@ -61,6 +71,52 @@ def test_kinds_choose(kind: PromotionKind) -> None:
                 call()
         kinds = {event.kind for event in events}
         assert kinds == (set(PromotionKind) if kind is PromotionKind.ANY else {kind})
+
+
+def test_every_kind_of_a_call_is_an_event() -> None:
+    events: list[PromotionEvent] = []
+    with tp.promotion("torch", on_promotion=events.append):
+        _ = HALF + torch.tensor(257)
+        _ = HALF * 1e6 + BRAIN * INTS
+    first, *others = events
+    assert {first.kind, others[0].kind} == {
+        PromotionKind.ZERO_DIM_PRECISION_LOSS,
+        PromotionKind.INT_TO_LOW_PRECISION,
+    }
+    assert [event.kind for event in others[1:]] == [
+        PromotionKind.FLOAT_OVERFLOW,
+        PromotionKind.INT_TO_LOW_PRECISION,
+        PromotionKind.ANY,
+    ]
+
+
+def test_every_kind_on_a_line_is_reported_once() -> None:
+    with warnings.catch_warnings(record=True) as caught, tp.promotion("torch", on_promotion="warn"):
+        warnings.simplefilter("always")
+        for _ in range(2):
+            _ = (HALF * 1e6 + SINGLE) + DOUBLE, HALF - 1e6
+    assert [str(warning.message).partition("computes in ")[2] for warning in caught] == [
+        "float16 (number overflows to inf)",
+        "float32 (any)",
+        "float64 (up to float64)",
+    ]
+
+
+def test_raise_names_every_kind() -> None:
+    with (
+        tp.promotion("torch", on_promotion="raise"),
+        pytest.raises(
+            PromotionLintError, match=r"float16 \(0-dim precision loss, int to low-precision float\)\. Write"
+        ),
+    ):
+        _ = HALF + torch.tensor(257)
+
+
+def test_an_event_has_the_value_of_the_number() -> None:
+    events: list[PromotionEvent] = []
+    with tp.promotion("torch", on_promotion=events.append, kinds="float_overflow"):
+        _ = HALF * 1e6
+    assert events[0].operands == ("float16[3]", "1000000.0 (a Python float)")
 
 
 def test_an_event_says_where_and_what() -> None:

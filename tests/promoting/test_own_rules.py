@@ -1,4 +1,4 @@
-"""Users' own rules: the extension computes in the dtype that the rule's `common` gives."""
+"""User-defined rules: the extension computes in the dtype that the rule's `common` returns."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class TestRegions:
 class TestWithAutocast:
     weight = torch.ones(3, 3)
 
-    def test_autocast_has_its_turn_first_in_either_order(self) -> None:
+    def test_autocast_casts_before_the_rule_in_either_nesting(self) -> None:
         x = torch.ones(2, 3)
         with tp.my_autocast("cpu"), tp.promotion("numpy"):
             inner = (x @ self.weight) + torch.ones(3, dtype=torch.int32)
@@ -153,7 +153,7 @@ class TestWithAutocast:
         with tp.promotion("strict", matmul=True), pytest.raises(PromotionRuleError):
             _ = torch.ones(2, 3) @ self.weight.bfloat16()
 
-    def test_what_autocast_leaves_is_the_rules(self) -> None:
+    def test_the_rule_acts_on_calls_that_autocast_leaves(self) -> None:
         a, b = torch.ones(2, 2, dtype=torch.float64), torch.ones(2, 2)
         with tp.my_autocast("cpu"), tp.promotion("torch", matmul=True):
             assert (a @ b).dtype is torch.float64  # float64 is not eligible, and the other is bfloat16 by then
@@ -188,7 +188,7 @@ class TestAutograd:
         assert (a.grad.dtype, b.grad.dtype) == (torch.float16, torch.bfloat16)
         assert torch.equal(a.grad, b.detach().half())
 
-    def test_a_backward_is_not_the_rules_affair(self) -> None:
+    def test_the_rule_does_not_act_in_backwards(self) -> None:
         class Mixed(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -302,7 +302,7 @@ assert "fallthrough" not in after[0] and "fallthrough" not in after[2], after
 
 
 class TestCrosscheck:
-    def test_a_foreign_rule_is_held_against_itself(self) -> None:
+    def test_another_rule_is_compared_with_its_own_tables(self) -> None:
         x, scalar = SINGLE.clone(), torch.tensor(2.5, dtype=torch.float64)
         with tp.crosscheck() as report, tp.promotion("numpy"):
             _ = INTS + SINGLE, INTS / INTS, SINGLE * scalar, torch.cat([HALF, INTS]), torch.where(x > 0, HALF, BRAIN)

@@ -1,4 +1,4 @@
-"""Under any rule an op computes in the rule's common dtype, with the values of the op on operands cast by hand."""
+"""Under any rule, an op computes in the rule's common dtype, and gives the values of operands cast by hand."""
 
 from __future__ import annotations
 

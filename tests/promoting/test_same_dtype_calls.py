@@ -30,7 +30,7 @@ WRITTEN_IN_PYTHON = {
 
 
 def refused(entry: Any, dtype: torch.dtype, region: Any) -> tuple[int, set[str]]:
-    """How many calls there were, and what the rule said of those that it refused."""
+    """The number of calls, and the rule's errors for refused calls."""
     calls, messages = 0, set()
     # Not through entry.sample_inputs, which walks the stack for each sample to name the test that it is for.
     for sample in itertools.islice(entry.sample_inputs_func(entry, "cpu", dtype, False), 4):

@@ -1,4 +1,4 @@
-"""Under the rule "torch" every op that promotes gives what stock gives: dtype, strides, bits, gradients, errors."""
+"""Under the rule "torch", every op that promotes equals stock in dtype, strides, bits, gradients and errors."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_gradients_of_mixed_operands() -> None:
 
 
 def test_operands_without_gradients_are_cast_by_us() -> None:
-    """The proof that the rule is at work: below our key the op gets operands of one dtype."""
+    """Below our key the op gets operands of one dtype, which shows that the rule acts."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Seen(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""The reference is documentation too: each public name shows what it does, and says what of PyTorch it mirrors."""
+"""The reference's docstrings: each public name has an example, and names the PyTorch source that it mirrors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TEXT = "PyTorch derives and reads nothing in words"
 _ERROR = "PyTorch raises RuntimeError, of no class of its own"
 _READS_SCHEMA = "PyTorch's kernels have typed arguments, and read no schema"
 
-#: What mirrors no function of PyTorch, and why.
+#: Names that mirror no PyTorch function, and why.
 MIRRORS_NOTHING = {
     "autocast.plan.AutocastPlan": _CASTS,
     "autocast.plan.AutocastPlan.all_casts": _CASTS,
@@ -36,6 +36,20 @@ MIRRORS_NOTHING = {
     "autocast.arguments.tensors_in": _CASTS,
     "autocast.arguments.written_tensors": _READS_SCHEMA,
     "derivation.derivation.Derivation": _TEXT,
+    "derivation.derivation.Derivation.text": _TEXT,
+    "derivation.derivation.derive": _TEXT,
+    "derivation.nodes.Binary": _TEXT,
+    "derivation.nodes.Constant": _TEXT,
+    "derivation.nodes.FunctionCall": _TEXT,
+    "derivation.nodes.Item": _TEXT,
+    "derivation.nodes.Items": _TEXT,
+    "derivation.nodes.NumberTerm": _TEXT,
+    "derivation.nodes.TensorTerm": _TEXT,
+    "derivation.nodes.Unary": _TEXT,
+    "derivation.nodes.in_parentheses": _TEXT,
+    "derivation.step_writer.Runner": _TEXT,
+    "derivation.step_writer.Runner.run": _TEXT,
+    "derivation.step_writer.Runner.takes_operators": _TEXT,
     "derivation.rule_step_writer.RuleStepWriter": _TEXT,
     "derivation.rule_step_writer.RuleStepWriter.operate": _TEXT,
     "derivation.rule_step_writer.RuleStepWriter.reciprocal_dtype": _TEXT,
@@ -46,12 +60,10 @@ MIRRORS_NOTHING = {
     "derivation.step_writer.StepWriter.visit": _TEXT,
     "dtypes.Family": "PyTorch has a predicate for each family, see dtypes.family",
     "dtypes.Kind": "PyTorch asks predicates one after the other, where a number ranks dtypes here",
+    "dtypes.named_dtype": "the names are Python's, and this package's",
     "dtypes.kind": "PyTorch asks predicates one after the other, where a number ranks dtypes here",
     "dtypes.typecode": "PyTorch's typecodes are constants of its table's source",
-    "derivation.expression.Binary": _TEXT,
     "derivation.expression.ExpressionError": _TEXT,
-    "derivation.expression.NumberTerm": _TEXT,
-    "derivation.expression.TensorTerm": _TEXT,
     "derivation.expression.parse": _TEXT,
     "ops.infer.Inference": "PyTorch returns tensors",
     "ops.infer.NoRule": _TABLE,
@@ -129,7 +141,7 @@ def comments(text: str) -> Iterator[str]:
 
 
 def complaints(module: str, text: str, mirrors_nothing: Mapping[str, str]) -> list[str]:
-    """What a file's docstrings lack, and which sources are not spelt as a file and a function."""
+    """Missing parts of a file's docstrings, and sources that are not written as a file and a function."""
     found = []
     tree = ast.parse(text)
     documented = [(module, ast.get_docstring(tree) or "")]

@@ -1,4 +1,4 @@
-"""The wall around the reference: what it imports and what it calls, read from its source. An oracle borrows nothing."""
+"""The reference is independent: checks its imports and calls in its source, so that it cannot use PyTorch's answers."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ ROOT = Path(torch_promote.__file__).parent
 FILES = sorted((ROOT / "reference").rglob("*.py"))
 
 #: What the reference may import besides the standard library: torch for its dtypes, schemas and tensors, the package's
-#: errors, the op table and the names of the cast policies as data, and itself.
+#: errors, the op table, the names of the cast policies and of dtypes as data, and itself. text_layout only sets text in
+#: tables for a reader and computes no result.
 MAY_IMPORT = (
     "torch_promote.errors",
     "torch_promote.policy.cast_policy",
+    "torch_promote.policy.dtype_names",
     "torch_promote.policy.op_table",
     "torch_promote.reference",
+    "torch_promote.text_layout",
 )
 #: The rooms of the reference. Each imports only those before it.
 ROOMS = ("dtypes", "promotion", "promotion_rules", "elementwise", "ops", "autocast", "derivation")
-#: Functions and methods by which PyTorch would give an answer away. The reference defines some of them itself.
+#: Functions and methods that would return PyTorch's answers. The reference defines some of them itself.
 GIVES_AWAY = {
     *("promote_types", "result_type", "can_cast", "elementwise_dtypes", "type_as", "get_overload"),
     *("_prims", "_refs", "FakeTensor", "FakeTensorMode"),
     *("broadcast_shapes", "broadcast_tensors", "is_contiguous", "contiguous", "is_non_overlapping_and_dense"),
     *("compute_elementwise_output_strides", "empty_like", "empty_strided", "as_strided", "to"),
 }
-#: What of torch may be named: dtypes and tensors as types, flags of the thread, and the dispatcher's registrations.
+#: The allowed names of torch: dtypes and tensors as types, flags of the thread, and the dispatcher's registrations.
 MAY_NAME = {
     *("Tensor", "Size", "dtype", "strided", "finfo", "iinfo", "SymBool", "SymInt", "SymFloat", "get_default_dtype"),
     *("memory_format", "contiguous_format", "channels_last", "channels_last_3d", "preserve_format"),
@@ -75,7 +78,7 @@ def called(tree: ast.AST) -> Iterator[str]:
 
 
 def breaches(source: str, own: Set[str] = frozenset()) -> list[str]:
-    """What a source file does that it must not. `own` are functions that the reference defines itself."""
+    """The forbidden imports and calls of a source file. `own` are functions that the reference defines itself."""
     tree = ast.parse(source)
     found = []
     for name in imports(tree):

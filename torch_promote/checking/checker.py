@@ -190,6 +190,8 @@ class Checker:
             finding = None
         elif isinstance(expectation.inference, Inference) or expectation.error is not None:
             self.report.checked[op] += 1
+        elif expectation.fake is not None:
+            self.report.by_fake[op] += 1
         elif _is_composite_call(expectation.op, call.args):
             self.report.composite[op] += 1
         else:

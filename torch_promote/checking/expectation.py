@@ -10,6 +10,7 @@ import torch
 
 from torch_promote.checking.expected_promotion import dtype_if_product, promoted_values
 from torch_promote.checking.overloads import argument_names, find_overload, leaves, overload_name, tensor_arguments
+from torch_promote.checking.registered_fake import FakeResults, has_fake, results_of_fake
 from torch_promote.errors import PromotionRuleError
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError
@@ -51,6 +52,7 @@ class Expectation:
         if_product: The dtype that the tensors may have instead, all of them: that of the promotion rule in force, if
             the op is a matrix product for which the reference has no rule.
         row_is_missing: Whether PyTorch's autocast has a kernel for the op, while the op table has no row for it.
+        fake: What the op's registered fake gives, for a custom op that has one.
     """
 
     op: torch._ops.OpOverload
@@ -60,6 +62,7 @@ class Expectation:
     arguments: Mapping[str, torch.dtype]
     row_is_missing: bool = False
     if_product: torch.dtype | None = None
+    fake: FakeResults | None = None
 
     @property
     def has_policy(self) -> bool:
@@ -82,7 +85,8 @@ class Expectation:
         if self.error is not None:
             return Finding("error", f"an error: {self.error}", "a result")
         if not isinstance(self.inference, Inference):
-            return None
+            difference = None if self.fake is None else self.fake.difference(results)
+            return None if difference is None else Finding(*difference)
         tensors = list(leaves(results))
         dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
         if self.inference.dtypes != dtypes:
@@ -158,7 +162,9 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         values = dict(promoted_values(runs, values))
         if_product = dtype_if_product(runs, planned.values())
         planned |= _dtypes_of_operands(values)
-        return Expectation(op, plan, infer(runs, (), values), None, planned, if_product=if_product)
+        inference = infer(runs, (), values)
+        fake = results_of_fake(runs, values) if isinstance(inference, NoRule) and has_fake(runs) else None
+        return Expectation(op, plan, inference, None, planned, if_product=if_product, fake=fake)
     except (PromotionError, PromotionRuleError) as error:
         return Expectation(op, plan, None, str(error), planned)
 

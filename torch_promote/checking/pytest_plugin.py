@@ -25,6 +25,7 @@ _LEVELS = ("off", *get_args(Level))
 #: The counters of `CrosscheckReport.to_dict` that the summary adds up, and their titles.
 _COUNTED = {
     "checked": "checked against the reference",
+    "by_fake": "checked against their fakes",
     "composite": "composite",
     "no_rule": "without a rule",
     "with_policy": "with a cast policy",

@@ -16,6 +16,9 @@ __all__ = ["StockRun", "written_results"]
 
 _hooks: Any = torch._C._autograd
 
+#: Arguments that an op may write to although its schema does not say so: batch and instance normalization in training.
+_WRITTEN = frozenset({"running_mean", "running_var"})
+
 
 @dataclass
 class StockRun:
@@ -47,7 +50,9 @@ class StockRun:
         Returns:
             For each argument, a copy if the op writes to it, otherwise None.
         """
-        written = [a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments]
+        written = [
+            a.name in _WRITTEN or (a.alias_info is not None and a.alias_info.is_write) for a in op._schema.arguments
+        ]
         copies = [_copy(value) if writes else None for value, writes in zip(args, written, strict=True)]
         self._random = _random_state()
         torch.set_autocast_cache_enabled(False)

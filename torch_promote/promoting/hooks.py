@@ -228,15 +228,17 @@ class _Hooks:
         )
 
     def report(
-        self, number: int, region: int, op: str, operands: Sequence[Any], result: torch.dtype, kind: int
+        self, number: int, region: int, op: str, operands: Sequence[Any], result: torch.dtype, kinds: int
     ) -> None:
         known = _known[number]
         words = tuple(describe(_operand(operand)) for operand in operands)
         event = {"op": op, "operands": words, "result": result, "rule": known.rule.name}
-        promotion_lint.report(known.mode, region, kind, event)
+        promotion_lint.report(known.mode, region, kinds, event)
 
 
-def _operand(described: tuple[torch.dtype, tuple[int, ...], int, int | None]) -> Operand | int:
+def _operand(
+    described: tuple[torch.dtype, tuple[int, ...], int, int | float | complex | None],
+) -> Operand | int | float | complex:
     dtype, sizes, number, value = described
     if value is not None:
         return value

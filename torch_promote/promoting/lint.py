@@ -24,8 +24,8 @@ __all__ = ["PromotionEvent", "PromotionKind", "kinds_of"]
 class PromotionKind(enum.StrEnum):
     """A kind of silent promotion.
 
-    The lint reports a call under the first kind that you ask for and that describes it, in this order: int overflow,
-    int to low-precision float, 0-dim precision loss, up to float64, any. `ANY` includes all kinds.
+    The lint reports a call once for each kind that you ask for and that describes it. `ANY` includes all kinds; an
+    event has the kind `ANY` if no other kind describes the call.
 
     Example:
         >>> PromotionKind("up to float64") is PromotionKind.UP_TO_FLOAT64
@@ -34,6 +34,7 @@ class PromotionKind(enum.StrEnum):
 
     ZERO_DIM_PRECISION_LOSS = "0-dim precision loss"
     INT_OVERFLOW = "int overflow by wrapping scalar"
+    FLOAT_OVERFLOW = "number overflows to inf"
     INT_TO_LOW_PRECISION = "int to low-precision float"
     UP_TO_FLOAT64 = "up to float64"
     ANY = "any"
@@ -98,7 +99,7 @@ def kinds_of(kinds: object) -> int:
 
     Example:
         >>> kinds_of("any"), kinds_of(["up_to_float64", PromotionKind.ANY])
-        (31, 31)
+        (63, 63)
     """
     given = [kinds] if isinstance(kinds, str) or not isinstance(kinds, Iterable) else list(kinds)
     legal = ", ".join(repr(kind.value) for kind in _KINDS)
@@ -115,18 +116,18 @@ def kinds_of(kinds: object) -> int:
 
 
 class Lint:
-    """The lint of one `promotion` object, which reports each line of Python once."""
+    """The lint of one `promotion` object, which reports each kind once for each line of Python."""
 
     __slots__ = ("__weakref__", "_seen", "handler")
 
     def __init__(self, handler: Callable[[PromotionEvent], object] | None) -> None:
         self.handler = handler
-        self._seen: set[tuple[str, int]] = set()
+        self._seen: set[tuple[str, int, PromotionKind]] = set()
 
-    def is_new(self, filename: str, lineno: int) -> bool:
-        """Marks a line as reported, and returns whether it was not before."""
+    def is_new(self, filename: str, lineno: int, kind: PromotionKind) -> bool:
+        """Marks a kind as reported for a line, and returns whether it was not before."""
         before = len(self._seen)
-        self._seen.add((filename, lineno))
+        self._seen.add((filename, lineno, kind))
         return len(self._seen) > before
 
 
@@ -137,27 +138,30 @@ lints: weakref.WeakValueDictionary[int, Lint] = weakref.WeakValueDictionary()
 _without_object = Lint(None)
 
 
-def report(mode: int, region: int, kind: int, event: dict[str, Any]) -> None:
-    """Reports a promotion as the region's `on_promotion` says.
+def report(mode: int, region: int, kinds: int, event: dict[str, Any]) -> None:
+    """Reports a promotion as the region's `on_promotion` says: one event for each kind that describes it.
 
     Args:
         mode: WARN, RAISE or CALL.
         region: The address of the `promotion` object.
-        kind: The kind's number in the extension.
+        kinds: The kinds, a bit each, as the extension numbers them.
         event: The other attributes of `PromotionEvent`, without the line.
     """
     lint = lints.get(region, _without_object)
     frame = _caller()
     filename, lineno = _traced_line() or ((frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0))
-    found = PromotionEvent(kind=_KINDS[kind], filename=filename, lineno=lineno, **event)
+    all_kinds = [kind for number, kind in enumerate(_KINDS) if kinds >> number & 1]
+    found = [PromotionEvent(kind=kind, filename=filename, lineno=lineno, **event) for kind in all_kinds]
     if mode == RAISE:
-        raise PromotionLintError(f"{found}. Write the cast that you mean, or change `kinds`.")
-    if not lint.is_new(filename, lineno):
-        return
-    if mode == WARN:
-        _warn(found, frame)
-    elif lint.handler is not None:
-        _call(lint.handler, found)
+        text = str(found[0]).replace(f"({found[0].kind})", f"({', '.join(all_kinds)})")
+        raise PromotionLintError(f"{text}. Write the cast that you mean, or change `kinds`.")
+    for one in found:
+        if not lint.is_new(filename, lineno, one.kind):
+            continue
+        if mode == WARN:
+            _warn(one, frame)
+        elif lint.handler is not None:
+            _call(lint.handler, one)
 
 
 def check_handler(handler: Callable[[PromotionEvent], object]) -> None:

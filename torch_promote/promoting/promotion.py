@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_promote.errors import OptionError
+from torch_promote.errors import OptionError, RuleDefinitionError
 from torch_promote.native.region_spec import RegionSpec
 from torch_promote.promoting import lint as promotion_lint
 from torch_promote.promoting.lint import Lint, PromotionEvent, check_handler, kinds_of
@@ -43,14 +43,16 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
     Args:
         rule: "torch" (what PyTorch does), "jax", "numpy", "array_api", "strict", or a rule of your own.
         on_promotion: What to do where an operand is promoted silently: "warn", "raise", or a callable that gets a
-            `PromotionEvent`. Each line of Python is reported once for each `promotion` object, and raises each time.
+            `PromotionEvent`. Each kind is reported once for each line of Python and `promotion` object; "raise" raises
+            each time.
         matmul: Whether the rule applies to matrix products too, which PyTorch does not promote.
         kinds: The kinds of promotion that `on_promotion` applies to: one or several of "0-dim precision loss",
-            "int overflow by wrapping scalar", "int to low-precision float", "up to float64" and "any" (each a
-            `PromotionKind`). None: all.
+            "int overflow by wrapping scalar", "number overflows to inf", "int to low-precision float",
+            "up to float64" and "any" (each a `PromotionKind`). None: all.
 
     Raises:
-        OptionError: The rule or the kind does not exist, or on_promotion is not one of the above. It is a ValueError.
+        RuleDefinitionError: The rule does not exist. It is a ValueError.
+        OptionError: The kind does not exist, or on_promotion is not one of the above. It is a ValueError.
 
     Example:
         >>> half, brain = torch.ones(3, dtype=torch.float16), torch.ones(3, dtype=torch.bfloat16)
@@ -112,6 +114,13 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
 
 def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> tuple[int, Owner]:
     """Returns the number of the change of policy that is asked for, and what keeps its rule registered."""
+    from torch_promote.reference.promotion_rules import RULE_NAMES, promotion_rule
+
+    if callable(rule):  # a decorator without parentheses
+        raise RuleDefinitionError(
+            f"promotion takes a rule, got {rule!r}. Legal: {', '.join(RULE_NAMES)}, or a rule of make_rule. As a "
+            f'decorator, write it with a rule: @promotion("torch").'
+        )
     if not isinstance(matmul, bool):
         raise OptionError(f"matmul is True or False, got {matmul!r} of type {type(matmul).__name__}.")
     if on_promotion is None:
@@ -128,7 +137,6 @@ def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -
             f"on_promotion is 'warn', 'raise', None or a callable that takes one PromotionEvent, got {on_promotion!r}."
         )
     from torch_promote.promoting.hooks import promotion_change
-    from torch_promote.reference.promotion_rules import promotion_rule
 
     return promotion_change(_rule_of(rule, promotion_rule), matmul, bits, mode)
 

@@ -11,6 +11,8 @@ import re
 
 import torch
 
+from torch_promote.policy.dtype_names import TYPECODE_NAMES, dtype_of_name
+
 __all__ = [
     "ALL_DTYPES",
     "TYPECODES",
@@ -23,28 +25,11 @@ __all__ = [
     "is_floating",
     "is_integral",
     "kind",
+    "named_dtype",
     "to_complex",
     "to_real",
     "typecode",
 ]
-
-#: The short names in which the promotion table is written. Older PyTorch versions have no `bc` (torch.bcomplex32).
-_TYPECODE_NAMES = {
-    "b1": "bool",
-    "u1": "uint8",
-    "i1": "int8",
-    "i2": "int16",
-    "i4": "int32",
-    "i8": "int64",
-    "bf": "bfloat16",
-    "f2": "float16",
-    "f4": "float32",
-    "f8": "float64",
-    "c2": "complex32",
-    "c4": "complex64",
-    "c8": "complex128",
-    "bc": "bcomplex32",
-}
 
 
 class Kind(enum.IntEnum):
@@ -129,10 +114,23 @@ ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
 
 #: Typecode to dtype, for the dtypes of the running PyTorch.
 TYPECODES: dict[str, torch.dtype] = {
-    code: dtype for code, name in _TYPECODE_NAMES.items() if (dtype := _named(name)) is not None
+    code: dtype for code, name in TYPECODE_NAMES.items() if (dtype := _named(name)) is not None
 }
 
 _CODE_OF = {dtype: code for code, dtype in TYPECODES.items()}
+
+
+def named_dtype(name: str) -> torch.dtype | None:
+    """Returns the dtype with a name, or None.
+
+    Args:
+        name: A name of PyTorch with or without "torch.", a short name such as "bf16", or a typecode such as "f2".
+
+    Example:
+        >>> named_dtype("bf16"), named_dtype("f2"), named_dtype("torch.half"), named_dtype("softmax")
+        (torch.bfloat16, torch.float16, torch.float16, None)
+    """
+    return TYPECODES.get(name) or dtype_of_name(name)
 
 
 def _classify(dtype: torch.dtype) -> tuple[Family, Kind]:

@@ -1,4 +1,4 @@
-"""The autocast plan against what a region does: a plan carried out by hand runs the same ops in the same dtypes."""
+"""The autocast plan, carried out by hand, runs the same ops in the same dtypes as a region."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ PERSISTENT = functools.partial(tp.my_autocast, cache="persistent")
 
 @pytest.mark.parametrize("autocast", [*BOTH, PERSISTENT], ids=[*NAMES, "persistent"])
 def test_served_casts_are_not_made(autocast: Autocast) -> None:
-    """Counted in real regions: a call makes as many casts as its plan has that are not served."""
+    """In real regions, a call makes exactly the casts of its plan that the cache does not have."""
 
     def products(weight: torch.nn.Parameter, other: torch.Tensor) -> Iterator[tuple[tuple[Any, Any], ...]]:
         yield ((weight, weight),)
@@ -173,7 +173,7 @@ def test_served_casts_are_not_made(autocast: Autocast) -> None:
 
 @pytest.mark.parametrize("policy", [torch.float64, torch.float16, CastPolicy.promote], ids=str)
 def test_a_cast_to_another_dtype_is_kept_too(policy: CastPolicy | torch.dtype) -> None:
-    """Stock keeps casts to the autocast dtype alone, and has no policy that casts a weight to another one."""
+    """Stock keeps only casts to the autocast dtype, and has no policy that casts a weight to another one."""
     weight = torch.nn.Parameter(torch.ones(2, 2))
     bound = (aten.mm.default, (weight, weight), {})
     plan = check_call("mm", bound, "cpu", LOWER, tp.my_autocast, overrides={"aten::mm": policy})

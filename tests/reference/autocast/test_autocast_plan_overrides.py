@@ -1,4 +1,4 @@
-"""The autocast plan under every policy that a row may be given, on the CPU and on fake CUDA tensors."""
+"""The autocast plan under every legal policy of a row, on the CPU and on fake CUDA tensors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check(row: Row, device: str, *, fake: bool) -> None:
 
 
 def check_fallthrough(what: str, bound: Bound, device: str, *, fake: bool) -> None:
-    """The op is left alone, and the ops that a composite calls are not."""
+    """The op is not cast, but the ops that a composite calls are."""
     op, args, kwargs = bound
     overrides = {full_name(op): CastPolicy.fallthrough}
     plan = autocast_plan(op, args, kwargs, AutocastState.region(device, LOWER, overrides=overrides))

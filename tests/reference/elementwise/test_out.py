@@ -1,4 +1,4 @@
-"""Writing to a given tensor: what `out=` and in-place ops accept, resize and refuse, against PyTorch."""
+"""Writing to a given tensor: which outputs `out=` and in-place ops accept, resize and refuse, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _quiet() -> Iterator[None]:
 
 
 def stock_message(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """What PyTorch raises, or "" if it does not."""
+    """PyTorch's error message, or "" if it does not raise."""
     try:
         function(*args, **kwargs)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Result strides against what PyTorch's elementwise ops return, and memory formats against its tensors."""
+"""Strides compared with the results of PyTorch's elementwise ops, and memory formats compared with its tensors."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_results_of_cpu_tensors(name: str, count: int) -> None:
 # NOTE: Who answers for a fake tensor. FakeTensor runs an op's meta kernel. For add, where and addcmul PyTorch registers
 # Python ones, from torch._refs, over the C++ ones, and their strides are not always those that a CUDA tensor gets. The
 # C++ meta kernels are TensorIterator itself, which makes no temporaries for a meta tensor, as for a CUDA tensor. So
-# ours is held against those, in a process that drops the Python ones. where has no C++ one; it converts its values
-# itself on every device, so its CPU result is what CUDA gets.
+# ours is compared with those, in a process that drops the Python ones. where has no C++ one; it converts its values
+# itself on every device, so its CPU result equals CUDA's.
 @pytest.mark.parametrize("name", ["add", "addcmul"])
 @fake_counts
 def test_results_of_fake_cuda_tensors_by_tensor_iterator(name: str, count: int) -> None:
@@ -115,10 +115,10 @@ def test_a_fake_result_that_eager_contradicts() -> None:
 def test_temporaries_are_made_on_the_cpu_only() -> None:
     expanded = torch.empty_strided((1, 2), (2, 0), dtype=torch.float32)
     plain = torch.empty_strided((1, 2), (1, 1), dtype=torch.float64)
-    # Its copy in float64 is dense and contiguous; the original's stride of 0 has no opinion, and leaves it to `plain`.
+    # Its copy in float64 is dense and contiguous; the original's stride of 0 does not decide, so `plain` does.
     assert temporary_strides((1, 2), (2, 0)) == (2, 1)
     assert infer_elementwise(expanded, plain).strides == (expanded + plain).stride() == (2, 1)
-    assert infer_elementwise(expanded, plain, device="cuda").strides == (1, 1)
+    assert infer_elementwise(expanded, plain, device_type="cuda").strides == (1, 1)
     assert infer_elementwise(expanded.double(), plain).strides == (2, 1)
 
 

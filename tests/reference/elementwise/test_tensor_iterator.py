@@ -1,4 +1,4 @@
-"""Every preset against the ops that are built with it, numbers, devices, and the errors of configurations."""
+"""Every preset compared with the ops that are built with it; numbers, devices, and errors of configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `infer` says of single calls, against written-down answers and against what PyTorch returns."""
+"""`infer` on single calls, compared with expected values and with PyTorch's results."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_the_default_dtype_is_asked_for() -> None:
 
 
 def differs(op: Any, args: Any, kwargs: Any) -> str | None:
-    """Runs a call and its inference. Says what differs, "" if nothing does; None if PyTorch refuses the call."""
+    """Runs a call and its inference. Returns the difference, "" if there is none, or None if PyTorch raises."""
     shown = [(x.dtype, tuple(x.shape), x.stride()) if isinstance(x, torch.Tensor) else x for x in args]
     try:
         inferred: Any = infer(op, args, kwargs)

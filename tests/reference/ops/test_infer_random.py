@@ -1,4 +1,4 @@
-"""`infer` on calls that nobody wrote down: what PyTorch accepts of random changes is inferred, and rightly."""
+"""`infer` on randomly changed calls: it infers correctly every call that PyTorch accepts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 @dataclass
 class Comparison:
-    """What came of calls: those compared, those without a rule and those that PyTorch refuses, by overload."""
+    """The counts of compared calls, calls without a rule, and calls that PyTorch refuses, by overload."""
 
     compared: Counter[str] = field(default_factory=Counter)
     unruled: Counter[str] = field(default_factory=Counter)
@@ -111,7 +111,7 @@ def test_changed_calls_of_the_op_database(most: int, limit: int, count: int) -> 
 
 
 def test_no_rule_loses_the_device() -> None:
-    """What an op gives for tensors on the CPU, it gives for the same on another device, with nothing on the CPU."""
+    """An op's result for CPU tensors equals that for the same tensors on another device."""
 
     def moved(tensor: torch.Tensor) -> Operand:
         return described_tensor(tensor)._replace(device="cuda")

@@ -1,4 +1,4 @@
-"""promote_types, can_cast and result_type against PyTorch's own, for every dtype that there is."""
+"""promote_types, can_cast and result_type compared with PyTorch's, for every dtype."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ SPELLED = {
 } | {dtype_name(d).capitalize(): d for d in ALL_DTYPES if family(d) is Family.FLOAT8}
 
 
-#: What PyTorch says when there is no common dtype.
+#: PyTorch's messages if there is no common dtype.
 REFUSALS = re.compile("Promotion for|promoteTypes|Unknown Complex ScalarType")
 
 

@@ -1,4 +1,4 @@
-"""The rules against the golden tables, which were made from the libraries that they are named after."""
+"""The rules compared with the golden tables, which were generated with the libraries that they are named after."""
 
 from __future__ import annotations
 

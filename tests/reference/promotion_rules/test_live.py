@@ -1,4 +1,4 @@
-"""The rules against the libraries as they are installed: NumPy and array-api-strict, and JAX with `make test-jax`."""
+"""The rules compared with the installed libraries: NumPy and array-api-strict, and JAX with `make test-jax`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def numpys(*operands: str) -> str:
 
 @pytest.mark.parametrize("numbers", [0, 1, 2])
 def test_numpy_with_many_operands(numbers: int) -> None:
-    """What the tables of three do not reach: four to six arrays, and several Python numbers, in random order."""
+    """Cases beyond the tables of three: four to six arrays, and several Python numbers, in random order."""
     rng = random.Random(numbers)
     rule = rule_for("numpy")
     for _ in range(2_000):

@@ -1,4 +1,4 @@
-"""A user's own rule: what it is made of, and the faults that are found as it is made."""
+"""User-defined rules: the arguments of make_rule, and the errors that it raises."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ def test_whether_a_rule_is_associative_is_found_out() -> None:
             "rule 'mine': int8 with float32 is float32, but float32 with int8 is float64. The order must not",
         ),
         (
-            ({(I8, F32): "float32"},),
-            "rule 'mine': int8 with float32 is 'float32'. Legal: a torch.dtype, or None for no common dtype.",
+            ({(I8, F32): "float23"},),
+            "rule 'mine': int8 with float32 is 'float23'. Legal: a torch.dtype, or None for no common dtype.",
         ),
-        (({(I8, "float32"): F32},), "rule 'mine': 'float32' is not a dtype."),
+        (({(I8, "float23"): F32},), "rule 'mine': 'float23' is not a dtype."),
         (({I8: F32},), "rule 'mine': a key of the table is a pair of dtypes, got torch.int8."),
         ((lambda a, b: a,), "rule 'mine': bool with uint8 is bool, but uint8 with bool is uint8."),
         ((lambda a, b: F32,), "rule 'mine': bool with itself is float32. It must be bool."),
@@ -141,7 +141,7 @@ def test_a_fault_is_found_and_its_pair_named(arguments: tuple[Any, ...], message
             "a key of numbers is bool, int, float or complex with a dtype, got (<class 'str'>",
         ),
         ({"numbers": {(float, I8): 4}}, "rule 'mine': a Python float with int8 is 4. Legal: a torch.dtype"),
-        ({"floats": {I8: "half"}}, "rule 'mine': the floating dtype of int8 is 'half'. Legal: a torch.dtype"),
+        ({"floats": {I8: "hal"}}, "rule 'mine': the floating dtype of int8 is 'hal'. Legal: a torch.dtype"),
         ({"floats": {I8: I32}}, "rule 'mine': the floating dtype of int8 is int32, which is not floating."),
         ({"over": "jacks"}, "no promotion rule is called 'jacks'"),
     ],
@@ -174,3 +174,48 @@ def test_a_table_is_a_rule_or_is_refused(table: dict[Any, Any], over: str) -> No
     assert all(rule.of_pair(a, b) is rule.of_pair(b, a) for a, b in itertools.product(PAIR_DTYPES, repeat=2))
     assert all(rule.of_pair(dtype, dtype) is dtype for dtype in PAIR_DTYPES)
     assert all(rule.of_pair(*pair) is answer for pair, answer in table.items())
+
+
+def test_dtypes_by_name() -> None:
+    by_name: dict[str, Any] = {"numbers": {(float, "int8"): "bf16"}, "floats": {"int8": "float64"}}
+    rule = make_rule("mine", {("int8", "half"): "float32"}, over="torch", **by_name, default_dtype="float64")
+    same = make_rule(
+        "mine", {(I8, F16): F32}, over="torch", numbers={(float, I8): BF16}, floats={I8: F64}, default_dtype=F64
+    )
+    assert rule is same
+    assert rule.common(["float16", "int8"]) is F32
+    assert promotion_rule("torch", "float64") is not None
+    assert make_rule("all", lambda a, b: "float32" if a is not b else a).common([I8, I32]) is F32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"name": 3}, "the name of a rule is a str that is not empty, got 3."),
+        ({"name": ""}, "the name of a rule is a str that is not empty, got ''."),
+        (
+            {"tensors": 3},
+            "rule 'mine': tensors is a mapping of pairs of dtypes to dtypes, or a function of two dtypes, got 3 of "
+            "type int.",
+        ),
+        ({"over": 3}, "no promotion rule is called 3. Legal: torch, jax, numpy, array_api, strict."),
+        ({"numbers": [1]}, "rule 'mine': numbers is a mapping, or None, got [1] of type list."),
+        ({"floats": 3}, "rule 'mine': floats is a mapping, or None, got 3 of type int."),
+        ({"default_dtype": "int8"}, "rule 'mine': default_dtype is a floating dtype, got int8."),
+        (
+            {"default_dtype": 3},
+            "rule 'mine': default_dtype is a torch.dtype or the name of one, such as torch.bfloat16 or 'bfloat16'; got "
+            "3 of type int.",
+        ),
+        ({"tensors": {("int8", "int9"): "int8"}}, "rule 'mine': 'int9' is not a dtype."),
+        (
+            {"tensors": {("int8", "int16"): "int32", (I8, torch.int16): torch.int16}},
+            "rule 'mine': int16 with int8 is int32, but int8 with int16 is int16. The order must not matter.",
+        ),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_type(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(RuleDefinitionError) as error:
+        make_rule(**({"name": "mine", "tensors": {}} | arguments))
+    assert str(error.value) == text

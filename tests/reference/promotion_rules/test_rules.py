@@ -1,4 +1,4 @@
-"""What holds of every promotion rule, and of each: laws over all dtypes, PyTorch's own rule, errors and remedies."""
+"""Laws of all promotion rules over all dtypes, PyTorch's own rule, errors and remedies."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_the_strict_rule_divides_tensors_of_one_dtype() -> None:
 
 
 def follow(remedy: str, operands: list[torch.dtype]) -> list[torch.dtype]:
-    """Does what a remedy says."""
+    """Applies a remedy."""
     either = re.fullmatch(r"Cast one of the two: x\.to\(torch\.(\w+)\) or x\.to\(torch\.(\w+)\)\.", remedy)
     if either:
         return [getattr(torch, either.group(1))] * 2

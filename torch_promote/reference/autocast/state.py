@@ -118,12 +118,12 @@ class AutocastState:
         chosen = MappingProxyType(dict(overrides or {}))
         return cls(devices, torch.is_autocast_cache_enabled(), chosen, torch.is_inference_mode_enabled())
 
-    def override(self, name: str, device: str) -> CastPolicy | torch.dtype | None:
+    def override(self, name: str, device_type: str) -> CastPolicy | torch.dtype | None:
         """Returns the override for an op on a device type, or None.
 
         Args:
             name: The overload's full name.
-            device: "cpu" or "cuda".
+            device_type: "cpu" or "cuda".
 
         Example:
             >>> state = AutocastState.region("cpu", overrides={"aten::mm": {"cpu": CastPolicy.fp32}})
@@ -131,4 +131,4 @@ class AutocastState:
             (<CastPolicy.fp32: 'fp32'>, None)
         """
         found = self.overrides.get(name)
-        return found.get(device) if isinstance(found, Mapping) else found
+        return found.get(device_type) if isinstance(found, Mapping) else found

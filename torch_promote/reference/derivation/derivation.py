@@ -1,40 +1,35 @@
 """`why`: the dtype of an expression, explained in numbered steps.
 
-The steps for PyTorch's own rule mirror torch_promote.reference.promotion.states, whose functions compute the dtypes in
-them; the result is that of `infer_elementwise`. rule_step_writer explains the other rules.
+states_in_words writes the steps for PyTorch's own rule; the result is that of `infer_elementwise`. rule_step_writer
+explains the other rules.
 """
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from dataclasses import dataclass
 
 import torch
 
 from torch_promote.errors import PromotionRuleError
-from torch_promote.reference.derivation.expression import ExpressionError, NumberTerm, TensorTerm, parse
+from torch_promote.reference.derivation.expression import ExpressionError, parse
+from torch_promote.reference.derivation.nodes import Items, NumberTerm, TensorTerm
 from torch_promote.reference.derivation.operators import OPERATORS
 from torch_promote.reference.derivation.rule_step_writer import RuleStepWriter
-from torch_promote.reference.derivation.step_writer import StepWriter
-from torch_promote.reference.dtypes import Kind, dtype_name, is_complex, is_floating, is_integral, kind, typecode
+from torch_promote.reference.derivation.states_in_words import describe, promotion_steps
+from torch_promote.reference.derivation.step_writer import Runner, StepWriter
+from torch_promote.reference.dtypes import dtype_name, is_integral
 from torch_promote.reference.elementwise.strides import ShapeError
 from torch_promote.reference.elementwise.tensor_iterator import infer_elementwise, wrap_number
-from torch_promote.reference.promotion.states import Number, Operand, combine_categories, number_dtype
-from torch_promote.reference.promotion.table import PromotionError, promote_types
+from torch_promote.reference.promotion.states import Number, Operand
+from torch_promote.reference.promotion.table import PromotionError
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
 
-__all__ = ["Derivation", "why"]
+__all__ = ["Derivation", "derive", "why"]
 
-#: Columns of a printed derivation.
+#: Columns of a derivation as a str.
 _WIDTH = 100
-
-_KIND_WORDS = {
-    Kind.BOOL: "bool",
-    Kind.INTEGRAL: "integral",
-    Kind.FLOATING: "floating",
-    Kind.COMPLEX: "complex",
-    Kind.OPAQUE: "opaque",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +44,8 @@ class Derivation:
         error: Why the expression raises, or None.
         rule: The promotion rule's name.
         by_rule: Whether the error comes from the promotion rule and not from PyTorch.
+        results: The dtype and shape of each result, for a call with several.
+        autocast: The region that the expression is explained in, in words, or None.
 
     Example:
         >>> derivation = why("int8[3] * int64[]")
@@ -63,17 +60,53 @@ class Derivation:
     error: str | None = None
     rule: str = "torch"
     by_rule: bool = False
+    results: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = ()
+    autocast: str | None = None
 
     def __str__(self) -> str:
-        lines = [self.expression if self.rule == "torch" else f"{self.expression}, by the rule {self.rule}"]
+        return self.text(_WIDTH)
+
+    def text(self, width: int | None) -> str:
+        """Returns the derivation as lines of text.
+
+        Args:
+            width: The width of a line, in characters. None: nothing is wrapped.
+
+        Example:
+            >>> print(why("int8[2] + int8[2]").text(width=40))
+            int8[2] + int8[2]
+            1. int8[2] is a tensor with dimensions:
+               state dim, int8.
+            2. int8[2] is a tensor with dimensions:
+               state dim, int8.
+            3. Both are int8 in state dim: nothing
+               is promoted.
+            4. + computes in int8 and returns int8.
+            Result: int8 of shape [2]
+        """
+        title = self.expression
+        title += f", {self.autocast}" if self.autocast is not None else ""
+        title += f", by the rule {self.rule}" if self.rule != "torch" else ""
+        lines = _wrapped(title, width, "  ")
         for number, step in enumerate(self.steps, start=1):
-            lines += textwrap.wrap(f"{number}. {step}", _WIDTH, subsequent_indent=" " * len(f"{number}. "))
+            lines += _wrapped(f"{number}. {step}", width, " " * len(f"{number}. "))
         if self.error is not None:
-            lines += textwrap.wrap(f"{'The rule' if self.by_rule else 'PyTorch'} raises: {self.error}", _WIDTH)
+            lines += _wrapped(f"{'The rule' if self.by_rule else 'PyTorch'} raises: {self.error}", width, "")
+        elif self.results:
+            lines += _wrapped(f"Results: {'; '.join(_result(*result) for result in self.results)}", width, "  ")
         elif self.dtype is not None:
-            where = f" of shape {list(self.shape)}" if self.shape else ", 0-dim"
-            lines.append(f"Result: {dtype_name(self.dtype)}{where}")
+            lines += _wrapped(f"Result: {_result(self.dtype, self.shape)}", width, "  ")
         return "\n".join(lines)
+
+
+def _result(dtype: torch.dtype, shape: tuple[int, ...] | None) -> str:
+    return f"{dtype_name(dtype)} of shape {list(shape)}" if shape else f"{dtype_name(dtype)}, 0-dim"
+
+
+def _wrapped(text: str, width: int | None, indent: str) -> list[str]:
+    if width is None:
+        return [text]
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def why(expression: str, default_dtype: torch.dtype | None = None, rule: str | PromotionRule = "torch") -> Derivation:
@@ -104,18 +137,50 @@ def why(expression: str, default_dtype: torch.dtype | None = None, rule: str | P
     Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13); aten/src/ATen/TensorIterator.cpp,
     TensorIteratorBase::compute_types (v2.13).
     """
+    return derive(expression, default_dtype or torch.get_default_dtype(), rule)
+
+
+def derive(
+    expression: str,
+    default_dtype: torch.dtype,
+    rule: str | PromotionRule = "torch",
+    runner: Runner | None = None,
+    autocast: str | None = None,
+) -> Derivation:
+    """Explains the dtype of an expression, with a runner for calls of functions. Errors are those of `why`.
+
+    Args:
+        expression: The expression.
+        default_dtype: The dtype of Python floats.
+        rule: The promotion rule, or its name.
+        runner: Explains calls of functions. None: they are errors.
+        autocast: The region that the runner explains calls in, in words, or None.
+
+    Example:
+        >>> derive("int32[3] + 5.5", torch.float64).dtype
+        torch.float64
+    """
     tree = parse(expression)
-    default = default_dtype or torch.get_default_dtype()
-    chosen = promotion_rule(rule, default)
-    writer: StepWriter = _StateStepWriter(default) if chosen.name == "torch" else RuleStepWriter(default, rule=chosen)
+    chosen = promotion_rule(rule, default_dtype)
+    writer: StepWriter = (
+        _StateStepWriter(default_dtype, runner=runner)
+        if chosen.name == "torch"
+        else RuleStepWriter(default_dtype, runner=runner, rule=chosen)
+    )
+    derivation = functools.partial(Derivation, str(tree), rule=chosen.name, autocast=autocast)
     try:
         value = writer.visit(tree)
     except (PromotionError, ShapeError, PromotionRuleError) as error:
         by_rule = isinstance(error, PromotionRuleError)
-        return Derivation(str(tree), tuple(writer.steps), error=str(error), rule=chosen.name, by_rule=by_rule)
-    if isinstance(tree, TensorTerm | NumberTerm) or not isinstance(value, Operand):
-        raise ExpressionError(f"{expression!r} has no operator with a tensor operand, so nothing is promoted.")
-    return Derivation(str(tree), tuple(writer.steps), value.dtype, value.shape, rule=chosen.name)
+        return derivation(tuple(writer.steps), error=str(error), by_rule=by_rule)
+    results = (value,) if isinstance(value, Operand) else value if isinstance(value, tuple | list) else ()
+    described = tuple((one.dtype, one.shape) for one in results if isinstance(one, Operand))
+    if isinstance(tree, TensorTerm | NumberTerm | Items) or not described:
+        raise ExpressionError(
+            f"{expression!r} has no operator or function with a tensor operand, so nothing is promoted."
+        )
+    several = described if len(described) > 1 else ()
+    return derivation(tuple(writer.steps), described[0][0], described[0][1], results=several)
 
 
 @dataclass(slots=True)
@@ -126,7 +191,7 @@ class _StateStepWriter(StepWriter):
         sides = [value if isinstance(value, Operand) else wrap_number(value) for value in values]
         numbers = tuple(None if isinstance(value, Operand) else value for value in values)
         for name, side, number in zip(names, sides, numbers, strict=True):
-            self.steps.append(self._describe(name, side, number))
+            self.steps.append(describe(name, side, number, self.default_dtype))
         common = self._promote(sides)
         preset = OPERATORS[symbol].preset
         if preset == "binary_float" and is_integral(common, include_bool=True):
@@ -135,81 +200,15 @@ class _StateStepWriter(StepWriter):
                 f"{dtype_name(self.default_dtype)}."
             )
         result = infer_elementwise(*sides, preset=preset, default_dtype=self.default_dtype)
-        self.compute(symbol, tuple(sides), numbers, result)
+        self.compute(symbol, tuple(sides), numbers, result, names)
         return Operand(result.dtype, result.shape)
 
     def reciprocal_dtype(self, tensor: Operand) -> tuple[torch.dtype, str]:
         result = infer_elementwise(tensor, preset="unary_float", default_dtype=self.default_dtype)
         return result.dtype, f"{dtype_name(tensor.dtype)} is integral, so it becomes the default dtype"
 
-    def _describe(self, name: str, side: Operand, number: Number | None) -> str:
-        if number is None:
-            if side.shape:
-                return f"{name} is a tensor with dimensions: state dim, {dtype_name(side.dtype)}."
-            return f"{name} is a 0-dim tensor: state zero, {dtype_name(side.dtype)}."
-        counts_as = dtype_name(number_dtype(number, self.default_dtype))
-        if isinstance(number, float):
-            counts_as = f"the default dtype, {counts_as}"
-        elif isinstance(number, complex):
-            counts_as = f"the complex dtype of the default dtype, {counts_as}"
-        return f"{number} is a Python {type(number).__name__}: state wrapped. It counts as {counts_as}."
-
     def _promote(self, sides: list[Operand]) -> torch.dtype:
         """Writes the step that promotes two operands, by their states."""
-        names = [_state(side) for side in sides]
-        dtypes = [self._dtype(side) for side in sides]
-        if names[0] == names[1]:
-            if dtypes[0] is dtypes[1]:
-                self.steps.append(f"Both are {dtype_name(dtypes[0])} in state {names[0]}: nothing is promoted.")
-                return dtypes[0]
-            common = promote_types(*dtypes)
-            self.steps.append(
-                f"Both are in state {names[0]}, so the two are promoted. {_looked_up(dtypes[0], dtypes[1], common)}"
-            )
-            return common
-        # The stronger state comes first: dim, zero, wrapped.
-        order = sorted(range(2), key=lambda i: ("dim", "zero", "wrapped").index(names[i]))
-        (stronger, weaker), (higher, lower) = ([names[i] for i in order], [dtypes[i] for i in order])
-        words, joined = _combine(higher, lower)
-        self.steps.append(f"{stronger} {dtype_name(higher)} with {weaker} {dtype_name(lower)}: {words}")
+        joined, steps = promotion_steps(sides, self.default_dtype)
+        self.steps += steps
         return joined
-
-    def _dtype(self, side: Operand) -> torch.dtype:
-        if not side.wrapped:
-            return side.dtype
-        if is_complex(side.dtype):
-            return number_dtype(1j, self.default_dtype)
-        return self.default_dtype if is_floating(side.dtype) else side.dtype
-
-
-def _state(side: Operand) -> str:
-    return "dim" if side.shape else "wrapped" if side.wrapped else "zero"
-
-
-def _looked_up(a: torch.dtype, b: torch.dtype, common: torch.dtype) -> str:
-    row, column = typecode(a), typecode(b)
-    if row is None or column is None:
-        return f"They give {dtype_name(common)}: an unsigned integer takes the floating dtype."
-    return f"The table has {dtype_name(common)} for them (row {row}, column {column})."
-
-
-def _combine(higher: torch.dtype, lower: torch.dtype) -> tuple[str, torch.dtype]:
-    """The text for a call of `combine_categories`, and its result. Both functions have the same branches."""
-    joined = combine_categories(higher, lower)
-    if joined is None:
-        raise PromotionError(
-            f"{dtype_name(higher)} and {dtype_name(lower)} have no common dtype: bits promote only with themselves."
-        )
-    strong, weak = dtype_name(higher), dtype_name(lower)
-    kinds = f"{weak} is {_KIND_WORDS[kind(lower)]}, a higher kind than {_KIND_WORDS[kind(higher)]}"
-    if not is_complex(higher) and is_complex(lower):
-        if is_floating(higher):
-            return f"{kinds}, but {strong} decides the precision: {dtype_name(joined)}.", joined
-        return f"{kinds}, so it decides.", joined
-    if not is_complex(higher) and not is_floating(higher) and (higher is torch.bool or is_floating(lower)):
-        if higher is lower:
-            return "they are the same.", joined
-        return f"{kinds}, so the two are promoted. {_looked_up(higher, lower, joined)}", joined
-    if higher is lower:
-        return "they are the same.", joined
-    return f"{weak} is not of a higher kind than {strong}, so {strong} stays: a weaker state does not widen.", joined

@@ -1,23 +1,42 @@
-"""Expressions such as "int32[3] + 5.5": their grammar and their parser, which uses Python's own."""
+"""Expressions such as "int32[3] + 5.5" and "cat(int8[2], f2[2])": their parser, which uses Python's."""
 
 from __future__ import annotations
 
 import ast
+import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from torch_promote.errors import TorchPromoteError, did_you_mean
+from torch_promote.reference.derivation.nodes import (
+    Binary,
+    Constant,
+    FunctionCall,
+    Item,
+    Items,
+    Node,
+    NumberTerm,
+    TensorTerm,
+    Unary,
+)
 from torch_promote.reference.derivation.operators import OPERATORS
-from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name
-from torch_promote.reference.promotion.states import Number
+from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, named_dtype
 
-__all__ = ["Binary", "ExpressionError", "Node", "NumberTerm", "TensorTerm", "parse"]
+__all__ = ["ExpressionError", "parse"]
 
 _SYMBOLS: dict[type[ast.AST], str] = {operator.node: symbol for symbol, operator in OPERATORS.items()}
+_SYMBOLS[ast.MatMult] = "@"
+_UNARY: dict[type[ast.unaryop], str] = {ast.USub: "-", ast.UAdd: "+", ast.Invert: "~"}
 
-_HELP = "Operands are dtype[sizes] such as int32[2, 3], dtype[] for 0-dim, and Python numbers."
+_NUMBERS = {"inf": math.inf, "nan": math.nan}
+
+_HELP = (
+    "Operands are dtype[sizes] such as int32[2, 3] or f2[3], dtype[] for 0-dim, Python numbers, and calls such as "
+    "cat(int8[2], float16[2]). Operators are + - * / // % ** @ & | ^ ~ < <= > >= == and !=."
+)
 
 
 class ExpressionError(TorchPromoteError, ValueError):
@@ -31,78 +50,14 @@ class ExpressionError(TorchPromoteError, ValueError):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class TensorTerm:
-    """A tensor in an expression: `int32[2, 3]`, or `int32[]` for a 0-dim one.
-
-    Attributes:
-        dtype: Its dtype.
-        shape: Its sizes.
-
-    Example:
-        >>> parse("int32[2, 3]")
-        TensorTerm(dtype=torch.int32, shape=(2, 3))
-    """
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{dtype_name(self.dtype)}[{', '.join(map(str, self.shape))}]"
-
-
-@dataclass(frozen=True, slots=True)
-class NumberTerm:
-    """A Python number in an expression.
-
-    Attributes:
-        value: The number.
-
-    Example:
-        >>> parse("-2.5")
-        NumberTerm(value=-2.5)
-    """
-
-    value: Number
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-
-@dataclass(frozen=True, slots=True)
-class Binary:
-    """An operator between two expressions.
-
-    Attributes:
-        symbol: The operator, as Python writes it.
-        left: The left operand.
-        right: The right operand.
-
-    Example:
-        >>> print(parse("2 ** (int8[] - 1)"))
-        2 ** (int8[] - 1)
-    """
-
-    symbol: str
-    left: Node
-    right: Node
-
-    def __str__(self) -> str:
-        # Python reads -1 ** x as -(1 ** x), so a negative number on the left is put in parentheses too.
-        left = f"({self.left})" if isinstance(self.left, Binary) or str(self.left).startswith("-") else str(self.left)
-        right = f"({self.right})" if isinstance(self.right, Binary) else str(self.right)
-        return f"{left} {self.symbol} {right}"
-
-
-Node = TensorTerm | NumberTerm | Binary
-
-
 def parse(expression: str) -> Node:
     """Parses an expression.
 
     Args:
-        expression: Operands joined by the operators + - * / // % ** & | ^ < <= > >= == !=, with parentheses. A tensor
-            is its dtype and its sizes: `int32[2, 3]`, `int32[]`.
+        expression: Operands joined by the operators + - * / // % ** @ & | ^ ~ < <= > >= == !=, with parentheses. A
+            tensor is its dtype and its sizes: `int32[2, 3]`, `int32[]`. `named_dtype` has the names of dtypes. `inf`
+            and `nan` are numbers. Calls
+            are those of functions of PyTorch, or of methods: `cat([int8[2], f2[2]])`, `f2[2].sum(dtype=f4)`.
 
     Returns:
         The expression as a tree, with Python's precedence.
@@ -115,58 +70,103 @@ def parse(expression: str) -> Node:
         'int8[3] + (int64[] * 2.5)'
     """
     # Python does not allow an empty subscript, but does allow an empty tuple as one.
-    readable = re.sub(r"\[\s*\]", "[()]", expression.strip())
+    readable = re.sub(r"(?<=\w)\[\s*\]", "[()]", expression.strip())
     try:
         tree = ast.parse(readable, mode="eval")
     except (SyntaxError, ValueError) as error:
         raise ExpressionError(
             f"{expression!r} is not a valid expression: {getattr(error, 'msg', error)}. {_HELP}"
         ) from None
-    return _node(tree.body, expression)
+    return _Parser(expression).node(tree.body)
 
 
-def _node(tree: ast.expr, expression: str) -> Node:
-    match tree:
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _SYMBOLS:
-            return Binary(_SYMBOLS[type(op)], _node(left, expression), _node(right, expression))
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _SYMBOLS:
-            return Binary(_SYMBOLS[type(op)], _node(left, expression), _node(right, expression))
-        case ast.Compare():
-            raise ExpressionError(
-                f"{expression!r} chains comparisons, which tensors do not support. Use parentheses and &."
-            )
-        case ast.Constant(value=bool() | int() | float() | complex() as value):
-            return NumberTerm(value)
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() | complex() as value)):
-            return NumberTerm(-value)
-        case ast.Subscript(value=named, slice=sizes):
-            return TensorTerm(_dtype(named, expression), _shape(sizes, expression))
-        case ast.Name() | ast.Attribute():
-            name = dtype_name(_dtype(tree, expression))
-            raise ExpressionError(
-                f"{name} in {expression!r} has no sizes. Write {name}[3], or {name}[] for a 0-dim tensor."
-            )
-    raise ExpressionError(
-        f"{ast.unparse(tree)!r} in {expression!r} is neither an operand nor a supported operator. {_HELP}"
-    )
+@dataclass(frozen=True, slots=True)
+class _Parser:
+    expression: str
+
+    def node(self, tree: ast.expr) -> Node:
+        match tree:
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _SYMBOLS:
+                return Binary(_SYMBOLS[type(op)], self.node(left), self.node(right))
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _SYMBOLS:
+                return Binary(_SYMBOLS[type(op)], self.node(left), self.node(right))
+            case ast.Compare(ops=[_, _, *_]):
+                raise ExpressionError(
+                    f"{self.expression!r} chains comparisons, which tensors do not support. Use parentheses and &."
+                )
+            case ast.Constant(value=bool() | int() | float() | complex() as value):
+                return NumberTerm(value)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() | complex() as value)):
+                return NumberTerm(-value)
+            case ast.Name(id="inf" | "nan" as name):
+                return NumberTerm(_NUMBERS[name])
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf" | "nan" as name)):
+                return NumberTerm(-_NUMBERS[name])
+            case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
+                return Unary(_UNARY[type(op)], self.node(operand))
+            case ast.Call(func=function, args=args, keywords=keywords):
+                return self._call(function, args, keywords)
+            case ast.Subscript(value=ast.Call() as call, slice=ast.Constant(value=int() as index)):
+                return Item(self.node(call), index)
+            case ast.Subscript(value=named, slice=sizes):
+                return TensorTerm(self._dtype(named), self._shape(sizes))
+            case ast.Name() | ast.Attribute():
+                dtype = dtype_name(self._dtype(tree))
+                raise ExpressionError(
+                    f"{dtype} in {self.expression!r} has no sizes. Write {dtype}[3], or {dtype}[] for a 0-dim tensor."
+                )
+        raise ExpressionError(
+            f"{ast.unparse(tree)!r} in {self.expression!r} is neither an operand nor a supported operator. {_HELP}"
+        )
+
+    def _call(self, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> FunctionCall:
+        receiver, name = None, _dotted(function)
+        if name is None and isinstance(function, ast.Attribute):
+            receiver, name = self.node(function.value), function.attr
+        if name is None:
+            raise ExpressionError(f"{ast.unparse(function)!r} in {self.expression!r} is not the name of a function.")
+        named = []
+        for keyword in keywords:
+            if keyword.arg is None:
+                raise ExpressionError(f"'**' in {self.expression!r}: write the arguments of {name} one by one.")
+            named.append((keyword.arg, self._argument(keyword.value)))
+        return FunctionCall(name, receiver, tuple(map(self._argument, args)), tuple(named))
+
+    def _argument(self, tree: ast.expr) -> Node:
+        match tree:
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                kind: Any = list if isinstance(tree, ast.List) else tuple
+                return Items(tuple(map(self._argument, items)), kind)
+            case ast.Constant(value=None | str() as value):
+                return Constant(value)
+            case ast.Name() | ast.Attribute() if ast.unparse(tree) not in _NUMBERS:
+                return Constant(self._dtype(tree))
+        return self.node(tree)
+
+    def _dtype(self, named: ast.expr) -> torch.dtype:
+        name = ast.unparse(named).removeprefix("torch.")
+        dtype = named_dtype(name)
+        if dtype is not None:
+            return dtype
+        known = did_you_mean(name, map(dtype_name, ALL_DTYPES))
+        raise ExpressionError(f"{name!r} in {self.expression!r} is not a dtype of this PyTorch.{known}")
+
+    def _shape(self, sizes: ast.expr) -> tuple[int, ...]:
+        shape: list[int] = []
+        for size in sizes.elts if isinstance(sizes, ast.Tuple) else [sizes]:
+            if not (isinstance(size, ast.Constant) and type(size.value) is int):
+                raise ExpressionError(
+                    f"{ast.unparse(size)!r} in {self.expression!r} is not a size. Sizes are integers, 0 or more."
+                )
+            shape.append(size.value)
+        return tuple(shape)
 
 
-def _dtype(named: ast.expr, expression: str) -> torch.dtype:
-    name = ast.unparse(named).removeprefix("torch.")
-    dtype = getattr(torch, name, None)
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    raise ExpressionError(
-        f"{name!r} in {expression!r} is not a dtype of this PyTorch.{did_you_mean(name, map(dtype_name, ALL_DTYPES))}"
-    )
-
-
-def _shape(sizes: ast.expr, expression: str) -> tuple[int, ...]:
-    shape: list[int] = []
-    for size in sizes.elts if isinstance(sizes, ast.Tuple) else [sizes]:
-        if not (isinstance(size, ast.Constant) and type(size.value) is int):
-            raise ExpressionError(
-                f"{ast.unparse(size)!r} in {expression!r} is not a size. Sizes are integers, 0 or more."
-            )
-        shape.append(size.value)
-    return tuple(shape)
+def _dotted(tree: ast.expr) -> str | None:
+    """The dotted name of a function, or None for a method of an operand."""
+    if isinstance(tree, ast.Name):
+        return tree.id
+    if isinstance(tree, ast.Attribute):
+        before = _dotted(tree.value)
+        return None if before is None else f"{before}.{tree.attr}"
+    return None

@@ -64,7 +64,8 @@ class RuleStepWriter(StepWriter):
         sides = [v._replace(dtype=common) if isinstance(v, Operand) else wrap_number(v) for v in values]
         result = infer_elementwise(*sides, preset=OPERATORS[symbol].preset, default_dtype=self.default_dtype)
         given = tuple(value if isinstance(value, Operand) else wrap_number(value) for value in values)
-        self.compute(symbol, given, tuple(None if isinstance(value, Operand) else value for value in values), result)
+        numbers = tuple(None if isinstance(value, Operand) else value for value in values)
+        self.compute(symbol, given, numbers, result, names)
         return Operand(result.dtype, result.shape)
 
     def _common(self, symbol: str, values: tuple[Operand | Number, Operand | Number]) -> torch.dtype:

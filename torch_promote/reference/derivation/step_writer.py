@@ -2,18 +2,83 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
-from torch_promote.reference.derivation.expression import Binary, ExpressionError, Node, NumberTerm, TensorTerm
-from torch_promote.reference.derivation.operators import OPERATORS, refuse, wrapped_value
+from torch_promote.reference.derivation.expression import ExpressionError
+from torch_promote.reference.derivation.nodes import (
+    Binary,
+    Constant,
+    FunctionCall,
+    Item,
+    Items,
+    Node,
+    NumberTerm,
+    TensorTerm,
+    Unary,
+    in_parentheses,
+)
+from torch_promote.reference.derivation.operators import OPERATORS, refuse
+from torch_promote.reference.derivation.overflow import overflow_of_number, overflow_of_tensor
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.elementwise.tensor_iterator import ElementwiseResult
 from torch_promote.reference.promotion.states import Number, Operand
 
-__all__ = ["StepWriter"]
+__all__ = ["Runner", "StepWriter"]
+
+_UNARY: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
+
+
+class Runner(Protocol):
+    """Explains calls of functions, which the reference alone cannot: their overloads and shapes are PyTorch's.
+
+    Example:
+        >>> from torch_promote.checking.why import why
+        >>> why("abs(complex64[2])").dtype
+        torch.float32
+    """
+
+    @property
+    def takes_operators(self) -> bool:
+        """Whether it explains the operators of Python, too, as it does under autocast.
+
+        Example:
+            >>> from torch_promote.checking.why import why
+            >>> why("2 ** float16[3]", autocast="cuda").dtype
+            torch.float32
+        """
+
+    def run(
+        self,
+        function: str | Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        names: Mapping[int, str],
+        steps: list[str],
+    ) -> Any:
+        """Explains a call, and returns its results.
+
+        Args:
+            function: A function, or its name as the expression spells it. A name that starts with a dot is a method.
+            args: Its positional arguments, with an `Operand` for each tensor.
+            kwargs: Its keyword arguments.
+            names: The operands as the expression spells them, by `id`.
+            steps: The steps so far, to which it adds.
+
+        Raises:
+            PromotionError: PyTorch refuses the call.
+            ExpressionError: There is no such function, or it does not take the arguments.
+
+        Example:
+            >>> from torch_promote.checking.why import why
+            >>> why("sort(float16[3])").results
+            ((torch.float16, (3,)), (torch.int64, (3,)))
+        """
 
 
 @dataclass(slots=True)
@@ -23,6 +88,7 @@ class StepWriter(ABC):
     Attributes:
         default_dtype: The dtype of Python floats.
         steps: The steps so far.
+        runner: Explains calls of functions. None: they are refused.
 
     Example:
         >>> StepWriter(torch.float32)  # doctest: +ELLIPSIS
@@ -33,6 +99,8 @@ class StepWriter(ABC):
 
     default_dtype: torch.dtype
     steps: list[str] = field(default_factory=list)
+    runner: Runner | None = None
+    _named: dict[int, tuple[Any, str]] = field(default_factory=dict)
 
     @abstractmethod
     def operate(self, symbol: str, names: list[str], values: tuple[Operand | Number, Operand | Number]) -> Operand:
@@ -60,7 +128,7 @@ class StepWriter(ABC):
             True
         """
 
-    def visit(self, node: Node) -> Operand | Number:
+    def visit(self, node: Node) -> Any:
         """Evaluates a node of the expression, and writes its steps.
 
         Args:
@@ -74,27 +142,72 @@ class StepWriter(ABC):
             >>> len(why("int8[3] * (2 + 3)").steps)
             5
         """
-        if isinstance(node, TensorTerm):
-            return Operand(node.dtype, node.shape)
-        if isinstance(node, NumberTerm):
-            return node.value
-        left, right = self.visit(node.left), self.visit(node.right)
-        if isinstance(left, Operand) or isinstance(right, Operand):
-            return self._apply(node, left, right)
-        return self._in_python(node, left, right)
+        value = self._value(node)
+        if isinstance(value, Operand):
+            self._named[id(value)] = (value, in_parentheses(node))
+        return value
 
-    def _in_python(self, node: Binary, left: Number, right: Number) -> Number:
-        if node.symbol == "**" and abs(right) > 1_000:
+    def _value(self, node: Node) -> Any:
+        match node:
+            case TensorTerm():
+                return Operand(node.dtype, node.shape)
+            case NumberTerm() | Constant():
+                return node.value
+            case Items():
+                return node.kind(map(self.visit, node.items))
+            case Item():
+                return self._item(node)
+            case FunctionCall():
+                receiver = [] if node.receiver is None else [self.visit(node.receiver)]
+                args = [*receiver, *map(self.visit, node.args)]
+                name = f".{node.name}" if receiver else node.name
+                return self._run(node, name, args, {name: self.visit(value) for name, value in node.kwargs})
+            case Unary():
+                return self._of_operator(node, _UNARY[node.symbol], [self.visit(node.operand)])
+            case Binary():
+                values = [self.visit(node.left), self.visit(node.right)]
+                if node.symbol == "@":
+                    return self._of_operator(node, operator.matmul, values)
+                return self._of_operator(node, OPERATORS[node.symbol].of_numbers, values)
+
+    def _of_operator(self, node: Unary | Binary, function: Callable[..., Any], values: list[Any]) -> Any:
+        for value in values:
+            if not isinstance(value, Operand | bool | int | float | complex):
+                raise ExpressionError(f"{node.symbol} takes a tensor or a number, and {value!r} in {node} is neither.")
+        if not any(isinstance(value, Operand) for value in values):
+            return self._in_python(node, function, values)
+        by_states = self.runner is None or not self.runner.takes_operators
+        if by_states and isinstance(node, Binary) and node.symbol in OPERATORS:
+            return self._apply(node, *values)
+        return self._run(node, function, values, {})
+
+    def _run(self, node: Node, function: str | Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if self.runner is None:
+            raise ExpressionError(
+                f"{node} is not an operator that promotes its operands, and the reference alone explains no other. "
+                "torch_promote.why and `torch-promote why` explain calls of functions."
+            )
+        names = {number: name for number, (_, name) in self._named.items()}
+        return self.runner.run(function, args, kwargs, names, self.steps)
+
+    def _item(self, node: Item) -> Any:
+        values = self.visit(node.of)
+        if not isinstance(values, tuple | list) or isinstance(values, Operand) or node.index >= len(values):
+            raise ExpressionError(f"{node.of} has no result number {node.index}.")
+        return values[node.index]
+
+    def _in_python(self, node: Unary | Binary, function: Callable[..., Any], values: list[Any]) -> Number:
+        if node.symbol == "**" and abs(values[1]) > 1_000:
             raise ExpressionError(f"{node} is too large a number to compute.")
         try:
-            value: Number = OPERATORS[node.symbol].of_numbers(left, right)
+            value: Number = function(*values)
         except (ArithmeticError, TypeError) as error:
             raise ExpressionError(f"Python cannot compute {node}: {error}.") from None
         self.steps.append(f"{node} contains no tensor: Python computes {value} before PyTorch is called.")
         return value
 
     def _apply(self, node: Binary, left: Operand | Number, right: Operand | Number) -> Operand:
-        names = [f"({name})" if isinstance(name, Binary) else str(name) for name in (node.left, node.right)]
+        names = [in_parentheses(node.left), in_parentheses(node.right)]
         if node.symbol == "/" and isinstance(right, Operand) and not isinstance(left, Operand):
             reciprocal = self._reciprocal(str(node), names[1], right)
             return self.operate("*", [f"{names[1]}.reciprocal()", names[0]], (reciprocal, left))
@@ -116,6 +229,7 @@ class StepWriter(ABC):
         sides: tuple[Operand, ...],
         numbers: tuple[Number | None, ...],
         result: ElementwiseResult,
+        names: Sequence[str],
     ) -> None:
         """Writes the last step of an operator.
 
@@ -124,6 +238,7 @@ class StepWriter(ABC):
             sides: Its operands, with numbers wrapped.
             numbers: The values of Python numbers, None for tensors.
             result: Its result.
+            names: The operands as the expression spells them.
 
         Raises:
             PromotionError: PyTorch refuses the operator on the operands.
@@ -137,7 +252,11 @@ class StepWriter(ABC):
         assert computed is not None, sides
         refuse(symbol, sides, numbers, computed)
         step = f"{symbol} computes in {dtype_name(computed)} and returns {dtype_name(result.dtype)}."
-        for number in numbers:
-            if number is not None and wrapped_value(number, computed) != number:
-                step += f" {number} does not fit {dtype_name(computed)} and wraps to {wrapped_value(number, computed)}."
+        dims = any(side.shape for side in sides)
+        op, compares = OPERATORS[symbol].op, result.dtype is torch.bool
+        for side, number, name in zip(sides, numbers, names, strict=True):
+            if number is not None:
+                step += overflow_of_number(number, computed, op, compares)
+            elif dims and not side.shape:
+                step += overflow_of_tensor(name, side.dtype, computed, op, compares)
         self.steps.append(step)

@@ -53,7 +53,7 @@ def infer_elementwise(
     *operands: torch.Tensor | Number | Operand,
     preset: str | TensorIteratorConfig = "binary",
     out: torch.Tensor | Operand | None = None,
-    device: str = "cpu",
+    device_type: str = "cpu",
     default_dtype: torch.dtype | None = None,
 ) -> ElementwiseResult:
     """Returns the dtype, shape and strides of an elementwise op's result.
@@ -62,7 +62,7 @@ def infer_elementwise(
         operands: Tensors whose shapes broadcast, Python numbers, and Operands in place of tensors.
         preset: A name in `PRESETS`, or a configuration.
         out: The tensor to write to. For an in-place op, its first operand.
-        device: The device type to infer for, if all operands are on the CPU.
+        device_type: The device type to infer for, if all operands are on the CPU.
         default_dtype: The dtype of Python floats, and of integers under promote_integer_inputs_to_float. None: the
             current default dtype.
 
@@ -98,7 +98,7 @@ def infer_elementwise(
             )
     shape = _compute_shape(inputs, output, config)
     resized = output is None or _will_resize(output, shape, config, any(operand is out for operand in operands))
-    common_device = _common_device(inputs, output, config, device)
+    common_device = _common_device(inputs, output, config, device_type)
     common = _compute_types(inputs, output, config, default_dtype)
     if output is not None and not resized:
         return ElementwiseResult(output.dtype, output.shape, _strides(output), common)

@@ -1,4 +1,4 @@
-"""Whether PyTorch has registered a kernel: the only information that the reference takes from the dispatcher."""
+"""Detects registered kernels, the only information that the reference takes from the dispatcher."""
 
 from __future__ import annotations
 

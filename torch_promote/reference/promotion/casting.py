@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
+from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.reference.dtypes import Kind, dtype_name, is_complex, is_floating, is_integral, kind, to_real
 
 __all__ = ["Casting", "can_cast"]
@@ -36,12 +37,12 @@ _FLOATS = {
 }
 
 
-def can_cast(from_: torch.dtype, to: torch.dtype, casting: Casting = "torch") -> bool:
+def can_cast(from_: torch.dtype | str, to: torch.dtype | str, casting: Casting = "torch") -> bool:
     """Whether values of one dtype may be cast to another.
 
     Args:
-        from_: The dtype of the values.
-        to: The dtype to cast to.
+        from_: The dtype of the values, or its name.
+        to: The dtype to cast to, or its name.
         casting: "torch" forbids casts to a lower kind: complex to real, floating to integer, any other kind to bool.
             The others are those of numpy.can_cast: "no" and "equiv" allow only the same dtype, "safe" casts that
             preserve every value, "same_kind" also casts that narrow within a kind, "unsafe" all casts. As in NumPy,
@@ -52,15 +53,17 @@ def can_cast(from_: torch.dtype, to: torch.dtype, casting: Casting = "torch") ->
 
     Raises:
         ValueError: `casting` is unknown.
+        DtypeError: No dtype has the name.
 
     Example:
-        >>> can_cast(torch.float64, torch.float16), can_cast(torch.float32, torch.int64)
+        >>> can_cast(torch.float64, torch.float16), can_cast("float32", "int64")
         (True, False)
         >>> can_cast(torch.float64, torch.float16, casting="safe")
         False
 
     Source: c10/core/ScalarType.h, canCast (v2.13).
     """
+    from_, to = parse_dtype(from_), parse_dtype(to)
     if casting == "torch":
         if is_complex(from_) and not is_complex(to):
             return False

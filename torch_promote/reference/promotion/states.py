@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from torch_promote.policy.dtype_names import operand_of_name
 from torch_promote.reference.dtypes import default_complex, dtype_name, is_complex, is_floating, to_complex
 from torch_promote.reference.promotion.table import PromotionError, no_common_dtype, promote_skip_undefined
 
@@ -198,7 +199,7 @@ def number_dtype(number: Number, default_dtype: torch.dtype | None = None) -> to
 
 
 def state_of(
-    operands: Iterable[torch.Tensor | Number | torch.dtype | Operand], default_dtype: torch.dtype | None = None
+    operands: Iterable[torch.Tensor | Number | torch.dtype | str | Operand], default_dtype: torch.dtype | None = None
 ) -> ResultTypeState:
     """Returns the state after all operands. Arguments and errors are those of `result_type`.
 
@@ -210,6 +211,7 @@ def state_of(
     """
     state = ResultTypeState()
     for operand in operands:
+        operand = operand_of_name(operand)
         if isinstance(operand, torch.Tensor):
             state = state.update(operand.dtype, operand.ndim)
         elif isinstance(operand, torch.dtype):
@@ -235,12 +237,12 @@ def _wrapped_dtype(dtype: torch.dtype, default_dtype: torch.dtype | None) -> tor
 
 
 def result_type(
-    *operands: torch.Tensor | Number | torch.dtype | Operand, default_dtype: torch.dtype | None = None
+    *operands: torch.Tensor | Number | torch.dtype | str | Operand, default_dtype: torch.dtype | None = None
 ) -> torch.dtype:
     """Returns the dtype that operands promote to. Unlike `torch.result_type`, it takes any number of operands.
 
     Args:
-        operands: Tensors, Python numbers, dtypes (each stands for a tensor with dimensions) and Operands.
+        operands: Tensors, Python numbers, dtypes or their names (each stands for a tensor with dimensions), Operands.
         default_dtype: The dtype of Python floats. None: the current default dtype.
 
     Returns:
@@ -252,8 +254,8 @@ def result_type(
     Example:
         >>> result_type(torch.ones(3, dtype=torch.int32), 5.5, default_dtype=torch.float32)
         torch.float32
-        >>> result_type(torch.ones(3, dtype=torch.int8), torch.tensor(1), 3)
-        torch.int8
+        >>> result_type(torch.ones(3, dtype=torch.int8), torch.tensor(1), 3), result_type("int8", "float16")
+        (torch.int8, torch.float16)
 
     Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
     """

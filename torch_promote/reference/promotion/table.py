@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_promote.errors import TorchPromoteError
+from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.reference.dtypes import TYPECODES, Family, dtype_name, family, is_floating
 
 __all__ = [
@@ -83,11 +84,11 @@ def promotion_table() -> dict[tuple[torch.dtype, torch.dtype], torch.dtype]:
 _TABLE = promotion_table()
 
 
-def promote_types(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+def promote_types(a: torch.dtype | str, b: torch.dtype | str) -> torch.dtype:
     """Returns the dtype that two dtypes promote to.
 
     Args:
-        a: A dtype.
+        a: A dtype, or its name.
         b: Another.
 
     Returns:
@@ -95,10 +96,11 @@ def promote_types(a: torch.dtype, b: torch.dtype) -> torch.dtype:
 
     Raises:
         PromotionError: PyTorch defines no promotion for the two dtypes. The message names the rule.
+        DtypeError: No dtype has the name.
 
     Example:
-        >>> promote_types(torch.uint8, torch.int8)
-        torch.int16
+        >>> promote_types(torch.uint8, torch.int8), promote_types("half", "bf16")
+        (torch.int16, torch.float32)
         >>> promote_types(torch.uint16, torch.float32)
         torch.float32
         >>> promote_types(torch.qint8, torch.int8)  # doctest: +ELLIPSIS
@@ -109,6 +111,7 @@ def promote_types(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     Source: aten/src/ATen/native/TypeProperties.cpp, promote_types (v2.13); c10/core/ScalarType.cpp, promoteTypes
     (v2.13).
     """
+    a, b = parse_dtype(a), parse_dtype(b)
     promoted = _promote(a, b)
     if promoted is None:
         raise no_common_dtype(a, b, "bits dtypes promote only with themselves")

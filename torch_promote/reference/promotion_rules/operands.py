@@ -31,7 +31,7 @@ _KIND_OF_NUMBER = {bool: Kind.BOOL, int: Kind.INTEGRAL, float: Kind.FLOATING, co
 
 
 def fits(number: type, dtype: torch.dtype) -> bool:
-    """Whether tensors keep their dtype beside a Python number: the number is not of a higher kind.
+    """Whether tensors keep their dtype when combined with a Python number, which must not be of a higher kind.
 
     Args:
         number: bool, int, float or complex.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from torch_promote.errors import RuleDefinitionError, did_you_mean
+from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.reference.promotion_rules.array_api_rule import array_api_rule
 from torch_promote.reference.promotion_rules.jax_rule import jax_rule
 from torch_promote.reference.promotion_rules.numpy_rule import numpy_rule
@@ -28,12 +29,12 @@ _RULES: dict[str, Callable[[torch.dtype], PromotionRule]] = {
 RULE_NAMES: tuple[str, ...] = tuple(_RULES)
 
 
-def promotion_rule(rule: str | PromotionRule, default_dtype: torch.dtype | None = None) -> PromotionRule:
+def promotion_rule(rule: str | PromotionRule, default_dtype: torch.dtype | str | None = None) -> PromotionRule:
     """Returns the rule with a name.
 
     Args:
         rule: One of `RULE_NAMES`, or a rule.
-        default_dtype: The default dtype for the rule. None: the current one.
+        default_dtype: The default dtype for the rule, or its name. None: the current one.
 
     Raises:
         RuleDefinitionError: There is no rule with this name.
@@ -46,7 +47,7 @@ def promotion_rule(rule: str | PromotionRule, default_dtype: torch.dtype | None 
         ...
         torch_promote.errors.RuleDefinitionError: no promotion rule is called 'troch'. Legal: torch, ... Closest: torch.
     """
-    default = default_dtype or torch.get_default_dtype()
+    default = torch.get_default_dtype() if default_dtype is None else parse_dtype(default_dtype, "default_dtype")
     if isinstance(rule, PromotionRule):
         return rule.under(default)
     if not isinstance(rule, str) or rule not in _RULES:

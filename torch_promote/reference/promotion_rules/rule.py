@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_promote.errors import PromotionRuleError
+from torch_promote.policy.dtype_names import operand_of_name
 from torch_promote.reference.dtypes import dtype_name, is_complex, is_floating
 from torch_promote.reference.promotion.states import number_dtype
 from torch_promote.reference.promotion_rules.operands import (
@@ -24,11 +25,12 @@ from torch_promote.reference.promotion_rules.operands import (
     words_of_table,
 )
 from torch_promote.reference.promotion_rules.remedy import remedy
+from torch_promote.text_layout import html_table
 
 __all__ = ["NUMBER_TYPES", "PromotionRule", "describe"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PromotionRule:
     """A promotion rule under a default dtype.
 
@@ -78,6 +80,19 @@ class PromotionRule:
     whole: Callable[[Sequence[OperandLike]], torch.dtype] | None = field(default=None, repr=False, compare=False)
     build: Callable[[torch.dtype], PromotionRule] | None = field(default=None, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        default = dtype_name(self.default_dtype)
+        return f"<PromotionRule {self.name!r}: {len(self._dtypes)} dtypes, Python floats are {default}>"
+
+    def _repr_html_(self) -> str:
+        title = f"Promotion rule {self.name}: the common dtype of two tensors' dtypes, - for none"
+        rows = [[dtype_name(a), *(_cell(self.of_pair(a, b)) for b in self._dtypes)] for a in self._dtypes]
+        return html_table(["", *map(dtype_name, self._dtypes)], rows, title)
+
+    @property
+    def _dtypes(self) -> list[torch.dtype]:
+        return list(dict.fromkeys(first for first, _ in self.tensors))
+
     def under(self, default_dtype: torch.dtype) -> PromotionRule:
         """Returns the same rule for another default dtype.
 
@@ -123,11 +138,11 @@ class PromotionRule:
         """
         return self.floats.get(dtype, dtype if is_floating(dtype) or is_complex(dtype) else None)
 
-    def common(self, operands: Iterable[OperandLike], op: str | None = None, floats: bool = False) -> torch.dtype:
+    def common(self, operands: Iterable[OperandLike | str], op: str | None = None, floats: bool = False) -> torch.dtype:
         """Returns the common dtype of operands, in which an op on them computes.
 
         Args:
-            operands: One or more operands, in any order.
+            operands: One or more operands, in any order. A dtype may be given by its name.
             op: The op's name, for errors.
             floats: Whether the op computes in floating point, like true division.
 
@@ -140,7 +155,7 @@ class PromotionRule:
             >>> promotion_rule("torch").common([torch.int8, torch.tensor(1), 3])
             torch.int8
         """
-        given = tuple(operands)
+        given = tuple(map(operand_of_name, operands))
         if not given:
             raise ValueError("common takes at least one operand.")
         found = self._common(given, op)
@@ -209,3 +224,7 @@ def _clauses(error: str) -> tuple[str, str]:
     _, _, why = error.rpartition("no common dtype: ")
     why, _, remedy_ = why.rstrip(".").partition(". ")
     return why, f"{remedy_ or 'Convert the operands first'}."
+
+
+def _cell(dtype: torch.dtype | None) -> str:
+    return "-" if dtype is None else dtype_name(dtype)

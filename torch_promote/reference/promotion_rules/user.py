@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from torch_promote.errors import RuleDefinitionError
+from torch_promote.errors import DtypeError, RuleDefinitionError
+from torch_promote.policy.dtype_names import dtype_of_name, parse_dtype
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_complex, is_floating, kind
 from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES
 from torch_promote.reference.promotion_rules.registry import RULE_NAMES, promotion_rule
@@ -44,7 +45,8 @@ def make_rule(
     """Makes a promotion rule.
 
     Args:
-        name: The rule's name, for errors. It must not be in `RULE_NAMES`.
+        name: The rule's name, for errors. It must not be in `RULE_NAMES`. Wherever a dtype is expected below, its name
+            is accepted, too.
         tensors: The common dtype of two tensors' dtypes: a table of pairs, in either order or both, which may be
             partial; or a function of two dtypes, which is called for every pair of `PAIR_DTYPES`. None: the pair has no
             common dtype.
@@ -59,8 +61,9 @@ def make_rule(
         dtype only if folding them in every order gives the same one.
 
     Raises:
-        RuleDefinitionError: The table has two results for a pair, promotes a dtype with itself to another one, or has a
-            result that is not a dtype. The message names the pair.
+        RuleDefinitionError: An argument has another type than the above; or the table has two results for a pair,
+            promotes a dtype with itself to another one, or has a result that is not a dtype. The message names the
+            pair.
 
     Example:
         >>> rule = make_rule("careful", {(torch.int32, torch.float32): torch.float64}, over="torch")
@@ -71,18 +74,18 @@ def make_rule(
         ...
         torch_promote.errors.RuleDefinitionError: rule 'odd': int8 with itself is int16. It must be int8.
     """
-    if name in RULE_NAMES:
-        raise RuleDefinitionError(f"{name!r} is the name of an existing rule. Choose another.")
+    _check_arguments(name, tensors, over, numbers, floats)
     pairs = _of_function(name, tensors) if callable(tensors) else _both_ways(name, tensors)
-    _check_numbers(name, numbers or {})
-    for source, answer in (floats or {}).items():
+    numbers = {_named(key): _named(answer) for key, answer in (numbers or {}).items()}
+    floats = {_named(source): _named(answer) for source, answer in (floats or {}).items()}
+    default_dtype = _default(name, default_dtype)
+    _check_numbers(name, numbers)
+    for source, answer in floats.items():
         _check_answer(name, f"the floating dtype of {_shown(source)}", (source,), answer)
         if answer is not None and not (is_floating(answer) or is_complex(answer)):
             raise RuleDefinitionError(
                 f"rule {name!r}: the floating dtype of {_shown(source)} is {_shown(answer)}, which is not floating."
             )
-
-    numbers, floats = dict(numbers or {}), dict(floats or {})
 
     @functools.cache
     def build(default: torch.dtype) -> PromotionRule:
@@ -92,7 +95,46 @@ def make_rule(
     # Two rules of one content are one object. `build` holds `over`, so that its address is not used again.
     content = tuple(frozenset(table.items()) for table in (pairs, numbers, floats))
     known = _builds.setdefault((name, *content, over if isinstance(over, str) else id(over)), build)
-    return known(default_dtype or torch.get_default_dtype())
+    return known(default_dtype)
+
+
+def _check_arguments(name: object, tensors: object, over: object, numbers: object, floats: object) -> None:
+    """Raises if an argument of `make_rule` has the wrong type. What is in the tables is checked later."""
+    if not isinstance(name, str) or not name:
+        raise RuleDefinitionError(f"the name of a rule is a str that is not empty, got {name!r}.")
+    if name in RULE_NAMES:
+        raise RuleDefinitionError(f"{name!r} is the name of an existing rule. Choose another.")
+    if not (callable(tensors) or isinstance(tensors, Mapping)):
+        raise RuleDefinitionError(
+            f"rule {name!r}: tensors is a mapping of pairs of dtypes to dtypes, or a function of two dtypes, got "
+            f"{tensors!r} of type {type(tensors).__name__}."
+        )
+    if not isinstance(over, PromotionRule):
+        promotion_rule(over)  # type: ignore[arg-type]  # it raises if there is no such rule
+    for what, table in (("numbers", numbers), ("floats", floats)):
+        if not (table is None or isinstance(table, Mapping)):
+            raise RuleDefinitionError(
+                f"rule {name!r}: {what} is a mapping, or None, got {table!r} of type {type(table).__name__}."
+            )
+
+
+def _default(name: str, dtype: object) -> torch.dtype:
+    if dtype is None:
+        return torch.get_default_dtype()
+    try:
+        found = parse_dtype(dtype, "default_dtype")
+    except DtypeError as error:
+        raise RuleDefinitionError(f"rule {name!r}: {error}") from None
+    if not is_floating(found):
+        raise RuleDefinitionError(f"rule {name!r}: default_dtype is a floating dtype, got {dtype_name(found)}.")
+    return found
+
+
+def _named(value: Any) -> Any:
+    """A dtype for its name, also in a pair. What is not the name of one is left for the checks."""
+    if isinstance(value, tuple):
+        return tuple(map(_named, value))
+    return (dtype_of_name(value) or value) if isinstance(value, str) else value
 
 
 def _built(
@@ -137,7 +179,7 @@ def _built(
 def _both_ways(name: str, table: Pairs) -> Pairs:
     """The table with every pair in both orders, and with each dtype paired with itself."""
     found: dict[tuple[torch.dtype, torch.dtype], torch.dtype | None] = {}
-    for pair, answer in table.items():
+    for pair, answer in ((_named(pair), _named(answer)) for pair, answer in table.items()):
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise RuleDefinitionError(f"rule {name!r}: a key of the table is a pair of dtypes, got {pair!r}.")
         a, b = pair
@@ -146,10 +188,10 @@ def _both_ways(name: str, table: Pairs) -> Pairs:
             raise RuleDefinitionError(
                 f"rule {name!r}: {_shown(a)} with itself is {_shown(answer)}. It must be {_shown(a)}."
             )
-        if found.get((a, b), answer) is not answer or table.get((b, a), answer) is not answer:
+        if found.get((a, b), answer) is not answer:
             raise RuleDefinitionError(
-                f"rule {name!r}: {_shown(a)} with {_shown(b)} is {_shown(answer)}, but {_shown(b)} with "
-                f"{_shown(a)} is {_shown(table[b, a])}. The order must not matter."
+                f"rule {name!r}: {_shown(b)} with {_shown(a)} is {_shown(found[a, b])}, but {_shown(a)} with "
+                f"{_shown(b)} is {_shown(answer)}. The order must not matter."
             )
         found |= {(a, b): answer, (b, a): answer, (a, a): a, (b, b): b}
     return found
