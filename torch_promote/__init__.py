@@ -1,24 +1,24 @@
-"""torch_promote: PyTorch autocast on a dispatch key of its own.
+"""torch_promote: PyTorch autocast on its own dispatch key.
 
-`my_autocast` is used as `torch.autocast` is, and gives the same bits; it goes on working where stock autocast breaks,
-and the cast policy of every op can be seen and overridden.
+Use `my_autocast` like `torch.autocast`. It gives the same bits, also works in cases in which stock autocast fails, and
+shows the cast policy of every op, which you can override.
 
-Where things are:
+Contents:
 
 - `my_autocast`, `cache_info`, `clear_cache`: torch_promote.regions.autocast
 - `CastPolicy` and the op table: torch_promote.policy.op_table
-- `Policy`, policy files and named policies: torch_promote.policy.policy; what holds for a whole program
+- `Policy`, policy files and named policies: torch_promote.policy.policy; policies of a whole program
   (`set_default_policy`, `register_policy`): torch_promote.regions.defaults
-- policies of modules (`set_module_policy`): torch_promote.modules.module_policies (loaded when first used)
-- `install`, which makes regions of torch.autocast ours: torch_promote.regions.installation (loaded when first used);
-  the environment variables that do so: torch_promote.regions.environment
+- module policies (`set_module_policy`): torch_promote.modules.module_policies (loaded when first used)
+- `install`, which runs regions of torch.autocast as ours: torch_promote.regions.installation (loaded when first used);
+  the environment variables for it: torch_promote.regions.environment
 - precision plugins for Lightning and Fabric: torch_promote.integrations.lightning
-- `promotion`, promotion by a rule of one's choice: torch_promote.promoting; the rules,
-  and `make_rule`: torch_promote.reference.promotion_rules (loaded when first used)
-- `set_check_ranks`, whether the processes of a distributed job compare their policies: torch_promote.integrations.ranks
+- `promotion`, regions with another promotion rule: torch_promote.promoting; the rules, and `make_rule`:
+  torch_promote.reference.promotion_rules (loaded when first used)
+- `set_check_ranks`, whether the ranks of a distributed job compare their policies: torch_promote.integrations.ranks
 - errors, all subclasses of `TorchPromoteError`: torch_promote.errors
-- `crosscheck`: torch_promote.checking.crosscheck; `check_casts`: torch_promote.checking.check_casts (both loaded when
-  first used)
+- `crosscheck`: torch_promote.checking.crosscheck; `check_casts`: torch_promote.checking.check_casts; `why`, which
+  explains the dtype of an expression: torch_promote.checking.why (all loaded when first used)
 - `trace`, which op ran in which dtype and why: torch_promote.numerics.trace; `find_nonfinite`, where the first inf or
   NaN came from: torch_promote.numerics.nonfinite.find_nonfinite (both loaded when first used)
 - `reference`: torch_promote.reference (loaded when first used)
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.native.loader import check_extension, do_once, keep_package
 
-check_extension()  # what follows needs the extension
+check_extension()  # the imports below need the extension
 
 from torch_promote.errors import (
     DecoratorError,
@@ -63,6 +63,7 @@ from torch_promote.errors import (
     TorchPromoteError,
     TuningError,
     UnsupportedDeviceError,
+    UnusedOverrideWarning,
 )
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations import compile_regions as _compile_regions
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
     from torch_promote import reference
     from torch_promote.checking.check_casts import check_casts
     from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, crosscheck
+    from torch_promote.checking.why import why
     from torch_promote.modules.module_policies import (
         format_module_policy,
         module_policies,
@@ -169,6 +171,7 @@ __all__ = [
     "Tuning",
     "TuningError",
     "UnsupportedDeviceError",
+    "UnusedOverrideWarning",
     "__version__",
     "cache_info",
     "check_casts",
@@ -198,14 +201,16 @@ __all__ = [
     "trace",
     "tune",
     "uninstall",
+    "why",
 ]
 
-#: What a training loop does not need is loaded when it is first asked for, and from where.
+#: Names that a training loop does not need, with the modules from which they are loaded on first access.
 _LAZY = {
     "check_casts": "torch_promote.checking.check_casts",
     "CrosscheckError": "torch_promote.checking.report",
     "CrosscheckReport": "torch_promote.checking.report",
     "crosscheck": "torch_promote.checking.crosscheck",
+    "why": "torch_promote.checking.why",
     "PromotionRule": "torch_promote.reference.promotion_rules",
     "make_rule": "torch_promote.reference.promotion_rules",
     "find_nonfinite": "torch_promote.numerics.nonfinite.find_nonfinite",
@@ -247,7 +252,7 @@ def __dir__() -> list[str]:
 
 
 def _use_environment() -> None:
-    """Does what the environment variables ask for. Installs last: after an error, torch.autocast stays PyTorch's."""
+    """Applies the environment variables. Installs last, so that after an error torch.autocast stays PyTorch's."""
     use_environment()
     if os.environ.get("TORCH_PROMOTE_CHECK_CASTS"):
         importlib.import_module("torch_promote.checking.check_casts").use_environment()
@@ -260,4 +265,4 @@ def _use_environment() -> None:
 
 
 # Last, so that the package is complete if this raises and the program goes on; the next import then raises again.
-do_once(_use_environment)
+do_once(_use_environment, TorchPromoteError)

@@ -1,11 +1,14 @@
-"""The command line: `info`, the help, what goes wrong, the command as a process. The exit statuses are tested here."""
+"""The command line: `info`, help, errors, exit statuses, and the command as a process."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,15 +18,19 @@ from expecttest import assert_expected_inline
 import torch_promote
 from helpers.command_line import Capture, cells_of, error_of, json_of, terminal_of_80_columns, text_of, wide
 from helpers.op_registrations import STRANGE_ROWS
-from helpers.subprocesses import environment, run_module
+from helpers.subprocesses import environment, run_module, run_python
 from torch_promote import _C
 from torch_promote.cli.program import main
+from torch_promote.integrations.side_effects import SIDE_EFFECTS
 from torch_promote.policy import registered as registrations
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table
 from torch_promote.policy.registered import missing_rows, unlisted_ops
 
 __all__ = ["terminal_of_80_columns", "wide"]  # fixtures
+
+
+ROOT = Path(__file__).parents[2]
 
 
 # --- info
@@ -34,6 +41,11 @@ def test_info_as_json(capsys: Capture) -> None:
     devices = info.pop("devices")
     installed = torch_promote.installed()
     assert info.pop("autoloading")  # depends on the installation
+    changes = info.pop("changes_outside")
+    assert [set(change) for change in changes] == [
+        {"place", "what", "when", "why", "undone", "on_import", "in_force"} for _ in SIDE_EFFECTS
+    ]
+    assert all(change["in_force"] for change in changes if change["on_import"] and change["place"] != "sys.meta_path")
     assert info == {
         "torch_promote": torch_promote.__version__,
         "torch": torch.__version__,
@@ -42,6 +54,8 @@ def test_info_as_json(capsys: Capture) -> None:
         "dispatch_key": "AutocastPrivateUse1",
         "rows": len(op_table()),
         "installed": None if installed is None else installed.info,
+        "default_policy": torch_promote.regions.defaults.spell_default_policy(),
+        "registered_policies": [],
         "environment": {},
     }
     assert list(devices) == list(DEVICE_TYPES)
@@ -113,7 +127,7 @@ def test_info_lists_what_is_missing_and_unlisted(capsys: Capture, monkeypatch: p
     monkeypatch.setattr(registrations, "registered", lambda device: frozenset({"aten::mm", "lib::op"}))
     text = text_of(capsys, "info")
     assert_expected_inline(
-        text[text.index("missing on") :],
+        text[text.index("missing on") : text.index("\nchanges outside")],
         """\
 missing on cpu (in the table, not registered by this PyTorch; falls through):
 aten::no_such_op
@@ -139,8 +153,8 @@ lib::op
 @pytest.mark.parametrize(
     ("pattern", "closest"),
     [
-        ("sofmax", " Closest: softmax, softmax.int, log_softmax."),
-        ("aten::sofmax", " Closest: softmax, softmax.int, log_softmax."),
+        ("sofmax", " Closest: softmax."),
+        ("aten::sofmax", " Closest: softmax."),
         ("*zzzz*", ""),
         ("", ""),
     ],
@@ -150,8 +164,8 @@ def test_a_pattern_without_a_match_is_one_line_and_status_2(
 ) -> None:
     arguments = ["policies", "--op", pattern, *(["--json"] if as_json else [])]
     assert error_of(capsys, *arguments) == (
-        f"torch-promote: error: --op {pattern!r} matches none of the table's {len(op_table())} rows.{closest} "
-        f"`torch-promote policies` lists them all.\n"
+        f"torch-promote: error: --op {pattern!r} matches no op.{closest} `torch-promote policies` lists the op table. "
+        f"If a library defines the op, import it: --import MODULE.\n"
     )
 
 
@@ -178,7 +192,7 @@ def test_text_without_rich_says_what_to_install(capsys: Capture, monkeypatch: py
     monkeypatch.setitem(sys.modules, "rich", None)  # importing it now fails
     for command in ("info", "policies"):
         assert error_of(capsys, command) == (
-            "torch-promote: error: text output needs rich: pip install torch-promote[cli]. --json works without it.\n"
+            "torch-promote: error: text output needs rich: pip install rich. --json works without it.\n"
         )
         assert json_of(capsys, command)
 
@@ -202,9 +216,9 @@ def test_runs_as_a_module() -> None:
     process = subprocess.run(command, env=environment(), text=True, timeout=120, check=False, capture_output=True)
     assert (process.returncode, process.stderr) == (0, "")
     assert [row["op"] for row in json.loads(process.stdout)["rows"]] == ["aten::bmm"]
-    process = run_module("torch_promote", "policies", "--op", "bmmm")
+    process = run_module("torch_promote", "policies", "--op", "sofmax")
     assert (process.returncode, process.stdout) == (2, "")
-    assert "Closest: bmm" in process.stderr
+    assert "Closest: softmax" in process.stderr
 
 
 @pytest.mark.parametrize("arguments", [["policies"], ["info", "--json"], ["--help"]], ids=" ".join)
@@ -216,3 +230,25 @@ def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
     finally:
         os.close(writer)
     assert (process.returncode, process.stderr) == (0, "")
+
+
+# --- what has to be installed
+
+
+def test_the_commands_need_nothing_beyond_the_dependencies() -> None:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        project = tomllib.load(file)["project"]
+    assert "rich>=13" in project["dependencies"]
+    assert not any("rich" in package for extra in project["optional-dependencies"].values() for package in extra)
+
+
+def test_no_remedy_names_an_index_where_the_package_is_not() -> None:
+    files = [*ROOT.glob("torch_promote/**/*.py"), *ROOT.glob("*.py"), *ROOT.glob("examples/*.py")]
+    assert len(files) > 100
+    named = [(file, line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [one for one in named if re.search(r"pip install [^.`]*torch[-_]promote", one[1])] == []
+
+
+def test_importing_the_package_does_not_import_rich() -> None:
+    done = run_python("import sys, torch_promote; print('rich' in sys.modules)", env=environment())
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr

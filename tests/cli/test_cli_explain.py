@@ -10,6 +10,7 @@ import torch
 
 import torch_promote as tp
 from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of
+from torch_promote.cli.terminal import width_of_output
 from torch_promote.numerics.report.trace_report import TraceReport
 
 __all__ = ["terminal_of_80_columns"]  # a fixture
@@ -33,7 +34,7 @@ def file(report: TraceReport, tmp_path: Path) -> str:
 @pytest.mark.parametrize("pattern", ["0", "softmax", "aten::linear", "test_cli_explain.py"])
 def test_it_prints_what_the_report_says(report: TraceReport, file: str, capsys: Capture, pattern: str) -> None:
     explanation = report.explain(pattern)
-    assert text_of(capsys, "explain", file, pattern) == f"{explanation}\n"
+    assert text_of(capsys, "explain", file, pattern) == f"{explanation.text(width_of_output())}\n"
     assert json_of(capsys, "explain", file, pattern) == explanation.to_dict()
 
 

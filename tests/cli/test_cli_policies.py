@@ -54,7 +54,7 @@ relu        fp32         promote             cpu: not registered in torch VERSIO
 mm          fallthrough  lower_precision_fp  cpu: registered, left to stock in torch VERSION
 
 policy              cpu  cuda  meaning
-lower_precision_fp  0    1     Cast every eligible argument to the region's autocast dtype. Alias: fp16.
+lower_precision_fp  0    1     Cast every eligible argument to the region's autocast dtype. Short: lower. Alias: fp16.
 fp32                2    0     Cast every eligible argument to float32.
 promote             0    1     Cast every eligible argument to the widest dtype among the eligible tensors and tensor lists.
 fallthrough         1    1     Do nothing; ops inside a composite op still see autocast.
@@ -87,6 +87,10 @@ fp32_append_dtype  0    2     Cast nothing; call the overload that takes an
                               output dtype, with float32.
 fallthrough        2    0     Do nothing; ops inside a composite op still see
                               autocast.
+
+overloads without a row, and so without a policy: norm.ScalarOpt_dim_dtype,
+  norm.ScalarOpt_dtype, norm.ScalarOpt_dtype_out, norm.Scalar_out,
+  norm.dtype_out, norm.out
 
 rows: 2. torch VERSION registers the ops as shown.
 """,
@@ -130,7 +134,7 @@ def test_a_device_leaves_its_column_and_the_rows_with_a_policy(capsys: Capture, 
 
 def test_an_op_without_a_policy_on_the_device_is_said_to_be_left_alone(capsys: Capture) -> None:
     assert text_of(capsys, "policies", "--device", "cpu", "--op", "softmax") == (
-        "The table has no policy on cpu, where my_autocast leaves these to PyTorch: softmax.int\n"
+        "The table has no policy on cpu, where my_autocast leaves these to PyTorch:\n  softmax.int\n"
     )
     data = json_of(capsys, "policies", "--device", "cpu", "--op", "softmax")
     assert (data["rows"], data["without_policy"]) == ([], ["aten::softmax.int"])

@@ -189,17 +189,18 @@ WRONG: list[tuple[list[str], str]] = [
     (["--policy", "cuda", "--diff", "stokc"], f"no policy is called 'stokc'. Closest: stock. {NAMED}"),
     (
         ["--policy", "cuda", "--op", "sofmax"],
-        "--op 'sofmax' matches none of the table's 207 rows. Closest: softmax, softmax.int, log_softmax. "
-        "`torch-promote policies` lists them all.",
+        "--op 'sofmax' matches no op. Closest: softmax. `torch-promote policies` lists the "
+        "op table. If a library defines the op, import it: --import MODULE.",
     ),
     (
-        ["--policy", "cuda", "--diff", "cpu", "--op", "relu"],
-        "--op 'relu' matches none of the table's 207 rows. Closest: prelu. `torch-promote policies` lists them all.",
+        ["--diff", "cpu", "cuda", "--op", "relu"],
+        "--op 'relu': these ops have no row in the op table, so there is nothing to compare. See `torch-promote "
+        "policies --op 'relu'`.",
     ),
     (
         ["--diff", "stock"],
-        "--diff takes no device (compare PyTorch with the table) or two different ones, got 'stock'. To compare "
-        "policies, name the other with --policy.",
+        "--diff takes nothing (compare PyTorch with the table), two different devices or two policies, got 'stock'. To "
+        "compare one policy with PyTorch's: --diff stock stock.",
     ),
 ]
 
@@ -216,7 +217,8 @@ def test_a_wrong_file_is_one_line(capsys: Capture, tmp_path: Path, monkeypatch: 
     for arguments in (["--policy", "p.toml"], ["--policy", "stock", "--diff", "p.toml"]):
         assert error_of(capsys, "policies", *arguments) == (
             "torch-promote: error: p.toml: [cpu] \"policy_tests::jion\": no op is called 'policy_tests::jion'. "
-            "Closest: join. Ops are named as in torch.ops: 'softmax', 'aten::softmax.int', 'mylib::op'.\n"
+            "Closest: join. Ops are named as in torch.ops or in Python: 'softmax', 'aten::softmax.int', 'mylib::op', "
+            "'F.softmax', torch.mm.\n"
         )
 
 

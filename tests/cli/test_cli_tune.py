@@ -48,7 +48,7 @@ def test_a_policy_that_needs_no_override(target_file: Path, capsys: Capture) -> 
     files = ["-o", "mine.toml", "--html", "run.html", "--json", "run.json"]
     assert main([*ASK[:3], "0.5", *files]) == 0
     out, err = capsys.readouterr()
-    assert out.replace("a step\n", "").startswith("nothing to do: the policy in force meets the tolerance without an")
+    assert out.replace("a step\n", "").startswith("nothing to do: the current policy meets the tolerance without an")
     assert err == (
         "torch-promote: wrote run.json\n"
         "torch-promote: wrote mine.toml: the policy in force, as it is\n"
@@ -101,7 +101,7 @@ def test_ctrl_c_before_anything_is_known(target_file: Path, capsys: Capture, mon
         (["--html", "run"], "--html run: the file's name has to end in .html."),
         (["--tolerance", "loss=1e-3"], "give one number for all metrics, or NAME=NUMBER for each, not both."),
         (["--tolerance", "top1=0"], "--tolerance top1=0: expected a number above 0 or NAME=NUMBER, such as 1e-3 or"),
-        (["--budget", "2"], "budget is how many runs tune may make, 6 or more, got 2."),
+        (["--budget", "2"], "budget (the maximum number of runs) must be 6 or more, got 2"),
     ],
 )
 def test_a_wrong_command_line(target_file: Path, capsys: Capture, arguments: list[str], message: str) -> None:

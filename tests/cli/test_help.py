@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from torch_promote.cli.program import make_parser, parse_arguments
+from torch_promote.cli.program import main, make_parser, parse_arguments
 from torch_promote.policy.cast_policy import CastPolicy
 
 
@@ -47,6 +47,15 @@ def test_help_fits_into_80_columns(name: str) -> None:
     assert [line for line in PARSERS[name].format_help().splitlines() if len(line) > 80] == []
 
 
+@pytest.mark.parametrize("name", PARSERS)
+def test_no_word_of_the_help_is_broken_on_a_narrow_terminal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = PARSERS[name].format_help()
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = PARSERS[name].format_help()
+    assert set(wide.split()) <= set(narrow.split())
+    assert [line for line in narrow.splitlines() if len(line) > 60 and not line.lstrip().startswith("[")] == []
+
+
 def test_help_lists_each_command_with_a_summary() -> None:
     text = make_parser().format_help()
     for name in PARSERS:
@@ -74,3 +83,9 @@ def test_help_of_policies_explains_each_policy() -> None:
     text = " ".join(PARSERS["torch-promote policies"].format_help().split())
     for policy in CastPolicy:
         assert f"{policy.value} {policy.meaning}" in text
+
+
+def test_an_unknown_option_before_a_program_points_to_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["trace", "-o", "x.json", "train.py"])
+    assert "See `torch-promote trace --help`." in capsys.readouterr().err

@@ -177,7 +177,7 @@ def test_an_error_of_the_step_has_the_frames_of_its_files(target_file: Path) -> 
 
 
 def test_errors_of_ours_are_not_the_steps() -> None:
-    with pytest.raises(OptionError, match="step is a function"):
+    with pytest.raises(OptionError, match="step must be a function"):
         run_step(3)  # type: ignore[arg-type]
     with pytest.raises(ZeroDivisionError), report_errors_of_step("train.py:make"):
         _ = 1 / 0

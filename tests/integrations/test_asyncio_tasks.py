@@ -1,4 +1,4 @@
-"""A plain `with my_autocast()` held across an await: it belongs to the task that opened it, and to no other."""
+"""A plain `with my_autocast()` held across an await affects only the task that opened it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Seen = torch.dtype | None
 
 
 async def look(times: int = 3) -> list[Seen]:
-    """What a task with no region of its own sees."""
+    """The state in a task without a region."""
     found = []
     for _ in range(times):
         found.append(autocast_dtype())
@@ -29,7 +29,7 @@ async def look(times: int = 3) -> list[Seen]:
 
 
 async def hold(region: Region, times: int = 3) -> list[Seen]:
-    """What is seen inside a region held across awaits, and after it."""
+    """The state inside a region held across awaits, and after it."""
     found = []
     with region:
         for _ in range(times):
@@ -48,7 +48,7 @@ def run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         return asyncio.run(main())
 
 
-def test_it_holds_in_its_task_and_shows_in_no_other() -> None:
+def test_a_region_affects_only_its_task() -> None:
     async def main() -> Any:
         return await asyncio.gather(look(), hold(half()), look(), hold(tp.my_autocast("cpu", BF16), 5), look(9))
 
@@ -56,7 +56,7 @@ def test_it_holds_in_its_task_and_shows_in_no_other() -> None:
     assert run(main) == [[None] * 3, held[0], [None] * 3, held[1], [None] * 9]
 
 
-def test_stocks_shows_in_other_tasks() -> None:
+def test_a_stock_region_leaks_into_other_tasks() -> None:
     async def main() -> Any:
         return await asyncio.gather(hold(tp.stock_autocast("cpu", FP16)), look())
 
@@ -88,7 +88,7 @@ print("after", torch.is_autocast_enabled("cpu"))
 
 
 def test_the_first_region_that_a_process_holds_across_an_await() -> None:
-    """In a process of its own: what is set up when a region first meets an event loop has to work at once."""
+    """In a separate process: the guard that the first region in an event loop sets up has to work immediately."""
     lines = output_of(FIRST_REGION).splitlines()
     assert sorted(set(lines)) == ["after False", "elsewhere False", "inside True"]
     assert len(lines) == 6
@@ -213,7 +213,7 @@ def test_an_exception_leaves_the_region() -> None:
     run(main)
 
 
-def test_a_task_that_ends_without_leaving_its_region_harms_nobody() -> None:
+def test_a_task_that_ends_inside_its_region_does_not_affect_others() -> None:
     async def forgetful() -> None:
         half().__enter__()
         await asyncio.sleep(0)
@@ -225,7 +225,7 @@ def test_a_task_that_ends_without_leaving_its_region_harms_nobody() -> None:
     assert run(main) == ([None] * 3, None)
 
 
-def test_a_task_that_is_destroyed_in_the_middle_has_nothing_to_say_about_its_region() -> None:
+def test_a_task_destroyed_inside_its_region_raises_no_error() -> None:
     """Its coroutine is then closed outside any step, where the region is not open."""
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda loop, context: None)  # asyncio's own: "Task was destroyed but it is pending!"
@@ -334,7 +334,7 @@ def test_loops_in_several_threads_at_once() -> None:
 
 
 def test_a_loop_run_step_by_step() -> None:
-    """A task goes on where it was when its loop is run again, whatever region that is done in."""
+    """A task resumes with its regions when its loop runs again, independent of the region around the loop."""
     loop = asyncio.new_event_loop()
     try:
         task = loop.create_task(hold(half(), 6))

@@ -1,4 +1,4 @@
-"""What is built on autograd: checkpointing, autograd functions, torch.func, hooks, higher derivatives."""
+"""Features built on autograd: checkpointing, autograd functions, torch.func, hooks, higher derivatives."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("difference", ["overrides", "promotion"])
 def test_checkpoint_of_a_decorated_block(difference: str, use_reentrant: bool, backward_inside: bool) -> None:
-    """With the region inside what is checkpointed, the recomputation has its policy and our promotion."""
+    """With the region inside the checkpointed function, the recomputation has its policy and our promotion."""
 
     def train(checkpointed: bool) -> Any:
         torch.manual_seed(0)
@@ -219,7 +219,7 @@ def vjp(f: Callable[..., torch.Tensor], weight: torch.Tensor, x: torch.Tensor) -
 @pytest.mark.parametrize("where", ["around", "within"])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_torch_func(name: str, where: str, requires_grad: bool) -> None:
-    """A weight that requires a gradient is one whose cast is cached."""
+    """The cache keeps casts of weights that require a gradient."""
 
     def transformed(region: Region) -> Any:
         weight, x = torch.randn(6, 4, requires_grad=requires_grad), torch.randn(3, 6)

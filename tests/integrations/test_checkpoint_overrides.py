@@ -1,4 +1,4 @@
-"""Activation checkpointing in regions with overrides: what is run again sees the policy of its forward."""
+"""Activation checkpointing in regions with overrides: the recomputation uses the policy of its forward."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def quiet_log(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["outside", "in others", "in stock", "in ours"],
 )
 def test_same_as_without(use_reentrant: bool, around: Region, around_backward: Region) -> None:
-    """Whatever policy is in force at the backward."""
+    """Independent of the policy in force at the backward."""
     call = functools.partial(checkpoint, use_reentrant=use_reentrant)
     # The backward's own ops see its region, with and without checkpointing.
     assert_same(train(call, around, around_backward), train(plainly, around, around_backward))
@@ -96,7 +96,7 @@ def test_region_inside_a_checkpoint_outside_of_regions(use_reentrant: bool) -> N
 
 @KINDS
 def test_stock_region_in_what_is_run_again(use_reentrant: bool) -> None:
-    """Inside what is run again our key is on: a region of torch.autocast there has the overrides."""
+    """Our key is on in the recomputation: a region of torch.autocast inside it has the overrides."""
 
     def body(model: nn.Module, x: torch.Tensor) -> Any:
         with torch.autocast("cpu", enabled=False):
@@ -159,7 +159,7 @@ def test_settings(setting: Any, on: bool, quiet_log: None) -> None:
 
 @KINDS
 def test_random_state_not_preserved(use_reentrant: bool) -> None:
-    """As without overrides: dropout then differs, and nothing else does."""
+    """As without overrides: only dropout differs."""
     call = functools.partial(checkpoint, use_reentrant=use_reentrant, preserve_rng_state=False)
     model = Block()
     results = train(call, model=model)
@@ -192,7 +192,7 @@ def test_wrapped_modules(kind: CheckpointImpl) -> None:
 
 
 def test_composable_checkpoint() -> None:
-    """It has imported what it needs by name, before anything could be put in its place."""
+    """It imports the functions that it needs by name, before they could be replaced."""
     torch.manual_seed(0)
     model, plain = Block(), Block()
     plain.load_state_dict(model.state_dict())
@@ -216,7 +216,7 @@ def test_retained_graph(use_reentrant: bool) -> None:
 
 @KINDS
 def test_error_in_what_is_run_again(use_reentrant: bool) -> None:
-    """Nothing is left open; the fixture of all tests sees to it."""
+    """No region is left open, which the autouse fixture checks."""
     calls = []
 
     def fails_later(model: nn.Module, x: torch.Tensor) -> Any:
@@ -243,7 +243,7 @@ def test_other_policy_in_the_function_is_found() -> None:
 
 @KINDS
 def test_default_policy_is_not_taken_for_an_override(use_reentrant: bool) -> None:
-    """A default policy is for regions of ours; a checkpoint outside of them has none when it is run again."""
+    """A default policy applies to regions of ours; the recomputation of a checkpoint outside of them has none."""
     change = _C.register_change([(_C.OP_ENTRY_NAMES.index("aten::linear"), 0, _C.POLICY_BYTES["fp32"])], True)
     _C.set_defaults(0, change)
     try:
@@ -259,7 +259,7 @@ def test_default_policy_is_not_taken_for_an_override(use_reentrant: bool) -> Non
 
 @KINDS
 def test_graph_is_freed(use_reentrant: bool) -> None:
-    """No reference cycle keeps what is checkpointed alive."""
+    """No reference cycle keeps the checkpointed function alive."""
     model = Block()
     x = torch.randn(4, 8, requires_grad=True)
     died = weakref.ref(model)

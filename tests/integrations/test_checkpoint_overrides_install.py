@@ -1,4 +1,4 @@
-"""What torch_promote puts into torch.utils.checkpoint, and a PyTorch in which it cannot."""
+"""The hooks of torch_promote in torch.utils.checkpoint, and a PyTorch that does not support them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def installed() -> None:
 
 @KINDS
 def test_made_before_install(use_reentrant: bool) -> None:
-    """What was checkpointed before the first policy was used is run again without one."""
+    """A function checkpointed before the first use of a policy is recomputed without one."""
     stock = functools.partial(tp.stock_autocast, "cpu")
     keepers = uninstall()
     try:
@@ -56,7 +56,7 @@ def uninstall() -> dict[tuple[type, str], Any]:
 
 
 def imitation(**changes: Any) -> types.ModuleType:
-    """A module like torch.utils.checkpoint, of which some things are different."""
+    """A module like torch.utils.checkpoint with some differences."""
     module = types.ModuleType("imitation")
     vars(module).update(vars(stock_checkpoint))
     for name, value in changes.items():
@@ -84,13 +84,13 @@ def test_unknown_checkpointing_is_refused_where_it_is_called(changes: dict[str, 
     assert module._get_autocast_kwargs("cpu") == expected
     with ours():
         module._get_autocast_kwargs("cpu")
-    with ours(OVERRIDES), pytest.raises(tp.RegionError, match=r"is not known to torch_promote .* the overrides"):
+    with ours(OVERRIDES), pytest.raises(tp.RegionError, match=r"does not support .* without the current overrides"):
         module._get_autocast_kwargs("cpu")
 
 
 def test_checkpointing_that_cannot_be_refused_either() -> None:
     module = types.ModuleType("imitation")
-    with pytest.raises(tp.RegionError, match="Policies other than stock's cannot be used"):
+    with pytest.raises(tp.RegionError, match="Only the stock policy works"):
         _checkpoint._refuse(module, "there is no CheckpointFunction")
 
 
@@ -100,14 +100,14 @@ def test_refusal_reaches_the_call(use_reentrant: bool, monkeypatch: pytest.Monke
     _checkpoint._refuse(stock_checkpoint, "for this test")
     call = functools.partial(checkpoint, use_reentrant=use_reentrant)
     train(call, ours)
-    with pytest.raises(tp.RegionError, match=r"not known to torch_promote \(for this test\)"):
+    with pytest.raises(tp.RegionError, match=r"does not support .* \(for this test\)"):
         train(call)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("opening", ["tp.register_policy('sin', 'float64')", "tp.set_default_policy('fp32_safe')"])
 def test_policies_of_the_whole_program_are_kept_too(opening: str, use_reentrant: bool) -> None:
-    """In a process in which nobody else has installed it."""
+    """In a process in which no other test has installed the hooks."""
     program = f"""
 import torch, torch_promote as tp
 from torch.utils.checkpoint import checkpoint

@@ -53,7 +53,7 @@ def test_compiled_function_called_in_different_regions(backend: str) -> None:
 
 
 def test_regions_compiled_for_are_told_apart() -> None:
-    """Each pair in both orders: what is compiled for the first must not be taken for the second."""
+    """Each pair in both orders: code compiled for the first must not be used for the second."""
     args = inputs()
     places = [place for place in PROGRAM if place is not None and "overrides" in place[1]][:3]
     for first, second in itertools.permutations([*places, (ours, {})], 2):
@@ -247,7 +247,7 @@ def test_decorated_function(arguments: dict[str, Any], order: str) -> None:
 
 
 def test_backward_in_a_region_around() -> None:
-    """What was compiled with autocast off has its backward in a region, where eager casts; older PyTorch does not."""
+    """Code compiled with autocast off has its backward in a region, where eager casts and older PyTorch does not."""
 
     def run(region: Region) -> Any:
         (x, weights), results = inputs(), []

@@ -1,4 +1,4 @@
-"""torch.compile where it does not get through: graph breaks, exceptions, traces given up. Nothing stays switched on."""
+"""torch.compile with graph breaks, exceptions and aborted traces: no region is left open."""
 
 from __future__ import annotations
 

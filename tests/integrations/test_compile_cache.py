@@ -19,7 +19,7 @@ from torch_promote.integrations.compile import policy_digest
 
 
 class Watching:
-    """A backend that runs the graph as it is, and notes the specs of the regions in it."""
+    """A backend that runs the graph unchanged, and records the specs of its regions."""
 
     def __init__(self) -> None:
         self.specs: list[str] = []
@@ -54,7 +54,7 @@ def test_the_spec_in_the_graph(cache: str, made: str) -> None:
 
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("arguments", [{"cache": "al"}, {"cache": "all", "cache_enabled": False}], ids=str)
-def test_what_is_refused_is_refused_there_too(arguments: Any) -> None:
+def test_invalid_arguments_raise_in_compiled_functions(arguments: Any) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         with tp.my_autocast("cpu", **arguments):
             return x @ x
@@ -136,7 +136,7 @@ print(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
 
 
 def test_an_import_alone_leaves_the_keys_of_the_disk_cache_as_they_are(tmp_path: Path) -> None:
-    """A process that imports the package and opens no region finds what one without the package compiled."""
+    """A process that imports the package and opens no region finds entries of processes without the package."""
     hits = []
     for arguments in ([], ["import"]):
         variables = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path))

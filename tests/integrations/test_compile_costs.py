@@ -1,4 +1,4 @@
-"""A compiled step under ours is the code that it is under stock: graphs, kernels, graph breaks, guards."""
+"""A compiled step under ours is the same code as under stock: graphs, kernels, graph breaks, guards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OBJECTS = ("one region object", "decorated")
 
 
 class Graphs:
-    """A backend that runs the aten graphs as they are, and keeps their code."""
+    """A backend that runs the aten graphs unchanged, and stores their code."""
 
     def __init__(self) -> None:
         self.code: list[str] = []
@@ -79,7 +79,7 @@ def test_the_same_graphs(model: str, place: str, monkeypatch: pytest.MonkeyPatch
 
 
 def code_of(region: Region, model: str) -> tuple[list[str], dict[str, int]]:
-    """The code that Inductor makes of a training step, and the counts."""
+    """The code that Inductor generates for a training step, and the counts."""
     from torch._inductor.utils import run_and_get_code
 
     made = subject(model, TINY)
@@ -139,7 +139,7 @@ OVERRIDES = {"matmul": "fp32", "softmax": torch.float16}
     ],
     ids=str,
 )
-def test_what_stock_does_not_have_costs_no_guards_either(arguments: dict[str, Any], more: int) -> None:
+def test_features_beyond_stock_cost_no_guards(arguments: dict[str, Any], more: int) -> None:
     """Beyond those of the arguments themselves."""
     x, weights = inputs()
 

@@ -111,7 +111,7 @@ def test_compiled_training(make_step: Callable[..., Step]) -> None:
 
 
 def test_compiled_training_with_inductor() -> None:
-    """Generated code rounds in places of its own, so eager is no measure; stock's generated code is."""
+    """Generated code rounds differently from eager code, so it is compared with stock's generated code."""
 
     def run(region: Region) -> Any:
         model, x = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 16)), torch.randn(4, 16)
@@ -131,7 +131,7 @@ def test_compiled_training_with_inductor() -> None:
 
 
 def test_inductors_caches_on_disk_tell_regions_apart() -> None:
-    """Each region compiles the same function from anew, and would find there what another has left."""
+    """Each region compiles the same function again, and must not find another region's code in the cache."""
     x, weight = torch.randn(4, 16), torch.randn(16, 16)
 
     def compute(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -161,7 +161,7 @@ def test_compiled_optimizer_in_a_region() -> None:
 
 
 def test_compiled_autograd() -> None:
-    """The backward is compiled too, over casts that the cache has handed out a second time."""
+    """The backward is also compiled, over casts that the cache has returned a second time."""
 
     def run(region: Region) -> Any:
         model, seen = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), []

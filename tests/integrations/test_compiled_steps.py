@@ -23,7 +23,7 @@ Maker = Callable[[nn.Parameter, Callable[..., Any]], Step]
 
 
 class BehindPyTorchsBack(torch.optim.Optimizer):
-    """As optimizers of other libraries do, it writes in a kernel that Dynamo and the dispatcher do not see."""
+    """Like optimizers of other libraries, it writes in a kernel that Dynamo and the dispatcher do not see."""
 
     def __init__(self, weights: list[nn.Parameter]) -> None:
         super().__init__(weights, {})

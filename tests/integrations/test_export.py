@@ -20,7 +20,7 @@ OVERRIDES = {"linear": "fp32"}
 
 
 class Inside(nn.Module):
-    """A region in the middle of a forward; what comes out of it is as autocast left it."""
+    """A region in the middle of a forward, whose result keeps its dtype."""
 
     def __init__(self, region: Region, **arguments: Any) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def test_region_is_exported_as_stocks(module: type[Inside], arguments: dict[str,
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=repr)
 def test_strict_export(arguments: dict[str, Any]) -> None:
-    """Strict export traces with Dynamo, where stock writes down what was asked and ours what came of it."""
+    """Strict export traces with Dynamo, where stock records the arguments and ours the resulting settings."""
     results = []
     for region in (ours, stock):
         torch.manual_seed(0)
@@ -110,7 +110,7 @@ def test_strict_export(arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("strict", [False, True])
 def test_overrides_cannot_be_exported(strict: bool) -> None:
     before = thread_state()
-    with pytest.raises(RegionError, match=r"overrides.*cannot be exported.*these know neither"):
+    with pytest.raises(RegionError, match=r"overrides.*cannot be exported.*which have neither"):
         export(Inside(ours, overrides=OVERRIDES), torch.randn(3, 6), strict=strict)
     assert thread_state() == before
 
@@ -138,7 +138,7 @@ def test_error_in_an_exported_region() -> None:
 
 
 def test_export_inside_a_region() -> None:
-    """As under stock, what is around the export is no part of what is exported."""
+    """As under stock, a region around the export is not exported."""
 
     def run(region: Region) -> Any:
         model, x = Inside(region), torch.randn(3, 6)
@@ -194,7 +194,7 @@ def test_make_fx(where: str, pre_dispatch: bool, tracing_mode: str, requires_gra
 
 
 def test_make_fx_with_overrides() -> None:
-    """Below autocast a graph holds casts, so overrides are no hindrance; above it they are an error."""
+    """Below autocast the graph contains casts, so overrides work; above autocast they raise."""
     x, weight = torch.randn(3, 6), torch.randn(6, 4)
     region = ours(overrides={"softmax": "fp16", "matmul": HALF})
     traced = make_fx(region(compute))(x, weight)

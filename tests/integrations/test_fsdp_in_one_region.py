@@ -1,6 +1,6 @@
 """FSDP2 with several training steps in one region.
 
-FSDP gathers its shards into weights whose storage and version stay as they were, so the cast cache has to be told.
+FSDP gathers its shards into weights without changing their storage or version, so a hook has to notify the cast cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Higher-order operators under our regions and in crosschecks: they pass over our keys, as over PyTorch's autocast."""
+"""Higher-order operators under our regions and in crosschecks: they fall through on our keys."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_kernel_that_somebody_gave_stays(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def before_ours() -> list[Any]:
-    """The keys that PyTorch's operators pass over, as they were before the package was imported."""
+    """The keys on which PyTorch's operators fall through without the package."""
     keys = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
     added = {torch._C._dispatch_key_parse(name) for name in (AUTOCAST_KEY, _C.dispatch_observer_key())}
     return [key for key in keys if key not in added]

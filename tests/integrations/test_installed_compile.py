@@ -1,4 +1,4 @@
-"""torch.compile of functions with regions of torch.autocast inside, while something is installed."""
+"""torch.compile of functions with regions of torch.autocast inside, while `install` is in force."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_many_installations_do_not_reach_the_recompile_limit() -> None:
     "installed", [(MARKED,), pytest.param(({}, MARKED, HALVES), marks=pytest.mark.slow)], ids=["one", "several"]
 )
 def test_inductor(installed: tuple[Any, ...]) -> None:
-    """Every day without anything installed, and with what shows: each is a run of the C++ compiler."""
+    """The everyday run has one installation and none, because each one runs the C++ compiler."""
     args, dtypes = inputs(), {"{}": torch.bfloat16, str(MARKED): torch.float32, str(HALVES): HALF}
     compiled = torch.compile(plain, fullgraph=True)
     assert compiled(*args)[0][0].dtype is plain(*args)[0][0].dtype is torch.bfloat16
@@ -272,7 +272,7 @@ def test_a_change_inside_of_a_compiled_function() -> None:
     """The graph breaks there, or where it may not, the error says why."""
     args = inputs()
     with tp.installed_as(**MARKED) as installation, leaves_no_trace():
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="changes what regions of compiled functions are"):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="changes the regions of compiled functions"):
             torch.compile(changes_inside, backend="eager", fullgraph=True)(*args)
         assert tp.installed() is installation
         for _ in range(2):
@@ -283,7 +283,7 @@ def test_a_change_inside_of_a_compiled_function() -> None:
 
 
 def test_a_change_inside_a_region_of_a_compiled_function() -> None:
-    """Dynamo ends the region at the graph break, and opens it again: as what is installed then."""
+    """Dynamo ends the region at the graph break, and opens it again under the new installation."""
 
     def function(x: torch.Tensor) -> Any:
         with torch.autocast("cpu"):
@@ -304,7 +304,7 @@ def test_a_change_inside_a_region_of_a_compiled_function() -> None:
 
 
 def test_a_change_waits_for_what_another_thread_compiles() -> None:
-    """Otherwise the function would be compiled for one policy in part, and be kept for the other."""
+    """Otherwise the function would be compiled partly for the old policy, and be cached for the new one."""
     compiling, order = threading.Event(), []
 
     def backend(module: torch.fx.GraphModule, example: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Processes that share Inductor's cache directory: none is served what another compiled for another policy."""
+"""Processes that share Inductor's cache directory do not get code that was compiled for another policy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch_promote as tp
 from helpers.subprocesses import environment, run_python
 from torch_promote.integrations import compile as integrations_compile
 
-#: PyTorch keeps no graph with regions in it unless it is told that they are safe.
+#: PyTorch caches graphs with regions only if they are marked as safe.
 SAFE = {f"torch.amp.autocast_mode.{name}": "1" for name in ("_enter_autocast", "_exit_autocast")}
 
 
 def compiled(directory: Path, arguments: dict[str, Any] | None) -> tuple[int, torch.dtype]:
-    """Compiles a function anew: how often the cache had it, and the dtype in which its region computes."""
+    """Compiles a function again. Returns the number of cache hits, and the dtype in which its region computes."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu"):

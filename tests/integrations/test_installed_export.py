@@ -1,4 +1,4 @@
-"""torch.export, make_fx and TorchScript while something is installed."""
+"""torch.export, make_fx and TorchScript while `install` is in force."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_stock_policy_is_exported_as_stocks(strict: bool, arguments: Any) ->
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("arguments", [{"overrides": {"linear": "fp32"}}, {"policy": "off"}], ids=str)
 def test_another_policy_cannot_be_exported(arguments: Any, strict: bool) -> None:
-    refused = pytest.raises(tp.RegionError, match=r"cannot be exported.*these know neither")
+    refused = pytest.raises(tp.RegionError, match=r"cannot be exported.*which have neither")
     with leaves_no_trace(), tp.installed_as(**arguments), refused:
         torch.export.export(Inside(), (torch.randn(3, 6),), strict=strict)
 
@@ -152,7 +152,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def script(name: str) -> Any:
-    """What a function comes to when it is compiled and run: its graph and its result, or its error."""
+    """The outcome of compiling and running a function: its graph and its result, or its error."""
     torch.manual_seed(0)
     function, arguments = FUNCTIONS[name]
     x = torch.randn(4, 4)
@@ -186,7 +186,7 @@ def test_scripted_code_stays_pytorchs(name: str, policy: str | None) -> None:
 
 
 def test_scripted_code_called_inside_a_region() -> None:
-    """TorchScript's own pass casts, and asks PyTorch's state, which regions of ours set, too."""
+    """TorchScript's own pass casts according to PyTorch's state, which regions of ours also set."""
     function = torch.jit.script(lambda_free)
     x = torch.randn(4, 4)
     with torch.autocast("cpu"):

@@ -1,4 +1,4 @@
-"""Training under `install` has the bits of training under PyTorch's regions, whoever opens them."""
+"""Training under `install` has the bits of training under PyTorch's regions, in user and library code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def assert_like_stock(run: Callable[[], Any]) -> Any:
-    """Fails unless `run` gives the same with and without `install`; ours casts, so that policy "off" tells."""
+    """Fails unless `run` gives the same with and without `install`, and differs under the policy "off"."""
     torch.manual_seed(0)
     expected = run()
     torch.manual_seed(0)
@@ -37,7 +37,7 @@ def assert_like_stock(run: Callable[[], Any]) -> Any:
         result = run()
     assert_same(result, expected)
     torch.manual_seed(0)
-    # Of mixed dtypes that nobody casts, an op may raise.
+    # An op may raise for mixed dtypes without casts.
     with tp.installed_as(policy="off"), pytest.raises((AssertionError, RuntimeError)):
         assert_same(run(), expected)
     return result
@@ -211,7 +211,7 @@ def test_decorated_forward_and_evaluation() -> None:
 
 
 def test_replicas_in_threads() -> None:
-    """As DataParallel calls them; tests/cuda/test_installed_on_cuda.py has parallel_apply itself."""
+    """Called like DataParallel's; tests/cuda/test_installed_on_cuda.py tests parallel_apply itself."""
 
     def run() -> Any:
         # Copies: one weight in two threads has one cast or two, whichever thread is faster, under stock as well.

@@ -1,7 +1,7 @@
 """TorchScript: traces made inside regions, and scripted code called inside them.
 
-A trace records the casts that our wrappers make. What TorchScript itself executes is cast by a compiler pass of its
-own, which asks stock's state whether autocast is on; so there it shows that our regions mirror themselves into that.
+A trace records the casts that our wrappers make. Scripted code is cast by TorchScript's own compiler pass, which reads
+stock's autocast state; it works because our regions also set that state.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_trace_made_inside_a_region(training: bool, cache_enabled: bool) -> None
 
 
 def test_trace_is_checked_inside_a_region() -> None:
-    """torch.jit.trace runs what it has traced against the module, under the region that it was called in."""
+    """torch.jit.trace compares its trace with the module, in the region in which it was called."""
 
     def trace(region: Region) -> Any:
         model, x = network(), torch.randn(4, 8)
@@ -100,7 +100,7 @@ class Scripted(nn.Module):
 @pytest.mark.parametrize(("frozen", "dtype"), [(False, torch.bfloat16), (True, torch.bfloat16), (True, torch.float16)])
 @pytest.mark.parametrize("make_model", [Scripted, network])
 def test_scripted_code_called_inside_a_region(make_model: Any, frozen: bool, dtype: torch.dtype) -> None:
-    """Several times each, outside and inside: the executor specializes what it has seen a few times."""
+    """Several times each, outside and inside: the executor specializes code after a few calls."""
 
     def run(region: Region) -> Any:
         x, model, seen = torch.randn(4, 8), make_model(), []

@@ -1,4 +1,4 @@
-"""What the precision plugins say without Lightning; `make test-ecosystem` runs them with it."""
+"""The errors of the precision plugins without Lightning; `make test-ecosystem` runs them with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hook after optimizer steps: optimizers with other contents than PyTorch's own."""
+"""The hook after optimizer steps, with optimizers whose parameter groups have unusual contents."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from helpers.thread_state import thread_state
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    """What two processes have trained, of each its results: starting them is what takes time, so it is done once."""
+    """The results of a training in two processes. It runs once, because starting processes takes most of the time."""
     functions = {"training": two_processes.training}
     return [results["training"] for results in in_ranks(functions, 2, tmp_path_factory.mktemp("two_processes"))]
 
@@ -37,7 +37,7 @@ def test_training_in_two_processes(trained: list[dict[Any, Any]], strategy: str)
 
 
 def test_the_two_processes_trained_together(trained: list[dict[Any, Any]]) -> None:
-    """Otherwise the test above would pass for two processes that know nothing of each other."""
+    """Otherwise the test above would pass for two independent processes."""
     (losses, weights), (others_losses, others_weights) = (results["ddp", "ours"] for results in trained)
     assert_same(weights, others_weights)
     assert not torch.equal(losses[0][0], others_losses[0][0]), "each process has data of its own"
@@ -66,7 +66,7 @@ def step(region: Region) -> Any:
 
 
 def in_a_fork(function: Callable[[], Any], folder: Path) -> Any:
-    """Runs a function in a child, which has all that this process has at this moment."""
+    """Runs a function in a forked child."""
     file = folder / "result.pt"
 
     def run() -> None:
@@ -91,7 +91,7 @@ def test_fork_outside_of_a_region(tmp_path: Path) -> None:
 
 
 def test_fork_inside_a_region(tmp_path: Path) -> None:
-    """The child goes on in the region, with its cache, and both may change the weights, each its own."""
+    """The child stays in the region with its cache, and both processes may change their own weights."""
 
     def train(region: Region) -> Any:
         model, x = nn.Linear(8, 8), torch.randn(4, 8)
@@ -117,7 +117,7 @@ def test_fork_inside_a_region(tmp_path: Path) -> None:
 
 
 def test_exit_of_a_region_in_a_fork(tmp_path: Path) -> None:
-    """The child may leave the region that it was born in; the parent's stays open."""
+    """The child may leave the region in which it was forked; the parent's stays open."""
     with ours(dtype=torch.float16):
         around = thread_state()
         with contextlib.ExitStack() as scope:

@@ -1,4 +1,4 @@
-"""The ranks of a distributed job: they train alike in every mode, and notice if their policies differ."""
+"""The ranks of a distributed job train alike in every mode, and raise if their policies differ."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run(names: tuple[str, ...], world_size: int, folder: Path) -> list[dict[str,
     scope="module", params=[pytest.param(2, id="two ranks"), pytest.param(4, id="four ranks", marks=pytest.mark.slow)]
 )
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What all functions returned in each rank: starting processes is what takes time, so it is done once."""
+    """The results of all functions in each rank, computed once, because starting processes takes most of the time."""
     return run(EVERYDAY, request.param, tmp_path_factory.mktemp("ranks"))
 
 
@@ -89,7 +89,7 @@ def test_training_in_every_mode(ranks: list[dict[str, Any]], wrapper: str, polic
 
 
 def test_two_passes_of_a_sharded_model_in_one_region(ranks: list[dict[str, Any]]) -> None:
-    """FSDP2 gathers the blocks for each pass, but not the root. Ours casts again what is gathered; stock does not."""
+    """FSDP2 gathers the blocks for each pass, but not the root. Ours casts gathered weights again; stock does not."""
     for results in ranks:
         kinds = ("ours", "by hand, True", "by hand, False")
         ours, cached, uncached = (results["training"]["two passes", kind] for kind in kinds)
@@ -181,7 +181,7 @@ def test_the_error_can_be_copied_and_pickled() -> None:
 
 
 def test_the_option_is_a_bool() -> None:
-    with pytest.raises(tp.OptionError, match="enabled is 0, which is not a bool"):
+    with pytest.raises(tp.OptionError, match="enabled must be a bool, got 0"):
         tp.set_check_ranks(0)  # type: ignore[arg-type]
     assert tp.set_check_ranks(True) is True
 
@@ -275,7 +275,7 @@ for store in (fake_pg.FakeStore(), dist.HashStore()):
 
 
 def test_one_process_alone() -> None:
-    """Nothing is imported, and nothing but one function replaced; a region asks no store."""
+    """No module is imported, only one function is replaced, and regions do not use a store."""
     done = run_python(ALONE)
     assert done.returncode == 0, done.stderr
 

@@ -100,7 +100,7 @@ def test_sparse_gradients_of_an_embedding() -> None:
 
 
 class Wrapped(torch.Tensor):
-    """A tensor that holds another one, and notes the ops that reach it and in which dtypes."""
+    """A tensor that wraps another one, and records the ops that reach it and their dtypes."""
 
     log: list[Any] = []  # noqa: RUF012 (one log for all)
     inner: torch.Tensor
@@ -194,7 +194,7 @@ class FunctionLog(TorchFunctionMode):
 @pytest.mark.parametrize("mode_outside", [True, False])
 @pytest.mark.parametrize("make_mode", [DispatchLog, FunctionLog])
 def test_modes_see_what_they_see_under_stock(make_mode: Callable[[], Any], mode_outside: bool) -> None:
-    """Not a call more, not a call less: regions show themselves to no mode, and casts as stock's do."""
+    """The same calls: modes do not see regions, and see the same casts as under stock."""
 
     def train(region: Region) -> Any:
         model, mode = nn.Sequential(nn.Linear(6, 8), nn.Softmax(-1), nn.Linear(8, 2)), make_mode()
@@ -257,7 +257,7 @@ def test_custom_op_with_register_autocast(namespace: str) -> None:
 
 
 def test_custom_op_without_rules_for_autocast(namespace: str) -> None:
-    """It is called with what it is given; the ops that it calls see autocast."""
+    """It gets its arguments uncast; autocast applies to the ops that it calls."""
 
     @torch.library.custom_op(f"{namespace}::product", mutates_args=())
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -273,7 +273,7 @@ def test_custom_op_without_rules_for_autocast(namespace: str) -> None:
 
 
 def test_kernel_that_a_library_has_put_on_autocast(namespace: str) -> None:
-    """The way of before register_autocast, as torchvision has it: the kernel casts by itself, with autocast off."""
+    """The method from before register_autocast, as in torchvision: the kernel itself casts, with autocast off."""
     with torch.library._scoped_library(namespace, "DEF") as library:
         library.define("product(Tensor x, Tensor weight) -> Tensor")
 

@@ -117,7 +117,7 @@ def test_module_evaluates_as_under_stock(name: str, no_autograd: Callable[[], An
 
 
 def train_after_evaluation(region: Region, no_autograd: Callable[[], Any], name: str, one_region: bool) -> Any:
-    """In one region, the weights' casts that training finds were made without autograd."""
+    """In one region, so that the training finds casts of weights that were made without autograd."""
     model = MODELS[name][0]().eval()
     x = torch.randn(3, 5, 16)
     with region():
@@ -148,7 +148,7 @@ def test_stock_loses_gradients_after_an_encoders_fast_path() -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_encoder_takes_its_fast_path(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In evaluation, TransformerEncoderLayer calls one fused op, inside which autocast goes on."""
+    """In evaluation, TransformerEncoderLayer calls one fused op, inside which autocast stays on."""
     calls = []
     fused = torch._transformer_encoder_layer_fwd
 
@@ -218,7 +218,7 @@ def test_gradient_accumulation() -> None:
 
 
 def test_whole_loop_in_one_region() -> None:
-    """Stock needs its cache cleared after each step, or it goes on with the weights of before; ours may have it so."""
+    """Stock needs its cache cleared after each step, or it would use old weights; ours allows clearing."""
 
     def train(region: Region, clear: bool) -> Any:
         model = mlp()
@@ -267,7 +267,7 @@ def test_model_can_be_copied_and_pickled_after_a_region() -> None:
 
 
 def test_replicas_in_worker_threads() -> None:
-    """What DataParallel does: a thread for each replica, which enters a region of its own; one backward for all.
+    """Like DataParallel: a thread for each replica, which enters its own region; one backward for all.
 
     As there, a replica's parameters are not leaves: they lead back to those of the model.
     """

@@ -20,7 +20,6 @@ def why_not_loaded() -> str | None:
     if not any(point.module == _MODULE for point in importlib.metadata.entry_points(group=_GROUP)):
         return (
             f"the installed package has no entry point in the group {_GROUP}, or is not installed. Install it in this "
-            "environment: pip install --no-build-isolation --force-reinstall --no-deps torch-promote, or in a source "
-            "checkout: pip install --no-build-isolation -e ."
+            "environment, in the source checkout: pip install --no-build-isolation --force-reinstall --no-deps ."
         )
     return None

@@ -17,10 +17,11 @@ from torch_promote.bench.cases import COMPILE, OURS, STOCK
 from torch_promote.bench.plot import check_plot, save_plot
 from torch_promote.checking.pretend_cuda import STAND_IN
 from torch_promote.cli.bench_compile import compile_table
-from torch_promote.cli.bench_counts import FOOTNOTE, column, lines_of_counts
+from torch_promote.cli.bench_counts import FOOTNOTE, CountTable, column
 from torch_promote.cli.bench_instructions import instruction_table
+from torch_promote.cli.exit_status import INTERRUPTED
 from torch_promote.cli.progress import progress
-from torch_promote.cli.terminal import check_rich, show, table
+from torch_promote.cli.terminal import Table, check_rich, show
 from torch_promote.errors import OptionError, UnsupportedDeviceError, did_you_mean
 
 __all__ = ["add_parser"]
@@ -100,6 +101,8 @@ examples:
   torch-promote bench --suite instructions       instructions; needs valgrind
   torch-promote bench --list                     the cases to choose from
 
+Ctrl-C ends the run and prints the cases that are finished.
+
 exit status: 0 success, independent of the figures; 2 invalid command line, or a
 device, package or valgrind is missing; 130 interrupted.
 """
@@ -178,13 +181,16 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UnsupportedDeviceError("--device cuda: PyTorch finds no CUDA device. Legal: cpu.")
     if arguments.plot is not None:
         check_plot(arguments.plot)
-    results = _timed(cases, settings, quiet=arguments.json)
+    results, interrupted = _timed(cases, settings, quiet=arguments.json)
+    if interrupted and not results:
+        raise KeyboardInterrupt  # there is nothing to print
     # With patterns, you have named what you want.
     skipped = missing() if "programs" in (arguments.suite or SUITES) and arguments.case is None else []
-    show(report(results, settings, skipped), _draw, arguments.json)
+    data = {**report(results, settings, skipped), "interrupted": interrupted, "cases": len(cases)}
+    show(data, _draw, arguments.json)
     if arguments.plot is not None:
         save_plot(arguments.plot, results, settings)
-    return 0
+    return INTERRUPTED if interrupted else 0
 
 
 def _check_instructions(arguments: argparse.Namespace) -> None:
@@ -206,13 +212,17 @@ def _chosen(cases: Sequence[Case], patterns: Sequence[str] | None) -> list[Case]
     return [case for case in cases if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)]
 
 
-def _timed(cases: Sequence[Case], settings: Settings, *, quiet: bool) -> list[Result]:
+def _timed(cases: Sequence[Case], settings: Settings, *, quiet: bool) -> tuple[list[Result], bool]:
+    """Returns the results, and whether Ctrl-C ended the run before the last one."""
     results: list[Result] = []
-    with progress("bench", len(cases), quiet=quiet, still=True) as step:
-        for result in run(cases, settings):
-            results.append(result)
-            step(result.case.name)
-    return results
+    try:
+        with progress("bench", len(cases), quiet=quiet, still=True) as step:
+            for result in run(cases, settings):
+                results.append(result)
+                step(result.case.name)
+    except KeyboardInterrupt:
+        return results, True
+    return results, False
 
 
 # --- text output
@@ -222,18 +232,26 @@ _Data = Mapping[str, Any]
 
 
 def _draw_list(data: _Data) -> list[Any]:
-    listing = table("suite", "case", unbroken=["suite"])
+    listing = Table("suite", "case", prose=["case"])
     for case in data["cases"]:
         listing.add_row(case["suite"], case["case"])
     return [listing]
 
 
 def _draw(data: _Data) -> list[Any]:
+    default = data["default_policy"]
+    notes = [f"note: ours ran under the default policy, {default}."] if default else []
+    if data["interrupted"]:
+        notes.append(f"Interrupted after {len(data['results'])} of {data['cases']} cases.")
+    return [*_draw_suites(data), *notes]
+
+
+def _draw_suites(data: _Data) -> list[Any]:
     drawn: list[Any] = []
     for suite, group in itertools.groupby(data["results"], lambda result: result["suite"]):
         results = list(group)
         if data["clock"] == "kernels":
-            drawn += [suite, *lines_of_counts(results), ""]
+            drawn += [suite, CountTable(results), ""]
             continue
         if suite == INSTRUCTIONS:
             drawn += [suite, instruction_table(results), ""]
@@ -267,7 +285,7 @@ def _ratios(results: Sequence[_Data]) -> Any:
     ratios = {key: head for key, head in ratios.items() if any(result[key] for result in results)}
     bases = [name for name in _TIMES if any(_has_share(result, name) for result in results)]
     heads = (*ratios.values(), *(f"over {column(base)}" for base in bases), *map(column, times))
-    listing = table("case", *heads, first_width=24)
+    listing = Table("case", *heads)
     for result in results:
         shown = (_spread(result[key]) for key in ratios)
         shares = (_overhead(result["overheads"].get(base)) for base in bases)
@@ -279,7 +297,7 @@ def _counts(results: Sequence[_Data]) -> Any:
     """The table of kernels and memory."""
     shown = [name for name in _TIMES if any(name in result["kernels"] for result in results)]
     weighed = [name for name in (OURS, STOCK) if name in shown]
-    listing = table("case", *map(column, shown), *(f"{name}, bytes" for name in weighed), first_width=24)
+    listing = Table("case", *map(column, shown), *(f"{name}, bytes" for name in weighed))
     for result in results:
         kernels = (result["kernels"].get(name, "-") for name in shown)
         peaks = (result["peak_bytes"].get(name, "-") for name in weighed)
@@ -293,12 +311,12 @@ def _has_share(result: _Data, base: str) -> bool:
 
 def _steps(results: Sequence[_Data]) -> Any:
     """The table of casts and memory in one step."""
-    listing = table("case", "contender", "casts of weights", "of activations", "of gradients", "peak, KiB")
+    listing = Table("case: contender", "casts of weights", "of activations", "of gradients", "peak, KiB")
     for result in results:
-        for number, (contender, casts) in enumerate(result["casts"].items()):
+        for contender, casts in result["casts"].items():
             counts = (str(casts[kind]) for kind in ("weights", "activations", "gradients"))
             peak = f"{result['peak_bytes'][contender] / 1024:.1f}"
-            listing.add_row("" if number else result["case"], column(contender), *counts, peak)
+            listing.add_row(f"{result['case']}: {column(contender)}", *counts, peak)
     return listing
 
 

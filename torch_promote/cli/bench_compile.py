@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_promote.cli.terminal import table
+from torch_promote.cli.terminal import Table
 
 __all__ = ["compile_table"]
 
@@ -18,11 +18,9 @@ def compile_table(results: Sequence[Mapping[str, Any]]) -> Any:
     """
     counts = list(next(iter(results[0]["compiled"].values())))
     heads = (*(name.replace("_", " ") for name in counts), "peak, KiB")
-    listing = table("case", "contender", *heads, first_width=24)
+    listing = Table("case: contender", *heads)
     for result in results:
-        for number, (contender, compiled) in enumerate(result["compiled"].items()):
+        for contender, compiled in result["compiled"].items():
             peak = f"{result['peak_bytes'][contender] / 1024:.1f}"
-            listing.add_row(
-                "" if number else result["case"], contender, *(str(compiled[name]) for name in counts), peak
-            )
+            listing.add_row(f"{result['case']}: {contender}", *(str(compiled[name]) for name in counts), peak)
     return listing

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_promote.bench.cases import ALREADY_CAST, HAND, OURS, PLAIN, STOCK
-from torch_promote.cli.terminal import table
+from torch_promote.cli.terminal import Table
 
 __all__ = ["instruction_table"]
 
@@ -20,7 +20,7 @@ def instruction_table(results: Sequence[Mapping[str, Any]]) -> Any:
         results: The results of the suite, as plain data.
     """
     shown = [name for name in _NAMES if any(name in result["instructions"] for result in results)]
-    listing = table("case", "ours / stock", "target", "measured", *(_NAMES[name] for name in shown), first_width=24)
+    listing = Table("case", "ours / stock", "target", "measured", *(_NAMES[name] for name in shown))
     for result in results:
         counts = result["instructions"]
         ratio = f"{counts[OURS] / counts[STOCK]:.3f}" if STOCK in counts else "-"

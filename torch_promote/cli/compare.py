@@ -15,10 +15,11 @@ from torch_promote.cli.report_output import (
     put_out,
 )
 from torch_promote.cli.target import open_target, report_errors_of_step
-from torch_promote.cli.traced_program import say
+from torch_promote.cli.terminal import say
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.numerics.comparing.compare import compare
 from torch_promote.numerics.comparing.comparison import Comparison, Metric
+from torch_promote.numerics.comparing.comparison_text import comparison_text
 from torch_promote.numerics.pages.spelling import spell_number, spell_tolerance
 
 __all__ = ["add_parser"]
@@ -111,7 +112,7 @@ def _run(arguments: argparse.Namespace) -> int:
             batches=arguments.batches,
             restore=target.restore,
         )
-    put_out(comparison, arguments)
+    put_out(comparison, comparison_text, arguments)
     problems = list(_problems(comparison, tolerance))
     for problem in problems:
         say(f"torch-promote: {problem}")

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 
-from torch_promote.cli.terminal import write
+from torch_promote.cli.terminal import width_of_output, write
 from torch_promote.errors import OptionError
 from torch_promote.numerics.report.trace_report import TraceReport
 
@@ -58,5 +58,6 @@ def _run(arguments: argparse.Namespace) -> int:
             f"there is no file {arguments.file!r}. `torch-promote trace --json F.json train.py` writes one."
         )
     explanation = TraceReport.load(arguments.file).explain(arguments.pattern)
-    write(f"{json.dumps(explanation.to_dict(), indent=2) if arguments.json else explanation}\n")
+    text = json.dumps(explanation.to_dict(), indent=2) if arguments.json else explanation.text(width_of_output())
+    write(f"{text}\n")
     return 0

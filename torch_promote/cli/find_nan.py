@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 
 from torch_promote.cli.child_process import end_as
+from torch_promote.cli.terminal import say
 from torch_promote.cli.traced_program import (
     add_options,
     check_file,
@@ -14,7 +15,6 @@ from torch_promote.cli.traced_program import (
     parse_steps,
     path_for,
     run_program,
-    say,
     spell_tag,
     why_nothing,
 )
@@ -83,7 +83,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for tag, record in reports.items():
         if tag or len(reports) > 1:
             say(f"torch-promote: {spell_tag(tag)}")
-        say(record.text)
+        say(record.text, is_report=True)
         _say_next(record, arguments.override or [])
         failed |= not _write(record, arguments.json, tag)
     missing = why_nothing(records, program, arguments.steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,20 +13,24 @@ import torch
 import torch_promote
 from torch_promote import _C
 from torch_promote.cli.autoloading import why_not_loaded
-from torch_promote.cli.terminal import show, table
+from torch_promote.cli.terminal import Table, show
 from torch_promote.dispatch_keys import AUTOCAST_KEY
+from torch_promote.integrations.side_effects import NEVER_UNDONE, SIDE_EFFECTS
 from torch_promote.native.loader import built_with
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.cast_policy import CastPolicy, spell_policy
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table
 from torch_promote.policy.registered import missing_rows, unlisted_ops
+from torch_promote.regions.defaults import registered_policies, spell_default_policy
 from torch_promote.regions.environment import VARIABLES
 
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Shows versions, the dispatch key, the device types and what runs the regions of
-torch.autocast, and compares the op table with the running PyTorch.
+Shows versions, policies, the device types and what runs the regions of
+torch.autocast; compares the op table with the running PyTorch; and lists what
+importing and using the package changes outside of it.
 
+  default policy   the policy of regions that name none, if it is not PyTorch's
   environment      the variables of this package that are set. They hold for
                    every program that you start with them
   autoloading      whether `import torch` loads this package, which does nothing
@@ -36,6 +40,9 @@ torch.autocast, and compares the op table with the running PyTorch.
                    op falls through
   unlisted ops     ops that PyTorch registers and the table has no policy for:
                    left to stock
+  changes outside  what, when, why, how it is undone, and whether the change is
+                   in force in the process of this command, which imports the
+                   package and opens no region ([x] in force, [ ] not)
 """
 
 
@@ -73,9 +80,15 @@ def _info() -> dict[str, Any]:
         "dispatch_key": AUTOCAST_KEY,
         "rows": len(op_table()),
         "installed": None if installation is None else installation.info,
+        "default_policy": spell_default_policy(),
+        "registered_policies": [
+            {"op": op, "device": device, "policy": spell_policy(policy)}
+            for (op, device), policy in registered_policies().items()
+        ],
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "autoloading": why_not_loaded() or "works",
         "devices": devices,
+        "changes_outside": [effect.to_dict() for effect in SIDE_EFFECTS],
     }
 
 
@@ -84,18 +97,21 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _draw(info: Mapping[str, Any]) -> list[Any]:
-    facts = table(show_header=False)
+    facts = Table("fact", "value", prose=["value"], show_header=False)
     facts.add_row("torch_promote", info["torch_promote"])
     facts.add_row("torch", f"{info['torch']}, built with {info['built_with_torch']}")
     facts.add_row("python", info["python"])
     facts.add_row("dispatch key", info["dispatch_key"])
     facts.add_row("op table", f"{info['rows']} rows")
     facts.add_row("torch.autocast", info["installed"] or "PyTorch's own")
+    facts.add_row("default policy", info["default_policy"] or "PyTorch's own")
+    given = (f"{one['op']} on {one['device']}: {one['policy']}" for one in info["registered_policies"])
+    facts.add_row("registered policies", "\n".join(given) or "none")
     variables = (f"{name}={value}" for name, value in info["environment"].items())
     facts.add_row("environment", "\n".join(variables) or f"none of {', '.join(VARIABLES)}")
     facts.add_row("autoloading", info["autoloading"])
 
-    devices = table("device", "available", "default dtype", "rows that count", "missing rows", "unlisted ops")
+    devices = Table("device", "available", "default dtype", "rows that count", "missing rows", "unlisted ops")
     lists: list[str] = []
     for name, device in info["devices"].items():
         missing, unlisted = device["missing_rows"], device["unlisted_ops"]
@@ -115,4 +131,17 @@ def _draw(info: Mapping[str, Any]) -> list[Any]:
                 f"unlisted on {name} (registered by this PyTorch, no policy in the table; left to stock):",
                 *unlisted,
             ]
-    return [facts, "", devices, *(lists or ["", "This PyTorch registers exactly the ops that the table lists."])]
+    lists = lists or ["", "This PyTorch registers exactly the ops that the table lists."]
+    return [facts, "", devices, *lists, "", *_draw_changes(info["changes_outside"])]
+
+
+def _draw_changes(changes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    in_force = sum(change["in_force"] for change in changes)
+    yield f"changes outside of the package; they last until the process ends, unless noted (in force: {in_force})"
+    for change in changes:
+        yield f"{'[x]' if change['in_force'] else '[ ]'} {change['place']}"
+        yield f"    {change['what']}"
+        yield f"    When: {change['when'].removeprefix('When ')}"
+        yield f"    Why: {change['why']}"
+        if change["undone"] != NEVER_UNDONE:
+            yield f"    Undone by: {change['undone']}"

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch_promote.errors import OptionError, did_you_mean
+from torch_promote.errors import OptionError, PolicyError
+from torch_promote.policy.closest_ops import closest_ops
+from torch_promote.policy.op_names import find_overloads, is_pattern
 from torch_promote.policy.op_table import op_table
+from torch_promote.policy.python_names import HOW_TO_NAME
 
-__all__ = ["no_match"]
+__all__ = ["find_ops", "no_match"]
+
+
+def find_ops(pattern: str) -> tuple[str, ...]:
+    """Returns the overloads of all ops, with a row or without, that a name or a pattern selects.
+
+    Args:
+        pattern: The value of --op.
+    """
+    try:
+        return find_overloads(pattern)
+    except PolicyError:
+        return ()
 
 
 def no_match(pattern: str, others: Iterable[str] = ()) -> OptionError:
@@ -17,11 +32,32 @@ def no_match(pattern: str, others: Iterable[str] = ()) -> OptionError:
         pattern: The value of --op.
         others: The full names of ops that the pattern could match besides the rows of the table.
     """
+    if find_ops(pattern):
+        return OptionError(
+            f"--op {pattern!r}: these ops have no row in the op table, so there is nothing to compare. See "
+            f"`torch-promote policies --op {pattern!r}`."
+        )
+    reason = _reason(pattern)
+    if reason:
+        return OptionError(f"--op {pattern!r}: {reason}")
     names = (*(row.name for row in op_table()), *others)
-    overloads = [name.partition("::")[2] for name in names]
-    known = [name for overload in overloads for name in (overload.partition(".")[0], overload)]
-    close = did_you_mean(pattern.removeprefix("aten::").strip("*?"), dict.fromkeys(known))
+    ops = (name.partition("::")[2].partition(".")[0] for name in names)
+    found = closest_ops(pattern.removeprefix("aten::").strip("*?").partition(".")[0], ops)
+    close = f" Closest: {', '.join(found)}." if found else ""
     return OptionError(
-        f"--op {pattern!r} matches none of the table's {len(op_table())} rows.{close} "
-        f"`torch-promote policies` lists them all."
+        f"--op {pattern!r} matches no op.{close} `torch-promote policies` lists the op table. If a library defines the "
+        f"op, import it: --import MODULE."
     )
+
+
+def _reason(pattern: str) -> str:
+    """Why a name selects no op, in the words of `find_overloads`, if it is a module or function of PyTorch, or close.
+
+    The name of an unknown op has the error of the command, which names --import.
+    """
+    try:
+        find_overloads(pattern)
+    except PolicyError as error:
+        text = str(error)
+        return "" if "::" in pattern or is_pattern(pattern) or HOW_TO_NAME in text else text
+    return ""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch_promote.cli.terminal import table
+from torch_promote.cli.terminal import ShellCommand, Table
 from torch_promote.parity.model import Entry, SampleMismatch
 from torch_promote.parity.report import Report
 
@@ -18,24 +18,27 @@ _SHOWN = 50
 
 def draw(report: Report) -> list[Any]:
     """Returns the drawings for a report, from the details to the verdict."""
-    return [*_mismatches(report.mismatches), *_lists(report), _title(report), "", _table(report), "", _verdict(report)]
+    default = report.about.get("default_policy")
+    notes = [f"note: ours ran under the default policy, {default}. Stock did not."] if default else []
+    details = [*_mismatches(report.mismatches), *_lists(report)]
+    return [*details, _title(report), *notes, "", _table(report), "", _verdict(report)]
 
 
 def draw_entries(entries: Sequence[Entry]) -> list[Any]:
     """Returns the drawings for entries: a line for each, and their number."""
-    listing = table("entry", "source")
+    listing = Table("entry", "source")
     for entry in entries:
         listing.add_row(entry.name, entry.source)
     sources = Counter(entry.source for entry in entries)
     return [listing, "", f"entries: {len(entries)} ({_counts(sources)})"]
 
 
-def _mismatches(mismatches: Sequence[SampleMismatch]) -> Iterator[str]:
+def _mismatches(mismatches: Sequence[SampleMismatch]) -> Iterator[str | ShellCommand]:
     for mismatch in mismatches[:_SHOWN]:
         sample = f", sample {mismatch.sample}" if mismatch.sample else ""
         yield f"{mismatch.entry}{sample}: {mismatch.kind}, {mismatch.what}"
         yield from (f"    {line}" for line in mismatch.text.splitlines())
-        yield f"    reproduce with: {mismatch.reproduce}"
+        yield ShellCommand("    reproduce with: ", mismatch.reproduce)
         yield ""
     if len(mismatches) > _SHOWN:
         rest = Counter(mismatch.entry for mismatch in mismatches[_SHOWN:])
@@ -78,7 +81,7 @@ def _title(report: Report) -> str:
 
 def _table(report: Report) -> Any:
     totals, options = report.totals, report.options
-    listing = table("", "", "", show_header=False)
+    listing = Table("name", "figure", "remark", prose=["figure", "remark"], show_header=False)
     entries = f"{totals['entries']:,}"
     if totals["entries"] != totals["entries_chosen"]:
         entries += f" of {totals['entries_chosen']:,} (shard {', '.join(report.shards)})"

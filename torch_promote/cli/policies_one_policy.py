@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
-from torch_promote.cli.op_filter import no_match
-from torch_promote.cli.terminal import paint, show, table
+from torch_promote.cli.op_filter import find_ops, no_match
+from torch_promote.cli.policies_other_ops import draw_other_ops, other_ops
+from torch_promote.cli.terminal import Table, paint, show
 from torch_promote.errors import OptionError
 from torch_promote.policy.cast_policy import CastPolicy, spell_policy
-from torch_promote.policy.module_tables import KEY_OF_WHOLE, Table, entries_of
+from torch_promote.policy.module_tables import KEY_OF_WHOLE, entries_of
+from torch_promote.policy.module_tables import Table as ModuleTable
 from torch_promote.policy.named import Value, stock_policy
-from torch_promote.policy.op_names import in_order, matches
+from torch_promote.policy.op_names import in_order, is_pattern, matches
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table, rows_by_name, schema_of
 from torch_promote.policy.policy import Difference, Policy
 
@@ -59,6 +61,8 @@ def _ops(policies: Iterable[Policy], pattern: str | None) -> tuple[str, ...]:
     names.update(overload for policy in policies for overload, _, _ in policy.changes)
     names.update(key for policy in policies for key, _ in entries_of(policy.modules) if key != KEY_OF_WHOLE)
     chosen = in_order(name for name in names if pattern is None or matches(name, pattern))
+    if not chosen and pattern is not None:
+        chosen = find_ops(pattern)
     if not chosen:
         raise no_match(str(pattern), names - rows_by_name().keys())
     return chosen
@@ -74,6 +78,8 @@ def _listing(asked: str, policy: Policy, devices: Sequence[str], pattern: str | 
         if stock or any(value not in (None, CastPolicy.fallthrough) for value in values.values()):
             rows.append({"op": op, **{name: _spell(value) for name, value in values.items()}, "stock": stock})
     shown = {row["op"] for row in rows}
+    modules = {name: chosen for name, table in policy.modules if (chosen := _chosen(table, pattern))}
+    is_shown = bool(shown or set(ops) & rows_by_name().keys() or (modules and is_pattern(str(pattern))))
     return {
         "torch": torch.__version__,
         "policy": asked,
@@ -81,11 +87,12 @@ def _listing(asked: str, policy: Policy, devices: Sequence[str], pattern: str | 
         "rows": rows,
         "counts": {device: dict(Counter(row[device] for row in rows if row[device])) for device in devices},
         "without_policy": [op for op in ops if op not in shown],
-        "modules": {name: chosen for name, table in policy.modules if (chosen := _chosen(table, pattern))},
+        "other_ops": [] if is_shown else other_ops(str(pattern), devices, policy),
+        "modules": modules,
     }
 
 
-def _chosen(table: Table, pattern: str | None) -> dict[str, str]:
+def _chosen(table: ModuleTable, pattern: str | None) -> dict[str, str]:
     """The entries of a table for modules whose ops match. A whole module's policy is about every op."""
     entries = {KEY_OF_WHOLE: table} if isinstance(table, str) else {op: spell_policy(value) for op, value in table}
     return {op: value for op, value in entries.items() if pattern is None or op == KEY_OF_WHOLE or matches(op, pattern)}
@@ -98,11 +105,12 @@ def _spell(value: Value | str | None) -> str | None:
 def _draw(data: Mapping[str, Any]) -> list[Any]:
     devices, rows = data["devices"], data["rows"]
     tables = _draw_tables(data["modules"])
+    if data["other_ops"]:
+        return [*draw_other_ops(data["other_ops"]), *([""] if tables else []), *tables]
     if not rows and not tables:
         names = ", ".join(name.removeprefix("aten::") for name in data["without_policy"])
         return [f"The policy {data['policy']} does nothing on {', '.join(devices)} for: {names}"]
-    longest = max((len(row["op"].removeprefix("aten::")) for row in rows), default=0)
-    listing = table("aten op", *devices, "notes", unbroken=devices, first_width=min(longest, 28))
+    listing = Table("aten op", *devices, "notes", note="notes")
     for row in rows:
         notes = [f"{device}: stock {policy or 'has no entry'}" for device, policy in row["stock"].items()]
         cells = (_cell(row[device]) for device in devices)
@@ -115,7 +123,7 @@ def _draw(data: Mapping[str, Any]) -> list[Any]:
 def _draw_tables(modules: Mapping[str, Mapping[str, str]]) -> list[Any]:
     if not modules:
         return []
-    listing = table("modules", "aten op", "policy", unbroken=("policy",))
+    listing = Table("modules", "aten op", "policy")
     for name, entries in modules.items():
         for op, policy in entries.items():
             listing.add_row(name or _MODEL, _op_of_table(op), paint(policy))
@@ -164,8 +172,7 @@ def _draw_differences(data: Mapping[str, Any]) -> list[Any]:
     differences = data["differences"]
     if not differences:
         return [f"{first} and {second} are equal ({of})."]
-    longest = max(len(row["op"].removeprefix("aten::")) for row in differences)
-    listing = table("aten op", "device", first, second, unbroken=("device",), first_width=min(longest, 28))
+    listing = Table("aten op", "device", first, second)
     for row in differences:
         listing.add_row(_op_of_table(row["op"]), row["device"], *map(_cell, row["policies"]))
     ops = len({row["op"] for row in differences} - {KEY_OF_WHOLE})

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_promote.cli.op_filter import no_match
-from torch_promote.cli.terminal import paint, show, table
+from torch_promote.cli.terminal import Table, paint, show
 from torch_promote.errors import OptionError
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_names import matches
@@ -46,8 +46,8 @@ def run(compared: Sequence[str], columns: Sequence[str], pattern: str | None, as
         return show(data, _draw_pytorch_and_table, as_json, _FOUND if data["differences"] else 0)
     if len(compared) != 2 or compared[0] == compared[1]:
         raise OptionError(
-            f"--diff takes no device (compare PyTorch with the table) or two different ones, got "
-            f"{' '.join(compared)!r}. To compare policies, name the other with --policy."
+            f"--diff takes nothing (compare PyTorch with the table), two different devices or two policies, got "
+            f"{' '.join(compared)!r}. To compare one policy with PyTorch's: --diff {compared[0]} stock."
         )
     return show(_two_devices(compared, pattern), _draw_two_devices, as_json)
 
@@ -92,12 +92,12 @@ def _draw_pytorch_and_table(data: Mapping[str, Any]) -> list[Any]:
     if not data["differences"]:
         of = ", ".join([*data["devices"], *([f"--op {data['op']}"] if data["op"] else [])])
         return [f"torch {data['torch']} registers exactly the ops that the table lists ({of})."]
-    listing = table("device", "op", "the table", "this PyTorch", unbroken=("device", "the table"))
+    listing = Table("op", "device", "the table", "this PyTorch")
     for name, device in data["devices"].items():
         for row in device["missing"]:
-            listing.add_row(name, row["op"].removeprefix("aten::"), paint(row["policy"]), row["why"])
+            listing.add_row(row["op"].removeprefix("aten::"), name, paint(row["policy"]), row["why"])
         for op in device["unlisted"]:
-            listing.add_row(name, op.removeprefix("aten::"), "left to stock", "registered")
+            listing.add_row(op.removeprefix("aten::"), name, "left to stock", "registered")
     return [
         listing,
         "",
@@ -159,8 +159,7 @@ def _draw_two_devices(data: Mapping[str, Any]) -> list[Any]:
     )
     if not differences:
         return [verdict]
-    longest = max(len(row["op"].removeprefix("aten::")) for row in differences)
-    listing = table("aten op", *devices, unbroken=devices, first_width=min(longest, 28))
+    listing = Table("aten op", *devices)
     for row in differences:
         cells = [_cell(row["policies"][device]) for device in devices]
         listing.add_row(row["op"].removeprefix("aten::"), *cells)

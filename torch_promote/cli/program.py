@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -28,23 +28,73 @@ from torch_promote.cli import (
     tune,
     why,
 )
+from torch_promote.cli.exit_status import INTERRUPTED, WRONG_COMMAND_LINE
 from torch_promote.cli.python_program import split
-from torch_promote.cli.terminal import redirect_to_null
+from torch_promote.cli.terminal import fold, redirect_to_null, say
 from torch_promote.errors import TorchPromoteError
 
 __all__ = ["main", "make_parser", "parse_arguments"]
 
-_WRONG_COMMAND_LINE, _INTERRUPTED = 2, 130  # 0: done; 1: a command found something
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of descriptions and examples, except on a terminal that is narrower than they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        width += 2  # which argparse leaves free
+        text = super()._fill_text(text, width, indent)
+        if max(map(len, text.splitlines()), default=0) <= width:
+            return text
+        return "\n".join(fold("\n".join(_joined(text.splitlines())), width))
+
+    def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        """Wraps the usage of a command that has one of its own."""
+        given = None if usage is None else "\n".join(fold(usage, self._width + 2 - len("usage: ")))
+        super().add_usage(given, actions, groups, prefix)
+
+
+def _joined(lines: Sequence[str]) -> Iterator[str]:
+    """Joins the lines of a paragraph, and those of an entry of a list, whose second line is indented further."""
+    held = ""
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        is_prose = indent == 0 and held and not held.startswith(" ") and not held.endswith(":")
+        is_entry = indent >= _DEEP and held.startswith(" ")
+        if line and (is_prose or is_entry):
+            held = f"{held} {line.lstrip()}"
+            continue
+        if held:
+            yield held
+        held = line
+        if not line:
+            yield ""
+    if held:
+        yield held
+
+
+#: The indentation of what belongs to the line above.
+_DEEP = 8
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that prints errors in one line, as the commands do. Its subparsers have the same class."""
+    """A parser that prints errors in one line, as the commands do. Its subparsers have the same class.
+
+    Attributes:
+        commands: The names of the commands, of the parser of all.
+        command: The command that the arguments are for, where the parser of all commands reports an error.
+    """
+
+    command = ""
+    commands: Collection[str] = ()
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "formatter_class": _HelpFormatter})
 
     def error(self, message: str) -> NoReturn:
-        self.exit(_WRONG_COMMAND_LINE, f"torch-promote: error: {message}. See `{self.prog} --help`.\n")
+        say(f"torch-promote: error: {message.rstrip('.')}. See `{self.command or self.prog} --help`.")
+        self.exit(WRONG_COMMAND_LINE)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> _Parser:
     """Returns the parser of the whole command line. Parsed arguments have the command's function as `run`."""
     parser = _Parser(
         prog="torch-promote",
@@ -58,6 +108,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     for command in (run, trace, find_nan, explain, compare, tune, info, policies, parity, bench, why):
         command.add_parser(commands)
+    parser.commands = commands.choices
     return parser
 
 
@@ -95,7 +146,10 @@ program's, if it is not 0.
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parses a command line. Those of `run`, `trace` and `find-nan` have the program and its arguments as `program`."""
     own, program = split(argv)
-    arguments = make_parser().parse_args(own)
+    parser = make_parser()
+    if own and own[0] in parser.commands:  # argparse reports an unknown option by the parser of all commands
+        parser.command = f"{parser.prog} {own[0]}"
+    arguments = parser.parse_args(own)
     arguments.program = program
     return arguments
 
@@ -133,15 +187,15 @@ def _flush() -> None:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
-    arguments.is_process = argv is None
     try:
+        arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+        arguments.is_process = argv is None
         if stand_in.needs_another_process(getattr(arguments, "device", None)):
             return stand_in.run_again(argv)
         status: int = arguments.run(arguments)
     except TorchPromoteError as error:
-        print(f"torch-promote: error: {error}", file=sys.stderr)
-        return _WRONG_COMMAND_LINE
+        say(f"torch-promote: error: {error}")
+        return WRONG_COMMAND_LINE
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     return status

@@ -26,7 +26,7 @@ def progress(what: str, total: int, *, quiet: bool, still: bool = False) -> Iter
     Args:
         what: The name of the work, which starts each line.
         total: The number of steps.
-        quiet: Show nothing.
+        quiet: Print no lines if stderr is not a terminal.
         still: Draw only at the steps, so that drawing does not disturb timings between them.
 
     Yields:
@@ -37,11 +37,11 @@ def progress(what: str, total: int, *, quiet: bool, still: bool = False) -> Iter
         ...     step("one"), step("two")
         (None, None)
     """
-    if quiet:
-        yield lambda remark: None
-    elif sys.stderr.isatty() and _has_rich():
+    if sys.stderr is not None and sys.stderr.isatty() and _has_rich():
         with _bar(what, total, still) as step:
             yield step
+    elif quiet or sys.stderr is None:
+        yield lambda remark: None
     else:
         yield _lines(what, total)
 

@@ -8,12 +8,13 @@ import importlib.util
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch_promote.cli.terminal import write
-from torch_promote.cli.traced_program import check_file, say
+from torch_promote.cli.terminal import say, width_of_output, write
+from torch_promote.cli.traced_program import check_file
 from torch_promote.errors import MissingPackageError, OptionError
+from torch_promote.numerics.pages.report_text import Layout
 
 __all__ = ["STDOUT", "add_outputs", "add_target", "check_outputs", "output_of_target", "parse_tolerance", "put_out"]
 
@@ -55,7 +56,7 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     if arguments.json != STDOUT:
         check_file("--json", arguments.json, ".json")
     if arguments.html is not None and importlib.util.find_spec("jinja2") is None:
-        raise MissingPackageError("--html needs jinja2: pip install torch-promote[trace]. --json works without it.")
+        raise MissingPackageError("--html needs jinja2: pip install jinja2. --json works without it.")
 
 
 @contextlib.contextmanager
@@ -68,18 +69,22 @@ def output_of_target(arguments: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def put_out(report: Any, arguments: argparse.Namespace, *more: str | None) -> None:
+def put_out(report: Any, text: Callable[[Any, Layout], str], arguments: argparse.Namespace, *more: str | None) -> None:
     """Prints a report and writes its files.
 
     Args:
         report: A `Comparison` or `Tuning`.
+        text: Returns its text for a layout.
         arguments: The parsed command line.
         more: More files to save it to; None is none.
 
     Raises:
         OptionError: A file cannot be written any more. The report was printed.
     """
-    write(json.dumps(report.to_dict(), indent=2) + "\n" if arguments.json == STDOUT else f"{report}\n")
+    if arguments.json == STDOUT:
+        write(json.dumps(report.to_dict(), indent=2) + "\n")
+    else:
+        write(f"{text(report, Layout(width_of_output()))}\n")
     files = [path for path in (*more, arguments.html, arguments.json) if path not in (None, STDOUT)]
     for path in files:
         report.save(path)

@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -20,7 +21,9 @@ from torch_promote.checking import crosscheck_process
 from torch_promote.checking.checker import Level
 from torch_promote.checking.report import CrosscheckReport
 from torch_promote.cli.child_process import end_as, wait_for
+from torch_promote.cli.progress import follow
 from torch_promote.cli.python_program import add_policy_options, command_of, settings, start
+from torch_promote.cli.terminal import say
 
 __all__ = ["add_parser"]
 
@@ -38,7 +41,7 @@ input and output, exit status, tracebacks and signals are the program's.
 _EPILOG = """\
 examples:
   torch-promote run train.py --lr 0.1            same bits as without it
-  torch-promote run --override softmax=fp16 train.py
+  torch-promote run --override softmax=lower train.py
                                                  one op under another policy
   torch-promote run --policy my.toml --cache persistent train.py
   torch-promote run -v -m package.train --help   show what is installed; --help
@@ -113,21 +116,23 @@ def _run_checked(command: list[str], variables: dict[str, str], level: str, is_p
     with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:
         variables[crosscheck_process.VARIABLE] = f"{level}:{folder}"
         program = start(command, variables)
-        status = wait_for(program)
+        began = time.monotonic()
+        watched = sys.stderr is not None and sys.stderr.isatty()
+        line = f"torch-promote: crosscheck, level {level}, "
+        with follow(lambda: f"{line}{time.monotonic() - began:.0f} s so far", quiet=not watched):
+            status = wait_for(program)
         reports = crosscheck_process.read_reports(Path(folder))
     whole = CrosscheckReport()
     for _, report in sorted(reports.items()):
         whole.add(report)
     count = "1 process" if len(reports) == 1 else f"{len(reports)} processes"
-    print(f"torch-promote: crosscheck, level {level}, {count}", file=sys.stderr)
+    say(f"torch-promote: crosscheck, level {level}, {count}")
     if reports:
-        print(whole, file=sys.stderr, flush=True)
+        say(str(whole), is_report=True)
     if program.pid not in reports:
-        print(
+        say(
             "torch-promote: the program left no report: it did not import torch, or it ended without Python's exit "
-            "handlers (a signal, os._exit).",
-            file=sys.stderr,
-            flush=True,
+            "handlers (a signal, os._exit)."
         )
     if status == 0 and (not whole.ok or program.pid not in reports):
         return 1

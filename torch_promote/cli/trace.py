@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from torch_promote.cli.child_process import end_as
-from torch_promote.cli.terminal import render
+from torch_promote.cli.terminal import render, say, width_of_output
 from torch_promote.cli.traced_program import (
     add_options,
     check_file,
@@ -16,7 +16,6 @@ from torch_promote.cli.traced_program import (
     parse_steps,
     path_for,
     run_program,
-    say,
     spell_tag,
     why_nothing,
 )
@@ -45,7 +44,7 @@ examples:
   torch-promote explain run.json blocks.3.attn   then: what happened there?
   torch-promote trace --values --html run.html -m package.train
                                                  and the range of each result
-  torch-promote trace --override softmax=fp16 --json after.json train.py
+  torch-promote trace --override softmax=lower --json after.json train.py
   torch-promote trace --stock --perfetto run.trace.json train.py
                                                  PyTorch's own autocast
 
@@ -101,7 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
         check_file(f"--{option}", getattr(arguments, option), suffix)
     if arguments.html is not None and importlib.util.find_spec("jinja2") is None:
         raise MissingPackageError(
-            "--html needs jinja2: pip install torch-promote[trace]. --json, --csv and --perfetto work without it."
+            "--html needs jinja2: pip install jinja2. --json, --csv and --perfetto work without it."
         )
     if arguments.max_calls < 0:
         raise OptionError(f"--max-calls {arguments.max_calls}: the number of calls to keep is 0 or more.")
@@ -117,7 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for tag, report in reports.items():
         if tag or len(reports) > 1:
             say(f"torch-promote: {spell_tag(tag)}")
-        say(_summary(report))
+        say(_summary(report), as_is=True)
         failed |= not _write(report, arguments, tag)
     missing = why_nothing(records, program, arguments.steps)
     if missing is not None and not reports:
@@ -128,10 +127,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _summary(report: TraceReport) -> str:
-    """Returns the summary: in colours and as wide as the terminal, if stderr is one and rich is installed."""
-    if sys.stderr is None or not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
+    """Returns the summary: in colours and as wide as the terminal, if stderr is one; otherwise not wrapped."""
+    if sys.stderr is None or importlib.util.find_spec("rich") is None:
         return str(report)
-    return render(drawings(report), sys.stderr).rstrip()
+    return render(drawings(report, width_of_output(sys.stderr)), sys.stderr).rstrip()
 
 
 def _left_out(records: Sequence[Record]) -> list[str]:

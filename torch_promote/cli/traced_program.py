@@ -31,7 +31,6 @@ __all__ = [
     "parse_steps",
     "path_for",
     "run_program",
-    "say",
     "spell_tag",
     "why_nothing",
 ]
@@ -189,12 +188,6 @@ def why_nothing(records: Mapping[int, Record], program: int, steps: str | None) 
             "does not count."
         )
     return None
-
-
-def say(*lines: str) -> None:
-    """Prints lines to stderr; stdout is the program's."""
-    if sys.stderr is not None:
-        print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
 def spell_tag(tag: str) -> str:

@@ -17,13 +17,15 @@ from torch_promote.cli.report_output import (
     put_out,
 )
 from torch_promote.cli.target import open_target, report_errors_of_step
-from torch_promote.cli.terminal import write
-from torch_promote.cli.traced_program import check_file, say
+from torch_promote.cli.terminal import say, write
+from torch_promote.cli.traced_program import check_file
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
 from torch_promote.numerics.runs.policy_in_force import present_policy
 from torch_promote.numerics.tuning.tune import tune
 from torch_promote.numerics.tuning.tuning import Tuning
+from torch_promote.numerics.tuning.tuning_text import tuning_text
 from torch_promote.policy.atomic_write import write_atomically
+from torch_promote.policy.dtype_names import dtype_of_name
 
 __all__ = ["add_parser"]
 
@@ -79,7 +81,14 @@ differ by more than the tolerance between two runs in float32, for instance. 130
 if it was interrupted.
 """
 
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_DTYPES = (torch.float16, torch.bfloat16)
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = dtype_of_name(name)
+    if dtype in _DTYPES:
+        return dtype
+    raise argparse.ArgumentTypeError(f"{name!r} is not a dtype of autocast. Legal: float16, bfloat16.")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -106,7 +115,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--direction", choices=("accuracy", "speed"), default="accuracy", help="what to search for (default: accuracy)"
     )
-    parser.add_argument("--dtype", choices=tuple(_DTYPES), help="the dtype of regions that name none")
+    parser.add_argument(
+        "--dtype", type=_dtype, metavar="DTYPE", help="the dtype of regions that name none: float16 or bfloat16"
+    )
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="the order of equal candidates (default: 0)")
     parser.add_argument("--resume", metavar="F", help="keep the runs in a file, and go on with those that it has")
     parser.add_argument("-o", "--output", metavar="F.toml", help="save the policy")
@@ -132,7 +143,7 @@ def _run(arguments: argparse.Namespace) -> int:
                     budget=arguments.budget,
                     level=arguments.level,
                     direction=arguments.direction,
-                    dtype=_DTYPES.get(arguments.dtype),
+                    dtype=arguments.dtype,
                     seed=arguments.seed,
                     resume=arguments.resume,
                     restore=target.restore,
@@ -144,7 +155,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise
     if isinstance(found, TuningError):
         return _end_without_search(found, arguments)
-    put_out(found, arguments, arguments.output)
+    put_out(found, tuning_text, arguments, arguments.output)
     if found.interrupted:
         return 130
     return 0 if found.met else 1

@@ -1,17 +1,19 @@
-"""The command `torch-promote why`: prints the derivation that torch_promote/reference/derivation makes."""
+"""The command `torch-promote why`: prints the derivation that torch_promote/checking/why.py makes."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_promote.reference.derivation.derivation import Derivation, why
-from torch_promote.reference.derivation.expression import ExpressionError
-from torch_promote.reference.dtypes import Family, dtype_name, family
+from torch_promote.checking.why import why
+from torch_promote.cli.terminal import say, width_of_output, write
+from torch_promote.errors import TorchPromoteError
+from torch_promote.reference import Derivation, ExpressionError
+from torch_promote.reference.dtypes import Family, dtype_name, family, named_dtype
 from torch_promote.reference.promotion_rules import RULE_NAMES
 
 if TYPE_CHECKING:
@@ -19,14 +21,61 @@ if TYPE_CHECKING:
 else:
     Subparsers = Any
 
-__all__ = ["add_parser", "run"]
+__all__ = ["EXAMPLES", "add_parser", "run"]
+
+_DESCRIPTION = """\
+Explains the dtype of an expression, step by step: which casts autocast makes,
+how the operands are promoted, and which values overflow.
+"""
+
+#: Command lines with what they print in their last line. `--help` shows them.
+EXAMPLES = (
+    ('"int32[3] + 5.5"', "Result: float32 of shape [3]"),
+    ('"half[3] * 1e6"', "Result: float16 of shape [3]"),
+    ('"cat([i1[2], f2[2]])"', "Result: float16 of shape [4]"),
+    ('"where(bool[2], int8[2], 2.5)"', "Result: float32 of shape [2]"),
+    ('"-(bf16[2, 3] @ bf16[3, 4])"', "Result: bfloat16 of shape [2, 4]"),
+    ('"f4[2, 3].sum(1, dtype=double)"', "Result: float64 of shape [2]"),
+    ('--autocast cpu "linear(f4[2, 3], f4[4, 3])"', "Result: bfloat16 of shape [2, 4]"),
+    ('--autocast cuda "F.softmax(f2[2, 3], -1)"', "Result: float32 of shape [2, 3]"),
+    ('--rule jax "int32[3] + 5.5"', "Result: float32 of shape [3]"),
+)
+
+_EPILOG = """\
+expressions:
+  int32[2, 3], f2[3]     a tensor: its dtype and its sizes
+  int64[]                a 0-dim tensor
+  5.5, True, 2j          Python numbers
+  bf16, half, f4, i1     short names of dtypes: PyTorch's, fp16, fp32, fp64 and
+                         those of docs/promotion.md
+  + - * / // % ** @ & | ^ ~ < <= > >= == !=  and parentheses
+  cat([int8[2], f2[2]])  functions of torch, torch.nn.functional (F),
+  F.gelu(f2[3])          torch.linalg and so on, and ops: torch.ops.aten.mm
+  f2[2, 3].softmax(-1)   methods
+  sort(f2[3])[1]         one of several results
+
+Quote the expression: the shell has meanings of its own for * ( < > & and [.
+
+examples:
+{examples}
+
+exit status: 0 for a result, 1 if PyTorch or the rule raises, 2 if the
+expression is invalid.
+"""
+
+
+def _dtype(text: str) -> torch.dtype:
+    dtype = named_dtype(text)
+    if dtype is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype")
+    return dtype
 
 
 def _default_dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name.removeprefix("torch."), None)
-    if isinstance(dtype, torch.dtype) and family(dtype) is Family.FLOAT:
+    dtype = named_dtype(name)
+    if dtype is not None and family(dtype) is Family.FLOAT:
         return dtype
-    raise argparse.ArgumentTypeError(f"{name!r} is not a default dtype. Legal: float16, bfloat16, float32, float64.")
+    raise argparse.ArgumentTypeError(f"{name!r} is not a default dtype. Legal: float16, bfloat16, float32, float64")
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -40,26 +89,34 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
     Example:
         >>> parser = add_parser(argparse.ArgumentParser().add_subparsers())
-        >>> run(parser.parse_args(["int8[3] * int64[]"]))
-        int8[3] * int64[]
+        >>> _ = run(parser.parse_args(["int8[3] + int8[3]"]))
+        int8[3] + int8[3]
         1. int8[3] is a tensor with dimensions: state dim, int8.
-        2. int64[] is a 0-dim tensor: state zero, int64.
-        3. dim int8 with zero int64: int64 is not of a higher kind than int8, so int8 stays: a weaker state
-           does not widen.
-        4. * computes in int8 and returns int8.
+        2. int8[3] is a tensor with dimensions: state dim, int8.
+        3. Both are int8 in state dim: nothing is promoted.
+        4. + computes in int8 and returns int8.
         Result: int8 of shape [3]
-        0
     """
+    examples = "\n".join(f"  torch-promote why {line}\n{' ' * 25}{result}" for line, result in EXAMPLES)
     parser = subparsers.add_parser(
         "why",
         help="explain the dtype of an expression, step by step",
-        description="Explains the dtype of an expression of tensors and Python numbers, step by step, by PyTorch's "
-        "rule or by another promotion rule.",
-        epilog="Exit status: 0 for a result, 1 if PyTorch or the rule raises, 2 if the expression is invalid.",
+        description=_DESCRIPTION,
+        epilog=_EPILOG.format(examples=examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    # argparse would take -int8[3] for an option.
+    parser._negative_number_matcher = re.compile(r"-(?=[^-])[^=]*[\[(\d]")  # type: ignore[assignment]
+    parser.add_argument("expression", nargs="+", help='such as "int32[2, 3] + 5.5" or "cat([int8[2], f2[2]])"')
+    parser.add_argument(
+        "--autocast",
+        choices=("cpu", "cuda"),
+        help="explain the expression in a region of my_autocast, with the casts that it makes; cuda needs no GPU",
     )
     parser.add_argument(
-        "expression", help='such as "int32[2, 3] + 5.5"; write a tensor as its dtype and sizes, a 0-dim one as int64[]'
+        "--dtype", type=_dtype, help="the region's dtype (default: bfloat16 on cpu, float16 on cuda)", metavar="DTYPE"
     )
+    parser.add_argument("--policy", help="the region's policy: the name of a policy, or a policy file", metavar="P")
     parser.add_argument(
         "--default-dtype",
         type=_default_dtype,
@@ -82,27 +139,49 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command.
 
     Args:
-        args: The parsed command line: `expression`, `default_dtype`, `rule` and `json`.
+        args: The parsed command line.
 
     Returns:
         The exit status: 0, 1 if PyTorch or the rule raises for the expression, 2 if it is invalid.
     """
-    try:
-        derivation = why(args.expression, default_dtype=args.default_dtype, rule=args.rule)
-    except ExpressionError as error:
-        print(f"torch-promote why: {error}", file=sys.stderr)
+    expression = " ".join(args.expression)
+    if args.autocast is None and (args.dtype is not None or args.policy is not None):
+        say("torch-promote why: --dtype and --policy need --autocast cpu or --autocast cuda.")
         return 2
-    print(json.dumps(_as_data(derivation), indent=2) if args.json else derivation)
+    try:
+        derivation = why(
+            expression,
+            autocast=args.autocast,
+            dtype=args.dtype,
+            policy=args.policy,
+            default_dtype=args.default_dtype,
+            rule=args.rule,
+        )
+    except ExpressionError as error:
+        several = len(args.expression) > 1
+        hint = " The shell may have changed it: put the expression in quotes." if several else ""
+        say(f"torch-promote why: {error}{hint}")
+        return 2
+    except TorchPromoteError as error:
+        say(f"torch-promote why: {error}")
+        return 2
+    text = json.dumps(_as_data(derivation), indent=2) if args.json else derivation.text(width_of_output())
+    write(f"{text}\n")
     return 0 if derivation.error is None else 1
 
 
 def _as_data(derivation: Derivation) -> dict[str, Any]:
+    results = derivation.results or (
+        () if derivation.dtype is None or derivation.shape is None else ((derivation.dtype, derivation.shape),)
+    )
     return {
         "expression": derivation.expression,
         "rule": derivation.rule,
+        "autocast": derivation.autocast,
         "steps": list(derivation.steps),
         "dtype": None if derivation.dtype is None else dtype_name(derivation.dtype),
         "shape": None if derivation.shape is None else list(derivation.shape),
+        "results": [{"dtype": dtype_name(dtype), "shape": list(shape)} for dtype, shape in results],
         "error": derivation.error,
         "raised_by": None if derivation.error is None else "the rule" if derivation.by_rule else "PyTorch",
     }

@@ -1,4 +1,4 @@
-"""Runs a function after somebody has imported a module, without importing it."""
+"""Runs a function after a module has been imported, without importing the module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["run_after_import"]
+__all__ = ["run_after_import", "waiting_for"]
 
 
 class _RunAfterImport(importlib.abc.MetaPathFinder):
@@ -23,7 +23,7 @@ class _RunAfterImport(importlib.abc.MetaPathFinder):
         if fullname != self.name:
             return None
         sys.meta_path.remove(self)
-        # Through the others on the list, of which some may wait for the same module.
+        # Ask the other finders on the list; some of them may wait for the same module.
         for finder in list(sys.meta_path):
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
@@ -43,8 +43,13 @@ class _RunAfterImport(importlib.abc.MetaPathFinder):
 
 
 def run_after_import(name: str, function: Callable[[], None]) -> None:
-    """Runs `function` as soon as somebody imports the module, or now if that has happened."""
+    """Runs `function` as soon as the module is imported, or immediately if it already is."""
     if name in sys.modules:
         function()
     else:
         sys.meta_path.insert(0, _RunAfterImport(name, function))
+
+
+def waiting_for() -> list[str]:
+    """Returns the modules whose import functions wait for."""
+    return [finder.name for finder in sys.meta_path if isinstance(finder, _RunAfterImport)]

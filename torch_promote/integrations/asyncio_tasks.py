@@ -1,4 +1,4 @@
-"""Keeps regions that an asyncio task holds open across an await out of other tasks."""
+"""Suspends the open regions of an asyncio task at each await, so that they do not affect other tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_promote import _C
 
-__all__ = ["guard_tasks"]
+__all__ = ["guard_tasks", "place_of_regions"]
 
 
 _suspended: weakref.WeakKeyDictionary[asyncio.Task[Any], _C.SuspendedRegions] = weakref.WeakKeyDictionary()
@@ -21,9 +21,9 @@ _original_run: Callable[[asyncio.Handle], None] | None = None
 
 class _Thread(threading.local):
     guarded = False
-    """The callback that runs in this thread was started by `_run_step`."""
+    """Set while `_run_step` runs a callback in this thread."""
     unguarded: tuple[asyncio.Task[Any], int] | None = None
-    """A task that opened a region in a step that `_run_step` did not start, and how many were open before it."""
+    """A task that opened a region in a step not started by `_run_step`, and the number of open regions before it."""
 
 
 _thread = _Thread()
@@ -33,8 +33,8 @@ def guard_tasks() -> None:
     """Makes asyncio suspend a task's open regions whenever one of its steps ends.
 
     Called when a region is entered while an event loop runs; from then on it wraps every callback of asyncio's loops.
-    Python before 3.14 has no public hook between a task's steps, so this replaces `asyncio.Handle._run`, the one place
-    from which asyncio's loops run them. Loops that do not use it (uvloop, trio) are not covered: decorate the coroutine
+    Python before 3.14 has no public hook between a task's steps, so this replaces `asyncio.Handle._run`, from which
+    asyncio's loops run all callbacks. Loops that do not use it (uvloop, trio) are not covered: decorate the coroutine
     instead.
     """
     global _original_run
@@ -43,7 +43,7 @@ def guard_tasks() -> None:
     if _original_run is None:
         _original_run = asyncio.Handle._run
         asyncio.Handle._run = _run_step  # type: ignore[assignment,method-assign]
-    # The running step began without the guard; `_run_step` notices its end when the next step begins.
+    # The running step started without the guard; `_run_step` notices its end at the start of the next step.
     task = asyncio.current_task()
     if task is not None and _thread.unguarded is None:
         _thread.unguarded = task, _C.depth() - 1
@@ -74,3 +74,20 @@ def _suspend(task: asyncio.Task[Any], base: int) -> None:
         regions = _C.suspend_regions(base)
         if not task.done():
             _suspended[task] = regions
+
+
+def place_of_regions() -> str:
+    """Returns what holds the open regions here, a task or the thread, as the end of an error about another one's."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs in this thread
+        task = None
+    if task is None:
+        return (
+            "this thread, so it cannot be ended here. A region belongs to the thread that entered it; enter one in "
+            "each thread."
+        )
+    return (
+        f"the asyncio task {task.get_name()!r}, so it cannot be ended here. A region belongs to the task that entered "
+        f"it: end it in that task, or decorate the coroutine with the region."
+    )

@@ -33,14 +33,14 @@ _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
 
 
 class _Captured(NamedTuple):
-    """A policy that was in force.
+    """The policy and cache mode at one point of the program.
 
     Attributes:
         active: Whether calls passed through our wrappers. If not, the policy is the one that a region starts from.
-        number: The number of the change that results in this policy wherever it is entered.
+        number: The number of a change that results in this policy, independent of where it is entered.
         stock: Whether the policy is stock's.
         cache_mode: The mode of the cast cache.
-        kept: What its tables for modules need to go on.
+        kept: Objects that the policy's module tables need.
     """
 
     active: bool
@@ -51,7 +51,7 @@ class _Captured(NamedTuple):
 
 
 class _PolicyRegion:
-    """A region that changes policy and cache mode, and leaves devices, dtypes and the cache flag as they are."""
+    """A region that changes only the policy and the cache mode, not devices, dtypes or the cache flag."""
 
     __slots__ = ("_cache_mode", "_policy_change")
 
@@ -78,7 +78,7 @@ def _capture() -> _Captured:
         return _Captured(False, _C.capture_policy(), _C.policy_is_stock(), cache_mode, kept_in_force())
 
 
-#: What holds for a function that was checkpointed before `install`: only stock's policy and cache mode were in use.
+#: For functions that were checkpointed before `install`, when only stock's policy and cache mode were in use.
 _BEFORE_INSTALL = _Captured(False, 0, True, _C.CACHE_MODES[0])
 
 
@@ -90,8 +90,8 @@ def _reopened(captured: _Captured) -> Any:
     is_enough = both_stocks or (now == captured and now.stock)
     before, _thread.mirrors = _thread.mirrors, "unless plain" if is_enough or captured.active else "always"
     try:
-        # Then PyTorch's own mirroring is enough. A policy that is in force already is entered again all the same: a
-        # promotion rule acts only in backwards in which its region was entered.
+        # PyTorch's own mirroring is then sufficient. A policy that is already in force is entered again nevertheless: a
+        # promotion rule acts only in a backward in which its region was entered.
         if is_enough:
             yield
             return
@@ -105,7 +105,7 @@ def _reopened(captured: _Captured) -> Any:
 
 
 class _Thread(threading.local):
-    #: When a region that checkpoint opens to mirror the forward stays PyTorch's; "" if nothing runs again.
+    #: When a region that checkpoint opens to mirror the forward stays PyTorch's; "" outside of recomputations.
     mirrors: Literal["", "unless plain", "always"] = ""
 
 
@@ -113,13 +113,13 @@ _thread = _Thread()
 
 
 def stays_stocks(plain: bool) -> bool:
-    """Whether a region that is being entered stays PyTorch's, whatever `torch_promote.install` says.
+    """Whether a region that is being entered stays PyTorch's even while `torch_promote.install` is in force.
 
-    So do those that checkpoint opens to mirror the forward, if that ran in PyTorch's own region, or if a region of ours
-    would change the policy of the forward, or its cache mode. To be called by what PyTorch calls.
+    This is the case for regions that checkpoint opens to mirror the forward, if the forward ran in PyTorch's own
+    region, or if a region of ours would change the forward's policy or cache mode.
 
     Args:
-        plain: Whether the region, if it were ours, would have the policy and the cache mode around it.
+        plain: Whether the region, as one of ours, would take the policy and the cache mode from its surroundings.
     """
     mirrors = _thread.mirrors
     if not mirrors or (plain and mirrors == "unless plain"):
@@ -128,7 +128,7 @@ def stays_stocks(plain: bool) -> bool:
 
 
 class _Reopened:
-    """`_reopened` for any number of recomputations: each backward through a retained graph is one."""
+    """`_reopened` for several recomputations: each backward through a retained graph recomputes."""
 
     def __init__(self, captured: _Captured) -> None:
         self._captured = captured
@@ -143,7 +143,7 @@ class _Reopened:
         self._open.pop().__exit__(*error)
 
 
-# Not a method, and without a closure: `_disable_dynamo` makes a reference cycle with what it decorates.
+# A plain function without a closure: `_disable_dynamo` creates a reference cycle with the function that it decorates.
 @torch._disable_dynamo  # type: ignore[attr-defined]
 def _run_again(captured: _Captured, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with _reopened(captured):
@@ -151,7 +151,7 @@ def _run_again(captured: _Captured, function: Callable[..., Any], *args: Any, **
 
 
 class _KeepsPolicy:
-    """A descriptor for an attribute that holds a function; stores with it the policy in force at the assignment."""
+    """A descriptor for an attribute that holds a function. It stores the policy at the assignment with the function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -196,10 +196,10 @@ def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], cont
 def install() -> None:
     """Makes `torch.utils.checkpoint` store policies and cache modes.
 
-    Call it before the first policy or cache mode that is not stock's is used.
+    Call it before the first use of a policy or cache mode other than stock's.
 
     Raises:
-        RegionError: This PyTorch's checkpointing has no known place for the hooks, nor for a check that refuses.
+        RegionError: This PyTorch's checkpointing lacks the attributes for the hooks and for a check that refuses.
     """
     module = sys.modules["torch.utils.checkpoint"]
     try:
@@ -212,7 +212,7 @@ def install() -> None:
 
 
 def _find_places(module: types.ModuleType) -> list[tuple[type, str]]:
-    """Returns the classes whose objects keep the function, and the attribute. LookupError: they are not as expected."""
+    """Returns the classes whose objects keep the function, and the attribute. Raises LookupError if they differ."""
     places: list[tuple[type, str]] = []
     for kept_on, name, setter, reader in (
         (
@@ -229,7 +229,7 @@ def _find_places(module: types.ModuleType) -> list[tuple[type, str]]:
                 raise LookupError(f"{function} has no {name!r}")
         kind = _look_up(module, kept_on)
         if hasattr(kind, name) or not getattr(kind, "__dictoffset__", 0):
-            raise LookupError(f"{kept_on} cannot be given a descriptor for {name!r}")
+            raise LookupError(f"{kept_on} does not accept a descriptor for {name!r}")
         places.append((kind, name))
     return places
 
@@ -252,12 +252,12 @@ def _refuse(module: types.ModuleType, reason: str) -> None:
     Both kinds of checkpointing call one function to read the autocast state.
     """
     message = (
-        f"torch.utils.checkpoint of PyTorch {torch.__version__} is not known to torch_promote ({reason}), so what it "
-        f"runs again in the backward would run without the overrides in force here."
+        f"torch_promote does not support torch.utils.checkpoint of PyTorch {torch.__version__} ({reason}): the "
+        f"recomputation in the backward would run without the current overrides."
     )
     mirror = getattr(module, "_get_autocast_kwargs", None)
     if mirror is None:
-        raise RegionError(f"{message} Policies other than stock's cannot be used with this PyTorch.")
+        raise RegionError(f"{message} Only the stock policy works with this PyTorch.")
 
     def refuse_or_mirror(*args: Any, **kwargs: Any) -> Any:
         now = _capture()

@@ -1,20 +1,19 @@
 """Compares the policies of the ranks of a distributed job, once: in the first region.
 
 NOTE [ What ranks compare ]
-- The policy in force in the first region after the default process group was initialised. It is compared with that of
-  ranks that reach their first region by the same lines of code: a rank may evaluate on its own under another policy
-  before it trains. The lines count from the function in which the group was initialised.
-- The policies of the modules of each model that DistributedDataParallel or fully_shard has wrapped before that region,
-  among the ranks that share the model.
-Nothing that torch.autocast has is compared (the dtype, whether it is enabled), so a program that uses nothing beyond
-torch.autocast cannot fail here. Neither is the cache mode, which changes no result.
+- The policy of the first region after the default process group was initialised. It is compared among ranks that reach
+  their first region through the same lines of code, because one rank may run an evaluation under another policy before
+  it trains. The lines are those below the function that initialised the group.
+- The module policies of each model that DistributedDataParallel or fully_shard has wrapped before that region, among
+  the ranks that share the model.
+Settings that torch.autocast also has (the dtype, whether it is enabled) are not compared, so a program that only uses
+torch.autocast cannot fail here. The cache mode is not compared either, because it does not change results.
 
 NOTE [ Ranks compare without waiting ]
-A collective would hang, or pair with one of the program's, if a rank enters no region. So a rank leaves its policies in
-the store of the process group, and compares them with those that the first rank left there: two requests to the store,
-for any number of ranks. Of two ranks that differ, the later one raises. The end of its process ends the job: the
-collectives of gloo fail, and launchers stop the other processes. If the store fails, or does not answer in time,
-nothing is compared.
+If a rank entered no region, a collective would hang, or pair with one of the program's. So each rank writes its
+policies to the store of the process group and compares them with those of the first rank that did so: two requests to
+the store for any number of ranks. If two ranks differ, the later one raises. The end of its process ends the job:
+gloo's collectives fail, and launchers stop the other processes. If the store fails or times out, nothing is compared.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ __all__ = ["compare_ranks", "describe_module_policies"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
-#: How long, in seconds, a rank that differs waits for the policies of others, to name them in its error.
+#: The seconds for which a rank that differs waits for the policies of others, to name them in its error.
 _GRACE = 2.0
-#: How long, in seconds, a rank waits for the store. A request to it waits while another thread of the program does.
+#: The seconds for which a rank waits for the store. A request blocks while another thread of the program uses it.
 _PATIENCE = 10.0
-#: What a rank leaves that has the policies of the first one.
+#: A rank writes this if its policies equal those of the first rank.
 _AS_THE_FIRST = "="
 
 _Describe = Callable[[torch.nn.Module], Mapping[str, str]]
@@ -57,17 +56,17 @@ _describe_modules: _Describe | None = None
 
 
 def describe_module_policies(describe: _Describe) -> _Describe:
-    """Sets the function that returns the policies of a model's modules, by name."""
+    """Sets the function that returns the policies of a model's modules, keyed by name."""
     global _describe_modules
     _describe_modules = describe
     return describe
 
 
 def compare_ranks(region: object = None) -> None:
-    """Compares this rank with others. A region calls it if `enter_region` says that there is something to compare.
+    """Compares this rank with others. A region calls it if `enter_region` reports a pending comparison.
 
     Args:
-        region: The region, or what else describes it. None: nothing does.
+        region: The region, or another object that describes it in errors, or None.
 
     Raises:
         PolicyMismatchError: Ranks differ.
@@ -95,10 +94,10 @@ def _compare(what: str, place: str, ranks: Sequence[int], policies: Mapping[str,
     found: list[Any] = []
 
     def exchange() -> None:
-        with contextlib.suppress(Exception):  # of a store without these requests, or whose server has ended
+        with contextlib.suppress(Exception):  # the store lacks these requests, or its server has ended
             found.append(_exchange(store, rank, place, ranks, dict(policies), label))
 
-    with contextlib.suppress(Exception):  # of a group that has ended, or an interpreter that starts no more threads
+    with contextlib.suppress(Exception):  # the group has ended, or the interpreter cannot start more threads
         store, rank = _c10d()._get_default_store(), _c10d().get_rank()
         if not _is_deleted(store):
             thread = threading.Thread(target=exchange, name="torch_promote_compare_ranks", daemon=True)
@@ -109,7 +108,7 @@ def _compare(what: str, place: str, ranks: Sequence[int], policies: Mapping[str,
 
 
 def _is_deleted(store: Any) -> bool:
-    """Whether a store is a file that the program has deleted. A request would make it again, and leave it there."""
+    """Whether a store is a file that the program has deleted. A request would recreate it and leave it behind."""
     types: Any = torch.distributed
     while isinstance(store, types.PrefixStore):
         store = store.underlying_store
@@ -117,11 +116,11 @@ def _is_deleted(store: Any) -> bool:
 
 
 def _exchange(store: Any, rank: int, place: str, ranks: Sequence[int], policies: dict[str, str], label: str) -> Any:
-    """Leaves the policies of this rank in the store.
+    """Writes the policies of this rank to the store.
 
     Returns:
-        None if they are those of the first rank that was there. Otherwise policies and labels by rank, and the ranks
-        that have left nothing.
+        None if they equal those of the first rank. Otherwise the policies and labels by rank, and the ranks that have
+        not written theirs.
     """
     left = json.dumps([policies, label])
     first = json.loads(store.compare_set(f"{place}/first", "", left))
@@ -144,7 +143,7 @@ def _exchange(store: Any, rank: int, place: str, ranks: Sequence[int], policies:
 
 
 def _policy_in_force() -> dict[str, str]:
-    """Returns what the policy in force in this thread changes, in words that are the same in every process."""
+    """Returns the changes of this thread's current policy, as text that is the same in every process."""
     changed = policies_beyond_stock()
     policies = {f"{op} on {device}": spell_policy(value) for op, by in changed.items() for device, value in by.items()}
     for name, table in tables_in_force():
@@ -156,7 +155,7 @@ def _policy_in_force() -> dict[str, str]:
 
 
 def _path_from(codes: list[CodeType]) -> str:
-    """Returns a digest of the lines that are running, from the innermost function on that was running then too."""
+    """Returns a digest of the running lines, from the innermost function in `codes` that is still running."""
     frames = frames_from(sys._getframe(1))
     shared = 0
     while shared < min(len(frames), len(codes)) and frames[shared].f_code is codes[shared]:
@@ -171,7 +170,7 @@ def _digest(value: Any) -> str:
 
 
 def _roots(models: list[Model]) -> Iterator[tuple[torch.nn.Module, str]]:
-    """The models that are not part of another one. fully_shard takes the parts first."""
+    """Yields the models that are not part of another one. fully_shard is applied to the parts first."""
     inside: set[int] = set()
     for model in reversed(models):
         module = model.module()
@@ -181,7 +180,7 @@ def _roots(models: list[Model]) -> Iterator[tuple[torch.nn.Module, str]]:
 
 
 def _groups_of(model: torch.nn.Module) -> list[list[int]]:
-    """Returns the groups of ranks that share a model: in a mesh, those along each of its dimensions."""
+    """Returns the groups of ranks that share a model; for a mesh, the groups along each dimension."""
     c10d = _c10d()
     try:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):

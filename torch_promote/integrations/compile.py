@@ -1,9 +1,9 @@
 """Regions under torch.compile.
 
-Inside a compiled function a region is two calls in the graph, `graph_enter` and `graph_exit`. Dynamo runs them while it
-traces, so that it sees the dtypes of ops inside; AOTAutograd runs them while it traces the aten graph, so that it
-records the casts; the compiled code contains the casts alone. They have to be plain functions that Dynamo allows in the
-graph: the dispatcher undoes the dispatch state that an op defined with torch.library sets when the op returns.
+Inside a compiled function, a region is two calls in the graph, `graph_enter` and `graph_exit`. Dynamo runs them while
+it traces, to see the dtypes of ops inside. AOTAutograd runs them while it traces the aten graph, to record the casts.
+The compiled code contains only the casts. The two have to be plain functions that Dynamo allows in the graph: if they
+were ops of torch.library, the dispatcher would undo their changes of the dispatch state when they return.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = [
 _GRAPH = None
 
 
-#: Whether a graph has opened a region yet, in whichever thread.
+#: Not empty once a graph has opened a region in any thread.
 _opened: list[bool] = []
 
 
 def graphs_open_regions() -> bool:
-    """Whether a compiled function, or one that was being compiled, has opened a region in this process."""
+    """Whether a compiled function, or one during compilation, has opened a region in this process."""
     return bool(_opened)
 
 
@@ -73,7 +73,7 @@ def graph_exit(packed: str) -> None:
 
 
 def translator() -> Any:
-    """Returns Dynamo's translator of bytecode if it is tracing in this thread, or else None."""
+    """Returns Dynamo's bytecode translator if it is tracing in this thread, or None."""
     module = sys.modules.get("torch._dynamo.symbolic_convert")
     if module is None:
         return None
@@ -84,10 +84,10 @@ def translator() -> Any:
 
 
 def _unwind_after_tracing(base: int) -> None:
-    """If Dynamo is tracing, makes it end the region when it gives up the trace in the middle."""
+    """Makes Dynamo, if it is tracing, end the region when it aborts the trace."""
     tracing = translator()
     if tracing is None:
-        return  # a backend runs the graph
+        return  # not Dynamo: a backend runs the graph
 
     def unwind() -> None:
         if _C.depth() > base:
@@ -97,11 +97,11 @@ def _unwind_after_tracing(base: int) -> None:
 
 
 def skip_frames(*functions: Any) -> None:
-    """Keeps Dynamo from compiling frames of these functions, and of what they call.
+    """Keeps Dynamo from compiling frames of these functions and of the functions that they call.
 
-    After a graph break it compiles the functions that the broken one calls, each alone.
+    After a graph break, Dynamo compiles each function that the broken one calls separately.
     """
-    eval_frame: Any = torch._C._dynamo.eval_frame  # which is there before somebody imports torch._dynamo
+    eval_frame: Any = torch._C._dynamo.eval_frame  # exists even before torch._dynamo is imported
     skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
     for function in functions:
         eval_frame.set_code_exec_strategy(function.__code__, skip)
@@ -117,12 +117,13 @@ def _autocast_state() -> dict[str, torch.dtype]:
 
 
 def _complete_disk_cache_keys() -> None:
-    """Adds the policy in force to the keys of AOTAutograd's cache on disk, and autocast dtypes where they are missing.
+    """Adds the current policy, and autocast dtypes where they are missing, to the keys of AOTAutograd's cache on disk.
 
     Newer releases of PyTorch put the autocast dtypes into the key (torch/_functorch/_aot_autograd/autograd_cache.py,
-    autocast_state), and with them our policy fingerprints. In older ones a process in a region of one dtype was served
-    what another had compiled in a region of another dtype. A fingerprint has 25 bits, so two processes with different
-    policies may have equal ones; the digest tells them apart. See NOTE [ Policy fingerprint ].
+    autocast_state), and with them our policy fingerprints. Under older releases, a process in a region of one dtype
+    could load code that another process had compiled in a region of another dtype. A fingerprint has 25 bits, so two
+    processes with different policies may have equal ones; the digest distinguishes them. See
+    NOTE [ Policy fingerprint ].
     """
     details = sys.modules[_DISK_CACHE].AOTAutogradCacheDetails
     has_dtypes = "autocast_state" in inspect.getsource(details)
@@ -130,7 +131,7 @@ def _complete_disk_cache_keys() -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        # Nothing is added where there is nothing to tell apart: processes with and without this package share entries.
+        # Under the stock policy, add nothing: processes with and without this package then share entries.
         if digest := "/".join(filter(None, (part() for part in digests))):
             self.torch_promote_policy = digest
         if not has_dtypes and (state := _autocast_state()):
@@ -140,7 +141,7 @@ def _complete_disk_cache_keys() -> None:
 
 
 def policy_digest() -> str:
-    """Returns a digest of the policy in force in this thread, the same in every process; "" for stock's."""
+    """Returns a digest of this thread's current policy, the same in every process; "" for stock's."""
     if _C.policy_is_stock():
         return ""
     ops = sorted(item for item in _C.current_policy().items() if not is_marker(item[0]))
@@ -148,7 +149,7 @@ def policy_digest() -> str:
     return hashlib.sha256(repr(policy).encode()).hexdigest()
 
 
-#: What the key of the disk cache gets: the policy in force, and what `install` has put in force for regions in graphs.
+#: The parts that the disk cache's key gets: the current policy, and the `install` settings for regions in graphs.
 digests: list[Callable[[], str]] = [lambda: policy_digest()]
 
 
@@ -157,5 +158,5 @@ _DISK_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 
 
 def install() -> None:
-    """Completes the keys of AOTAutograd's cache on disk, now or when that is imported."""
+    """Completes the keys of AOTAutograd's cache on disk, now or when AOTAutograd is imported."""
     run_after_import(_DISK_CACHE, _complete_disk_cache_keys)

@@ -1,8 +1,8 @@
-"""torch.compile and what `install` has put in force.
+"""torch.compile while `install` is in force.
 
 Dynamo turns regions of torch.autocast into calls of PyTorch's `_enter_autocast` and `_exit_autocast`, in the graph and
-while it traces. These use the methods of the class, so that the regions are ours where something is installed. No guard
-of Dynamo's covers what is installed; `while_changing` makes it forget what it has compiled.
+during tracing. These call the methods of the class, so the regions are ours while `install` is in force. Dynamo does
+not guard on the installation; instead, `while_changing` discards compiled code when it changes.
 
 Source: torch/_dynamo/variables/ctx_manager.py, AutocastModeVariable (v2.13).
 """
@@ -33,17 +33,17 @@ _is_changing = False
 
 @contextlib.contextmanager
 def while_changing(what: str) -> Iterator[Callable[[], None]]:
-    """Keeps Dynamo from compiling while what is installed changes.
+    """Keeps Dynamo from compiling while the installation changes.
 
     Args:
         what: The function that changes it, for the error.
 
     Yields:
-        A function that makes Dynamo forget what it has compiled.
+        A function that discards Dynamo's compiled code.
 
     Raises:
-        RegionError: This thread is compiling: it would compile one function for two policies. Or the process was
-            forked while another thread was compiling: Dynamo would wait for that thread forever.
+        RegionError: This thread is compiling, and would compile one function for two policies. Or the process was
+            forked while another thread was compiling, and Dynamo would wait for that thread forever.
     """
     dynamo = sys.modules.get(DYNAMO)
     frames: Any = sys.modules.get(f"{DYNAMO}.convert_frame")
@@ -54,15 +54,15 @@ def while_changing(what: str) -> Iterator[Callable[[], None]]:
     nested = _is_changing and frames.compile_lock._is_owned()  # in a signal handler
     if frames.compile_lock._is_owned() and not nested:
         raise RegionError(
-            f"{what} was called while torch.compile compiles in this thread, from a backend or a function that it "
-            f"calls. Regions in the same function would get different policies. Call {what} before you call the "
-            f"compiled function."
+            f"{what} was called while torch.compile compiles in this thread (from a backend, or a function called "
+            f"during tracing). Regions in the same function would get different policies. Call {what} before you call "
+            f"the compiled function."
         )
     if _compiler_is_gone:
         raise RegionError(
             f"{what} was called in a process that was forked while another thread compiled with torch.compile. "
-            f"PyTorch cannot compile anything here, nor forget what is compiled: it waits for that thread, which this "
-            f"process does not have. Call {what} before the fork, or start the process with the start method 'spawn'."
+            f"Dynamo's lock stays locked in this process, so PyTorch can neither compile nor discard compiled code. "
+            f"Call {what} before the fork, or start the process with the start method 'spawn'."
         )
     with frames.compile_lock:
         _is_changing = True
@@ -72,8 +72,8 @@ def while_changing(what: str) -> Iterator[Callable[[], None]]:
             _is_changing = nested
 
 
-# Whether another thread was compiling as this process was forked. A fork copies one thread, so nobody releases Dynamo's
-# lock here.
+# Whether another thread was compiling when this process was forked. A fork copies only one thread, so Dynamo's lock
+# stays locked here.
 _compiler_is_gone = False
 
 
@@ -94,8 +94,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 def refuse_strict_export() -> None:
     """If Dynamo traces for torch.export in a region whose policy is not stock's, adds a call to the graph that raises.
 
-    Strict export runs the graph of Dynamo's once more to record aten ops, and that call then raises the error of
-    `record_enter`. Dynamo would hide an error that is raised here.
+    Strict export runs Dynamo's graph once more to record aten ops, and the call then raises the error of
+    `record_enter`. Dynamo would hide an error raised during tracing.
     """
     tracing = translator()
     if tracing is None or _C.policy_is_stock():
@@ -118,7 +118,7 @@ _stock_type: Any = None
 
 
 def register(enter: Any, exit_: Any, stock_type: type) -> None:
-    """Tells Dynamo, now or when it is imported, of the methods that regions of torch.autocast have.
+    """Registers our methods of torch.autocast with Dynamo, now or when it is imported.
 
     Args:
         enter: Our `__enter__`.
@@ -138,9 +138,9 @@ def _register_with_dynamo(enter: Any, exit_: Any) -> None:
 
 
 def _register_stock_type() -> None:
-    """Makes regions of the stock type calls of their own in the graph.
+    """Makes regions of the stock type separate calls in the graph.
 
-    To Dynamo every object of a subclass of torch.autocast is one of torch.autocast.
+    Otherwise Dynamo would treat an object of any subclass of torch.autocast as a torch.autocast.
     """
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.variables import ConstantVariable, builder

@@ -1,8 +1,9 @@
-"""What Dynamo makes of regions: variables of its own kind, as it has for torch.autocast.
+"""Dynamo's variables for regions, like its variable for torch.autocast.
 
-Traced as any other context manager, a region would cost more than one of torch.autocast: Dynamo would read the Python
-code of `__init__` and `__enter__`, guard on each name in it, and not compile a frame at all that has a graph break in
-the region. So it calls the class while it traces, if the arguments are constants, and keeps the packed spec.
+If Dynamo traced a region like any other context manager, a region would cost more than one of torch.autocast: Dynamo
+would trace the Python code of `__init__` and `__enter__`, guard on each name in it, and skip frames with a graph break
+in the region. With these variables, Dynamo calls the class during tracing if the arguments are constants, and keeps the
+packed spec.
 
 Source: torch/_dynamo/variables/ctx_manager.py, AutocastModeVariable (v2.13).
 """
@@ -25,7 +26,7 @@ def install(region_type: Any, *region_types: Any) -> None:
     """Makes regions traceable, now or when Dynamo is imported.
 
     Args:
-        region_type: The class that a packed spec alone makes a region of.
+        region_type: The class that takes only a packed spec.
         region_types: Its subclasses, `my_autocast` first.
     """
     # Importing Dynamo here would take a second.
@@ -35,16 +36,16 @@ def install(region_type: Any, *region_types: Any) -> None:
 def _register(region_type: Any, my_autocast: Any, *others: Any) -> None:
     torch._dynamo.allow_in_graph(graph_enter)
     torch._dynamo.allow_in_graph(graph_exit)
-    # A call whose result nobody uses is otherwise dead code.
+    # Otherwise FX would remove the calls as dead code.
     torch.fx.node.has_side_effect(graph_enter)
     torch.fx.node.has_side_effect(graph_exit)
-    # What Dynamo traces in place of the functions of the extension, where it traces the methods after all.
+    # If Dynamo does trace the methods, it traces these instead of the extension's functions.
     substitute = functools.partial(torch._dynamo.substitute_in_graph, skip_signature_check=True)
     substitute(_C.enter_region)(_traced_enter)
     substitute(_C.exit_region)(_traced_exit)
     substitute(_C.pack_plain_region)(_traced_pack)
     for kind in (region_type, my_autocast, *others):
-        # A graph of `__enter__` alone would enter a region and not leave it, and there is nothing to gain in __init__.
+        # A graph of `__enter__` alone would enter a region without leaving it. Compiling `__init__` gains nothing.
         skip_frames(kind.__init__, kind.__enter__, kind.__exit__)
     _register_variables((region_type, my_autocast, *others), (region_type, my_autocast))
 
@@ -60,7 +61,7 @@ def _traced_exit(owner: Any) -> int:
 
 
 def _traced_pack(*arguments: object) -> None:
-    """Leaves the packing to Python code, which Dynamo can trace."""
+    """Returns None, which leaves the packing to Python code that Dynamo can trace."""
 
 
 def _register_variables(kinds: tuple[Any, ...], made_while_tracing: tuple[Any, ...]) -> None:
@@ -74,13 +75,13 @@ def _register_variables(kinds: tuple[Any, ...], made_while_tracing: tuple[Any, .
     class_variable: Any = user_defined.UserDefinedClassVariable
 
     class RegionVariable(generic, switched):  # type: ignore[misc]
-        """A region: an object with attributes and methods, and a context manager that graph breaks leave and enter."""
+        """A region: a context manager that graph breaks leave and re-enter, with attributes and methods."""
 
         def __init__(self, cm_obj: Any, target_values: Any = None, **kwargs: Any) -> None:
             super().__init__(cm_obj, target_values=(cm_obj._packed,), **kwargs)
 
         def enter(self, tx: Any) -> Any:
-            # If Dynamo gives up the trace in the middle of the region, graph_enter sees to its end.
+            # If Dynamo aborts the trace inside the region, graph_enter's clean-up ends the region.
             self._call(tx, graph_enter)
             return self
 
@@ -111,7 +112,7 @@ def _register_variables(kinds: tuple[Any, ...], made_while_tracing: tuple[Any, .
                 values = [value.as_python_constant() for value in args]
                 named = {name: value.as_python_constant() for name, value in kwargs.items()}
                 return RegionVariable(self.value(*values, **named))
-            except Exception:  # not a constant, or an error of the class, which traced code raises where it belongs
+            except Exception:  # not a constant, or an error of the class, which the traced code will raise
                 return super().call_function(tx, args, kwargs)
 
     def build_class(self: Any, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tells the captures of CUDA graphs apart, and keeps the casts that graphs read up to date.
+"""Distinguishes captures of CUDA graphs, and updates the casts that graphs read.
 
 See NOTE [ Casts and CUDA graphs ] in csrc/cache/capture.h, and NOTE [ Graphs and persistent casts ] in
 csrc/cache/graph_casts.h.
@@ -18,10 +18,10 @@ __all__ = ["tell_captures_apart", "watch_graphs"]
 
 
 def tell_captures_apart(before_casts_in_advance: Callable[[], object]) -> None:
-    """Has the cache ask whether a stream is capturing, where only Python can tell, and count captures.
+    """Lets the cache detect whether a stream is capturing, if only Python can tell, and count captures.
 
-    Captures are counted from the first one in which the cache keeps a cast: before that, `torch.cuda.CUDAGraph` stays
-    as it is. Replays are counted from the end of the first training region on a GPU on: they may write to weights.
+    Captures are counted from the first one in which the cache keeps a cast; until then, `torch.cuda.CUDAGraph` is not
+    modified. Replays may write to weights; they are counted from the end of the first training region on a GPU.
 
     Args:
         before_casts_in_advance: Called at that end: see NOTE [ Weights cast together ] in csrc/cache/weight_batch.h.
@@ -60,9 +60,9 @@ def _count_replays() -> None:
 
 
 def watch_graphs() -> None:
-    """Lets graphs read persistent casts, and each replay drop the casts of weights that its graph may write to.
+    """Lets graphs read persistent casts, and makes each replay drop the casts of weights that its graph may write to.
 
-    Called before the first region that keeps casts beyond stock's. A graph that was captured earlier may write to all.
+    Called before the first region that keeps casts beyond stock's. A graph captured earlier may write to any weight.
     """
     graph: Any = torch.cuda.CUDAGraph
     capture_begin, capture_end, replay = graph.capture_begin, graph.capture_end, graph.replay
@@ -81,7 +81,7 @@ def watch_graphs() -> None:
 
     @functools.wraps(capture_end)
     def end(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _C.end_graph(getattr(self, "_torch_promote_casts", None))  # None: begun before this was called
+        _C.end_graph(getattr(self, "_torch_promote_casts", None))  # None: the capture began before watch_graphs
         return capture_end(self, *args, **kwargs)
 
     @functools.wraps(reset)

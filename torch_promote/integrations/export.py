@@ -1,7 +1,7 @@
 """Regions under torch.export.
 
-Export records ops above every Autocast key, so an exported graph would contain no trace of a region. A region under the
-stock policy is recorded as the region of torch.autocast that has the same effect.
+Export records ops above the Autocast keys, so an exported graph would contain no sign of a region. A region under the
+stock policy is therefore recorded as the equivalent region of torch.autocast.
 
 Source: torch/amp/autocast_mode.py, autocast.__enter__ and __exit__ (v2.13).
 """
@@ -27,7 +27,7 @@ def record_enter(packed: str) -> None:
         packed: The region's packed spec.
 
     Raises:
-        RegionError: The policy in force is not stock's, so an exported graph cannot represent the region.
+        RegionError: The current policy is not stock's, so an exported graph cannot represent the region.
     """
     modes = _export_modes()
     if modes and not _C.policy_is_stock():
@@ -48,9 +48,9 @@ def record_exit(packed: str) -> None:
 def refuse_policy() -> None:
     """Raises the error of `record_enter`."""
     raise RegionError(
-        "a region with overrides, of ops or of modules, or with a promotion rule cannot be exported: an exported graph "
-        "can hold regions of torch.autocast only, and these know neither. Export without them, or write the casts into "
-        "the module."
+        "a region with overrides (of ops or modules) or a promotion rule cannot be exported: an exported graph can "
+        "only contain regions of torch.autocast, which have neither. Export without them, or write the casts into the "
+        "module."
     )
 
 

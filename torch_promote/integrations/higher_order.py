@@ -1,7 +1,7 @@
 """Makes higher-order operators (cond, flex_attention, ...) fall through on our dispatch key.
 
-Such an operator has a dispatch table of its own, in Python, in which PyTorch lets it fall through on AutocastCPU,
-AutocastCUDA and others. On a key that is not in the table it raises, where an ordinary op would fall through.
+Such an operator has its own dispatch table in Python, in which PyTorch makes it fall through on AutocastCPU,
+AutocastCUDA and others. Without an entry for our key, the operator would raise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["pass_over"]
 
 
 def pass_over(key: str) -> None:
-    """Makes every higher-order operator, those still to be defined included, fall through on a dispatch key.
+    """Makes every higher-order operator, including those defined later, fall through on a dispatch key.
 
     Args:
         key: The key's name, such as "AutocastPrivateUse1".
@@ -25,5 +25,5 @@ def pass_over(key: str) -> None:
         return
     by_default.append(number)
     for operator in torch._ops._higher_order_ops.values():
-        if number not in operator.py_kernels:  # somebody else may have registered a kernel
+        if number not in operator.py_kernels:  # another library may have registered a kernel
             operator.fallthrough(number)

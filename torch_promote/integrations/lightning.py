@@ -1,7 +1,7 @@
 """Precision plugins: `MixedPrecision` for Lightning's Trainer, and `FabricMixedPrecision` for Fabric.
 
-A class of Lightning is the base of each, so the classes are made when you first ask for them; until then, this file
-imports without Lightning. It opens regions, so the arrows of docs/architecture.md place it above `regions`.
+Each extends a class of Lightning, so the classes are created on first access, and this file imports without Lightning.
+It opens regions, so docs/architecture.md places it above `regions`.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from torch_promote.regions.autocast import my_autocast
 
 __all__ = ["FabricMixedPrecision", "MixedPrecision"]
 
-#: The packages that have a plugin to extend: two releases of one project, whose classes are not related.
+#: The packages with a plugin to extend: two distributions of one project with unrelated classes.
 _PACKAGES = {
     "MixedPrecision": ("lightning.pytorch", "pytorch_lightning"),
     "FabricMixedPrecision": ("lightning.fabric", "lightning_fabric"),
 }
 
-MixedPrecision: Any  # __getattr__ makes them
+MixedPrecision: Any  # __getattr__ creates them
 FabricMixedPrecision: Any
 
 
 class _Plugin:
     """Lightning's plugin `MixedPrecision` with regions of `my_autocast`, for `Trainer(plugins=...)` or Fabric.
 
-        trainer = lightning.Trainer(plugins=MixedPrecision("bf16-mixed", "cuda", overrides={"softmax": "fp16"}))
+        trainer = lightning.Trainer(plugins=MixedPrecision("bf16-mixed", "cuda", overrides={"softmax": "lower"}))
         fabric = lightning.Fabric(plugins=FabricMixedPrecision("bf16-mixed", "cuda", cache="persistent"))
 
-    The plugin takes the place of the argument `precision` of Trainer and Fabric. The gradient scaler, clipping and what
-    a checkpoint contains are Lightning's. Casts of weights are reused within a step, which Lightning 2.6 forbids its
-    Trainer (cache_enabled=False) because PyTorch would reuse casts that were made under `torch.no_grad()`.
+    The plugin replaces the argument `precision` of Trainer and Fabric. Gradient scaling, clipping and checkpoints stay
+    Lightning's. The plugin reuses casts of weights within a step. Lightning 2.6 disables that in its Trainer
+    (cache_enabled=False), because PyTorch would reuse casts that were made under `torch.no_grad()`.
 
-    With both `lightning` and `pytorch_lightning` installed, import the one you use before this plugin: the plugin then
-    extends only that one, and otherwise it imports and extends both.
+    If both `lightning` and `pytorch_lightning` are installed, import the one you use before this plugin, which then
+    extends only that one. Otherwise it imports and extends both.
 
     Args:
         precision: "bf16-mixed" or "16-mixed".
@@ -53,10 +53,10 @@ class _Plugin:
 
     Raises:
         ValueError: The precision does not exist.
-        UnsupportedDeviceError: The device type has no autocast here. It is a RuntimeError.
+        UnsupportedDeviceError: my_autocast does not support the device type. It is a RuntimeError.
         OptionError: The cache mode does not exist. It is a ValueError.
-        PolicyError: A policy or op does not exist, a policy is not legal for an op, or a policy file is wrong. It is a
-            ValueError.
+        PolicyError: A policy or op does not exist, a policy is not legal for an op, or a policy file is invalid. It is
+            a ValueError.
 
     Source: lightning/pytorch/plugins/precision/amp.py, lightning/fabric/plugins/precision/amp.py (v2.6.6).
     """
@@ -80,7 +80,7 @@ class _Plugin:
         return self._region
 
     def autocast_context_manager(self) -> my_autocast:
-        """Returns the same region: up to Lightning 2.6, `forward_context` of its Trainer is defined by this one."""
+        """Returns the same region: up to Lightning 2.6, the Trainer's `forward_context` calls this method."""
         return self._region
 
 

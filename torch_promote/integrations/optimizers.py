@@ -19,10 +19,10 @@ __all__ = ["forget_after_steps", "keep_from_replaying_modes"]
 
 
 def keep_from_replaying_modes() -> None:
-    """Makes selective checkpointing see each cast that it would see under stock.
+    """Makes selective checkpointing see the same casts as under stock.
 
-    Its modes store the results of ops by their count, and count again when the block is recomputed. A cast that came
-    from the cache in the forward and is made in the recomputation would be one op too many.
+    Its modes number the ops of a block, and match the numbers in the recomputation. A cast that came from the cache in
+    the forward but is made in the recomputation would shift the numbers.
     """
     names = ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
     modes = (getattr(torch.utils.checkpoint, name, None) for name in names)
@@ -32,8 +32,8 @@ def keep_from_replaying_modes() -> None:
 def forget_after_steps() -> None:
     """Makes each `step` of an optimizer, on any thread, drop the casts of its parameters.
 
-    The hook is installed when the package is imported: a step that is compiled, or captured in a CUDA graph, before the
-    first region has to be known too.
+    The hook is installed when the package is imported, because it must also see steps that are compiled, or captured in
+    a CUDA graph, before the first region.
     """
     register_optimizer_step_post_hook(_after_step)
 
@@ -42,7 +42,7 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_dynamo_compiling():
         _note_step(optimizer)
     elif not _is_exporting():
-        # See NOTE [ After a compiled frame ]. `stored` reads as the steps before, in this frame.
+        # See NOTE [ After a compiled frame ]. In this frame, `stored` reads as the earlier steps.
         _after_frame.stored = (optimizer, _after_frame.stored)
 
 
@@ -51,14 +51,14 @@ def _is_exporting() -> bool:
     return torch.compiler.is_exporting() or (tracing is not None and tracing.output.export)
 
 
-# Dynamo calls it while it traces. What it makes of `torch.compiler.is_exporting()` itself is always True before 2.12.
+# Dynamo calls it during tracing. Before 2.12, Dynamo replaces `torch.compiler.is_exporting()` itself with True.
 _is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _note_step(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         weights = group.get("params")
-        if isinstance(weights, (list, tuple)):  # some optimizers put other things there
+        if isinstance(weights, (list, tuple)):  # some optimizers store other types here
             _C.note_step(weights)
 
 

@@ -1,6 +1,6 @@
-"""Notices what the processes of a distributed job, its ranks, have to compare: a new process group, a wrapped model.
+"""Schedules comparisons between the ranks of a distributed job, after a new process group or a newly wrapped model.
 
-The extension then tells the next region, which compares; compare_ranks.py.
+The next region then compares (compare_ranks.py).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _FSDP_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 
 
 class Model(NamedTuple):
-    """A model that was wrapped, and a name for it, which is the same on all ranks that share it."""
+    """A wrapped model, and a name for it that is the same on all ranks that share it."""
 
     module: weakref.ref[torch.nn.Module]
     name: str
 
 
 class Pending(NamedTuple):
-    """What the next region compares.
+    """The comparisons that the next region makes.
 
     Attributes:
-        policy: Whether it compares the policy in force.
-        models: The models whose modules' policies it compares.
-        group: How many default process groups this process has initialised.
-        codes: The functions that were running when it initialised the last one, the outermost first.
+        policy: Whether it compares its policy.
+        models: The models whose module policies it compares.
+        group: The number of default process groups that this process has initialised.
+        codes: The functions that were running when it initialised the last one, outermost first.
     """
 
     policy: bool
@@ -53,26 +53,27 @@ class Pending(NamedTuple):
 
 _enabled = True
 _pending = Pending(False, [], 0, [])
-_process = 0  # that initialised the group
-_wrapped: dict[str, int] = {}  # how many models of each class have been wrapped
+_process = 0  # the process that initialised the group
+_wrapped: dict[str, int] = {}  # the number of wrapped models of each class
 
 
 def set_check_ranks(enabled: bool) -> bool:
     """Sets whether the ranks of a distributed job compare their policies, each in its first region.
 
-    They do by default. Ranks whose policies differ would otherwise train one model in different precisions, without an
-    error. Switch it off before the first region if the difference is meant, as between the stages of a pipeline. The
-    environment variable TORCH_PROMOTE_CHECK_RANKS=0 does the same.
+    By default they do. Otherwise, ranks with different policies would train one model in different precisions without
+    an error. If you want different policies, as between the stages of a pipeline, switch the comparison off before the
+    first region. The environment variable TORCH_PROMOTE_CHECK_RANKS=0 does the same.
 
-    A rank compares what `torch.autocast` does not have: the cast policies of ops, the promotion rule, and the policies
-    of modules of models in DistributedDataParallel or FSDP2. It compares with ranks that reach their first region by
-    the same lines of code. It waits for nobody: of two ranks that differ, the later one raises `PolicyMismatchError`.
+    A rank compares settings that `torch.autocast` does not have: the cast policies of ops, the promotion rule, and the
+    module policies of models in DistributedDataParallel or FSDP2. It compares them with ranks that reach their first
+    region through the same lines of code. It never waits for other ranks: if two ranks differ, the later one raises
+    `PolicyMismatchError`.
 
     Args:
-        enabled: Whether they do.
+        enabled: Whether ranks compare.
 
     Returns:
-        Whether they did before.
+        The previous setting.
 
     Raises:
         OptionError: `enabled` is not a bool.
@@ -83,14 +84,14 @@ def set_check_ranks(enabled: bool) -> bool:
     """
     global _enabled
     if not isinstance(enabled, bool):
-        raise OptionError(f"enabled is {enabled!r}, which is not a bool. Legal: True, False.")
+        raise OptionError(f"enabled must be a bool, got {enabled!r}. Legal: True, False.")
     before, _enabled = _enabled, enabled
     _arm()
     return before
 
 
 def install() -> None:
-    """Compares ranks as the environment says, from when somebody initialises a process group.
+    """Enables the comparison, unless the environment variable disables it, for process groups initialised from now on.
 
     Raises:
         OptionError: TORCH_PROMOTE_CHECK_RANKS is neither empty nor 0 nor 1.
@@ -104,7 +105,7 @@ def install() -> None:
 
 
 def take_pending() -> Pending | None:
-    """Returns what a region compares, which the next one then does not. None in a fork of the process of the group."""
+    """Returns the pending comparison and clears it. None in a fork of the process that initialised the group."""
     global _pending
     taken, _pending = _pending, _pending._replace(policy=False, models=[])
     _arm()
@@ -117,7 +118,7 @@ def _arm() -> None:
 
 
 def frames_from(frame: FrameType | None) -> list[FrameType]:
-    """Returns a frame and those that called it, the outermost first."""
+    """Returns a frame and its callers, outermost first."""
     frames = []
     while frame is not None:
         frames.append(frame)
@@ -126,7 +127,7 @@ def frames_from(frame: FrameType | None) -> list[FrameType]:
 
 
 def _watch_groups() -> None:
-    """Notices when the default process group changes.
+    """Hooks into changes of the default process group.
 
     Source: torch/distributed/distributed_c10d.py, _update_default_pg (v2.13).
     """
@@ -146,7 +147,7 @@ def _watch_groups() -> None:
 
 
 def _note_group(group: Any, codes: list[CodeType]) -> None:
-    """Has the next region compare, unless the group has ended or this rank is alone in it."""
+    """Makes the next region compare, unless the group has ended or has only this rank."""
     global _pending, _process
     several = isinstance(group, torch.distributed.ProcessGroup) and group.size() > 1
     _pending = Pending(several, [], _pending.group + several, codes)
@@ -168,7 +169,7 @@ def _watch_sharded_models() -> None:
 
 
 def _note_after(wrapper: Any, name: str, models_of: Callable[[Any], Iterable[torch.nn.Module]]) -> None:
-    """Makes a method of a class note the models that it has wrapped."""
+    """Makes a method of a class record the models that it has wrapped."""
     method = getattr(wrapper, name, None)
     if method is None:
         return

@@ -1,20 +1,20 @@
-"""Drops casts of weights that other parts of PyTorch write without increasing the version.
+"""Drops casts of weights to which other parts of PyTorch write without increasing the version.
 
 NOTE [ Where unversioned writes are detected ]
 
-- Fused optimizers called as ops (`torch._fused_adamw_`): kernels beside PyTorch's, csrc/dispatch/unversioned_writers.h.
-- Steps of optimizers, whatever kernels they use: a hook, optimizers.py.
+- Fused optimizers called as ops (`torch._fused_adamw_`): extra kernels, csrc/dispatch/unversioned_writers.h.
+- Steps of optimizers with any kernels: a hook, optimizers.py.
 - Code compiled by AOTAutograd, the base of most backends of torch.compile: it writes below autograd, and increases the
-  versions of what eager code would have increased. Where that is nothing (a fused optimizer), `install` has the
+  versions that eager code would have increased. If eager code increases none (a fused optimizer), `install` makes the
   compiled function report its writes.
-- FSDP2 gathers shards under a context manager that resets the versions; so does DDP with buffers. The end of the
-  context reports the tensors: from the import of FSDP2 on, from the first region that keeps casts longer than stock, or
-  on a GPU from the first training region on.
-- Collectives, replays of CUDA graphs, and methods that give away a weight's memory: `watch`, for those regions only.
-  The graph of an optimizer step needs no replay to be known: weights that are stepped during a capture are never
-  persistent.
+- FSDP2 gathers shards under a context manager that resets the versions, and DDP does so with buffers. A hook at the end
+  of the context reports the tensors. It is installed when FSDP2 is imported, at the first region that keeps casts
+  longer than stock, or at the first training region on a GPU.
+- Collectives, replays of CUDA graphs, and methods that share a weight's memory: `watch`, only if a region keeps casts
+  longer than stock. Weights that an optimizer steps during a capture are never persistent, so replays of that graph
+  need no detection.
 
-Each of these costs nothing where no cast exists, and changes no graph of torch.compile.
+None of these costs anything if no cast exists, and none changes a graph of torch.compile.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
 
 
 def install() -> None:
-    """Detects writes of compiled functions and of FSDP2, from when these are imported."""
+    """Detects writes of compiled functions and of FSDP2, from their import on."""
     run_after_import(_AOT_WRAPPERS, _watch_compiled_functions)
     run_after_import(_FSDP, watch_preserved_versions)
 
 
 def watch() -> None:
-    """Detects what only the cache modes beyond stock's are affected by: see the note above."""
+    """Detects the writes that affect only the cache modes beyond stock's: see the note above."""
     _watch()
-    if not _C.recognizes_slices():  # also if the first call was under a mode that gave other tensors than these
+    if not _C.recognizes_slices():  # retries if the first call ran under a mode that returned other tensors
         storage = torch.UntypedStorage(2)
         _C.recognize_slices(*(torch.empty(0, dtype=torch.uint8).set_(part) for part in (storage, storage[:1])))
 
 
-# Dynamo calls it while it traces.
+# Dynamo calls it during tracing.
 watch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -64,7 +64,7 @@ def _watch() -> None:
 
 
 def _watch_compiled_functions() -> None:
-    """Makes compiled functions report the inputs that they write without increasing their versions.
+    """Makes compiled functions report the inputs that they write to without increasing their versions.
 
     Source: torch/_functorch/_aot_autograd/runtime_wrappers.py, RuntimeWrapper (v2.13).
     """
@@ -95,7 +95,7 @@ def _reporting(run: Callable[[list[Any]], Any], written: list[int]) -> Callable[
 
 @functools.cache
 def watch_preserved_versions() -> None:
-    """Makes the end of `_unsafe_preserve_version_counter` report its tensors, which have been written to."""
+    """Makes the end of `_unsafe_preserve_version_counter` report its tensors as written."""
     context = torch.autograd.grad_mode._unsafe_preserve_version_counter
     end = context.__exit__
 
@@ -108,10 +108,11 @@ def watch_preserved_versions() -> None:
 
 
 def _watch_sharing() -> None:
-    """Makes the methods that give away a tensor's memory drop its casts, as `detach` does.
+    """Makes the methods that share a tensor's memory drop its casts, as `detach` does.
 
-    While its storage has another owner, no cast is kept. Without these hooks a tensor that `set_` or DLPack makes could
-    come, write and go between two uses.
+    While a storage has another owner, the cache keeps no cast of it. Without these hooks, a tensor from `set_` or
+    DLPack could be created, written to and destroyed between two uses of the weight, and the cache would return a stale
+    cast.
     """
     tensor: Any = torch.Tensor
     storage_of, set_storage, export = tensor.untyped_storage, tensor.set_, tensor.__dlpack__
@@ -130,8 +131,8 @@ def _watch_sharing() -> None:
 
     @functools.wraps(export)
     def __dlpack__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        # What is exported owns a tensor: its own, so that the storage has another owner. PyTorch refuses to export a
-        # tensor that requires a gradient, and would take what `detach` returns.
+        # Export a separate tensor, so that the storage has another owner for as long as the export lives. PyTorch
+        # refuses to export a tensor that requires a gradient, so those are passed on unchanged.
         exported = self.detach() if _C.has_backend_meta(self) and not self.requires_grad else self
         return export(exported, *args, **kwargs)
 
