@@ -1,7 +1,7 @@
-"""The environment variable TORCH_PROMOTE_AUTOCAST: regions of torch.autocast become ours, without a line of code.
+"""The environment variable TORCH_PROMOTE_AUTOCAST, which runs regions of torch.autocast as ours without code changes.
 
-PyTorch calls `autoload` at the end of every `import torch` (entry point of the group `torch.backends`). So this module
-imports nothing that PyTorch has not imported before, unless the variable is set.
+PyTorch calls `autoload` at the end of every `import torch` (entry point of the group `torch.backends`). So unless the
+variable is set, this module only imports modules that PyTorch has already imported.
 """
 
 import contextlib
@@ -13,10 +13,9 @@ __all__ = ["autoload"]
 
 
 def autoload() -> None:
-    """Imports torch_promote, which installs itself, if the environment asks for it.
+    """Imports torch_promote, which installs itself, if the environment variable is set.
 
-    No error gets out, since it would make `import torch` fail: whatever goes wrong is one warning, and torch.autocast
-    stays PyTorch's.
+    An error would make `import torch` fail, so every error becomes one warning, and torch.autocast stays PyTorch's.
     """
     asked = os.environ.get("TORCH_PROMOTE_AUTOCAST", "")
     if asked in ("", "0") and not os.environ.get("TORCH_PROMOTE_TRACED"):  # `torch-promote trace --stock` sets that
@@ -24,13 +23,13 @@ def autoload() -> None:
     if asked not in ("", "0", "1"):
         _warn(f"TORCH_PROMOTE_AUTOCAST is {asked!r}. Legal: 1 (torch_promote runs the regions of torch.autocast), 0.")
         return
-    if "torch_promote" in sys.modules:  # it is what imports torch, and installs itself at its end
+    if "torch_promote" in sys.modules:  # it is importing torch, and installs itself at its end
         return
     try:
         import torch_promote  # noqa: F401
-    except KeyboardInterrupt:  # the user's, and no error
+    except KeyboardInterrupt:  # from the user
         raise
-    except BaseException as error:  # whatever a broken installation does, sys.exit() included
+    except BaseException as error:  # any failure of a broken installation, including sys.exit()
         import traceback
 
         text = "".join(traceback.format_exception_only(error)).strip()

@@ -1,4 +1,4 @@
-"""A training loop in which `torch.autocast` has been replaced by `my_autocast`: nothing else changes, nor do the bits.
+"""A training loop with `my_autocast` in place of `torch.autocast`. The losses are bit-identical.
 
 Run: python examples/01_training_loop.py
 """

@@ -1,4 +1,4 @@
-"""Cast policies of single ops, changed in a region: by name, by overload, for a while, and what happens on a mistake.
+"""Overrides of single ops in a region: by name, by overload, nested, and the error for a mistake.
 
 Run: python examples/02_overrides.py
 """
@@ -19,7 +19,7 @@ def show(title: str) -> None:
 with tp.my_autocast("cpu"):
     show("the stock policy")
 
-with tp.my_autocast("cpu", overrides={"linear": "fp32", "softmax": "fp16"}):
+with tp.my_autocast("cpu", overrides={"linear": "fp32", "softmax": "lower"}):
     show("linear kept in float32, softmax not")
     with tp.my_autocast("cpu", overrides={"softmax.int": torch.float16}):
         show("nested, softmax in float16")

@@ -1,4 +1,4 @@
-"""Regions and torch.compile: a compiled function called in regions, and regions inside a compiled function.
+"""Regions and torch.compile: regions around and inside a compiled function.
 
 Run: python examples/03_compile.py
 """

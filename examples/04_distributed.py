@@ -17,7 +17,7 @@ import torch_promote as tp
 
 
 def make_model(strategy: str) -> nn.Module:
-    torch.manual_seed(0)  # the same weights everywhere
+    torch.manual_seed(0)  # the same weights in each process
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4))
     if strategy == "ddp":
         return DistributedDataParallel(model)
@@ -53,8 +53,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     train(arguments.strategy, arguments.steps)
-    # By now the model is gone, but for what its cycles hold: the process group, whose threads have to end before Python
-    # does, here and in the other process.
+    # Reference cycles of the deleted model still hold the process group, whose threads have to end before Python does.
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()

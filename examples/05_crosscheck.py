@@ -1,4 +1,4 @@
-"""Every op of a training step held against the reference, and bit for bit against stock autocast; and a mismatch.
+"""Compares every op of a training step with the reference, and bit for bit with stock autocast; shows a mismatch.
 
 Run: python examples/05_crosscheck.py
 """
@@ -27,8 +27,8 @@ with tp.crosscheck(level="bits") as report:
 print(report)
 report.raise_for_mismatches()
 
-# The same as an assertion in the middle of a program. To have something to find, this takes a kernel's place by one
-# that returns another dtype.
+# The same as an assertion in the middle of a program. To provoke a mismatch, replace a kernel by one that returns
+# another dtype.
 library = torch.library.Library("aten", "IMPL")
 library.impl("sinh", lambda a: a.double().exp(), "CPU")
 try:

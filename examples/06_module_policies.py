@@ -1,4 +1,4 @@
-"""Policies of modules: by name, by pattern, by class; what is set is shown, checkpointed, copied and taken off again.
+"""Module policies: set them by name, pattern or class, show them, checkpoint and copy the model, and remove them.
 
 Run: python examples/06_module_policies.py
 """
@@ -28,7 +28,7 @@ class Model(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)  # runs again in the backward, under the same policies
+            x = checkpoint(block, x, use_reentrant=False)  # recomputed in the backward, under the same policies
         return self.lm_head(x)
 
 
@@ -58,7 +58,7 @@ tp.set_module_policy(
     model,
     {
         "lm_head": "fp32",  # inputs cast to float32, autocast off inside
-        "blocks.1.mlp": {"linear": "float16"},  # as a nested region with these overrides
+        "blocks.1.mlp": {"linear": "float16"},  # like a nested region with these overrides
         nn.LayerNorm: {"layer_norm": "fp32"},
     },
 )

@@ -1,4 +1,4 @@
-"""A custom op that joins autocast: any cast policy, in the region's dtype, to be changed and taken off again.
+"""A custom op with a cast policy, which follows the region's dtype and can be changed and removed.
 
 Run: python examples/07_custom_op.py
 """
@@ -12,9 +12,9 @@ torch.manual_seed(0)
 
 @torch.library.custom_op("examples::blend", mutates_args=())
 def blend(a: torch.Tensor, b: torch.Tensor, weight: float) -> torch.Tensor:
-    """Like many kernels, it wants one dtype."""
+    """Like many kernels, it requires inputs of one dtype."""
     if a.dtype != b.dtype:
-        raise TypeError(f"blend takes one dtype, got {a.dtype} and {b.dtype}")
+        raise TypeError(f"blend requires inputs of one dtype, got {a.dtype} and {b.dtype}")
     return a * weight + b * (1 - weight)
 
 
@@ -36,14 +36,14 @@ with tp.my_autocast("cpu"):
     except TypeError as error:
         print("without a policy   ", error)
 
-for policy in ("promote", "fp16", torch.float64):
+for policy in ("promote", "lower", torch.float64):
     with tp.register_policy("examples::blend", policy), tp.my_autocast("cpu"):
         result = blend(x @ weight, x, 0.5)
     result.sum().backward()
     print(f"{policy!s:<20}{result.dtype}, the weight's gradient {weight.grad.dtype}")
     weight.grad = None
 
-with tp.my_autocast("cpu", dtype=torch.float16, overrides={"examples::blend": "fp16"}):
+with tp.my_autocast("cpu", dtype=torch.float16, overrides={"examples::blend": "lower"}):
     print("for one region      ", blend(x @ weight, x, 0.5).dtype, sep="")
 
 

@@ -1,4 +1,4 @@
-"""Promotion rules on the key: the same code under four of them, strictness, and the lint for silent promotion.
+"""Promotion rules: the same code under several rules, the strict rule, and the lint for silent promotion.
 
 Run: python examples/08_promotion.py
 """
@@ -22,14 +22,14 @@ with tp.promotion("jax"):
     (half * weight).sum().backward()
 print("gradient", weight.grad.dtype)
 
-# --- nothing is promoted unless it is written down
+# --- the strict rule: no implicit promotion
 with tp.promotion("strict"):
     try:
         half * brain
     except tp.PromotionRuleError as error:
         print("strict  ", error)
 
-# --- products too, which PyTorch does not promote
+# --- matrix products, which PyTorch does not promote
 with tp.promotion("jax", matmul=True):
     print("matmul  ", (torch.ones(2, 3, dtype=torch.float16) @ torch.ones(3, 2, dtype=torch.bfloat16)).dtype)
 
@@ -39,14 +39,14 @@ with tp.promotion("jax", matmul=True):
 def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     scaled = logits * torch.tensor(1e6)  # inf: a 0-dim float32 does not widen float16
     counted = labels * brain  # 257 is 256 in bfloat16
-    small = labels.to(torch.uint8) < 256  # 256 is 0 in uint8, or an error, as PyTorch's release has it
+    small = labels.to(torch.uint8) < 256  # 256 is 0 in uint8, or an error, depending on the PyTorch release
     return scaled.sum().float() + counted.sum().float() + small.sum().float()
 
 
-for _ in range(2):  # each line is told of once
+for _ in range(2):  # each line is reported once
     loss(half, torch.full((3,), 257, dtype=torch.int32))
 
-# --- a rule of one's own: bfloat16 wins over float16, all else as in PyTorch
+# --- your own rule: bfloat16 wins over float16, everything else as in PyTorch
 mine = tp.make_rule("brain first", {(torch.float16, torch.bfloat16): torch.bfloat16}, over="torch")
 with tp.promotion(mine):
     print("mine    ", (half + brain).dtype)

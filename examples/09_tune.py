@@ -1,4 +1,4 @@
-"""Which op spoils a model of your own in float16, and the smallest set of overrides that cures it, as a file.
+"""Finds the op that overflows in a float16 model, and saves the smallest set of overrides that fixes it as a file.
 
 Run: python examples/09_tune.py
 """
@@ -19,7 +19,7 @@ class Model(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = 100 * self.inner(x).relu()
-        return self.out(x / x.square().sum(-1, keepdim=True).sqrt())  # above 65504, float16 is infinite
+        return self.out(x / x.square().sum(-1, keepdim=True).sqrt())  # float16 is infinite above 65504
 
 
 torch.manual_seed(0)
@@ -28,7 +28,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = [(torch.randn(16, 32), torch.randint(4, (16,))) for _ in range(4)]
 
 
-def step(number: int) -> torch.Tensor:  # a step of training on batch `number`, with a region of its own
+def step(number: int) -> torch.Tensor:  # a training step on batch `number`, with its own region
     inputs, labels = data[number]
     with torch.autocast("cpu", torch.float16):
         loss = nn.functional.cross_entropy(model(inputs), labels)
@@ -38,15 +38,15 @@ def step(number: int) -> torch.Tensor:  # a step of training on batch `number`, 
     return loss
 
 
-comparison = tp.compare(step, model=model)  # the state is restored: compare and tune leave nothing behind
+comparison = tp.compare(step, model=model)  # compare and tune restore all state
 for site in comparison.sites[:3]:
     print(f"{site.op} in {site.module or 'the model'}: local {site.local:.1e}, {site.nonfinite} overflow")
 
-tuning = tp.tune(step, model=model, tolerance=1e-3, batches=2)  # data[2:] verifies what it finds
+tuning = tp.tune(step, model=model, tolerance=1e-3, batches=2)  # data[2:] verifies the result
 print("overrides", dict(tuning.overrides), "after", tuning.runs, "runs:", tuning.certificate.kind)
 
 with tempfile.TemporaryDirectory() as folder:
-    tuning.save(Path(folder) / "mine.toml")  # and "mine.html" is a report
+    tuning.save(Path(folder) / "mine.toml")  # or "mine.html" for a report
     policy = tp.Policy.load(Path(folder) / "mine.toml")
 with torch.no_grad():
     reference = nn.functional.cross_entropy(model(data[3][0]), data[3][1])

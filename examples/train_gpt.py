@@ -1,13 +1,13 @@
-"""Trains a small GPT three times from one seed: in float32, under torch.autocast and under my_autocast.
+"""Trains a small GPT three times from the same seed: in float32, under torch.autocast and under my_autocast.
 
     python examples/train_gpt.py
     python examples/train_gpt.py --device cuda --steps 2000
 
 The text is the source of Python's own standard library, character by character. The three trainings go side by side on
 the same batches; at every step the loss and every gradient under my_autocast are compared with those under
-torch.autocast, bit by bit. Needs rich and matplotlib: pip install torch-promote[demo].
+torch.autocast, bit by bit. Needs rich and matplotlib: pip install rich matplotlib.
 
-Exit status: 0 if all bits are the same, 1 if some differ, 2 if the command line asks for what is not there.
+Exit status: 0 if all bits are the same, 1 if some differ, 2 for an invalid command line.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-# Threads that wait for each other do so asleep. The default is to spin, which makes small ops ten times slower on a
-# machine that is busy with something else. OpenMP reads this when torch is imported.
+# Let waiting threads sleep. By default they spin, which makes small ops ten times slower on a busy machine. OpenMP
+# reads this when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
@@ -32,7 +32,7 @@ try:
     from gpt import report
 except ModuleNotFoundError as missing:
     package = (missing.name or "").partition(".")[0]
-    print(f"train_gpt.py: error: {package} is not installed: pip install torch-promote[demo]", file=sys.stderr)
+    print(f"train_gpt.py: error: {package} is not installed: pip install {package}", file=sys.stderr)
     sys.exit(2)
 from gpt.data import SYMBOLS, Batches, Corpus, stdlib_corpus
 from gpt.model import Config
@@ -44,7 +44,7 @@ STOCK, OURS = "torch.autocast", "tp.my_autocast"
 
 
 def regions(device: str, dtype: torch.dtype) -> dict[str, Region]:
-    """The three variants. The last two are the same line but for the name."""
+    """Returns the three variants. The last two lines differ only in the name."""
     return {
         "fp32": nullcontext,
         STOCK: lambda: tp.stock_autocast(device, dtype),
@@ -53,7 +53,7 @@ def regions(device: str, dtype: torch.dtype) -> dict[str, Region]:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line; ends with status 2 and one line if it asks for what is not there."""
+    """Parses the command line; exits with status 2 and a one-line error if it is invalid."""
     summary, _, rest = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         prog="train_gpt.py", description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -61,11 +61,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, help="the autocast dtype (default: that of torch.autocast)")
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the batches (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the weights and the batches (default: %(default)s)"
+    )
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", default=Path("out/train_gpt.png"), help="(default: %(default)s)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all that was measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all measurements")
     arguments = parser.parse_args(argv)
     problem = find_problem(arguments)
     if problem:
@@ -75,9 +77,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def find_problem(arguments: argparse.Namespace) -> str:
-    """Says in a sentence why the training cannot be done as asked; "" if it can. Makes the folders of the results."""
+    """Returns a sentence about the first invalid argument, or "". Creates the folders for the results."""
     if arguments.steps < 1:
-        return f"--steps is at least 1, got {arguments.steps}"
+        return f"--steps must be at least 1, got {arguments.steps}"
     if arguments.device == "cuda" and not torch.cuda.is_available():
         return "--device cuda: this PyTorch sees no CUDA device; without the option the training runs on the CPU"
     if arguments.plot.suffix.removeprefix(".") not in report.PLOT_FORMATS:
@@ -98,7 +100,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def be_deterministic(device: str) -> None:
-    """Has CUDA choose kernels that give the same bits every time: without that stock differs from itself."""
+    """Makes CUDA choose deterministic kernels: otherwise two stock trainings differ."""
     if device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -145,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def settings(arguments: argparse.Namespace, dtype: torch.dtype, corpus: Corpus, run: Run) -> dict[str, object]:
-    """What the JSON file says about the training as a whole."""
+    """Returns the settings of the whole training for the JSON file."""
     return {
         "torch": torch.__version__,
         "torch_promote": tp.__version__,

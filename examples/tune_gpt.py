@@ -2,13 +2,13 @@
 
     python examples/tune_gpt.py
 
-The model and the text are those of train_gpt.py; the head starts with larger weights, and the loss has label smoothing
-and a term for the softmax's normaliser. Under the op list that PyTorch has for the CPU its first loss in float16 is
-infinite. `find_nonfinite` names the op, `tune` finds the overrides that bring the loss within the tolerance of float32,
-and the training with the policy that it saves is compared with one in float32. Needs rich, matplotlib and jinja2: pip
-install torch-promote[demo,trace].
+The model and the text are those of train_gpt.py, but the head starts with larger weights, and the loss has label
+smoothing and a term for the softmax's normaliser. Under PyTorch's op list for the CPU, its first loss in float16 is
+infinite. `find_nonfinite` names the op, `tune` finds the overrides that bring the loss within a tolerance of float32's,
+and a training with the saved policy is compared with one in float32. Needs rich, matplotlib and jinja2: pip install
+torch-promote[demo,trace].
 
-Exit status: 0 if each loss is within the tolerance, 1 if one is not, 2 if the command line asks for what is not there.
+Exit status: 0 if each loss is within the tolerance, 1 if one is not, 2 for an invalid command line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ try:
     from gpt import report, tuned_report
 except ModuleNotFoundError as missing:
     package = (missing.name or "").partition(".")[0]
-    print(f"tune_gpt.py: error: {package} is not installed: pip install torch-promote[demo,trace]", file=sys.stderr)
+    print(f"tune_gpt.py: error: {package} is not installed: pip install {package}", file=sys.stderr)
     sys.exit(2)
 from gpt.data import SYMBOLS, Batches, Corpus, stdlib_corpus
 from gpt.model import GPT, Config
@@ -43,31 +43,36 @@ from gpt.train import Region, Run, train
 
 BATCH = 8
 LEARNING_RATE = 1e-3
-#: A power of 2 changes no bits of float32. With PyTorch's, 65536, float16 would skip its first steps.
+#: A power of 2, which is exact in float32. With PyTorch's default of 65536, float16 would skip its first steps.
 LOSS_SCALE = 1024.0
-#: By how much the head's first weights are larger than train_gpt.py's.
+#: The factor by which the head's initial weights are larger than train_gpt.py's.
 HEAD_GAIN = 25.0
-#: How many batches a trial of tune has, each with a step of the optimizer.
+#: The number of batches per trial of tune, each with an optimizer step.
 TUNED_BATCHES = 4
-#: How many steps are enough to see that float16 without overrides goes wrong.
+#: The number of steps that show the failure of float16 without overrides.
 STEPS_OF_FAILURE = 20
 FP32, LOW, TUNED = "float32", "float16", "float16, tuned"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line; ends with status 2 and one line if it asks for what is not there."""
+    """Parses the command line; exits with status 2 and a one-line error if it is invalid."""
     summary, _, rest = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         prog="tune_gpt.py", description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the batches (default: %(default)s)")
     parser.add_argument(
-        "--tolerance", type=float, default=0.01, help="of each loss, relative to float32's (default: %(default)s)"
+        "--seed", type=int, default=0, help="seed of the weights and the batches (default: %(default)s)"
     )
-    parser.add_argument("--budget", type=int, default=60, help="how many runs tune may make (default: %(default)s)")
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", default=Path("out"), help="for the results (default: %(default)s)"
+        "--tolerance",
+        type=float,
+        default=0.01,
+        help="relative tolerance of each loss (default: %(default)s)",
+    )
+    parser.add_argument("--budget", type=int, default=60, help="maximum number of runs of tune (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", default=Path("out"), help="folder for the results (default: %(default)s)"
     )
     arguments = parser.parse_args(argv)
     problem = find_problem(arguments)
@@ -78,11 +83,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def find_problem(arguments: argparse.Namespace) -> str:
-    """Says in a sentence why it cannot be done as asked; "" if it can. Makes the folder of the results."""
+    """Returns a sentence about the first invalid argument, or "". Creates the folder for the results."""
     if arguments.steps < 1:
-        return f"--steps is at least 1, got {arguments.steps}"
+        return f"--steps must be at least 1, got {arguments.steps}"
     if not 0 < arguments.tolerance < 1:
-        return f"--tolerance is between 0 and 1, got {arguments.tolerance}"
+        return f"--tolerance must be between 0 and 1, got {arguments.tolerance}"
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -91,7 +96,7 @@ def find_problem(arguments: argparse.Namespace) -> str:
 
 
 def start(name: str, region: Region, seed: int) -> Run:
-    """Returns a run at its start: the same weights for the same seed."""
+    """Returns a new run. The same seed gives the same weights."""
     torch.manual_seed(seed)
     model = GPT(Config(symbols=len(SYMBOLS)))
     with torch.no_grad():
@@ -101,7 +106,7 @@ def start(name: str, region: Region, seed: int) -> Run:
 
 
 def float16(policy: tp.Policy | None = None) -> Region:
-    """Returns a maker of regions, which follow the policy in force if there is none."""
+    """Returns a function that makes float16 regions with the policy, or with the current one for None."""
     return lambda: tp.my_autocast("cpu", torch.float16, policy=policy)
 
 
@@ -109,7 +114,7 @@ def tune(corpus: Corpus, seed: int, tolerance: float, budget: int) -> tp.Tuning:
     """Finds the overrides that a few steps of training need."""
     run = start(TUNED, float16(), seed)
     batches = make_batches(corpus, seed)
-    taken = [batches.next() for _ in range(4 * TUNED_BATCHES)]  # those after the first part verify what was found
+    taken = [batches.next() for _ in range(4 * TUNED_BATCHES)]  # the rest verifies
 
     def step(number: int) -> torch.Tensor:
         run.backward(*taken[number])
@@ -127,7 +132,7 @@ def tune(corpus: Corpus, seed: int, tolerance: float, budget: int) -> tp.Tuning:
 
 
 def make_batches(corpus: Corpus, seed: int) -> Batches:
-    """Returns the batches of a training, from its beginning."""
+    """Returns the batches of a training, from the first one."""
     return Batches(corpus, BATCH, Config.context, seed, "cpu")
 
 
@@ -163,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
         pass
     say(f"   {tuned_report.failure(low, LOSS_SCALE)}\n")
 
-    say("2. find_nonfinite: where does it come from?")
+    say("2. find_nonfinite: find the first inf or NaN.")
     found = find_origin(corpus, seed)
     say(tuned_report.indent(str(found)) + "\n")
 

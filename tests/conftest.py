@@ -35,12 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest tests come first, so that none of them is what one of several processes ends with."""
+    """Runs the longest tests first, so that no process ends with a long test while the others are idle."""
     items.sort(key=lambda item: item.path.name != "test_cuda.py")
 
 
 def pytest_collection_finish() -> None:
-    """The collected tests are millions of objects that stay. The garbage collector need not go through them again."""
+    """Freezes the millions of objects of the collected tests, so that the garbage collector does not scan them."""
     gc.collect()
     gc.freeze()
 
@@ -56,7 +56,7 @@ def nothing_left_switched_on() -> Iterator[None]:
 
 @pytest.fixture
 def nothing_persists() -> Iterator[None]:
-    """No weight has casts that outlive regions, before the test and, by clearing them, after it."""
+    """Checks that no weight has persistent casts before the test, and clears them after it."""
     tp.clear_cache()
     yield
     tp.clear_cache()
@@ -73,7 +73,7 @@ def stale_casts_on_purpose() -> Iterator[None]:
 
 @pytest.fixture
 def no_cast_checks() -> Iterator[None]:
-    """For tests that count kernels or bytes: TORCH_PROMOTE_CHECK_CASTS=1 adds those of the comparisons."""
+    """For tests that count kernels or bytes, to which TORCH_PROMOTE_CHECK_CASTS=1 would add its comparisons."""
     with tp.check_casts(False):
         yield
 
@@ -95,16 +95,27 @@ def no_seeds_for_absent_devices() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_timings_of_guards() -> Iterator[None]:
+    """Dynamo does not time the guards of each frame that it compiles, for its statistics.
+
+    It empties the processor's caches first, which takes 20 ms for each frame.
+    """
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Bits of a sum depend on how it is split."""
+    """Uses one thread, because the bits of a sum depend on how threads split it."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def fresh_dynamo() -> Iterator[None]:
-    """Nothing compiled before or after, and room for as many versions of a function as a test has regions."""
+    """Clears compiled code before and after, and raises the limit on versions of a function."""
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=64):
         yield
@@ -113,6 +124,6 @@ def fresh_dynamo() -> Iterator[None]:
 
 @pytest.fixture
 def pretend_cuda() -> Iterator[None]:
-    """Lets regions of "cuda", stock's and ours, be enabled where there is no GPU, for use with fake tensors."""
+    """Allows enabled regions of "cuda", stock's and ours, without a GPU, for use with fake tensors."""
     with cuda.pretend_cuda():
         yield

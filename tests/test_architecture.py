@@ -1,8 +1,9 @@
-"""The structure that docs/architecture.md describes: its folders, and which way imports and includes run."""
+"""The structure in docs/architecture.md: its folders, and the direction of imports and includes."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,16 @@ CSRC = ROOT / "csrc"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 #: What the package's root may hold besides folders. The last three are made by the build.
-ROOT_FILES = {"__init__.py", "__main__.py", "errors.py", "dispatch_keys.py", "_C.pyi", "py.typed", "_built_with.json"}
+ROOT_FILES = {
+    "__init__.py",
+    "__main__.py",
+    "errors.py",
+    "dispatch_keys.py",
+    "text_layout.py",
+    "_C.pyi",
+    "py.typed",
+    "_built_with.json",
+}
 EXTENSION = "torch_promote._C"
 #: Rooms whose modules may import the extension.
 MAY_USE_EXTENSION = {"native", "integrations", "regions", "modules", "promoting", "checking", "numerics", "cli"}
@@ -24,14 +34,14 @@ MAY_USE_EXTENSION = {"native", "integrations", "regions", "modules", "promoting"
 
 def order(heading: str) -> list[list[str]]:
     """Returns the rooms of the line of arrows under a heading, lowest first, in groups that do not see each other."""
-    line = re.search(rf"### {heading}\n.*?```\n([^\n]*)\n```", PAGE, re.DOTALL)
+    line = re.search(rf"### {heading}\n.*?```text\n([^\n]*)\n```", PAGE, re.DOTALL)
     assert line is not None
     return [place.strip().split(", ") for place in line[1].split("<")]
 
 
 def tree(root: str) -> dict[str, bool]:
     """Returns the entries of a tree on the page, and whether each is a folder."""
-    block = re.search(rf"```\n{root}/\n(.*?)```", PAGE, re.DOTALL)
+    block = re.search(rf"```text\n{root}/\n(.*?)```", PAGE, re.DOTALL)
     assert block is not None
     names = [line.split()[0] for line in block[1].splitlines()]
     return {name.rstrip("/"): name.endswith("/") for name in names}
@@ -41,6 +51,7 @@ IMPORTS_ORDER = order("Allowed imports")
 INCLUDES_ORDER = order("Allowed includes")
 
 
+@functools.cache
 def modules() -> dict[str, ast.Module]:
     """Returns the package's modules by their dotted names, parsed."""
     found = {}
@@ -97,23 +108,25 @@ def cycle_in(graph: Mapping[str, Iterable[str]]) -> list[str]:
     return []
 
 
-MODULES = modules()
-IMPORTS = import_graph(MODULES)
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    """Returns the modules that each module of the package imports. Computed by the first test that asks."""
+    return import_graph(modules())
 
 
 def test_imports_follow_the_arrows() -> None:
-    edges = [(module, target) for module, targets in IMPORTS.items() for target in targets - {EXTENSION}]
+    edges = [(module, target) for module, targets in imports().items() for target in targets - {EXTENSION}]
     assert len(edges) > 300
     assert list(against_the_arrows(edges, IMPORTS_ORDER, room_of)) == []
 
 
 def test_the_extension_is_imported_where_it_may_be() -> None:
-    users = {module for module, targets in IMPORTS.items() if EXTENSION in targets}
+    users = {module for module, targets in imports().items() if EXTENSION in targets}
     assert {module for module in users if room_of(module) not in MAY_USE_EXTENSION} == set()
 
 
 def test_there_is_no_import_cycle() -> None:
-    assert cycle_in({name: targets & MODULES.keys() for name, targets in IMPORTS.items()}) == []
+    assert cycle_in({name: targets & modules().keys() for name, targets in imports().items()}) == []
 
 
 def test_the_root_holds_the_public_face_and_folders() -> None:
@@ -136,16 +149,18 @@ def test_each_folder_has_a_place_in_the_order(root: str) -> None:
     rooms = {room for place in places for room in place}
     files = {room for room in rooms if "." in room}
     assert named == rooms - files
-    assert {f"torch_promote.{file}" for file in files} <= MODULES.keys()
+    assert {f"torch_promote.{file}" for file in files} <= modules().keys()
 
 
 def test_the_files_that_the_page_names_exist() -> None:
     named = re.findall(r"`((?:csrc|torch_promote|tests|docs)/[\w/.]+)`", PAGE)
     assert len(named) > 10
     assert [name for name in named if not (ROOT / name).exists()] == []
-    diagram = PAGE.partition("```mermaid")[2].partition("```")[0]
+    path_of_a_call = PAGE.partition("## The path of a call")[2].partition("\n## ")[0]
     sources = {path.name for path in CSRC.rglob("*.*")}
-    assert set(re.findall(r"\w+\.(?:h|cpp)", diagram)) <= sources
+    named_there = set(re.findall(r"`(\w+\.(?:h|cpp))`", path_of_a_call))
+    assert len(named_there) > 5
+    assert named_there <= sources
 
 
 # --- C++

@@ -10,7 +10,7 @@ from helpers import under_install
 from helpers.on_stand_in import run_tests
 
 FILES = sorted(Path(__file__).with_name("cuda").glob("test_*.py"))
-#: Starting a process takes as long as many tests. As many as machines that test this have cores.
+#: The number of processes. Starting one takes as long as many tests, so there is one per core of the test machines.
 GROUPS = 2
 
 

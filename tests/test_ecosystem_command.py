@@ -1,4 +1,4 @@
-"""`make test-ecosystem`, which is tests/ecosystem/: its programs, what it makes of their runs, and its report."""
+"""`make test-ecosystem` (tests/ecosystem/): its programs, its verdicts on their runs, and its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make gpu`, which is tests/gpu/: what it makes of its steps, the page that it writes, and its exit status."""
+"""`make gpu` (tests/gpu/): the outcomes of its steps, the page that it writes, and its exit status."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def page(steps: ModuleType) -> ModuleType:
 
 
 def result(*kinds: str) -> str:
-    """What pytest writes of tests of these kinds."""
+    """The result file of pytest for tests of these kinds."""
     counts = f'tests="{len(kinds)}" failures="{kinds.count("failed")}" errors="0"'
     skipped = kinds.count("skipped") + kinds.count("expected")
     cases = "".join(CASES[kind] for kind in kinds)
@@ -45,7 +45,7 @@ def result(*kinds: str) -> str:
 
 
 def outcome_of(steps: ModuleType, folder: Path, text: str, code: int = 0, *, may_be_empty: bool = False) -> Any:
-    """What becomes of a step that writes a text and exits with a status."""
+    """The outcome of a step that writes a text and exits with a status."""
     output = folder / "step.xml"
     program = f"import sys; open({str(output)!r}, 'w').write({text!r}); print('the end'); sys.exit({code})"
     step = steps.Step("step", ["-c", program], output, steps._tests, 20, may_be_empty=may_be_empty)

@@ -1,4 +1,4 @@
-"""How the tests are laid out: what files share is in helpers, and paths of test files that texts name exist."""
+"""The layout of the tests: shared code is in helpers, and paths of test files in texts exist."""
 
 from __future__ import annotations
 

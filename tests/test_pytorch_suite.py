@@ -1,4 +1,4 @@
-"""`make test-pytorch`, which is tests/pytorch_suite/: the choice of tests, the comparison, and the whole command."""
+"""`make test-pytorch` (tests/pytorch_suite/): the selection of tests, the comparison, and the whole command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of helpers.subprocesses: programs find what they find under `python -c`, but that torch is imported."""
+"""The processes of helpers.subprocesses are like `python -c`, except that torch is already imported."""
 
 from __future__ import annotations
 

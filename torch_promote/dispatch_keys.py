@@ -1,6 +1,6 @@
-"""The dispatch key that the package registers its kernels on."""
+"""The dispatch key of the package's kernels."""
 
 __all__ = ["AUTOCAST_KEY"]
 
-#: The only Autocast key above AutocastCPU and AutocastCUDA; empty in core.
+#: The only Autocast key above AutocastCPU and AutocastCUDA. PyTorch itself has no kernels on it.
 AUTOCAST_KEY = "AutocastPrivateUse1"

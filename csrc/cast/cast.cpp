@@ -1,4 +1,4 @@
-// file: `tensor.to(dtype)`, for plain tensors without the dispatcher, and the autograd node of a cast
+// file: `tensor.to(dtype)`, bypassing the dispatcher for plain tensors, and the autograd node of a cast
 #include "cast/cast.h"
 
 #include "cast/cpu_convert.h"
@@ -22,12 +22,12 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 using torch::autograd::Node;
 
-// Above this, TensorIterator's grain size, PyTorch's kernel may use several threads, and the time of the conversion
-// hides that of the layers.
+// TensorIterator's grain size. Above it, PyTorch's kernel may use several threads, and the conversion takes so long
+// that the dispatcher's overhead does not matter.
 constexpr int64_t kSmall = 32768;
 
-// An uninitialized tensor on the CPU with the geometry of `source`, which is dense. It is resizable, as those of
-// at::empty are.
+// An uninitialized CPU tensor with the sizes and strides of `source`, which is dense. It is resizable, as the results
+// of at::empty are.
 at::Tensor empty_as(const at::TensorImpl& source, at::ScalarType dtype) {
   const caffe2::TypeMeta type = c10::scalarTypeToTypeMeta(dtype);
   const size_t bytes = static_cast<size_t>(source.numel()) * type.itemsize();
@@ -40,8 +40,8 @@ at::Tensor empty_as(const at::TensorImpl& source, at::ScalarType dtype) {
   return result;
 }
 
-// Undefined if the cast is left to PyTorch's kernel: other dtypes, large tensors, tensors with gaps, and NaNs, whose
-// bits are that kernel's choice.
+// Returns an undefined tensor for casts that PyTorch's kernel has to make: other dtypes, large tensors, tensors with
+// gaps, and NaNs, whose resulting bits depend on that kernel.
 at::Tensor convert_small(const Source& source, at::ScalarType dtype) {
   const at::TensorImpl& impl = source.impl;
   const at::ScalarType from = source.tensor.scalar_type();
@@ -79,8 +79,8 @@ at::Tensor fast_cast(const Source& source, at::ScalarType dtype) {
   return result;
 }
 
-// What the node of `to` computes. `apply` casts through `cast`, which records a node of its own if the backward itself
-// is differentiated, so second derivatives need no code here. Forward-mode AD would need a formula: a tensor with a
+// Computes the same as the node of `to`. `apply` calls `cast`, which records a node if the backward itself is
+// differentiated, so second derivatives need no code here. Forward-mode AD would need a formula, so a tensor with a
 // tangent never gets this node.
 class CastBackward final : public Node, public Pooled<CastBackward> {
  public:
@@ -109,7 +109,7 @@ class CastBackward final : public Node, public Pooled<CastBackward> {
   at::ScalarType dtype_;
 };
 
-// What PyTorch makes for each tensor in a graph.
+// The autograd metadata that PyTorch attaches to each tensor in a graph.
 class CastAutograd final : public torch::autograd::AutogradMeta, public Pooled<CastAutograd> {
  public:
   explicit CastAutograd(NodePtr node)
@@ -135,13 +135,13 @@ Source::Source(const at::Tensor& source)
     : tensor(source), impl(*source.unsafeGetTensorImpl()), autograd(autograd_of(impl)) {
   const c10::impl::LocalDispatchKeySet thread = c10::impl::tls_local_dispatch_key_set();
   thread_keys = thread.included_;
-  // Virtual: a view requires a gradient if its base does, also if the base came to later. Its own fields do not say so.
+  // A virtual call: a view requires a gradient as soon as its base does, and its own fields do not show that.
   const bool requires_grad = autograd != nullptr && autograd->requires_grad();
   const c10::AutogradState& modes = c10::AutogradState::get_tls_state();
   wants_grad = requires_grad && modes.get_grad_mode();
   in_inference_mode = modes.get_inference_mode();
   needs_node = wants_grad && !thread.excluded_.has(DispatchKey::AutogradFunctionality);
-  // The base of a view may have got a tangent later.
+  // The base of a view may have received a tangent later.
   has_tangent = autograd != nullptr &&
                 (autograd->fw_grad_ != nullptr || (autograd->is_view_ && source._fw_grad(/*level=*/0).defined()));
   plain = is_plain(impl);

@@ -1,4 +1,4 @@
-// file: `tensor.to(dtype)`, for plain tensors without the dispatcher, and the autograd node of a cast
+// file: `tensor.to(dtype)`, bypassing the dispatcher for plain tensors, and the autograd node of a cast
 #pragma once
 
 #include "cast/source.h"
@@ -14,7 +14,7 @@
 
 namespace torch_promote {
 
-// The tensor in another dtype: the bits, strides and gradients of `tensor.to(dtype)`.
+// Casts the tensor, with the bits, strides and gradients of `tensor.to(dtype)`.
 at::Tensor cast(const Source& source, at::ScalarType dtype);
 inline at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype) {
   return cast(Source(tensor), dtype);
@@ -34,20 +34,20 @@ struct WeakOf<c10::intrusive_ptr<T>> {
 using NodePtr = std::decay_t<decltype(std::declval<torch::autograd::Edge>().function)>;
 using WeakNode = WeakOf<NodePtr>::type;
 
-// Takes the sequence number that this thread's next node would get.
+// Consumes and returns the sequence number of this thread's next node.
 uint64_t next_sequence_nr();
 
 // Gives `cast`, which belongs to no graph yet, a node that leads to `source`. The autograd engine sums gradients in the
 // order of the sequence numbers, so the number decides the bits of the sum.
 void attach_node(const at::Tensor& cast, const at::Tensor& source, uint64_t sequence_nr);
 
-// The node of a tensor that is no view. Null if there is none.
+// The node of a tensor that is not a view, or null.
 inline const NodePtr* node_of(const at::Tensor& cast) {
   const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(cast.unsafeGetTensorImpl()->autograd_meta());
   return meta != nullptr && meta->grad_fn_ != nullptr ? &meta->grad_fn_ : nullptr;
 }
 
-// Makes `cast` one more output of a node that another tensor over the same data has.
+// Makes `cast` another output of the node of a tensor that shares its data.
 void attach_node(const at::Tensor& cast, NodePtr node);
 
 } // namespace torch_promote

@@ -3,7 +3,7 @@
 
 #include <bit>
 
-// The compiler vectorizes the loops, once for each of these instruction sets, and the loader picks one.
+// The compiler vectorizes the loops once for each of these instruction sets, and the loader picks one.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define VECTORIZED __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
 #else

@@ -1,4 +1,4 @@
-// file: memory of objects of one type, which a thread keeps for the next ones
+// file: thread-local free lists for objects of one type
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@
 
 namespace torch_promote {
 
-// A region makes a node and an entry for each weight, and the end of the graph or of the region frees them all at once.
-// That is more than malloc keeps in its lists for a thread, so it merges them and searches for each of the next
-// region's: without the pools, each weight of an MLP costs a seventh more. An object may be freed in another thread,
-// which then keeps its memory. A thread keeps at most `kMost` blocks of each size.
+// A region allocates a node and an entry for each weight, and the end of the graph or of the region frees them all at
+// once. These are more blocks than malloc's thread-local lists hold, so malloc would merge them and search again for
+// each block of the next region: without the pools, each weight of an MLP costs a seventh more. An object may be freed
+// in another thread, which then keeps its memory. A thread keeps at most `kMost` blocks of each size.
 template <size_t kBytes>
 class Pool {
  public:
@@ -44,7 +44,7 @@ class Pool {
     Block* first = nullptr;
     size_t count = 0;
   };
-  // Frees the blocks. What is given later is freed at once.
+  // Frees the blocks. Later blocks are freed immediately.
   struct EndOfThread {
     ~EndOfThread() {
       Free& free = tls_free_;

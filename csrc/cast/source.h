@@ -1,4 +1,4 @@
-// file: the properties of a tensor that a cast and the caches need, read once for each cast
+// file: the properties of a tensor that a cast and the caches need, read once per cast
 #pragma once
 
 #include "policy/dispatch_key.h"
@@ -11,11 +11,11 @@ namespace torch_promote {
 
 // NOTE [ Plain tensors ]
 // `tensor.to(dtype)` passes the dispatcher four times: `to`, `_to_copy`, `empty_strided` and `copy_`, with autograd
-// above the second. If no code but PyTorch's own kernels can observe these calls, the same result takes an allocation,
-// a conversion and, where a gradient is wanted, an autograd node. The dispatch keys of the tensor and of the thread say
+// above the second. If only PyTorch's own kernels can observe these calls, an allocation, a conversion and, if a
+// gradient is required, an autograd node give the same result. The dispatch keys of the tensor and of the thread show
 // whether anything else is involved. The list below is an allowlist: a Python mode, a subclass, functorch, a fake or
 // functional tensor, a tracer, the dispatch observer, conjugate and negative bits, named, sparse, nested and quantized
-// tensors, and whatever keys a later PyTorch adds, take the ordinary way. A list of exceptions would let new keys pass.
+// tensors, and keys that a later PyTorch adds, all go through the dispatcher.
 inline constexpr c10::DispatchKeySet kPlainKeys = c10::DispatchKeySet({
     c10::DispatchKey::Dense,
     c10::DispatchKey::AutogradFunctionality,
@@ -30,25 +30,25 @@ inline bool has_only_plain_keys(c10::DispatchKeySet keys) {
   return (keys.raw_repr() & ~(c10::full_backend_mask | kPlainKeys.raw_repr())) == 0;
 }
 
-// Whether the tensor is dense memory of the CPU or of a GPU that only PyTorch's own kernels work on. (Sparse, nested
-// and mkldnn tensors have keys of their own.)
+// Whether the tensor is a dense CPU or CUDA tensor that only PyTorch's own kernels handle. (Sparse, nested and mkldnn
+// tensors have their own keys.)
 inline bool is_plain(const at::TensorImpl& impl) {
   return has_only_plain_keys(impl.key_set()) && impl.has_storage() && !impl.has_symbolic_sizes_strides() &&
          (impl.is_cpu() || impl.is_cuda());
 }
 
-// A tensor that is to be cast, and the answers to what is asked of it on the way. They hold for this thread, and for
-// the grad mode and inference mode that were in force when it was made: code that changes a mode makes a new Source.
+// A tensor to be cast, with the properties that the cast needs. They are valid for this thread and for the grad mode
+// and inference mode at construction: code that changes a mode constructs a new Source.
 struct Source {
   explicit Source(const at::Tensor& source);
 
   const at::Tensor& tensor;
   at::TensorImpl& impl;
-  const torch::autograd::AutogradMeta* autograd; // null for a tensor that never had anything to do with gradients
+  const torch::autograd::AutogradMeta* autograd; // null if the tensor has no autograd metadata
   c10::DispatchKeySet thread_keys;               // included in this thread's dispatch state
   bool wants_grad;                               // grad mode is on, and the tensor requires a gradient
-  bool needs_node;                               // the same, and autograd is not excluded: the use is recorded
-  bool in_inference_mode;                        // this thread is
+  bool needs_node;                               // wants_grad, and autograd is not excluded: autograd records the use
+  bool in_inference_mode;                        // this thread is in inference mode
   bool has_tangent;                              // of forward-mode AD, which has no dispatch key
   bool plain;                                    // see is_plain
   bool takes_fast_path;                          // tensor and thread are plain; see NOTE [ Plain tensors ]

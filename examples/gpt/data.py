@@ -1,4 +1,4 @@
-"""Text that every machine has: the source of Python's own standard library, as characters."""
+"""Training text that every machine has: the source of Python's standard library, as characters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 MAX_CHARACTERS = 2_000_000
 
-# One symbol stands for whatever is not in ASCII, so that the vocabulary is the same everywhere.
+# One symbol stands for all non-ASCII characters, so that the vocabulary is the same on all machines.
 OTHER = "\x00"
 SYMBOLS = OTHER + "\n" + "".join(sorted(set(string.printable) - set(string.whitespace) | {" "}))
 
@@ -22,7 +22,7 @@ class Corpus:
 
     Attributes:
         ids: int64 of shape (characters,); an id is an index into `SYMBOLS`.
-        files: How many files the text comes from.
+        files: The number of files.
     """
 
     ids: torch.Tensor
@@ -56,11 +56,11 @@ class Batches:
     """Random windows of a corpus, the same ones for the same seed.
 
     Args:
-        corpus: Where the windows come from.
-        batch: Windows in a batch.
-        length: Characters in a window.
-        seed: Of the generator that picks them.
-        device: Where the batches are put.
+        corpus: The source of the windows.
+        batch: The number of windows per batch.
+        length: The number of characters per window.
+        seed: The seed of the generator that selects them.
+        device: The device of the batches.
     """
 
     def __init__(self, corpus: Corpus, batch: int, length: int, seed: int, device: str) -> None:
@@ -71,7 +71,7 @@ class Batches:
         self.generator = torch.Generator().manual_seed(seed)
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns windows and what follows each of their characters, both int64 of shape (batch, length)."""
+        """Returns windows and the next character at each position, both int64 of shape (batch, length)."""
         starts = torch.randint(len(self.ids) - self.length, (self.batch, 1), generator=self.generator)
         windows = self.ids[starts + torch.arange(self.length + 1)]
         return windows[:, :-1].to(self.device), windows[:, 1:].to(self.device)

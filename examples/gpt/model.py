@@ -16,10 +16,10 @@ class Config:
 
     Attributes:
         symbols: Size of the vocabulary.
-        context: The longest text it sees, in characters.
-        width: Numbers per character and layer.
-        heads: Attention heads; they share the width.
-        layers: Blocks.
+        context: The maximum length of the input, in characters.
+        width: The width of the hidden states.
+        heads: The number of attention heads, which share the width.
+        layers: The number of blocks.
     """
 
     symbols: int
@@ -51,7 +51,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each behind a norm and beside a residual path."""
+    """Attention and a two-layer perceptron, each with a norm before it and a residual connection."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.symbols, bias=False)
         self.apply(_init)
-        # Every block adds to the residual path twice: keep its variance at the start.
+        # Every block adds to the residual path twice: keep its initial variance.
         for name, weight in self.named_parameters():
             if name.endswith(("attention.out.weight", "mlp.2.weight")):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * config.layers))

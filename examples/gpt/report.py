@@ -1,4 +1,4 @@
-"""What the training prints and draws: the progress bars, the table, the verdict, the plot and the JSON file."""
+"""The output of the training: progress bars, table, verdict, plot and JSON file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLOT_FORMATS = frozenset(FigureCanvasAgg.get_supported_filetypes())
 
 
 def show_progress(console: Console, runs: Sequence[Run], steps: Iterable[int], total: int) -> None:
-    """Goes through the steps with a bar and the present loss for each run; ten lines where there is no terminal."""
+    """Runs the steps and shows a bar with the current loss for each run, or ten lines without a terminal."""
     columns = (
         TextColumn("{task.description:<15}"),
         BarColumn(),
@@ -40,7 +40,7 @@ def show_progress(console: Console, runs: Sequence[Run], steps: Iterable[int], t
 
 
 def results_table(runs: Sequence[Run], reference: Run) -> Table:
-    """Returns the one table: a row for each run. Times and ratios are medians over the steps."""
+    """Returns the table: a row for each run. Times and ratios are medians over the steps."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("\nvariant", no_wrap=True)
     for column in ("first\nloss", "last\nloss", "ms per\nstep", "ratio\nto stock", "casts\nper step"):
@@ -60,7 +60,7 @@ def results_table(runs: Sequence[Run], reference: Run) -> Table:
 
 
 def _ratio(run: Run, reference: Run) -> float:
-    # Step by step: a burst of other work on the machine strikes all runs of a step.
+    # Step by step, because other load on the machine affects all runs of a step.
     return median(a / b for a, b in zip(run.milliseconds, reference.milliseconds, strict=True))
 
 
@@ -73,7 +73,7 @@ def _same_bits_cell(run: Run, reference: Run) -> str:
 
 
 def verdict(run: Run) -> str:
-    """Says in a sentence what the comparison of a run found."""
+    """Returns the result of a run's comparison in a sentence."""
     steps, comparison = len(run.losses), run.comparison
     if comparison.same:
         return (
@@ -87,7 +87,7 @@ def verdict(run: Run) -> str:
 
 
 def save_plot(path: Path, runs: Sequence[Run], reference: Run, subtitle: str) -> None:
-    """Draws the loss curves, and below them how far each is from the reference."""
+    """Draws the loss curves, and below them their distances from the reference."""
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     curves, gaps = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     styles = [("tab:orange", "-", 1.2), ("tab:blue", "-", 4.0), ("black", "--", 1.2)]
@@ -110,7 +110,7 @@ def save_plot(path: Path, runs: Sequence[Run], reference: Run, subtitle: str) ->
 
 
 def save_json(path: Path, settings: dict[str, Any], runs: Sequence[Run], reference: Run) -> None:
-    """Writes all that was measured."""
+    """Writes all measurements."""
     variants = {
         run.name: {
             "losses": run.losses,

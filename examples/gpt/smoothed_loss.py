@@ -1,8 +1,8 @@
-"""A loss as people write it: label smoothing, and the term that keeps the softmax's normaliser near 1.
+"""A typical loss: label smoothing, and a term that keeps the softmax's normaliser near 1.
 
-Both are written as in their papers. In float16 both overflow: `exp` where a logit is above 11, and the sum over all
-symbols of all characters of a batch. CUDA's op list runs `exp`, `log_softmax` and `sum` in float32. The CPU's list has
-none of them.
+Both are written as in their papers, and both overflow in float16: `exp` of a logit above 11, and the sum over all
+symbols of all characters of a batch. CUDA's op list runs `exp`, `log_softmax` and `sum` in float32; the CPU's list
+contains none of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Training of several variants in lockstep: same start, same batches, and at every step the bits are compared.
+"""Trains several variants in lockstep from the same start on the same batches, and compares their bits at every step.
 
-The variants take turns, so that their step times are measured under the same load, and so that gradients can be
-compared while they are there: none is stored.
+The variants alternate, so that their step times are measured under the same load, and so that gradients can be compared
+without storing them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass
 class Comparison:
-    """What a run's losses and gradients were, next to those of the reference.
+    """A comparison of a run's losses and gradients with those of the reference.
 
     Attributes:
-        tensors: How many were compared.
-        steps_that_differ: The steps at which a tensor had other bits.
+        tensors: The number of compared tensors.
+        steps_that_differ: The steps at which the bits of a tensor differed.
         first: The name of the first such tensor; "" if there was none.
     """
 
@@ -48,7 +48,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether something was compared, and all of it had the same bits."""
+        """Whether tensors were compared and all had the same bits."""
         return self.tensors > 0 and not self.steps_that_differ
 
     def add(self, step: int, run: Mapping[str, Tensor | None], reference: Mapping[str, Tensor | None]) -> None:
@@ -61,7 +61,7 @@ class Comparison:
 
 
 def names_that_differ(run: Mapping[str, Tensor | None], reference: Mapping[str, Tensor | None]) -> list[str]:
-    """Returns the names under which two sets of tensors do not hold the same bits, in the order of the reference.
+    """Returns the names of tensors whose bits differ, in the order of the reference.
 
     Example:
         >>> names_that_differ({"a": torch.zeros(2)}, {"a": -torch.zeros(2)})
@@ -72,7 +72,7 @@ def names_that_differ(run: Mapping[str, Tensor | None], reference: Mapping[str, 
 
 
 def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two floating tensors have one dtype, one shape and the same bits: a NaN is itself, 0.0 is not -0.0."""
+    """Whether two floating tensors have the same dtype, shape and bits: NaN equals itself, 0.0 differs from -0.0."""
     if a is None or b is None:
         return a is b
     if a.dtype != b.dtype or a.shape != b.shape:
@@ -87,20 +87,20 @@ def _as_integers(tensor: Tensor) -> Tensor:
 
 @dataclass
 class Run:
-    """One variant on its way through the training.
+    """One variant of the training.
 
     Attributes:
-        name: What it is called in the report.
-        region: Makes the region that forward and loss run in: this is all in which variants differ.
+        name: Its name in the report.
+        region: Makes the region for forward and loss, the only difference between variants.
         device: "cpu" or "cuda".
         model: The model, trained in place.
-        scaler: Scales the loss where float16 needs it.
+        scaler: Scales the loss for float16.
         loss_of: The loss of logits and targets.
-        learning_rate: Of AdamW.
-        losses: One for each step.
-        milliseconds: What each step took, without the comparison.
-        comparison: Against the reference, step by step.
-        casts: Changes of dtype in one forward and backward; None until counted.
+        learning_rate: The learning rate of AdamW.
+        losses: The loss of each step.
+        milliseconds: The time of each step, without the comparison.
+        comparison: The comparison with the reference, step by step.
+        casts: The number of casts in one forward and backward; None until counted.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Run:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.learning_rate)
 
     def backward(self, ids: Tensor, targets: Tensor) -> None:
-        """Does the first half of a step, up to the gradients."""
+        """Runs the first half of a step, up to the gradients."""
         start = self._now()
         self._loss_and_gradients(ids, targets)
         self.milliseconds.append(self._now() - start)
@@ -132,7 +132,7 @@ class Run:
         self.scaler.scale(self.loss).backward()
 
     def update(self) -> None:
-        """Does the second half of a step: clips the gradients and changes the weights."""
+        """Runs the second half of a step: clips the gradients and updates the weights."""
         start = self._now()
         self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), LARGEST_GRADIENT_NORM)
@@ -141,12 +141,12 @@ class Run:
         self.milliseconds[-1] += self._now() - start
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Returns the loss and every gradient of the present step, by name."""
+        """Returns the loss and every gradient of the current step, by name."""
         gradients = {f"gradient of {name}": weight.grad for name, weight in self.model.named_parameters()}
         return {"loss": self.loss, **gradients}
 
     def count_casts(self, ids: Tensor, targets: Tensor) -> None:
-        """Does one more forward and backward, of which nothing is kept but the number of casts."""
+        """Runs one more forward and backward, and stores only the number of casts."""
         with CastCounter() as counter:
             self._loss_and_gradients(ids, targets)
         self.casts = counter.casts
@@ -187,7 +187,7 @@ def train(runs: Sequence[Run], reference: Run, batches: Batches, steps: int) -> 
     """Trains all runs side by side and compares each with the reference; yields the number of every step done."""
     for step in range(1, steps + 1):
         ids, targets = batches.next()
-        # Who goes first changes, so that nobody always finds the caches warm.
+        # Rotate the first run, so that CPU caches do not favour one of them.
         first = step % len(runs)
         turns = [*runs[first:], *runs[:first]]
         for run in turns:

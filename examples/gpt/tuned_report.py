@@ -1,4 +1,4 @@
-"""What examples/tune_gpt.py prints and draws: what went wrong, the table, the verdict and the plot."""
+"""The output of examples/tune_gpt.py: the failure, the table, the verdict and the plot."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gpt.train import Run
 
 
 def indent(text: str) -> str:
-    """Moves a text to the right, where it stands below its heading."""
+    """Indents a text below its heading."""
     return "\n".join(f"   {line}".rstrip() for line in text.splitlines())
 
 
 def skipped(run: Run, loss_scale: float) -> int:
-    """How many steps GradScaler skipped: it halves its scale at each, and grows it again only after 2000 steps.
+    """The number of steps that GradScaler skipped: it halves its scale at each, and grows it only after 2000 steps.
 
     Example:
         >>> run = type("", (), {"scaler": type("", (), {"get_scale": lambda self: 256.0})()})()
@@ -32,7 +32,7 @@ def skipped(run: Run, loss_scale: float) -> int:
 
 
 def failure(run: Run, loss_scale: float) -> str:
-    """Says in a sentence what became of a training without overrides."""
+    """Returns the result of a training without overrides in a sentence."""
     steps, bad = len(run.losses), [loss for loss in run.losses if not math.isfinite(loss)]
     if not bad:
         return f"All {steps} losses are finite."
@@ -43,7 +43,7 @@ def failure(run: Run, loss_scale: float) -> str:
 
 
 def deviations(run: Run, reference: Run) -> list[float]:
-    """How far each loss is from the reference's, relative to it; infinite if it is not finite.
+    """The distance of each loss from the reference's, relative to it; infinite if it is not finite.
 
     Example:
         >>> one, other = (type("", (), {"losses": losses}) for losses in ([2.0, float("nan")], [1.0, 1.0]))
@@ -55,7 +55,7 @@ def deviations(run: Run, reference: Run) -> list[float]:
 
 
 def percent(part: float) -> str:
-    """Returns a part as a percentage of two digits.
+    """Returns a share as a percentage with two digits.
 
     Example:
         >>> percent(0.01), percent(0.000876), percent(float("inf"))
@@ -65,7 +65,7 @@ def percent(part: float) -> str:
 
 
 def results_table(runs: Sequence[Run], reference: Run, loss_scale: float) -> Table:
-    """Returns the one table: a row for each run."""
+    """Returns the table: a row for each run."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("\nvariant", no_wrap=True)
     for column in ("\nsteps", "steps\nskipped", "first\nloss", "last\nloss", "largest\ndeviation", "ms per\nstep"):
@@ -84,7 +84,7 @@ def results_table(runs: Sequence[Run], reference: Run, loss_scale: float) -> Tab
 
 
 def verdict(found: Sequence[float], policy: Path, tolerance: float) -> str:
-    """Says in a sentence whether each loss was within the tolerance."""
+    """Returns a sentence about whether each loss was within the tolerance."""
     largest = max(found)
     where = f"the largest deviation is {percent(largest)}, at step {found.index(largest) + 1}"
     outside = sum(one > tolerance for one in found)
@@ -96,7 +96,7 @@ def verdict(found: Sequence[float], policy: Path, tolerance: float) -> str:
 
 
 def save_plot(path: Path, reference: Run, tuned: Run, low: Run, tolerance: float, subtitle: str) -> None:
-    """Draws the loss curves, and below them how far each loss is from the reference's."""
+    """Draws the loss curves, and below them the distance of each loss from the reference's."""
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
     curves, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])

@@ -1,4 +1,4 @@
-"""Medians, quartiles, ratios and overheads, against what a hand computes."""
+"""Medians, quartiles, ratios and overheads, compared with values computed by hand."""
 
 from __future__ import annotations
 

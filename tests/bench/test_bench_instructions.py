@@ -57,13 +57,11 @@ def test_the_total_of_a_file() -> None:
     assert (
         total_of("version: 1\npart: 2\n\nevents: Ir\nsummary: 528573\n\nfn=(1) mm\n0 200\ntotals: 528573\n") == 528573
     )
-    with pytest.raises(ValgrindError, match=r"no line `summary: \.\.\.`; it begins with 'version: 1'"):
+    with pytest.raises(ValgrindError, match=r"no line `summary: \.\.\.`; it starts with 'version: 1'"):
         total_of("version: 1")
 
 
-def test_instructions_of_one_run_exclude_what_surrounds_the_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_instructions_of_one_run_exclude_the_surrounding_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A run takes 700 instructions, the first one 5,000 more, and the loop around them 90."""
     counted, first, dumps = 0, 5000, 0
     ran: list[int] = []
@@ -230,5 +228,5 @@ def test_a_pytorch_without_valgrinds_requests(
         (["--callgrind", "kept"], "--callgrind keeps the files of suite instructions"),
     ],
 )
-def test_what_does_not_fit_together(capsys: Capture, arguments: list[str], message: str) -> None:
+def test_contradicting_options_are_errors(capsys: Capture, arguments: list[str], message: str) -> None:
     assert message in error_of(capsys, "bench", *arguments)

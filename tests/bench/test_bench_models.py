@@ -1,4 +1,4 @@
-"""The models by hand are the models under autocast, bit for bit; their casts and memory can be counted by hand."""
+"""The models with casts by hand match the models under autocast bit for bit; counts of casts and memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ TINY = SIZES[0]
 STOCK_REGION = partial(tp.stock_autocast, "cpu", LOW)
 OUR_REGION = partial(tp.my_autocast, "cpu", LOW)
 
-#: Where one cast serves several consumers by hand, and several under autocast: gradients are summed in another dtype.
+#: Models in which one cast by hand serves several consumers, so that gradients are summed in another dtype than
+#: stock's.
 SHARED = {"Llama-like", "Llama-like, no rotary"}
 
 

@@ -1,4 +1,4 @@
-"""The picture is a PNG with what was found in it; what prevents it is said before anything is timed."""
+"""The plot is a PNG with the results; errors about it are raised before anything is timed."""
 
 from __future__ import annotations
 
@@ -73,15 +73,15 @@ def test_nothing_to_draw(tmp_path: Path) -> None:
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(PlotError, match=re.escape("--plot needs matplotlib: pip install torch-promote[bench].")):
+    with pytest.raises(PlotError, match=re.escape("--plot needs matplotlib: pip install matplotlib.")):
         check_plot(tmp_path / "bench.png")
 
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("bench.jpg", "is not the name of a PNG file. Expected a name that ends in .png."),
-        ("bench", "is not the name of a PNG file."),
+        ("bench.jpg", "is not a PNG file. Expected a name that ends in .png."),
+        ("bench", "is not a PNG file."),
         ("nowhere/bench.png", "No such file or directory."),
         ("folder.png", "Is a directory."),
     ],

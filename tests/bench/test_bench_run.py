@@ -1,4 +1,4 @@
-"""The contenders take turns, what is timed is what was asked for, and the machine is left as it was."""
+"""The contenders alternate, the run times the right code, and restores the settings of the process."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def _prepared(**times: list[float]) -> Prepared:
     return Prepared({name: timer(iter(values)) for name, values in times.items()}, bases=(HAND, PLAIN))
 
 
-def test_what_a_result_says() -> None:
+def test_result_has_ratios_and_overheads() -> None:
     prepared = _prepared(stock=[99, 10, 10, 16], ours=[99, 5, 8, 10], hand=[99, 2, 2, 4])
     [result] = run([_case(prepared)], Settings(rounds=3))
     assert result.ratio is not None
     assert result.ratio_to_hand is not None
     assert (result.ratio.median, result.ratio_to_hand.median) == (0.625, 2.5)
-    # (5-2)/8, (8-2)/8, (10-4)/12; nothing is told over a contender that the case does not have.
+    # (5-2)/8, (8-2)/8, (10-4)/12; there is no overhead over a contender that the case does not have.
     assert list(result.overheads) == [HAND]
     assert result.overheads[HAND].spread == Spread(0.5, 0.4375, 0.625)
     assert {name: costs.median for name, costs in result.overheads_ns[HAND].items()} == {STOCK: 8, OURS: 6}
@@ -96,7 +96,7 @@ class _Event:
         self.device_type = lambda: device
 
 
-def test_a_gpus_kernels_are_counted_without_what_the_profiler_lists_beside_them(
+def test_gpu_kernels_are_counted_without_copies_and_fills(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu, cpu = DeviceType.CUDA, torch.autograd.DeviceType.CPU
@@ -180,7 +180,7 @@ def test_a_slice_holds_as_many_runs_as_fit() -> None:
     ("settings", "clock", "sleeps"),
     [(Settings(), "cpu", False), (Settings(threads=2), "wall", True), (Settings("cuda"), "wall", None)],
 )
-def test_other_programs_do_not_count_where_one_thread_computes(
+def test_time_of_other_programs_does_not_count_with_one_thread(
     settings: Settings, clock: str, sleeps: bool | None
 ) -> None:
     assert settings.clock == clock
@@ -189,7 +189,7 @@ def test_other_programs_do_not_count_where_one_thread_computes(
         assert (took >= 0.02 * 1e9) == sleeps
 
 
-def test_source_can_name_what_it_is_given() -> None:
+def test_source_can_use_the_given_names() -> None:
     found: list[int] = []
     stopwatch("found.append(number)", {"found": found, "number": 3}, Settings(slice_seconds=0))()
     assert set(found) == {3}

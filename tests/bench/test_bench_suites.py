@@ -1,4 +1,4 @@
-"""Every case of every suite runs, and its contenders compute the same thing."""
+"""Every case of every suite runs, and its contenders compute the same results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONTENDERS: dict[str, tuple[set[str], set[str]]] = {
 
 
 def everyday_and_slow() -> Iterator[Any]:
-    """The same work under each cache mode differs in the argument `cache` alone: every day, one mode of each."""
+    """Cases that differ only in the argument `cache`: the everyday run takes one mode of each."""
     modes = {"caches": itertools.cycle(("weights", "all", "persistent", "none"))}
     modes["programs"] = itertools.cycle(("weights", "all", "persistent"))
     chosen: dict[str, str] = {}

@@ -15,7 +15,7 @@ from helpers.fast_cast import BF16, FP16, FP32, PAIRS, as_integers, assert_as_to
 from helpers.subprocesses import environment
 
 F8 = [getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
-#: Where vectors of 8 and 16 numbers begin and end; the most that is converted at once; one more.
+#: Sizes around the boundaries of vectors of 8 and 16 numbers; the largest size of the fast path; one more.
 COUNTS = (0, 1, 7, 8, 9, 15, 16, 17, 31, 33, 4097, 32767, 32768, 32769)
 
 
@@ -187,7 +187,7 @@ print(torch.backends.cpu.get_cpu_capability())
 
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_has_the_bits_of_pytorchs_kernels_for_other_processors(capability: str) -> None:
-    """A process in which PyTorch takes a lesser processor's kernels; ours are those of this one."""
+    """In a process in which PyTorch uses the kernels of an older processor, while ours uses those of this one."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env=environment(ATEN_CPU_CAPABILITY=capability),

@@ -169,7 +169,7 @@ def views_of_the_cast(to: Any) -> Any:
 
 @program
 def a_view_written_in_place_before(to: Any) -> Any:
-    """Its node is made anew, when somebody asks."""
+    """Its node is recreated on access."""
     x = leaf()
     hidden = x * 1
     view = hidden[1:]
@@ -259,7 +259,7 @@ def test_gives_what_to_gives(run: Program) -> None:
 
 
 def test_the_node_is_the_casts() -> None:
-    """Else the programs above would compare `to` with itself."""
+    """Otherwise the programs above would compare `to` with itself."""
     y = cast(leaf(), BF16)
     assert y.grad_fn is not None
     assert y.grad_fn.name() == "CastBackward"
@@ -319,7 +319,7 @@ def test_the_graph_is_let_go() -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 def test_sums_of_gradients_have_stocks_order(dtype: torch.dtype) -> None:
-    """The engine orders them by the sequence numbers of the nodes; the bits of a sum of many tell."""
+    """The engine orders them by the sequence numbers of the nodes, which the bits of a sum of many show."""
 
     def gradients(region: Region) -> Any:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Where somebody looks on (a mode, a subclass, a tracer, functorch), casts are what they are under stock."""
+"""Casts under a mode, a subclass, a tracer or functorch are the same as under stock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from helpers.fast_cast import BF16, FP16, FP32, cast, network, run
 
 
 class Ops(TorchDispatchMode):
-    """Records the ops, with the dtypes of what they get and give."""
+    """Records the ops, with the dtypes of their arguments and results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def test_transforms(name: str, cache: str) -> None:
         with region():
             for parameter in (w, w.detach()):
                 results.append(TRANSFORMS[name](network, x, parameter))
-                results.append(network(x, parameter))  # what was cast in there is good for nobody here
+                results.append(network(x, parameter))  # casts made inside the transform are not valid here
         return [leaf.detach() for leaf in tree_leaves(results)]
 
     assert_same(transformed(functools.partial(ours, cache=cache)), transformed(stock))

@@ -1,4 +1,4 @@
-"""What is built on autograd, on a device whose backward runs on a thread of its own: bits of stock."""
+"""Features built on autograd have stock's bits on a device whose backward runs on a separate thread."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_several_uses_of_a_weight(dtype: torch.dtype, inside: bool) -> None:
 
 
 def test_several_uses_share_a_node() -> None:
-    """Else the sums' bits above would agree by luck alone."""
+    """Otherwise the sums above would have equal bits only by chance."""
 
     def program(region: Region) -> Tensor:
         w, x = leaves()
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_uses_a_weight_several_times(use_reentrant: bool, insi
 @REENTRANT
 @EVERY_MODEL
 def test_checkpointed_models(name: str, use_reentrant: bool, inside: bool, cache: str) -> None:
-    """A block that is used twice, and a head whose input is cast before the block too."""
+    """A block that is used twice, and a head whose input is also cast before the block."""
 
     def run(region: Region) -> Any:
         torch.manual_seed(0)
@@ -283,7 +283,7 @@ def test_custom_fwd_and_custom_bwd(cast_inputs: torch.dtype | None, inside: bool
 
 @INSIDE
 def test_hooks(inside: bool) -> None:
-    """What module hooks and tensor hooks get, and ops in them: those of the backward run on the device's thread."""
+    """The arguments of module and tensor hooks, and ops inside hooks; backward hooks run on the device's thread."""
 
     def program(region: Region) -> Any:
         seen: list[Tensor] = []

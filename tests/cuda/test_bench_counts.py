@@ -1,4 +1,4 @@
-"""What the benchmark measures on a CUDA device: kernels and bytes beside times."""
+"""The benchmark on a CUDA device measures kernels and bytes in addition to times."""
 
 from __future__ import annotations
 

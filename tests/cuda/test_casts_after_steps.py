@@ -41,7 +41,7 @@ def loss_of(model: nn.Module, region: Callable[..., Any] = ours) -> Tensor:
 
 
 def addresses(model: nn.Sequential) -> list[int]:
-    """Where the casts lie that a use of each weight gets."""
+    """The addresses of the casts that a use of each weight gets."""
     seen = []
     x = batch().bfloat16().requires_grad_()
     with ours():

@@ -1,4 +1,4 @@
-"""Within a capture, `all` shares what it shares outside."""
+"""Within a capture, `all` shares the same casts as outside."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_two_devices_threads_at_a_time(use_reentrant: bool) -> None:
 
 
 def test_the_forwards_casts_are_freed_with_the_first_recomputation() -> None:
-    """As under stock, of which the end of a region in any thread clears the cache."""
+    """As under stock, where the end of a region in any thread clears the cache."""
     held: list[int] = []
     large = torch.zeros(512, 512, device="cuda", requires_grad=True)
     x = torch.zeros(1, 512, device="cuda", requires_grad=True)

@@ -1,4 +1,4 @@
-"""What the default mode costs on a device: no more memory than stock, and no more kernels."""
+"""The default mode takes no more memory and no more kernels than stock on a device."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ PROGRAMS: dict[str, Program] = {
 
 
 class Layers(nn.Module):
-    """Sixteen layers, whose weights are large beside their activations."""
+    """Sixteen layers whose weights are large compared with their activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Layers(nn.Module):
 
 
 class Slices(nn.Module):
-    """Every length of one parameter, as a decoder's positions have it."""
+    """Slices of every length of one parameter, as in a decoder's positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def test_the_default_mode_takes_no_more_memory_than_stock(name: str, program: st
 
 
 def test_the_other_modes_take_more() -> None:
-    """Else the test above could not fail."""
+    """Otherwise the test above could not fail."""
     for cache in ("all", "persistent"):
         region = functools.partial(ours, cache=cache)
         model, x = model_and_input("layers")

@@ -40,7 +40,7 @@ def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def kept_in(action: Callable[[], object]) -> int:
-    """How many casts the cache gets from this."""
+    """The number of casts that the function adds to the cache."""
     before = tp.cache_info()["misses"]
     action()
     return tp.cache_info()["misses"] - before
@@ -48,7 +48,7 @@ def kept_in(action: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def capture() -> Iterator[None]:
-    """What torch.cuda.graph does: reports the beginning, and captures."""
+    """Does the same as torch.cuda.graph: reports the beginning, and captures."""
     _C.note_capture()
     with cuda_stand_in.capturing():
         yield

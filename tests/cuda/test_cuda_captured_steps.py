@@ -1,4 +1,4 @@
-"""Optimizers whose steps are captured in a CUDA graph: a replay writes weights and tells nobody."""
+"""Optimizers whose steps are captured in a CUDA graph: a replay writes to weights without a notification."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def weight() -> nn.Parameter:
 
 
 def use(w: torch.Tensor) -> int:
-    """How many persistent casts there are after a use."""
+    """The number of persistent casts after a use."""
     with ours(), torch.no_grad():
         torch.eye(4, device="cuda") @ w
     return tp.cache_info()["persistent_entries"]

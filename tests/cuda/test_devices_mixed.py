@@ -75,7 +75,7 @@ def test_a_model_on_two_devices(first: str, second: str, cache: str) -> None:
 
 @pytest.mark.usefixtures("two_devices")
 def test_the_same_values_on_both_devices_give_the_same_bits() -> None:
-    """A cast of one device must not be served on the other."""
+    """A cast on one device must not be used on the other."""
     weights = torch.randn(8, 8), torch.randn(8, 8)
     there = [[w.to(device) for w in weights] for device in ("cuda:0", "cuda:1")]
     for w in itertools.chain(*there):
@@ -192,7 +192,7 @@ def test_regions_of_stock_and_ours_in_each_other(name: str, outside: str) -> Non
 
 @pytest.mark.parametrize("outside", ["ours outside", "stock outside"])
 def test_a_weight_that_several_inner_regions_use(outside: str) -> None:
-    """One that the outer region uses too has a cast in each cache, stock's and ours, if stock's region is outside."""
+    """If stock's region is outside, a weight that it also uses has a cast in each cache, stock's and ours."""
     kinds = [tp.my_autocast, tp.stock_autocast] if outside == "ours outside" else [tp.stock_autocast, tp.my_autocast]
 
     def run(kinds: list[Any]) -> Any:
@@ -211,7 +211,7 @@ def test_a_weight_that_several_inner_regions_use(outside: str) -> None:
 
 
 def test_numbers_of_the_cpu_with_tensors_of_cuda() -> None:
-    """0-dim tensors of the CPU take part in ops on CUDA: CUDA's policy holds, and they are no matter of the CPU's."""
+    """0-dim CPU tensors take part in ops on CUDA: CUDA's policy applies, and the CPU's does not."""
 
     def program(region: Region) -> Any:
         x, w = operands("cuda")
@@ -293,7 +293,7 @@ def test_one_region_of_both_devices() -> None:
 
 
 def test_a_thread_has_its_own_region() -> None:
-    """Results only: stock's casts are those of all threads, so it sums gradients across them."""
+    """Compares only results: stock's cache is shared by all threads, so it sums gradients across them."""
 
     def program(region: Region) -> Any:
         x, w = operands("cuda")
@@ -315,7 +315,7 @@ def test_a_thread_has_its_own_region() -> None:
 
 @pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
 def test_a_region_opened_in_a_backward_hook_ends_there(cache: str) -> None:
-    """Hooks run on the device's thread, whose state is that of every later backward."""
+    """Hooks run on the device's thread, whose state persists for every later backward."""
     x, w = operands("cuda")
     seen = []
 

@@ -1,4 +1,4 @@
-"""CUDA graphs on a GPU: what a captured region computes, eagerly and at each replay, against stock."""
+"""CUDA graphs on a GPU: compares a captured region, eagerly and at each replay, with stock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OURS: dict[str, Region] = {mode: partial(tp.my_autocast, "cuda", torch.bfloat16,
 
 
 def stock(mode: str) -> Region:
-    """Stock's region for a mode: without its cache each use of a weight has a gradient of its own."""
+    """Stock's region for a mode: without its cache, each use of a weight has its own gradient."""
     return partial(tp.stock_autocast, "cuda", torch.bfloat16, cache_enabled=mode != "none")
 
 

@@ -1,4 +1,4 @@
-"""Captures within captures, that fail, and of a forward and its backward: each graph has the casts that it needs."""
+"""Nested and failing captures, and captures of a forward and its backward: each graph has the casts that it needs."""
 
 from __future__ import annotations
 

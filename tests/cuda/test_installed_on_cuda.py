@@ -1,4 +1,4 @@
-"""install() on a CUDA device: regions that PyTorch opens itself in threads of its own."""
+"""install() on a CUDA device: regions that PyTorch itself opens in its own threads."""
 
 from __future__ import annotations
 

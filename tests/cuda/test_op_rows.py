@@ -40,7 +40,7 @@ each_lower_dtype = pytest.mark.parametrize("lower", LOWER_DTYPES, ids=str)
 
 
 def test_the_rows_are_those_of_the_table() -> None:
-    """A row that is left out above would not be missed."""
+    """Otherwise a missing row would go unnoticed."""
     of_cuda = {row.name for row in op_table() if row.cuda is not CastPolicy.fallthrough}
     assert len(of_cuda) == 119
     assert {row.name for row in LISTED} == of_cuda - delta_of("cuda").missing
@@ -64,7 +64,7 @@ def test_row_without_a_policy(row: Row, lower: torch.dtype) -> None:
 
 @pytest.mark.parametrize("row", RUNNING, ids=name)
 def test_row_runs(row: Row) -> None:
-    """Not only raises, in both."""
+    """The row does more than raise in both."""
     assert executed(row, "cuda")
 
 

@@ -1,4 +1,4 @@
-"""The stand-in device itself: what it gives is what the CPU gives, and what it counts is what happened."""
+"""The stand-in device itself: its results are the CPU's, and its counts are correct."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ CALLS: dict[str, tuple[Callable[..., object], Callable[[], list[object]]]] = {
 
 @pytest.fixture(autouse=True)
 def one_attention() -> Iterator[None]:
-    """The CPU has a fused kernel for attention, which the device has not."""
+    """Disables the CPU's fused attention kernel, which the device lacks."""
     with sdpa_kernel(SDPBackend.MATH):
         yield
 
@@ -221,7 +221,7 @@ def test_inference_mode() -> None:
 
 
 class Net(nn.Module):
-    """Two layers share their weight."""
+    """A model in which two layers share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ def test_autocast_regions_of_stock_and_ours_are_on() -> None:
 
 
 def test_an_op_inside_a_kernel_sees_no_autocast() -> None:
-    """The kernels are the CPU's: a region of the CPU must not act inside of them."""
+    """The kernels are the CPU's, and a region of the CPU must not act inside of them."""
     x = torch.randn(30, 4, device="cuda")
     expected = torch.cdist(x.cpu(), x.cpu())
     with tp.stock_autocast("cpu"):

@@ -1,4 +1,4 @@
-"""A trace on a device whose backward runs on a thread of its own."""
+"""A trace on a device whose backward runs on a separate thread."""
 
 from __future__ import annotations
 

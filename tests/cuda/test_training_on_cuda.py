@@ -33,7 +33,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def stock(cache: str) -> Region:
-    """Stock's region for a mode: without its cache each use of a weight has a gradient of its own."""
+    """Stock's region for a mode: without its cache, each use of a weight has its own gradient."""
     return functools.partial(tp.stock_autocast, "cuda", cache_enabled=cache != "none")
 
 
@@ -80,7 +80,7 @@ def check(name: str, cache: str, dtype: torch.dtype, how: str, optimizer: str) -
 @ALL_MODES
 @EVERY_MODEL
 def test_training(name: str, cache: str) -> None:
-    """Each model and mode once; which dtype and optimizer changes from one to the next."""
+    """Each model and mode once, with alternating dtypes and optimizers."""
     number = list(MODELS).index(name) + MODES.index(cache)
     check(name, cache, DTYPES[number % 2], HOWS[number // 2 % 2], list(OPTIMIZERS)[number % 4])
 
@@ -115,7 +115,7 @@ def test_weights_after_many_steps(optimizer: str, cache: str) -> None:
 @pytest.mark.parametrize("cache", MODES[:3])
 @pytest.mark.parametrize("optimizer", ["AdamW", "fused SGD"])
 def test_steps_in_one_region_are_steps_in_a_region_each(optimizer: str, cache: str) -> None:
-    """Stock is no measure here: it would use the weights of before the first step."""
+    """Stock is not compared here: it would use the casts from before the first step."""
 
     def run(one_region: bool) -> list[Tensor]:
         model, x = on_cuda("mlp")

@@ -131,7 +131,7 @@ def test_inputs_that_want_gradients_are_other_tensors_each_time(
 def test_without_gradients_each_is_cast_when_it_is_needed(
     trained: tuple[Layers, torch.optim.Optimizer], without: Callable[[], Any]
 ) -> None:
-    """Its memory would come earlier than stock's."""
+    """A cast in advance would allocate its memory earlier than stock."""
     model, _ = trained
     with without():
         assert casts_of(lambda: forward(ours, model)) == (LAYERS + BESIDE, 0)

@@ -157,7 +157,7 @@ def test_a_replay_in_the_region_may_write_to_weights(cache: str) -> None:
 
 
 def test_a_replay_on_another_stream_is_waited_for(trained: tuple[Layers, torch.optim.Optimizer]) -> None:
-    """Before the first use of what its graph writes to, which the region may not begin with."""
+    """The replay comes before the first use of a weight that its graph writes to."""
     model, _ = trained
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):

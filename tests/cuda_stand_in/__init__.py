@@ -1,11 +1,11 @@
 """A CUDA device made of host memory, for tests on machines without a GPU.
 
-A CPU build of PyTorch is given a device guard, an allocator, hooks and kernels for device type "cuda". Forward and
-backward then run for real: with values, on the autograd engine's own thread for the device, with streams, events and
-two devices. Each kernel is the CPU's, on a CPU tensor over the same memory, so results are the CPU's bit for bit.
-Work is done at once: a stream never has to be waited for, but who waits is counted.
+It adds a device guard, an allocator, hooks and kernels for device type "cuda" to a CPU build of PyTorch. Forward and
+backward then run with values, on the autograd engine's own thread for the device, with streams, events and two devices.
+Each kernel is the CPU's, on a CPU tensor over the same memory, so results equal the CPU's bit for bit. Kernels run
+synchronously: no stream ever has to wait, but waits are counted.
 
-PyTorch asks for CUDA's hooks once, while it is imported. So a process has to be started for the stand-in:
+PyTorch requests CUDA's hooks once, during its import. So a process has to be started for the stand-in:
 
     pytest --device cuda-stand-in tests/cuda           # tests of tests/cuda/; with --device cuda: on a GPU
     PYTHONPATH=tests python -m cuda_stand_in program.py arguments
@@ -16,10 +16,10 @@ or, at the top of a program, before it imports torch, `cuda_stand_in.start()`. P
 from it have the device too. Programs use the device as they use a GPU: `torch.ones(2, device="cuda:1")`,
 `model.cuda()`, `torch.cuda.Stream()`, `torch.cuda.synchronize()`.
 
-What tests measure and set is below: `counting`, `kernels`, `live_bytes`, `capturing`. The C++ code is compiled when it
-is first needed, into build/cuda_stand_in/ (8 seconds), once for each PyTorch and each change of the code.
+Tests use the functions below: `counting`, `kernels`, `live_bytes`, `capturing`. The C++ code is compiled on first use
+into build/cuda_stand_in/ (8 seconds), once for each PyTorch and each change of the code.
 
-What CUDA alone has kernels for (cuDNN's convolutions, fused cells, FlashAttention) is put together from other ops.
+Ops with kernels only for CUDA (cuDNN's convolutions, fused cells, FlashAttention) are composed of other ops.
 
 Limits: dense tensors only, no torch.compile for the device, no cuDNN RNNs, no builds of PyTorch with CUDA (`why_not`);
 and not every op refuses a CPU tensor among the device's.

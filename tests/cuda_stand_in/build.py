@@ -27,7 +27,7 @@ def torch_folder() -> Path:
 
 
 def why_not() -> str | None:
-    """Why the stand-in cannot be had here; None if it can."""
+    """The reason why the stand-in is not available here, or None if it is."""
     if torch_folder().joinpath("lib", "libtorch_cuda.so").exists():
         return (
             f"PyTorch {importlib.metadata.version('torch')} is built with CUDA: its own kernels are registered for "
@@ -49,7 +49,7 @@ def command(target: Path) -> list[str]:
         _compiler() or "g++",
         *("-x", "c++", "-", "-x", "none", "-o", str(target), "-shared", "-fPIC"),
         *("-std=c++20", "-O1", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"),
-        # ATen's headers for all ops are most of what would be parsed. The second macro makes them an error.
+        # ATen's headers of all ops dominate the compile time. The second macro makes including them an error.
         *("-DAT_PER_OPERATOR_HEADERS", "-DTORCH_ASSERT_ONLY_METHOD_OPERATORS"),
         *("-I", str(HERE), "-isystem", str(torch / "include")),
         *("-isystem", str(torch / "include" / "torch" / "csrc" / "api" / "include")),
@@ -58,7 +58,7 @@ def command(target: Path) -> list[str]:
 
 
 def library() -> Path:
-    """Returns the compiled library's path, and compiles it first if nobody has. Safe in several processes at once."""
+    """Returns the compiled library's path, and compiles it first if necessary. Safe in concurrent processes."""
     parts = [*map(Path.read_bytes, sorted(HERE.glob("*.[ch]*"))), importlib.metadata.version("torch").encode()]
     key = hashlib.sha256(b"\0".join([*parts, *map(str.encode, [*SOURCES, *command(Path("target"))])])).hexdigest()[:16]
     target = FOLDER / f"{key}.so"

@@ -79,7 +79,7 @@ void count(const c10::OperatorHandle& op, const Copies& copies) {
 
 } // namespace cuda_stand_in
 
-// The casts that were noted, a line for each. Valid until the thread calls it again.
+// The recorded casts, one line each. Valid until the thread calls it again.
 extern "C" __attribute__((visibility("default"))) const char* stand_in_casts() {
   thread_local std::string text;
   text.clear();
@@ -96,7 +96,7 @@ extern "C" __attribute__((visibility("default"))) const char* stand_in_casts() {
   return text.c_str();
 }
 
-// From now on, casts are noted, or no longer.
+// Starts or stops recording casts.
 extern "C" __attribute__((visibility("default"))) void stand_in_note_casts(int on) {
   auto& state = cuda_stand_in::state();
   const std::lock_guard<std::mutex> lock(state.mutex);

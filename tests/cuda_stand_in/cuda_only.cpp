@@ -22,7 +22,7 @@ namespace {
 using at::Tensor;
 using Optional = std::optional<Tensor>;
 
-// The ops of a kernel are no calls of the user's: no autocast, no autograd.
+// Disables autocast and autograd for the ops that a kernel calls.
 struct InsideAKernel {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

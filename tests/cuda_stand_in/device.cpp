@@ -1,4 +1,4 @@
-// file: memory, streams and events of the stand-in device, and what PyTorch asks to find it
+// file: memory, streams and events of the stand-in device, and PyTorch's hooks for it
 #include "state.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -19,7 +19,7 @@ std::atomic<int64_t> last_stream{0};
 
 // --- memory
 
-// Host memory that is counted as a device's.
+// Host memory that counts as memory of a device.
 struct Block {
   c10::DataPtr host; // or `cpu` owns the memory
   c10::Storage cpu;
@@ -94,7 +94,7 @@ void grow(const c10::Storage& storage, size_t bytes) {
 
 namespace {
 
-// --- streams and events: all work is done when it is given, so events say that it is, and count who asks
+// --- streams and events: all work is synchronous, so events are always complete, and waits are counted
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override {
@@ -260,7 +260,7 @@ REGISTER_CUDA_HOOKS(CUDAHooks)
 
 } // namespace at
 
-// --- what Python calls through ctypes
+// --- functions that Python calls through ctypes
 
 #define STAND_IN_API extern "C" __attribute__((visibility("default")))
 

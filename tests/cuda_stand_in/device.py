@@ -1,4 +1,4 @@
-"""Starting the stand-in in this process, and what tests measure and set."""
+"""Starts the stand-in in this process, and has the functions with which tests measure and set its state."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def running() -> bool:
 
 
 def start(devices: int = 2) -> None:
-    """Gives this process the stand-in. Nothing happens if it has it.
+    """Starts the stand-in in this process. Does nothing if it has been started.
 
     Args:
-        devices: How many devices there are, one or two.
+        devices: The number of devices, one or two.
 
     Raises:
         RuntimeError: torch is already imported, or `why_not` has a reason.
@@ -79,7 +79,7 @@ def start(devices: int = 2) -> None:
 
 
 def _start_in_spawned_processes(devices: int) -> None:
-    """Processes that multiprocessing spawns import torch when they unpickle their work: too early for anything else."""
+    """Starts the stand-in in spawned processes before they unpickle their work, which imports torch."""
     from multiprocessing import spawn
 
     stock = spawn.get_command_line
@@ -97,7 +97,7 @@ def _start_in_spawned_processes(devices: int) -> None:
 
 
 def device_count() -> int:
-    """How many devices there are."""
+    """The number of devices."""
     return _c().stand_in_device_count()
 
 
@@ -111,7 +111,7 @@ def _c() -> ctypes.CDLL:
 
 
 def kernels() -> Counter[str]:
-    """How often each kernel ran since `reset`, such as {"aten::mm": 3}. Views are no kernels.
+    """The number of runs of each kernel since `reset`, such as {"aten::mm": 3}. Views are not kernels.
 
     A kernel is a call of an op that computes. A call of an op of lists, such as `_foreach_add_`, is one kernel, and so
     is `_foreach_copy_` where CUDA copies all tensors at once: on one device, dense, from one dtype, with equal strides.
@@ -128,23 +128,23 @@ def live_bytes(device: int = 0) -> int:
 
 
 def peak_bytes(device: int = 0) -> int:
-    """The most bytes that were live on a device since `reset`."""
+    """The peak of live bytes on a device since `reset`."""
     return _c().stand_in_peak_bytes(device)
 
 
 def reset() -> None:
-    """Sets all counts to zero, and the peaks to what is live. No stream is capturing any more."""
+    """Sets all counts to zero and the peaks to the live bytes, and ends captures."""
     _c().stand_in_reset()
 
 
 def reset_peak() -> None:
-    """Sets the peaks to what is live."""
+    """Sets the peaks to the live bytes."""
     _c().stand_in_reset_peak()
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """A copy of one tensor to another dtype, on the device. Ops that convert while they compute something are none.
+    """A copy of one tensor to another dtype, on the device. Conversions inside other ops do not count.
 
     Attributes:
         source: The dtype before, such as "Float".
@@ -171,17 +171,17 @@ class Cast:
 
 @dataclass
 class Counts:
-    """What happened in a `counting` block.
+    """The counts of a `counting` block.
 
     Attributes:
-        kernels: How often each kernel ran.
+        kernels: The number of runs of each kernel.
         casts: The casts, in their order.
         allocated_bytes: The bytes that were allocated on device 0, freed or not.
-        peak_bytes: The most bytes that were live on device 0, beyond those that were before the block.
+        peak_bytes: The peak of live bytes on device 0, above those before the block.
         kept_bytes: The bytes that are live on device 0 after the block and were not before it.
         events_recorded: Events that were recorded on a stream.
-        events_waited_for: How often a stream was made to wait for an event.
-        data_ptrs_recorded: How often memory was marked as used by another stream.
+        events_waited_for: The number of waits of a stream for an event.
+        data_ptrs_recorded: The number of times that memory was marked as used by another stream.
     """
 
     kernels: Counter[str] = field(default_factory=Counter)
@@ -201,7 +201,7 @@ class Counts:
 
 @contextlib.contextmanager
 def counting() -> Iterator[Counts]:
-    """Counts what happens in the block; the counts are there when it has ended. Not to be nested: it resets them."""
+    """Counts events in the block; the counts are available at its end. Blocks cannot be nested."""
     reset()
     before, allocated = live_bytes(), _c().stand_in_allocated_bytes(0)
     counts = Counts()
@@ -230,7 +230,7 @@ def _cast(source: str, target: str, *numbers: str) -> Cast:
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """In the block, the current stream says that it is capturing a CUDA graph. Kernels run as always."""
+    """In the block, the current stream reports that it is capturing a CUDA graph. Kernels still run."""
     import torch
 
     stream = torch.cuda.current_stream()
@@ -242,7 +242,7 @@ def capturing() -> Iterator[None]:
 
 
 def is_capturing(device: int, stream: int) -> bool:
-    """Whether a stream says that it is capturing."""
+    """Whether a stream reports that it is capturing."""
     return bool(_c().stand_in_is_capturing(device, ctypes.c_int64(stream)))
 
 

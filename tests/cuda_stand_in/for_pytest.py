@@ -1,7 +1,7 @@
 """The option --device of this project's tests. conftest.py calls these functions.
 
-conftest.py is imported before pytest hands out its options, and imports torch; so the option is read from the command
-line, and from the environment for the processes of pytest-xdist, which have another command line.
+conftest.py imports torch, and is imported before pytest parses its options. So the option is read from the command
+line, or from the environment in the processes of pytest-xdist, which have another command line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VARIABLE = "TORCH_PROMOTE_TEST_DEVICE"
 
 
 def start_if_asked() -> None:
-    """Starts the stand-in if --device says so."""
+    """Starts the stand-in if --device names it."""
     if _asked(sys.argv) == STAND_IN and cuda_stand_in.why_not() is None and "torch" not in sys.modules:
         cuda_stand_in.start()
 
@@ -46,7 +46,7 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def check(config: pytest.Config) -> None:
-    """Checks that the device is there.
+    """Checks that the device is available.
 
     Raises:
         pytest.UsageError: It is not.

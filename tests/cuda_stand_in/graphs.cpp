@@ -1,4 +1,4 @@
-// file: CUDA graphs of the stand-in device: kernels that are recorded, and run at each replay
+// file: CUDA graphs of the stand-in device: records kernels, and runs them at each replay
 #include "state.h"
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +41,7 @@ std::vector<IValue> top(const Stack& stack, size_t count) {
   return {stack.end() - static_cast<int64_t>(count), stack.end()};
 }
 
-// The memory of the arguments that an op writes to, as it was.
+// The old content of the arguments that an op writes to.
 class Written {
  public:
   Written(const c10::OperatorHandle& op, const std::vector<IValue>& arguments) {
@@ -70,7 +70,7 @@ struct Recorded {
   c10::OperatorHandle op;
   Kernel kernel;
   std::vector<IValue> arguments;
-  std::vector<at::Tensor> results; // those in memory of their own
+  std::vector<at::Tensor> results; // the results with their own memory
 
   void run() const {
     Stack stack = arguments;

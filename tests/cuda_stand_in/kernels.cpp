@@ -144,8 +144,8 @@ class Call {
     device_ = device_ ? device_ : device;
   }
 
-  // CUDA's softmax of a half tensor can give float32 without a tensor in between. The CPU's kernels cannot, and the one
-  // of the backward writes float32 into memory for halves.
+  // CUDA's softmax of a half tensor can give float32 without an intermediate tensor. The CPU's kernels cannot, and the
+  // backward kernel would write float32 into memory for halves.
   void replace_half_to_float(Stack* stack) {
     const std::string& name = op_.schema().name();
     if ((name == "aten::_softmax" || name == "aten::_log_softmax") && stack->back().toBool()) {
@@ -161,7 +161,7 @@ class Call {
     }
   }
 
-  // CUDA's batch norm of halves has its statistics in float32, the CPU's does not unless the weights are in float32.
+  // CUDA's batch norm of halves has its statistics in float32, but the CPU's only if the weights are in float32.
   void widen_statistics(Stack* stack) {
     const std::string& name = op_.schema().name();
     const auto& returns = op_.schema().returns();
@@ -199,7 +199,7 @@ class Call {
 
   // --- results
 
-  // What the op resized, or moved to another storage.
+  // Writes back tensors that the op resized or moved to another storage.
   void write_back(const Pair& pair) {
     const c10::Storage& now = pair.cpu.storage();
     const c10::Storage& original = pair.cuda.storage();
@@ -262,7 +262,7 @@ class Call {
     return tensor;
   }
 
-  // Some derivatives are zeros that have a shape and no memory.
+  // Some derivatives are zeros with a shape but without memory.
   Tensor zeros_without_memory(const Tensor& result) const {
     const c10::Device device(c10::kCUDA, index_of(device_));
     c10::Storage storage(

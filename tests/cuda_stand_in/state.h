@@ -1,4 +1,4 @@
-// file: what the stand-in device counts, and what tests set
+// file: the counts and settings of the stand-in device
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -60,7 +60,7 @@ struct State {
   std::atomic<int64_t> events_recorded{0};
   std::atomic<int64_t> events_waited_for{0};
   std::atomic<int64_t> data_ptrs_recorded{0};
-  std::mutex mutex; // protects what follows
+  std::mutex mutex; // protects the members below
   std::map<std::string, int64_t> kernels;
   std::set<StreamId> capturing;
   bool notes_casts = false;

@@ -44,7 +44,7 @@ Tensor empty_strided(
           dtype.value_or(c10::typeMetaToScalarType(c10::get_default_dtype()))));
 }
 
-// What the tensor needs of its storage.
+// Grows a tensor's storage to the size that the tensor needs.
 void grow_for(const Tensor& self) {
   grow(
       self.storage(), self.numel() == 0 ? 0

@@ -1,4 +1,4 @@
-"""Replaces what torch.cuda asks a CUDA build of PyTorch."""
+"""Replaces the functions that torch.cuda calls in a CUDA build of PyTorch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Event(torch.Event):
 
 
 class CUDAGraph:
-    """torch.cuda.CUDAGraph. What is captured is computed at each replay, and not before."""
+    """torch.cuda.CUDAGraph. Captured kernels run at each replay, not during the capture."""
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._graph: int | None = None
@@ -136,7 +136,7 @@ _stock_clone = torch.UntypedStorage.clone
 
 
 def clone_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """torch.UntypedStorage.clone, which PyTorch's Python part makes for the devices that it was built with."""
+    """torch.UntypedStorage.clone, which PyTorch's Python code only defines for the devices it was built with."""
     if storage.device.type != "cuda":
         return _stock_clone(storage)
     return torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device).untyped_storage().copy_(storage)
@@ -155,7 +155,7 @@ def no(*_: Any, **__: Any) -> bool:
 
 
 def provide() -> None:
-    """Replaces the functions, wherever torch.cuda keeps them."""
+    """Replaces the functions in all modules that have them."""
     of_torch_cuda = {
         "_lazy_init": nothing,
         "init": nothing,

@@ -1,7 +1,7 @@
 """The virtual environment of a framework: the suite's PyTorch, the framework as pinned, and this checkout.
 
-pip resolves the framework together with the pin of PyTorch, so that the framework cannot bring another one. A framework
-that has to be installed without its dependencies stands in `requirements-without-dependencies.txt`.
+pip resolves the framework together with the pin of PyTorch, so that the framework cannot install another version. A
+framework that has to be installed without its dependencies is listed in `requirements-without-dependencies.txt`.
 
 This checkout is not installed but put on the path: its extension is already built for this PyTorch. Its metadata is
 written beside, because PyTorch finds the entry point of torch_promote by it.
@@ -31,7 +31,7 @@ _WITHOUT = "requirements-without-dependencies.txt"
 
 
 class BrokenEnvironmentError(Exception):
-    """An environment could not be made."""
+    """Raised if an environment cannot be created."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Environment:
     """A virtual environment.
 
     Attributes:
-        folder: Where it is.
+        folder: Its folder.
         version: The version of the framework in it.
     """
 
@@ -53,7 +53,7 @@ class Environment:
 
 
 def environment_of(framework: Path, root: Path) -> Environment:
-    """Returns the environment of a framework. Makes it if it is missing or its requirements have changed.
+    """Returns the environment of a framework. Creates it if it is missing or its requirements have changed.
 
     Args:
         framework: The folder of the framework.
@@ -109,7 +109,7 @@ def _add_checkout(folder: Path, packages: Path, root: Path) -> None:
     if version != torch.__version__:
         lib = root / "build" / f"lib-{version}"
         print(f"{folder.name}: building the extension for torch {version} ...", file=sys.stderr, flush=True)
-        _install(folder, "setuptools>=64", "ninja")
+        _install(folder, "setuptools>=77", "ninja")
         _setup(python, root, "build", "--build-lib", str(lib))
         root = lib
     (packages / "torch_promote.pth").write_text(f"{root}\n", encoding="utf-8")

@@ -17,10 +17,10 @@ results: The files that are compared, as patterns relative to the working direct
     Default: `*.pt`.
 override: An override, OP=POLICY, that must change the results. Default: `linear=fp32`.
 autocast: Whether the program opens regions. If not, no policy may change the results. Default: true.
-off: Whether the program runs under the policy `off`. A program that casts to the autocast dtype by itself may not, as
-    nothing else casts then; its override alone proves that the regions are ours. Default: true.
-checks: Whether the program makes its own checks and ends with an error if one fails. It then runs once, with nothing
-    installed. Default: false.
+off: Whether the program runs under the policy `off`. A program that itself casts to the autocast dtype may fail under
+    it; its override alone then proves that the regions are ours. Default: true.
+checks: Whether the program makes its own checks and ends with an error if one fails. It then runs once, without
+    `install`. Default: false.
 timeout: The seconds that each run may take. Default: 900.
 """
 
@@ -35,7 +35,7 @@ __all__ = ["Program", "ProgramsError", "frameworks", "programs_of"]
 
 
 class ProgramsError(Exception):
-    """A name or a file of programs is wrong."""
+    """Raised if a name or a file of programs is wrong."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class Program:
 
     @property
     def missing(self) -> bool:
-        """Whether nobody has said where its script is."""
+        """Whether the environment variable for its script is not set."""
         return self.variable is not None and not os.environ.get(self.variable)
 
     def script(self) -> str:
         """Returns the path of its script, or `-m`.
 
         Raises:
-            ProgramsError: The environment variable that names it names no file.
+            ProgramsError: The environment variable does not name a file.
         """
         if self.variable is None:
             return self.program[0] if self.program[0] == "-m" else str(self.folder / self.program[0])

@@ -1,4 +1,4 @@
-"""The five runs of a program, and what they show.
+"""The five runs of a program, and the verdict.
 
 stock        as its users run it
 variable     with TORCH_PROMOTE_AUTOCAST=1: the bits must be stock's
@@ -42,7 +42,7 @@ _DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV")
 
 @dataclass
 class Verdict:
-    """What the runs of a program showed.
+    """The results of the runs of a program.
 
     Attributes:
         program: The program.
@@ -50,9 +50,9 @@ class Verdict:
         same_bits: Whether both runs under ours had stock's bits.
         key_ran: Whether the policy "off" changed the bits; for a program without regions, whether it did not.
         override_acts: Whether the override changed the bits; for a program without regions, whether it did not.
-        problems: What is wrong, in sentences.
-        not_run: Why the program did not run, if it did not.
-        seconds: How long the runs took.
+        problems: The problems, in sentences.
+        not_run: The reason why the program did not run, if it did not.
+        seconds: The duration of the runs.
     """
 
     program: Program

@@ -1,9 +1,9 @@
 """`make gpu`: runs everything that needs a GPU, and writes docs/gpu.md.
 
-Needs no network: it builds the extension against the installed PyTorch, in place, and runs this checkout. PyTorch must
-see a GPU; pytest, pytest-timeout and numpy have to be installed. A step that finds no time left does not run, and the
-command then fails. With `--device cuda-stand-in` it runs on the tests' stand-in device and writes the page elsewhere,
-which tests the command itself.
+Works offline: it builds the extension in place against the installed PyTorch, and runs this checkout. PyTorch must find
+a GPU; pytest, pytest-timeout and numpy must be installed. If no time is left for a step, the step does not run and the
+command fails. With `--device cuda-stand-in` it runs on the tests' stand-in device and writes the page elsewhere, to
+test the command itself.
 
 Exit status: 0 no step failed; 1 a step failed, was stopped or did not run; 2 something is missing.
 """
@@ -26,7 +26,7 @@ from steps import ROOT, Outcome, environment, run, steps
 _NEEDED = ("torch", "pytest", "pytest_timeout", "numpy", "setuptools", "ninja")
 _PAGE = ROOT / "docs" / "gpu.md"
 
-# Run in another process, so that this one stays small and imports no torch.
+# Runs in another process, so that this one stays small and does not import torch.
 _ABOUT = """
 import json, torch
 gpu = torch.cuda.is_available() and torch.cuda.get_device_name()

@@ -1,4 +1,4 @@
-"""docs/gpu.md, from what the steps of `make gpu` wrote."""
+"""Writes docs/gpu.md from the results of the steps of `make gpu`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def page(outcomes: Sequence[Outcome], machine: Mapping[str, str]) -> str:
     """Returns the page.
 
     Args:
-        outcomes: What the steps came to.
+        outcomes: The outcomes of the steps.
         machine: The versions and the GPU, by name.
     """
     parts = [
@@ -34,7 +34,7 @@ def page(outcomes: Sequence[Outcome], machine: Mapping[str, str]) -> str:
     parts.append("Known limits: [differences.md](differences.md#limits); those of the cache: [casts.md](casts.md).")
     failed = [outcome for outcome in outcomes if outcome.log]
     for outcome in failed:
-        parts += [f"### {outcome.step.name}: {outcome.status}", f"```\n{outcome.log}\n```"]
+        parts += [f"### {outcome.step.name}: {outcome.status}", f"```text\n{outcome.log}\n```"]
     bench = next((outcome for outcome in outcomes if outcome.step.name == "bench"), None)
     if bench is not None and bench.counts:
         parts += _benchmark(json.loads(bench.step.output.read_text(encoding="utf-8")))

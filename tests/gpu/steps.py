@@ -1,4 +1,4 @@
-"""The steps of `make gpu`: what runs, in which order, and how long each may take."""
+"""The steps of `make gpu`: commands, order, and time limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Step:
         command: The command line after the interpreter.
         output: The file that the command writes.
         read: Reads the file: counts by name, for the table.
-        limit: The most seconds that it may take.
+        limit: Its time limit in seconds.
         may_be_empty: Whether the step is skipped, and has not failed, if it runs no test: on the stand-in device, which
             cannot run tests that need a GPU.
     """
@@ -48,16 +48,16 @@ class Step:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step came to.
+    """The outcome of a step.
 
     Attributes:
         step: The step.
         status: "passed", "failed", "skipped" (nothing in it can run on the device), "stopped" (it reached its limit) or
             "not run" (no time was left).
         seconds: How long it ran.
-        counts: What it counted, such as tests passed, failed and skipped.
-        skipped: Why tests were skipped, with their numbers.
-        limits: Why tests or samples are expected to differ, with their numbers.
+        counts: Its counts, such as tests passed, failed and skipped.
+        skipped: The reasons for skipped tests, with their counts.
+        limits: The reasons for expected differences of tests or samples, with their counts.
         log: The end of its output, if it did not pass.
     """
 
@@ -84,7 +84,7 @@ def steps(device: str, out: Path, *, tiny: bool) -> Iterator[Step]:
 
     Args:
         device: "cuda" or "cuda-stand-in".
-        out: The folder for what they write.
+        out: The folder for their output.
         tiny: Whether to take few samples and rounds, for a test of this command.
     """
     for file in _files(device):
@@ -121,7 +121,7 @@ def run(step: Step, log: Path, seconds: float) -> Outcome:
         step: The step.
         log: The file for its output. A command with `--json` and no file writes its JSON to stdout, which goes to
             `step.output`.
-        seconds: How long it may take.
+        seconds: The time limit.
     """
     if seconds <= 0:
         return Outcome(step, "not run")

@@ -1,11 +1,12 @@
-"""What several test files share. No test file imports from another.
+"""Helpers that several test files share. Test files do not import from each other.
 
 Any test
     comparison: `assert_same`, which compares results bit for bit.
     thread_state: the autocast state of a thread, to compare before and after.
     subprocesses: Python processes that tests start, most of them forks of one that has imported torch.
-    warm_python: the program of that one.
+    warm_python: the program of that process.
     under_install: the options --installed and --installed-policy, and the check that a region is stock's.
+    doc_blocks: the code blocks and commands of README.md and docs/.
     on_stand_in: runs tests and programs on the CUDA device made of host memory (tests/cuda_stand_in).
 
 One op call
@@ -22,12 +23,15 @@ One op call
 Programs
     program_comparison: runs code under stock's regions and ours, and compares all results.
     casts: makers of both kinds of regions, what is cast in them, and a count of casts.
-    forking: forks a process again and again while its threads work.
+    forking: forks a process repeatedly while its threads work.
     fast_cast: one cast by itself, its bits, and which kernel made it.
     random_programs: random programs that use one weight in many ways.
-    random_trainings: random programs that train, write to weights and capture CUDA graphs, under stock and under ours;
-        random_training_state, random_training_actions and random_training_graphs are their parts.
+    random_trainings: random programs that train, write to weights and capture CUDA graphs, under stock and under ours.
+    random_training_state: its layers, its optimizer, and what it has computed.
+    random_training_actions: its actions.
+    random_training_graphs: its actions with CUDA graphs.
     planted_sites: models with ops that lose accuracy in a lower dtype, at known places, and steps of them.
+    overrides_without_effect: programs whose overrides have no effect, and the warnings that they get.
     overflowing_steps: a step that needs one override.
     planted_steps: steps with custom ops that lose accuracy, at random places.
     nonfinite_blocks: blocks of find_nonfinite, and a fixture that checks what they leave.
@@ -39,7 +43,7 @@ Programs
     persistent_casts: products with a weight whose casts outlive the region.
     accelerate_hooks: how Accelerate replaces and restores the forward of modules.
     module_policies: a model with module policies, and a training step of it.
-    region_tables: policies with tables for modules, their regions, and what is left on a model.
+    region_tables: policies with module tables, their regions, and the state that regions leave on a model.
     checkpointing: a block with several policies, and a training step of it.
     compiling: inputs, gradients and regions for torch.compile.
     process_groups: `end_group`, which ends the default process group at the end of a rank's program.
@@ -47,15 +51,15 @@ Programs
     differing_ranks: regions that are the same on all ranks, or differ.
     tuned_ranks: tunings in several processes.
     rank_training: one training in several processes, under regions of several kinds.
-    two_processes: what each process of the distributed tests runs.
+    two_processes: the code that each process of the distributed tests runs.
 
 Regions and policies
     interrupts: a program that interrupts regions by signals, and counts how often one stays open.
-    installed: fixtures that install, and uninstall, and whose a region of torch.autocast is then.
-    probes: what a program can see of the region it is in.
+    installed: fixtures that install and uninstall, and a test of whether torch.autocast opens regions of ours.
+    probes: the autocast state that a program can observe.
     program_defaults: a fixture that checks and restores the default policy and registered policies.
     policies: random policies for hypothesis, ways to copy one, and a policy with its file.
-    policy_errors: text that errors of overrides and of policy files have in common.
+    policy_errors: text shared by errors of overrides and of policy files.
     library_for_policies: a library of custom ops, one for each property of a schema that policies depend on.
     op_registrations: how this PyTorch's registrations differ from the op table.
 
@@ -63,7 +67,7 @@ Reference
     op_db_coverage: measures `infer` over PyTorch's op database; also a script.
     random_calls: random changes of calls that the op database makes.
     fake_cuda_strides: strides of fake CUDA tensors, with and without PyTorch's Python meta kernels; also a script.
-    array_libraries: what NumPy, JAX and array-api-strict promote to.
+    array_libraries: the promotions of NumPy, JAX and array-api-strict.
     golden_comparison: compares a promotion rule with a golden table.
     make_golden: a script that writes the golden tables.
 
@@ -77,8 +81,8 @@ Commands and checks
     plugin_runs: runs pytest with the plugin on a test file with a mismatch.
     traced_programs: training steps of small models, and of samples of PyTorch's op database, to trace.
     traced_fsdp: a step of FSDP2 under a trace.
-    counting_mode: a TorchDispatchMode that counts what runs, beside a trace.
-    plan_from_report: the reference's plan of a call, asked with what a trace recorded alone.
+    counting_mode: a TorchDispatchMode that counts calls, in addition to a trace.
+    plan_from_report: the reference's plan of a call, computed only from the trace's record.
     made_up_traces: reports of made-up calls, for the tests of pages, files and plots.
     parsed_pages: pages of reports, parsed, and checks that hold for every page.
     nothing_left: a fixture that checks that runs of a step leave no policy, hook, stance or dtype behind.

@@ -1,4 +1,4 @@
-"""How Accelerate replaces `module.forward`, in few lines, so that the tests do not need it.
+"""Replaces `module.forward` like Accelerate, in a few lines, so that the tests do not need Accelerate.
 
 Source: accelerate 1.15: hooks.py, add_hook_to_module and remove_hook_from_module; accelerator.py, prepare_model;
 utils/other.py, extract_model_from_parallel; utils/operations.py, convert_outputs_to_fp32.
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class ModelHook:
-    """What runs before and after the forward of a module."""
+    """Code that runs before and after the forward of a module."""
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs

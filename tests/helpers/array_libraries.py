@@ -1,4 +1,4 @@
-"""What NumPy, JAX and array-api-strict promote to: the source of the golden tables and of the live tests.
+"""The promotions of NumPy, JAX and array-api-strict: the source of the golden tables and of the live tests.
 
 An answer table has sections. Each maps operands in words ("int32, float") to the name of a dtype, or to "raises":
 
@@ -50,7 +50,7 @@ def _answers(
     many: Callable[..., Any],
     of_many: Sequence[str],
 ) -> Answers:
-    """The whole table: two operands are added, more than two are asked of `many`, for the dtypes `of_many`."""
+    """The whole table. Adds two operands, and calls `many` for more than two, with the dtypes `of_many`."""
     return {
         "pairs": {f"{a}, {b}": _answer(add, arrays[a], arrays[b]) for a in arrays for b in arrays},
         "numbers": {f"{a}, {n}": _answer(add, arrays[a], number) for a in arrays for n, number in NUMBERS.items()},
@@ -77,7 +77,7 @@ def _in_any_order(function: Callable[..., Any], operands: Sequence[Any]) -> str:
 
 
 def numpy_answers() -> tuple[dict[str, str], Answers]:
-    """NumPy's, with ml_dtypes for what NumPy lacks. Sums, since numpy.result_type does not ask ml_dtypes' ufuncs."""
+    """NumPy's, with ml_dtypes for missing dtypes. Uses sums, because numpy.result_type ignores ml_dtypes' ufuncs."""
     import ml_dtypes
     import numpy as np
 
@@ -90,7 +90,7 @@ def numpy_answers() -> tuple[dict[str, str], Answers]:
 
 
 def numpy_answers_without_ml_dtypes() -> Answers:
-    """What NumPy alone can be asked, for where ml_dtypes is not installed."""
+    """NumPy's without ml_dtypes, for environments in which it is not installed."""
     import numpy as np
 
     arrays = {name: np.ones(2, name) for name in (*STANDARD, "float16")}

@@ -20,19 +20,19 @@ from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import Row
 from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, autocast_plan
 
-#: What makes a region: tp.stock_autocast or ours.
+#: A class of regions: tp.stock_autocast or ours.
 Autocast = Callable[..., contextlib.AbstractContextManager[Any]]
-#: What came of a call: the ops below autocast, and the type and text of the error if it raised.
+#: The outcome of a call: the ops below autocast, and the type and text of the error if it raised.
 Seen = tuple[list[SeenOp], tuple[type, str] | None]
 
-#: A cast as it arrives below autograd, and where autograd is passed by.
+#: A cast as it arrives below autograd, and as it arrives if autograd is skipped.
 _CASTS = ("aten._to_copy.default", "aten.to.dtype")
-#: What stock's promote raises where ours has an answer: docs/differences.md.
+#: The errors of stock's promote for calls to which ours gives a result: docs/differences.md.
 _STOCK_PROMOTE = ("Unexpected floating ScalarType in at::autocast::prioritize", "promote type is double")
 
 
 def watched(call: Callable[[], Any], region: contextlib.AbstractContextManager[Any], *, fake: bool = False) -> Seen:
-    """Runs a call in a region and says what arrives below autocast, the casts that come first sorted."""
+    """Runs a call in a region and returns the ops below autocast, with the leading casts sorted."""
     watch, error = Watch(stand_in=fake), None
     with warnings.catch_warnings(), region, watch:
         warnings.simplefilter("ignore")
@@ -71,7 +71,7 @@ def check_call(
     fake: bool = False,
     overrides: Mapping[str, CastPolicy | torch.dtype] | None = None,
 ) -> AutocastPlan:
-    """Compares two calls of one kind in one region: what the second no longer casts is what the plan says is kept."""
+    """Compares two equal calls in one region: the casts missing in the second are those that the plan caches."""
     op, args, kwargs = bound
     state = replace(
         AutocastState.region(device, lower, overrides=overrides),
@@ -102,7 +102,7 @@ def check_call(
 
 
 def _refusal(bound: Bound) -> tuple[type, str] | None:
-    """What PyTorch raises while it reads the arguments, before autocast sees them; None if it does not."""
+    """PyTorch's error for the arguments themselves, before autocast sees them, or None."""
     op, args, kwargs = bound
     with tp.my_autocast("cpu", enabled=False):
         ops, error = watched(functools.partial(op, *args, **kwargs), contextlib.nullcontext())

@@ -38,12 +38,12 @@ def write_metadata(folder: Path, points: Mapping[str, str]) -> Path:
 
 
 def variables(folder: Path, **more: str) -> dict[str, str]:
-    """The environment of a process that finds the entry point in a folder, and asks for nothing else than told."""
+    """The environment of a process that finds the entry point in a folder, with only the given settings."""
     inherited = {name: value for name, value in environment().items() if not name.startswith("TORCH_PROMOTE_")}
     return {**inherited, "PYTHONPATH": f"{folder}:{inherited['PYTHONPATH']}", **more}
 
 
-#: The command, in a process of its own.
+#: The command, in a separate process.
 COMMAND = [sys.executable, "-m", "torch_promote", "run"]
 
 
@@ -53,6 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry_point: Path) -
     monkeypatch.syspath_prepend(entry_point)
     for name in [name for name in os.environ if name.startswith("TORCH_PROMOTE_")]:
         monkeypatch.delenv(name)
+    monkeypatch.delenv("COLUMNS", raising=False)  # reports go into a pipe, where nothing is wrapped
     monkeypatch.setenv("PYTHONPATH", variables(entry_point)["PYTHONPATH"])
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -52,7 +52,7 @@ class Captured:
 
 
 def casts_of(run: Callable[[], Any]) -> tuple[int, int]:
-    """How many casts of float32 an action makes, and in how many kernels."""
+    """The number of casts from float32 that an action makes, and the number of kernels."""
     with cuda_stand_in.counting() as counts:
         run()
     casts = [cast for cast in counts.casts if cast.source == "Float"]

@@ -44,7 +44,7 @@ def batch() -> Tensor:
 
 
 def casts_of(action: Callable[[], Any]) -> tuple[int, int]:
-    """How many casts of float32 tensors an action launches one by one, and how many together with others."""
+    """The number of casts from float32 that an action launches separately, and together with others."""
     with cuda_stand_in.counting() as counts:
         action()
     return counts.kernels["aten::copy_"], counts.kernels["aten::_foreach_copy_"]

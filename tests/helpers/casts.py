@@ -1,4 +1,4 @@
-"""Makers of both kinds of regions, and a count of the casts that a program makes."""
+"""Functions that make both kinds of regions, and a count of the casts that a program makes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 
-#: Makes a region of the CPU, in bfloat16 unless told otherwise.
+#: Makes a region of the CPU, by default in bfloat16.
 Region = Callable[..., Any]
 #: What runs the same under both kinds of regions.
 Program = Callable[[Region], Any]
@@ -56,7 +56,7 @@ def casts_made(program: Program, region: Region) -> int:
 
 
 def half(tensor: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """A cast with no autocast in it, to compare with."""
+    """A cast without autocast, for comparison."""
     with tp.stock_autocast("cpu", enabled=False):
         return tensor.detach().to(dtype)
 
@@ -68,12 +68,12 @@ def weight() -> Any:
 
 
 def write_unseen(w: Any) -> None:
-    """Writes to a weight by a way that changes no version."""
+    """Writes to a weight without changing its version."""
     w.data.mul_(3)
 
 
 def entries() -> int:
-    """How many casts this thread keeps."""
+    """The number of casts that this thread keeps."""
     return tp.cache_info()["entries"]
 
 

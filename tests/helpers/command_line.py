@@ -14,7 +14,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test sees does not depend on the terminal it is run in. Import it to use it."""
+    """Makes output independent of the terminal in which the test runs. Import it to use it."""
     for name in ("FORCE_COLOR", "PYTHON_COLORS", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
@@ -22,7 +22,7 @@ def terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As into a pipe: nothing is wrapped."""
+    """Does not wrap output, as in a pipe."""
     monkeypatch.delenv("COLUMNS")
 
 

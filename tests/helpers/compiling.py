@@ -36,7 +36,7 @@ def inputs() -> tuple[torch.Tensor, Weights]:
 def with_gradients(function: Callable[..., Any], x: torch.Tensor, weights: Weights) -> Any:
     """Outputs and gradients.
 
-    No weight is used twice: in compiled code each use has a cast of its own, and the bits of sums tell.
+    No weight is used twice: in compiled code each use has its own cast, which changes the bits of gradient sums.
     """
     outputs = function(x, weights)
     loss = sum(leaf.float().square().sum() for leaf in tree_leaves(outputs))

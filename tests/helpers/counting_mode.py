@@ -1,4 +1,4 @@
-"""Counts the ops that pass PyTorch's dispatch key Python, with a mode: what a trace is compared with."""
+"""Counts the ops that pass PyTorch's dispatch key Python, with a mode, for comparison with a trace."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class CountingMode(TorchDispatchMode):
     """Counts the calls that returned, by overload.
 
     Attributes:
-        counts: How often each overload ran.
-        casts: How many conversions ran that neither the program asked for nor the formula of a backward.
+        counts: The number of calls of each overload.
+        casts: The number of conversions that neither the program nor a backward formula asked for.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class _Again(TorchDispatchMode):
 
 
 class _Asked(TorchFunctionMode):
-    """Knows whether the program is in a conversion that it asked for."""
+    """Tracks whether the program is in a conversion that it asked for."""
 
     inside = 0
 
@@ -111,7 +111,7 @@ def _is_composite(name: str) -> bool:
 
 
 def counts_of(report: TraceReport) -> Counter[str]:
-    """Returns what a mode counts of a trace's calls: those of ops that are not composite, and returned."""
+    """Returns the counts that a mode would have for a trace's calls: those of non-composite ops that returned."""
     return Counter(call.name for call in report.calls if not call.composite and not call.error)
 
 

@@ -1,4 +1,4 @@
-"""What each rank runs for tests/integrations/test_ranks.py: regions that are the same on all ranks, or differ."""
+"""The code of each rank for tests/integrations/test_ranks.py: regions that are the same on all ranks, or differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch_promote.integrations import compare_ranks
 
 
 def in_order(rank: int, world_size: int, enter: Callable[[], Any]) -> Any:
-    """Has the ranks call `enter` one after the other, and returns the error that it raises as text."""
+    """Makes the ranks call `enter` one after the other, and returns its error as text."""
     result = None
     for turn in range(world_size):
         if rank == turn:
@@ -35,7 +35,7 @@ def in_order(rank: int, world_size: int, enter: Callable[[], Any]) -> Any:
 
 
 def entered(region: Any) -> str:
-    """Enters a region, and returns what a product in it gives."""
+    """Enters a region, and returns the result of a product in it."""
     with region:
         return str((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
 
@@ -139,13 +139,13 @@ def compiled(rank: int, world_size: int) -> Any:
 
 
 def lint_of_one_rank(rank: int, world_size: int) -> Any:
-    """Looking at promotions changes no result."""
+    """The lint does not change results."""
     region = tp.promotion("numpy", on_promotion="raise" if rank else None)
     return in_order(rank, world_size, lambda: entered(region))
 
 
 def what_stock_has(rank: int, world_size: int) -> Any:
-    """A rank may have a dtype of its own, as on devices without bfloat16, and a cache mode."""
+    """A rank may have its own dtype, as on devices without bfloat16, and its own cache mode."""
     dtype = torch.float16 if rank else torch.bfloat16
     cache = "persistent" if rank else "none"
     return in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu", dtype=dtype, cache=cache)))
@@ -169,7 +169,7 @@ def rank_0_alone(rank: int, world_size: int) -> Any:
 
 
 def called_otherwise(rank: int, world_size: int) -> Any:
-    """Ranks have come here by different lines; what counts is how they go on from where the group begins."""
+    """Ranks got here through different lines; only the lines below the function that started the group count."""
     store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
     end_group()
 
@@ -253,7 +253,7 @@ def group_of_a_model_has_ended(rank: int, world_size: int) -> Any:
 
 
 def free_afterwards(rank: int, world_size: int) -> Any:
-    """What the extension says of the surroundings of regions: nothing after the first one."""
+    """The flags of `enter_region`: none after the first region."""
     packed = tp.my_autocast("cpu")._packed
 
     def surroundings() -> int:
@@ -321,7 +321,7 @@ def sharded(rank: int, world_size: int) -> Any:
 
 
 def models_alike(rank: int, world_size: int) -> Any:
-    """Rank 0 has a model that it does not share, and it is not compared."""
+    """Rank 0 has a model that it does not share, which is not compared."""
     shared, own = net(), net()
     tp.set_module_policy(shared, {"2": tp.Policy.named("cuda") if rank else "cuda"})
     if rank == 0:
@@ -345,7 +345,7 @@ def wrapped_after_the_first_region(rank: int, world_size: int) -> Any:
 
 
 def stages(rank: int, world_size: int) -> Any:
-    """Each stage of a pipeline has a group of its own, and policies of its own."""
+    """Each stage of a pipeline has its own group and its own policies."""
     groups = [dist.new_group([one]) for one in range(world_size)]
     model = net()
     if rank:

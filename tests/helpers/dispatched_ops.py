@@ -21,7 +21,7 @@ from torch_promote.policy.op_table import op_table
 
 __all__ = ["functional_ops", "writing_ops"]
 
-#: How many samples of an entry are called.
+#: The number of samples called per entry.
 _SAMPLES = 2
 
 Run = Callable[[], Any]
@@ -98,7 +98,7 @@ def _first_call(run: Run) -> tuple[Any, list[Any]] | None:
     with observe_dispatch(first):
         try:
             run()
-        except Exception:  # what was dispatched until then is as good
+        except Exception:  # keep the calls dispatched until then
             return first.call
     return first.call
 

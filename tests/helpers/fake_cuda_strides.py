@@ -1,4 +1,4 @@
-"""The ops whose strides are tested, and their results for fake CUDA tensors, with PyTorch's Python meta kernels or not.
+"""The ops whose strides are tested, and their results for fake CUDA tensors, with or without Python meta kernels.
 
 `python -m helpers.fake_cuda_strides add 1000` compares ours with TensorIterator's own meta kernel, in a process of its
 own: it removes PyTorch's Python meta kernels.

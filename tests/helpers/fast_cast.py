@@ -51,7 +51,7 @@ def assert_as_to(tensor: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits: NaNs too are told apart."""
+    """The bits, which also distinguish NaNs."""
     return tensor.detach().contiguous().flatten().view(torch.int16 if tensor.element_size() == 2 else torch.int32)
 
 

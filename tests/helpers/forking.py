@@ -1,4 +1,4 @@
-"""For programs of tests: forks the process again and again while its threads work, and looks whether a child hangs."""
+"""Forks the process repeatedly while its threads work, and detects children that hang."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import signal
 import time
 from collections.abc import Callable
 
-#: How long a child may take.
+#: The time limit of a child.
 SECONDS = 20
 
 
 def fork_for(seconds: float, in_child: Callable[[], object], enough: Callable[[], bool] = lambda: True) -> list[int]:
-    """Forks children that call a function and end: three at least, until the time is over and `enough` says so.
+    """Forks children that call a function and end: at least three, until the time is over and `enough` returns true.
 
     It stops when a child hangs.
 
     Returns:
-        How many children there were, and how many of them hung.
+        The number of children, and the number that hung.
     """
     forks = hung = 0
     started = time.monotonic()

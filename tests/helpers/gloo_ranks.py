@@ -1,4 +1,4 @@
-"""Runs functions in several processes over gloo, each function in a default process group of its own."""
+"""Runs functions in several processes over gloo, each function in its own default process group."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ WORK = "import sys; from helpers import gloo_ranks; gloo_ranks.work(*sys.argv[1:
 
 
 def in_ranks(functions: Mapping[str, Function], world_size: int, folder: Path) -> list[dict[str, Any]]:
-    """Runs each function in every rank, and returns for each rank what they returned, by name.
+    """Runs each function in every rank, and returns the results for each rank, by name.
 
-    Of a function that raises, it is the error as text.
+    The result of a function that raises is the error as text.
     """
     folder.joinpath("functions").write_bytes(pickle.dumps(dict(functions)))
     ranks = [Program(WORK, str(rank), str(world_size), str(folder)) for rank in range(world_size)]
@@ -35,12 +35,12 @@ def in_ranks(functions: Mapping[str, Function], world_size: int, folder: Path) -
 
 
 def work(rank_: str, world_size_: str, folder: str) -> None:
-    """What the process of a rank runs."""
+    """The code of a rank's process."""
     rank, world_size = int(rank_), int(world_size_)
     torch.set_num_threads(1)
     functions: dict[str, Function] = pickle.loads(Path(folder, "functions").read_bytes())
     results = {}
-    gc.freeze()  # what was imported stays, and each function is followed by a collection
+    gc.freeze()  # imported modules stay loaded, and the garbage collector runs after each function
     for number, (name, function) in enumerate(functions.items()):
         store = dist.FileStore(f"{folder}/store{number}", world_size)
         timeout = datetime.timedelta(seconds=60)

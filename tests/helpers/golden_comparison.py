@@ -1,4 +1,4 @@
-"""Compares a promotion rule with what a library promotes to, but for the deliberate exceptions."""
+"""Compares a promotion rule with a library's promotions, except for deliberate differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_promote.reference.promotion_rules import PromotionRule, PromotionRule
 
 NUMBERS: dict[str, int | float | complex] = {"bool": True, "int": 1, "float": 1.0, "complex": 1j}
 
-#: How many operands of a section are arrays; the others are Python numbers.
+#: The number of operands of a section that are arrays; the others are Python numbers.
 ARRAYS = {"pairs": 2, "numbers": 1, "division": 2, "division_by_numbers": 1, "functions": 1, "triples": 3}
 ARRAYS["pairs_with_numbers"] = 2
 FLOATING = ("division", "division_by_numbers", "functions")
@@ -32,7 +32,7 @@ def rule_for(name: str) -> PromotionRule:
 
 
 def ours(rule: PromotionRule, section: str, operands: str) -> str | None:
-    """What a rule gives for operands as a table spells them; None if the running PyTorch lacks one of the dtypes."""
+    """A rule's result for operands spelled as in a table; None if this PyTorch lacks one of the dtypes."""
     words = operands.split(", ")
     arrays, numbers = words[: ARRAYS[section]], words[ARRAYS[section] :]
     if not all(isinstance(getattr(torch, name, None), torch.dtype) for name in arrays):
@@ -45,7 +45,7 @@ def ours(rule: PromotionRule, section: str, operands: str) -> str | None:
 
 
 def compare(name: str, answers: Answers, rule: PromotionRule) -> tuple[list[str], set[DeliberateException], int]:
-    """The differences that no exception covers, the exceptions that cover one, and how many answers were compared."""
+    """The differences without an exception, the exceptions that apply, and the number of compared answers."""
     differences, used, compared = [], set(), 0
     for section, operands, theirs in entries(answers):
         found = ours(rule, section, operands)

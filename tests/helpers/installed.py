@@ -1,4 +1,4 @@
-"""Whose a region of torch.autocast is: under what these tests install, ours computes `mm` in float32."""
+"""Detects whether torch.autocast opens a region of ours: under the policy installed here, ours runs `mm` in float32."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def is_restored() -> bool:
 
 @pytest.fixture
 def nothing_installed() -> Iterator[None]:
-    """Nothing is installed when the test begins, and the class is as it was when the test has ended."""
+    """Uninstalls before the test, and checks that the class is restored after it."""
     before = tp.uninstall()
     methods = torch.autocast.__enter__, torch.autocast.__exit__
     yield
@@ -59,7 +59,7 @@ def nothing_installed() -> Iterator[None]:
 
 @pytest.fixture
 def installed_marked(nothing_installed: None) -> Iterator[tp.Installation]:
-    """Something is installed that shows whose a region is."""
+    """Installs a policy that distinguishes our regions from stock's."""
     with tp.installed_as(**MARKED) as installation:
         assert mm_dtype() is torch.float32
         with torch.autocast("cpu"):

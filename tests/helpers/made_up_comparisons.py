@@ -13,7 +13,7 @@ __all__ = ["comparison_of", "gpt_comparison", "made_up_site", "small_comparison"
 
 
 def made_up_site(op: str = "aten::linear", module: str = "", **others: Any) -> Site:
-    """A site in float16 with a small error, unless told otherwise."""
+    """A site, by default in float16 with a small error."""
     known: dict[str, Any] = {
         "overload": "",
         "calls": 1,
@@ -49,7 +49,7 @@ def comparison_of(*sites: Site, **others: Any) -> Comparison:
 
 
 def small_comparison(**others: Any) -> Comparison:
-    """A softmax with a large impact, a product with a small one, and an op outside of modules that nobody knows of."""
+    """A softmax with a large impact, a product with a small one, and an op outside of modules with an unknown one."""
     softmax = made_up_site(
         "aten::softmax",
         "blocks.0.attn",

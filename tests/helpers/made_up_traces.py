@@ -22,13 +22,13 @@ def info(name: str, dtype: torch.dtype = F32, *shape: int) -> TensorInfo:
 
 
 def cast(argument: str, tensor: int = 1, earlier: int = 0, **others: Any) -> Cast:
-    """A cast from float32 to bfloat16, unless told otherwise."""
+    """A cast, by default from float32 to bfloat16."""
     known: dict[str, Any] = {"from_dtype": F32, "to_dtype": BF16, "bytes": 1024, "kind": "activation", **others}
     return Cast(argument, tensor=tensor, earlier=earlier, **known)
 
 
 def made_up_call(op: str = "aten::add", overload: str = "Tensor", **others: Any) -> Call:
-    """A call on a float32 tensor in a forward, without casts, unless told otherwise."""
+    """A call, by default on a float32 tensor in a forward, without casts."""
     known: dict[str, Any] = {
         "module": "",
         "phase": "forward",

@@ -1,4 +1,4 @@
-"""Writes the golden tables: what NumPy, JAX and array-api-strict promote to, with the versions that were asked.
+"""Writes the golden tables: the promotions of NumPy, JAX and array-api-strict, with the libraries' versions.
 
 With numpy, jax[cpu], array-api-strict and ml_dtypes installed, from tests/: `python -m helpers.make_golden`.
 With `--check`, nothing is written, and the exit status is 1 if a table would change.
@@ -19,7 +19,7 @@ def text_of(name: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the tables, or says which are out of date."""
+    """Writes the tables, or reports which are out of date."""
     changed = 0
     for name in LIBRARIES:
         file, text = GOLDEN / f"{name}.json", text_of(name)

@@ -67,14 +67,14 @@ class Chunks(nn.Module):
 
 
 class PartsFirst(nn.Module):
-    """Parts of a weight, and then all of it: the order in which three gradients are summed tells."""
+    """Uses parts of a weight, and then the whole weight, so that the order of summing three gradients shows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(16, 16) / 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Gradients of many sizes: sums of a few numbers of 8 bits are else exact in float32.
+        # Gradients of many sizes: otherwise sums of a few 8-bit numbers would be exact in float32.
         x = torch.cat([F.linear(x, self.weight[:8]) / 3e4, F.linear(x, self.weight[4:12]) / 7e2], -1)
         return F.linear(x, self.weight) * 1e3
 

@@ -1,4 +1,4 @@
-"""Blocks of find_nonfinite: what one finds, and a fixture that checks that none leaves anything behind."""
+"""Blocks of find_nonfinite, and a fixture that checks that they restore all state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def origin_of(program: Callable[[], Any]) -> tuple[str, str, str] | None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Any:
-    """Compares what a block might leave switched on."""
+    """Checks that a block leaves no observer, mode or hook active."""
 
     def state() -> tuple[Any, ...]:
         modules = torch.nn.modules.module

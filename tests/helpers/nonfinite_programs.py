@@ -1,4 +1,4 @@
-"""Random programs with a planted fault that makes an inf or a NaN, and what `find_nonfinite` has to say of each."""
+"""Random programs with a planted fault that makes an inf or a NaN, and the expected report of `find_nonfinite`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fault:
         op: The op to blame; "" if there is no fault.
         kind: The kind.
         phase: "forward" or "backward".
-        curable: Whether an override of an op cures it.
+        curable: Whether an override of an op fixes it.
     """
 
     run: Callable[[Tensor], Tensor]
@@ -205,7 +205,7 @@ class Program:
     Attributes:
         model: The model.
         step: Runs its forward in a region, and its backward.
-        fault: What is planted.
+        fault: The planted fault.
         path: The path of the module in which it is.
     """
 
@@ -219,7 +219,7 @@ def make_program(seed: int, name: str | None = None) -> Program:
     """Makes a program: a tree of modules with a fault at a random depth, under a region of ours or PyTorch's.
 
     Args:
-        seed: Of everything.
+        seed: The seed of the program.
         name: The fault, a key of FAULTS. None: a random one.
     """
     choose = random.Random(seed)

@@ -1,4 +1,4 @@
-"""A fixture that checks what runs of a step may leave behind."""
+"""A fixture that checks that runs of a step restore all global state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs test files and programs on the stand-in device: in a process of their own, as it has to be there before torch.
+"""Runs test files and programs on the stand-in device, in separate processes, because it must start before torch.
 
 See cuda_stand_in.
 """
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_tests(*arguments: str, timeout: float = 280) -> str:
-    """Runs pytest on the stand-in, and returns its output. Fails if it fails; skips where there is no stand-in."""
+    """Runs pytest on the stand-in, and returns its output. Fails if pytest fails; skips if there is no stand-in."""
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--device", "cuda-stand-in", *arguments]
     return _run(command, timeout)
 
@@ -31,7 +31,7 @@ def run_program(code: str, *arguments: str, timeout: float = 120) -> str:
 def _run(command: list[str], timeout: float) -> str:
     if reason := cuda_stand_in.why_not():
         pytest.skip(reason)
-    # The process is none of pytest-xdist's workers, whichever runs this.
+    # The process must not inherit the settings of a pytest-xdist worker.
     env = {name: value for name, value in environment().items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run(
         [sys.executable, *command],

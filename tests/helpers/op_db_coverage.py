@@ -1,4 +1,4 @@
-"""Measures `infer` over what PyTorch's own op database dispatches: which overloads have a rule, and every wrong answer.
+"""Measures `infer` on the calls of PyTorch's op database: the overloads that have a rule, and all wrong answers.
 
     cd tests && python -m helpers.op_db_coverage [--samples N] [--backward] [--variants]
 
@@ -34,7 +34,7 @@ LEAST_COVERED = 0.95
 
 @dataclass
 class Measure:
-    """What a measurement counts, by aten overload; refused samples by the name of the op."""
+    """The counts of a measurement, by aten overload; refused samples by the name of the op."""
 
     ruled: Counter[str] = field(default_factory=Counter)
     unruled: Counter[str] = field(default_factory=Counter)
@@ -92,7 +92,7 @@ class Measuring(TorchDispatchMode):
 
 
 def differs(inferred: Inference, op: Any, result: Any) -> str | None:
-    """What differs between an inference and a result; None if nothing does."""
+    """The difference between an inference and a result, or None."""
     returns = op._schema.returns
     results = (
         [leaf for leaf in tree_leaves(result) if leaf is None or isinstance(leaf, torch.Tensor)] if returns else []
@@ -147,7 +147,7 @@ def measure(ops: Iterable[OpInfo] = op_db, run: Run = forward, limit: int | None
     Args:
         ops: Entries of the op database.
         run: What to do with a sample.
-        limit: How many samples to take of each op and dtype; None means all.
+        limit: The maximum number of samples per op and dtype; None for all.
 
     Returns:
         The counts.

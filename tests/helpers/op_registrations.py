@@ -17,7 +17,7 @@ class Delta(NamedTuple):
     extra: frozenset[str] = frozenset()  # ops that it registers and the table leaves to stock
 
 
-#: The table is PyTorch 2.13's. Add a version here only if what it registers is to be left to stock.
+#: The table is PyTorch 2.13's. Add a version here only if its other registrations are to be left to stock.
 DELTAS: dict[tuple[int, int], dict[str, Delta]] = {
     (2, 11): {
         "cpu": Delta(extra=frozenset({"aten::index_copy.dimname", "aten::prod.dim_Dimname"})),

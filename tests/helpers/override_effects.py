@@ -1,4 +1,4 @@
-"""Compares a call under an override with the same call made by hand as the reference plans it."""
+"""Compares a call under an override with the same call, carried out by hand according to the reference's plan."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Policy = CastPolicy | torch.dtype
 #: Casts that were made by hand and are kept, with their sources.
 Kept = dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
 
-#: Keys on which an op without a kernel of its own falls through, which a call that starts at them would not.
+#: Keys on which an op without its own kernel falls through; a call that starts at them would not.
 _STEPPED_OVER = ("AutocastCPU", "AutocastCUDA", "ADInplaceOrView", "BackendSelect")
-#: Ops that leave memory as they found it, so that there is nothing in their results to compare but the kind of tensor.
+#: Ops that return uninitialized memory, so that only the dtype, shape and strides of their results can be compared.
 _UNFILLED = ("empty", "new_empty", "resize")
 
 
@@ -75,7 +75,7 @@ def carry_out(plan: AutocastPlan, bound: Bound, kept: Kept | None = None) -> Any
 
 
 def runs_and_writes(call: Any, op: Any) -> Any:
-    """Makes a function that returns a call's results, and what the op has written to. Memory that it leaves is zero."""
+    """Makes a function that returns a call's results and the written arguments, with zeros for uninitialized memory."""
     unwritten = UNINITIALIZED_IN_TABLE.get(full_name(op), ())
     written = [
         (index, argument.name)
@@ -105,16 +105,16 @@ def check_effect(
     """Compares one call under an override with its plan, carried out by hand: results, writes, gradients, errors.
 
     Args:
-        label: What to call it in a failure.
+        label: Its name in failures.
         bound: The overload and its arguments.
-        policy: What the overload is given in the region.
+        policy: The overload's policy in the region.
         device: The region's device type.
         lower: The region's autocast dtype.
-        fake: Whether the tensors are fake, and an op that asks for a GPU gets a blank result.
-        says: More of the region's overrides.
+        fake: Whether the tensors are fake, and an op that needs a GPU gets a blank result.
+        says: Further overrides of the region.
 
     Returns:
-        The plan, and what came of the call in the region.
+        The plan, and the outcome of the call in the region.
     """
     op, args, kwargs = bound
     label = f"{label}: {full_name(op)} under {policy}"
@@ -160,7 +160,7 @@ def _left_alone(op: Any) -> Any:
 
 
 def _blank(op: Any, outcome: Outcome) -> Outcome:
-    """The outcome of an op that fills nothing, with zeros in the place of what the memory held."""
+    """The outcome of an op that does not initialize memory, with zeros for its content."""
     if not op._opname.startswith(_UNFILLED):
         return outcome
     outcome.result = tree_map_only(torch.Tensor, lambda tensor: torch.zeros_like(tensor.detach()), outcome.result)
@@ -168,7 +168,7 @@ def _blank(op: Any, outcome: Outcome) -> Outcome:
 
 
 def by_turns(tree: Any, dtypes: tuple[torch.dtype, ...]) -> Any:
-    """The floating tensors of a tree in other dtypes, which take turns. A tensor that occurs twice stays one."""
+    """Casts the floating tensors of a tree to dtypes in alternation. A tensor that occurs twice stays one."""
     cast: dict[int, torch.Tensor] = {}
 
     def to_next(tensor: torch.Tensor) -> torch.Tensor:
@@ -201,5 +201,5 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def has_sparse(tree: Any) -> bool:
-    """Whether there is a sparse tensor in a tree: of these there are no fake ones."""
+    """Whether a tree contains a sparse tensor, which cannot be fake."""
     return any(tensor.layout is not torch.strided for tensor in tensors(tree))

@@ -2,10 +2,10 @@
 
     python tests/helpers/override_sweep.py --report sweep.json --entries add,median --samples 2 --modes grad,inference
 
-Each call runs without autocast first, while an observer lists the overloads that it calls, also inside kernels. Then,
-for each of these and each casting policy that is legal for it, the call runs with that override alone. Its result has
-to be the same but for rounding, or an error. Corrupted memory is a crash, or garbage: the entries run in a process of
-their own (a fork), in which freed memory is overwritten.
+Each call first runs without autocast, while an observer lists the overloads that it calls, also inside kernels. Then,
+for each of these and each casting policy that is legal for it, the call runs with only that override. Its result must
+be equal except for rounding, or an error. Corrupted memory shows as a crash or garbage, so the entries run in a forked
+process in which freed memory is overwritten.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ _ILL_CONDITIONED = (
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One call under one override, and what is wrong with it.
+    """One call under one override, and its problem.
 
     Attributes:
         entry: The entry of the op database.
@@ -106,7 +106,7 @@ class Run:
         op: The overload that has the policy.
         policy: The policy.
         inside: Whether a kernel calls the overload, and not the program or a composite op.
-        found: "" if all is well; otherwise "crash", or the difference in words.
+        found: "" if there is no problem; otherwise "crash", or a description of the difference.
     """
 
     entry: str
@@ -243,7 +243,7 @@ def _key(run: Run) -> tuple[Any, ...]:
 
 
 def _work(entries: Sequence[str], samples: int, modes: Sequence[str], skip: set[tuple[Any, ...]]) -> None:
-    """The process that runs calls: prints a line before each run, and what is wrong after it."""
+    """The process that runs calls: prints a line before each run, and the problem after it."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     count = 0
@@ -262,12 +262,12 @@ def sweep(entries: Sequence[str], samples: int, modes: Sequence[str], batch: int
 
     Args:
         entries: Their names.
-        samples: How many samples of each.
-        modes: Of `MODES`.
-        batch: How many entries a fork runs.
+        samples: The number of samples of each.
+        modes: A selection of `MODES`.
+        batch: The number of entries per fork.
 
     Returns:
-        How many runs there were, and those with something wrong.
+        The number of runs, and the runs with problems.
     """
     total, wrong = 0, []
     for first in range(0, len(entries), batch):

@@ -10,7 +10,7 @@ NAMES = ("good", "good.again", "mismatching", "stale", "refused", "gap", "unrule
 
 
 def report(*names: str, device: str = "cpu", shard: str = "1/1") -> Report:
-    """Of entries that the stand-in ran in this process."""
+    """Returns a report of entries that the stand-in ran in this process."""
     options = Options(device, ops=names)
     index, count = map(int, shard.split("/"))
     chosen = entries(options)

@@ -35,7 +35,7 @@ def product(w: torch.Tensor, grad: bool = False, dtype: torch.dtype = BF16) -> t
 
 
 def right(w: torch.Tensor, dtype: torch.dtype = BF16) -> torch.Tensor:
-    """What the product is to be, by a cast that makes no other tensor over the weight's data: that would drop ours."""
+    """The expected product, without creating another tensor over the weight's data, which would drop our casts."""
     with torch.no_grad():
         return torch.mm(X.to(dtype), w.to(dtype))
 

@@ -1,4 +1,4 @@
-"""Asks the reference what autocast does with a call of a trace, of which it knows what the trace recorded."""
+"""Computes the reference's plan for a call of a trace, from only the trace's record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["differences", "plan_of"]
 
 
 def differences(calls: list[Call]) -> Iterator[str]:
-    """Yields what differs between the calls of a trace and the reference's plans of them."""
+    """Yields the differences between the calls of a trace and the reference's plans."""
     for call in calls:
         plan = plan_of(call)
         policy = CastPolicy.fallthrough if plan.policy is None and call.said_by else plan.policy

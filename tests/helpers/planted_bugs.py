@@ -15,7 +15,7 @@ from torch_promote.parity.outcome import Outcome
 
 
 def change_outcomes(monkeypatch: pytest.MonkeyPatch, change: Callable[[Outcome], None]) -> None:
-    """Changes what comes of calls in regions of ours."""
+    """Changes the outcomes of calls in regions of ours."""
 
     def run(region: Any, bound: Any, **options: Any) -> Outcome:
         outcome = unpatched(region, bound, **options)

@@ -16,7 +16,7 @@ INPUTS = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 
 @torch.library.custom_op("planted_sites::cancel", mutates_args=())
 def cancel(x: torch.Tensor, big: float) -> torch.Tensor:
-    """x, of which a sum with a large number has cut off the last digits."""
+    """X without its last digits, which are lost in a sum with a large number."""
     return (x + big) - big
 
 
@@ -36,14 +36,14 @@ class Cancels(nn.Module):
 
 
 class Overflows(nn.Module):
-    """A square that is beyond float16, and its root."""
+    """A square beyond float16's range, and its root."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x * 1000 + 300).square().sqrt() / 1000
 
 
 def chain(seed: int, depth: int, planted: dict[int, nn.Module], width: int = 16) -> nn.Sequential:
-    """Layers with an activation each; behind layer n comes `planted[n]`."""
+    """Layers with activations; `planted[n]` follows layer n."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for number in range(depth):

@@ -1,8 +1,8 @@
-"""Steps with custom ops that lose accuracy in a low dtype, at places and under names that a seed draws.
+"""Steps with custom ops that lose accuracy in a low dtype, with places and names drawn from a seed.
 
-A site is a linear layer followed by a custom op in a module of its own, both of which autocast casts: an override of
-one does not change the dtype of the other. A planted op computes `(x + big) - big`: in float32 it is x, in bfloat16
-nothing is left of it. The others copy.
+A site is a linear layer followed by a custom op in its own module. Autocast casts both: an override of one does not
+change the dtype of the other. A planted op computes `(x + big) - big`, which is x in float32 and loses all digits in
+bfloat16. The other ops copy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def make_op(name: str, planted: bool, policy: str = "lower_precision_fp") -> Cal
 
     op.register_autograd(lambda ctx, gradient: gradient)
     op.register_fake(torch.empty_like)
-    _registered.append(tp.register_policy(name, policy))
+    _registered.append(tp.register_policy(name, policy, replace=True))  # a seed makes the same names again
     return op
 
 
@@ -70,9 +70,9 @@ class Planted(nn.Module):
     """Branches, each a chain of sites, whose results' squares are summed up.
 
     Args:
-        chains: For each branch which of its sites are planted.
-        seed: Draws the names and the weights.
-        same_op: Whether all planted sites have one op, and all others another one.
+        chains: For each branch, which of its sites are planted.
+        seed: The seed of the names and the weights.
+        same_op: Whether all planted sites use one op, and all others another op.
         policy: The policy of all ops.
 
     Attributes:

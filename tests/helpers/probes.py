@@ -1,4 +1,4 @@
-"""What a program can see of the region it is in: what PyTorch says about autocast, and the dtypes that ops run in."""
+"""The autocast state that a program can observe: PyTorch's state, and the dtypes in which ops run."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ _operands = _Operands()
 
 
 def mm_dtype(device: str = "cpu") -> torch.dtype:
-    """The dtype in which a product of float32 matrices comes out: the autocast dtype where autocast is on."""
+    """The dtype of a product of float32 matrices: the autocast dtype if autocast is on."""
     matrix = getattr(_operands, device)[0]
     return torch.mm(matrix, matrix).dtype
 
 
 def mse_dtype(device: str = "cpu") -> torch.dtype:
-    """The dtype in which a loss of bfloat16 tensors comes out: float32 where autocast is on."""
+    """The dtype of a loss of bfloat16 tensors: float32 if autocast is on."""
     matrix = getattr(_operands, device)[1]
     return torch.nn.functional.mse_loss(matrix, matrix).dtype
 
 
 def autocast_dtype() -> torch.dtype | None:
-    """The CPU's autocast dtype in force here, None where autocast is off; ops and PyTorch's state must agree on it."""
+    """The CPU's current autocast dtype, or None if autocast is off. Checks that ops and PyTorch's state agree."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     assert mm_dtype() == (dtype or torch.float32)
     assert mse_dtype() == (torch.bfloat16 if dtype is None else torch.float32)
@@ -72,7 +72,7 @@ def autocast_dtype() -> torch.dtype | None:
 
 
 def seen(devices: tuple[str, ...] = ("cpu", "cuda")) -> dict[str, Any]:
-    """Everything about autocast that a program can see without knowing whose regions it is in."""
+    """All autocast state that a program can observe, independent of the kind of region."""
     return {"cache": torch.is_autocast_cache_enabled()} | {
         device: {
             "enabled": torch.is_autocast_enabled(device),
@@ -85,13 +85,13 @@ def seen(devices: tuple[str, ...] = ("cpu", "cuda")) -> dict[str, Any]:
 
 
 def message_of(error: pytest.ExceptionInfo[RuntimeError]) -> str:
-    """What an error from C++ says, without the trace that PyTorch adds if it is asked to."""
+    """The message of an error from C++, without the stack trace that PyTorch may add."""
     return str(error.value).split("\nException raised from")[0]
 
 
 @contextmanager
 def leaves_no_trace() -> Iterator[None]:
-    """Fails unless the block ends, however it does, in the state in which it began."""
+    """Fails unless the block restores the autocast state, also after an error."""
     before = thread_state()
     try:
         yield
@@ -100,9 +100,9 @@ def leaves_no_trace() -> Iterator[None]:
 
 
 def in_thread(function: Callable[[], _T]) -> _T:
-    """Runs a function in a new thread, which starts and ends with an autocast state of its own.
+    """Runs a function in a new thread with its own autocast state.
 
-    Where stock leaves state behind, this is where to let it: nobody else sees it.
+    Use it for code with which stock leaves state behind.
     """
     outcome: list[_T] = []
     failure: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""How a program with several processes ends its default process group."""
+"""Ends the default process group of a program with several processes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["end_group"]
 def end_group() -> None:
     """Ends the default process group, in all ranks together.
 
-    What a model's reference cycles hold includes the process group, whose threads have to end before Python does, here
-    and in the other ranks. Else a rank dies at times with "terminate called without an active exception". Each rank has
-    to come here: one that waits for a rank that has raised fails after the group's timeout.
+    Reference cycles of a model hold the process group, whose threads have to end before Python does, in all ranks.
+    Otherwise a rank sometimes dies with "terminate called without an active exception". Each rank has to call this: a
+    rank that waits for one that has raised fails after the group's timeout.
     """
     gc.collect()
     dist.barrier()

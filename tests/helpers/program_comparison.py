@@ -14,7 +14,7 @@ from helpers.casts import Region, ours, stock
 from helpers.comparison import assert_same
 from helpers.under_install import assert_stock
 
-#: A region of ours that casts nothing: a result that it shares with stock was not cast by us.
+#: A region of ours that casts nothing. A result that is equal under it and under stock does not depend on our casts.
 silenced: Region = functools.partial(tp.my_autocast, "cpu", policy="off")
 #: The same three kinds of regions of the CPU, and of any device, which a program names first: `region("cuda")`.
 ON_THE_CPU = (stock, ours, silenced)
@@ -24,18 +24,19 @@ ANYWHERE = (tp.stock_autocast, tp.my_autocast, functools.partial(tp.my_autocast,
 def assert_like_stock(
     run: Callable[[Region], Any], casts: bool = True, regions: tuple[Region, Region, Region] = ON_THE_CPU
 ) -> Any:
-    """Fails unless `run(ours)` gives what `run(stock)` gives.
+    """Fails unless `run(ours)` gives the same results as `run(stock)`.
 
-    Stock's state is on inside our regions, so stock would do the casts if our wrappers were passed by. Therefore `run`
-    is called once more with a region of ours that casts nothing, and has to come out different then.
+    Stock's state is on inside our regions, so stock would make the casts if our wrappers did not run. Therefore `run`
+    is called once more with a region of ours that casts nothing, and must give different results.
 
     Args:
-        run: Takes a maker of regions; returns results in nested containers. The random state is the same each time.
-        casts: False for code in which autocast has nothing to do.
+        run: Takes a function that makes regions; returns results in nested containers. The random state is the same
+            each time.
+        casts: False for code in which autocast casts nothing.
         regions: ON_THE_CPU, or ANYWHERE.
 
     Returns:
-        What `run(ours)` gave.
+        The result of `run(ours)`.
     """
     assert_stock(functools.partial(regions[0], "cpu") if regions is ANYWHERE else regions[0])
     results = [_run(run, region) for region in regions[:2]]
@@ -52,7 +53,7 @@ def _run(run: Callable[[Region], Any], region: Region) -> Any:
 
 
 def _frozen(leaf: Any) -> Any:
-    """A tensor as it is now, for later steps update in place; of nested and sparse tensors their plain parts."""
+    """A copy of a tensor, because later steps update it in place; for nested and sparse tensors, their plain parts."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if leaf.is_nested:
@@ -67,7 +68,7 @@ def _frozen(leaf: Any) -> Any:
 
 
 def _comes_out_same(run: Callable[[Region], Any], quiet: Region, expected: Any) -> bool:
-    """Whether `run(quiet)` gives `expected`. If it fails instead, as checkpoint does, that is not the same."""
+    """Whether `run(quiet)` gives `expected`. An error, as from checkpoint, counts as different."""
     try:
         result = _run(run, quiet)
     except Exception:

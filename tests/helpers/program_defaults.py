@@ -1,4 +1,4 @@
-"""A fixture that checks and restores what holds for a whole program: the default policy and registered policies."""
+"""A fixture that checks and restores the settings of a whole program: default policy and registered policies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_promote import _C
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    """Nothing is left set by a test."""
+    """Checks that a test restores the settings."""
     assert tp.default_policy() is None
     assert not tp.registered_policies()
     with freeze_rng_state():

@@ -29,7 +29,7 @@ EVERY_PROGRAM = [
 def peaks(name: str, mode: str, device: str) -> tuple[int, int]:
     """The peaks of a program's first step and of its second, in a mode of ours or under "stock".
 
-    Memory that the casts keep beyond a step counts in the first, and is what the second begins with.
+    Memory that casts hold after a step counts in the first peak; the second starts with it.
     """
     region = functools.partial(tp.stock_autocast, device, LOW)
     if mode != "stock":
@@ -64,7 +64,7 @@ class _LargestCast(TorchDispatchMode):
 
 
 def bytes_beyond_stock(name: str, mode: str, device: str) -> int:
-    """What a mode may hold beyond stock: see docs/casts.md, section Memory."""
+    """The bytes that a mode may hold beyond stock: see docs/casts.md, section Memory."""
     frozen = name == "Llama-like, LoRA"
     if mode == "weights" or (mode == "all" and name in TRAINING and not frozen):
         return 0
@@ -87,5 +87,5 @@ def check_bounds(name: str, mode: str, device: str, of_stock: tuple[int, int]) -
     assert 0 < first <= 1.02 * of_stock[0] + beyond
     assert 0 < second <= 1.02 * of_stock[1] + beyond
     if mode == "persistent" and name not in TRAINING:
-        # The casts are there before the second step.
+        # The casts exist before the second step.
         assert second <= of_stock[1]

@@ -29,7 +29,7 @@ _VALUES = (1.1, 2.7, -3.3, 0.5, 100.3, 1.0)
 
 
 def operand(dtype: torch.dtype, shape: tuple[int, ...], strided: bool = False) -> torch.Tensor:
-    """Values that rounding changes, whole ones for integers."""
+    """Values that rounding changes; integers for integer dtypes."""
     count = 1
     for size in shape:
         count *= size
@@ -48,7 +48,7 @@ def overload(op: PromotingOp) -> torch._ops.OpOverload:
 
 
 def elementwise_ops() -> list[PromotingOp]:
-    """Those that a call of two operands can be made of by the schema alone: all but matrix products."""
+    """The ops for which the schema is sufficient to make a call of two operands: all but matrix products."""
     return [op for op in promoting_ops() if op.computes != OPAQUE and not op.matmul]
 
 
@@ -116,7 +116,7 @@ Outcome = tuple[str, Any]
 
 
 def outcome(function: Callable[[], Any]) -> Outcome:
-    """What a call gives, in a form that can be compared: dtypes, strides, bits; or what it raises."""
+    """The outcome of a call as comparable values: dtypes, strides, bits; or its error."""
     try:
         result = function()
     except Exception as error:
@@ -139,7 +139,7 @@ Arguments = tuple[list[Any], dict[str, Any]]
 
 
 def run(op: PromotingOp, arguments: Arguments, gradients: bool) -> list[Any]:
-    """Calls an op on copies; returns its results, what it has written, and the gradients."""
+    """Calls an op on copies; returns its results, the written arguments, and the gradients."""
     args, kwargs = _copy(arguments[0]), {name: _copy(value) for name, value in arguments[1].items()}
     leaves = [leaf for leaf in _tensors(args) if leaf.is_floating_point() or leaf.is_complex()] if gradients else []
     for leaf in leaves:

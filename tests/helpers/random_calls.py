@@ -1,7 +1,7 @@
 """Calls of aten ops that PyTorch's op database makes, changed at random.
 
-One tensor gets another dtype, becomes 0-dim or a Python number, lies otherwise in memory, or loses a dimension's size;
-outputs get another dtype and shape; the default dtype changes. PyTorch may refuse what comes out.
+One tensor gets another dtype, becomes 0-dim or a Python number, gets another memory layout, or another size; outputs
+get another dtype and shape; the default dtype changes. PyTorch may refuse the resulting calls.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def recorded(most: int, limit: int = 1) -> dict[Any, list[RandomCall]]:
     """Returns calls of each aten op that the op database makes, forward, backward, in place, with out= and foreach.
 
     Args:
-        most: How many calls of an op to keep, of different dtypes.
-        limit: How many samples of each entry and dtype to run.
+        most: The number of calls per op to keep, with different dtypes.
+        limit: The number of samples to run per entry and dtype.
     """
     recorder = Recorder(most)
     foreach = [
@@ -96,7 +96,7 @@ def recorded(most: int, limit: int = 1) -> dict[Any, list[RandomCall]]:
                 try:
                     with recorder:
                         run(op, sample)
-                except Exception:  # what was dispatched until then is kept
+                except Exception:  # keep the calls dispatched until then
                     continue
     return {op: list(calls.values()) for op, calls in recorder.calls.items() if calls}
 
@@ -129,7 +129,7 @@ def _inputs(signature: Signature) -> list[tuple[str, str]]:
 
 
 def changed(call: RandomCall, rng: random.Random) -> RandomCall:
-    """Changes some things of a call, on copies of its tensors."""
+    """Applies random changes to a call, on copies of its tensors."""
     tree = copied((call.args, call.kwargs))
     changes = changes_of(call.op)
     outs = {a.name for a in signature_of(call.op).arguments if a.is_out}
@@ -176,7 +176,7 @@ def _output(own: torch.Tensor, tree: Any, rng: random.Random) -> torch.Tensor:
 
 @functools.cache
 def changes_of(op: Any) -> tuple[Change, ...]:
-    """The changes that an op's kernels can be trusted to refuse or to bear.
+    """The changes that an op's kernels refuse or support without corrupting memory.
 
     Those of layers and of gradients read past the end of tensors of other sizes, and LAPACK's of tensors with gaps.
     """

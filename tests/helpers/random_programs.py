@@ -111,7 +111,7 @@ OF_VIEWS: list[Step] = [*STEPS, add_view, add_transposed]
 
 
 def gradients_after(regions: list[list[Step]], region: Region, device: str = "cpu") -> list[torch.Tensor]:
-    """Runs each list of steps in a region of its own; returns the weight's gradient as it was after each step."""
+    """Runs each list of steps in its own region; returns the weight's gradient after each step."""
     torch.manual_seed(0)
     w, kept, gradients = nn.Parameter(torch.randn(16, 16, device=device)), [], []  # type: ignore[var-annotated]
     for steps in regions:

@@ -1,4 +1,4 @@
-"""What a random training may do next, apart from CUDA graphs. random_trainings draws from these."""
+"""The actions of random trainings, except for CUDA graphs. random_trainings draws from these."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(run: Trained) -> None:
 
 
 def train_nested(run: Trained) -> None:
-    """In one dtype: the casts of stock's cache do not tell theirs."""
+    """In one dtype, because stock's cache does not distinguish dtypes."""
     options = run.options()
     with run.open(**options):
         hidden = run.forward(run.x, run.some_layers())
@@ -142,7 +142,7 @@ def another_optimizer(run: Trained) -> None:
 
 
 def step_in_backward(run: Trained) -> None:
-    """Each weight is stepped when its gradient is there."""
+    """Steps each weight as soon as its gradient is ready."""
     optimizers = {p: torch.optim.SGD([p], lr=0.03) for p in run.layers.parameters() if p.requires_grad}
 
     def hook(p: Tensor) -> None:

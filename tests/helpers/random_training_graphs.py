@@ -1,4 +1,4 @@
-"""What a random training does with CUDA graphs. random_trainings draws from these."""
+"""The actions of random trainings on CUDA graphs. random_trainings draws from these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a random training consists of: its layers, its optimizer, and what it has computed."""
+"""The state of a random training: its layers, its optimizer, and its results."""
 
 from __future__ import annotations
 

@@ -92,10 +92,10 @@ def program(seed: int, graphs: bool = True) -> list[Action]:
 
 
 def outcome(seed: int, mode: str | None, graphs: bool = True) -> tuple[list[str], list[Tensor]]:
-    """Runs a program, and returns its actions and all that they compute.
+    """Runs a program, and returns its actions and all their results.
 
     Args:
-        seed: Of the program.
+        seed: The seed of the program.
         mode: The cache mode, "mixed" for one that each region draws, or None for stock.
         graphs: Whether the program may capture CUDA graphs.
     """

@@ -1,4 +1,4 @@
-"""What each rank runs for tests/integrations/test_ranks.py: one training under regions of several kinds."""
+"""The code of each rank for tests/integrations/test_ranks.py: one training under regions of several kinds."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ got: list[torch.dtype] = []
 
 
 def seen(*values: Any) -> Tensor:
-    """Notes the tensors' dtypes, and adds everything up in the dtype of the first tensor."""
+    """Records the tensors' dtypes, and sums everything in the dtype of the first tensor."""
     leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     got.extend(leaf.dtype for leaf in leaves)
     total = leaves[0].clone()
@@ -23,7 +23,7 @@ def seen(*values: Any) -> Tensor:
 
 
 def write(into: Tensor, *values: Any) -> Tensor:
-    """Notes the dtypes, and writes what comes of the values."""
+    """Records the dtypes, and writes the result."""
     return into.copy_(seen(values))
 
 

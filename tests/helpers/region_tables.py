@@ -1,4 +1,4 @@
-"""Policies with tables for modules, regions of them, and everything that a region may leave on a model."""
+"""Policies with module tables, their regions, and the state that a region may leave on a model."""
 
 from __future__ import annotations
 

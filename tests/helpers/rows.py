@@ -42,7 +42,7 @@ def has_kernel(row: Row, device: str) -> bool:
 
 
 def must_run(row: Row, kind: str, device: str, *, fake: bool = False) -> bool:
-    """Whether a call with inputs of this kind must not raise: rows that are not listed may raise for what they like."""
+    """Whether a call with inputs of this kind must not raise. Rows that are not listed may raise."""
     places = {device} if fake else {device, f"real {device}"}
     known = {refused for place in places for refused in REFUSED.get((row.name, place), ((), ""))[0]}
     return (
@@ -67,14 +67,14 @@ def calls(row: Row, kind: str, lower: torch.dtype, device: str, *, fake: bool = 
 
 
 def tensors_of(fake: bool) -> contextlib.AbstractContextManager[Any]:
-    """In which to make and use the tensors of a test."""
+    """The context in which to make and use the tensors of a test."""
     return FakeTensorMode() if fake else contextlib.nullcontext()
 
 
 def stock_and_ours(
     row: Row, bound: Bound, lower: torch.dtype, device: str, *, watched: bool, fake: bool = False, **region: Any
 ) -> tuple[Outcome, Outcome]:
-    """Runs a call under stock and under ours, whose region may be given more arguments."""
+    """Runs a call under stock and under ours, whose region may get further arguments."""
     assert_stock(lambda: tp.stock_autocast(device, lower))
     both = []
     for made in (tp.stock_autocast(device, lower), tp.my_autocast(device, lower, **region)):
@@ -86,7 +86,7 @@ def stock_and_ours(
 
 
 def without_unwritten(row: Row, result: Any) -> Any:
-    """The results, with zeros for those that the op leaves unwritten."""
+    """The results, with zeros for those that the op does not write."""
     if row.name not in UNINITIALIZED_IN_TABLE:
         return result
     return tuple(
@@ -110,12 +110,12 @@ def check_row(row: Row, kind: str, lower: torch.dtype, device: str, *, fake: boo
 
 
 def compare(row: Row, stock: Outcome, ours: Outcome, label: str, device: str) -> None:
-    # A banned op is refused by autocast itself, which ours words its own way.
+    # Autocast itself refuses a banned op, and our message differs from stock's.
     assert_alike(ours, stock, label, same_text=row.policy(device) is not CastPolicy.banned)
 
 
 def repeats(row: Row, bound: Bound, lower: torch.dtype, device: str, times: int = 10) -> bool:
-    """Whether stock gives its own bits again. Some CUDA kernels add in the order in which their threads arrive."""
+    """Whether stock repeats its bits. Some CUDA kernels sum in a nondeterministic order."""
     runs = [stock_and_ours(row, bound, lower, device, watched=False)[0] for _ in range(times)]
     try:
         for again in runs[1:]:
@@ -126,7 +126,7 @@ def repeats(row: Row, bound: Bound, lower: torch.dtype, device: str, times: int 
 
 
 def executed(row: Row, device: str, *, fake: bool = False) -> bool:
-    """Whether at least one sample call of the row runs, under stock and ours alike, in some kind and dtype."""
+    """Whether at least one sample call of the row runs under stock and ours, in some kind and dtype."""
     watched = fake or row.name in PROCESSOR_BOUND
     with tensors_of(fake):
         for kind, lower in itertools.product(KINDS, LOWER_DTYPES):
@@ -139,7 +139,7 @@ def executed(row: Row, device: str, *, fake: bool = False) -> bool:
 
 
 def arrived(row: Row, outcome: Outcome) -> bool:
-    """Whether a watched call of an op that is not a composite got as far as the op itself."""
+    """Whether a watched call of a non-composite op reached the op itself."""
     return any(op == str(overload(row)) for op, _, _ in outcome.ops or [])
 
 
@@ -159,7 +159,7 @@ def refused(row: Row, kind: str, device: str, *, fake: bool = False) -> bool:
 
 
 def policy_is_noticed(row: Row, device: str, *, fake: bool = False) -> bool:
-    """Whether ours with the row's policy taken away is told from stock: these tests reach this row's own wrapper."""
+    """Whether the comparison detects that ours lacks the row's policy, which shows that the tests reach its wrapper."""
     lower = LOWER_DTYPES[0]
     with tensors_of(fake):
         for kind in KINDS:

@@ -23,8 +23,8 @@ class Watch(TorchDispatchMode):
     """Records the ops that arrive below autocast, also those that then raise.
 
     Args:
-        stand_in: Give a blank result for an op on fake CUDA tensors that asks for a GPU or a CUDA build. What
-            autocast sends down is seen all the same.
+        stand_in: Return a blank result for an op on fake CUDA tensors that needs a GPU or a CUDA build. The ops below
+            autocast are recorded nevertheless.
     """
 
     def __init__(self, *, stand_in: bool = False) -> None:
@@ -49,7 +49,7 @@ class Watch(TorchDispatchMode):
 
 
 def _blank(func: Any, args: Any) -> Any:
-    """Results of the kinds that the schema names; tensors are like the first argument."""
+    """Results of the schema's types; tensors are like the first argument."""
     first = next(leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
     results = [first.new_empty(first.shape) if str(ret.type) == "Tensor" else 0 for ret in func._schema.returns]
     return results[0] if len(results) == 1 else tuple(results)
@@ -64,7 +64,7 @@ def _dtypes(tree: Any) -> tuple[str, ...]:
 
 @dataclass
 class Outcome(outcome.Outcome):
-    """What came of one run, and the ops that arrived below autocast, if a watch was given."""
+    """The outcome of one run, and the ops that arrived below autocast, if a watch was given."""
 
     ops: list[SeenOp] | None = None
 
@@ -78,8 +78,8 @@ def run(region: contextlib.AbstractContextManager[Any], bound: Bound, watch: Wat
 def assert_alike(ours: Outcome, stock: Outcome, what: str, *, same_text: bool = True) -> None:
     """Fails unless two runs gave equal results, gradients, errors and ops.
 
-    The text of an error names dtypes and shapes, so it is compared too. `same_text=False` is for errors that
-    autocast itself raises: ours words them its own way.
+    The text of an error contains dtypes and shapes, so it is compared as well. `same_text=False` is for errors that
+    autocast itself raises, whose texts differ.
     """
     assert spell(ours.error, same_text) == spell(stock.error, same_text), f"{what}: not raised alike"
     assert_same(ours.result, stock.result, what)

@@ -1,4 +1,4 @@
-"""Stands in for torch_promote.parity.runner in tests of what is around it: entries that do what their name says.
+"""A replacement for torch_promote.parity.runner in tests of its surroundings: entries behave as their names say.
 
 Worker processes import it by its name.
 """
@@ -29,7 +29,7 @@ NAMES = (
 
 
 def entries(options: Options) -> list[Entry]:
-    """The entries that the globs choose; none without globs but the good ones."""
+    """The entries that the globs select; without globs, only the good ones."""
     globs = options.ops or ("good*",)
     chosen = [name for name in NAMES if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
     if not chosen:
@@ -38,7 +38,7 @@ def entries(options: Options) -> list[Entry]:
 
 
 def run_entry(entry: Entry, options: Options) -> EntryResult:
-    """What an entry of this name comes to; the number of threads shows which process ran it."""
+    """The result of an entry with this name; the number of threads shows which process ran it."""
     _do(entry.name)
     mismatch = SampleMismatch(
         entry=entry.name,
@@ -85,13 +85,13 @@ def _do(name: str) -> None:
 
 
 def cannot_start(options: Options) -> None:
-    """In the place of `entries`, where a worker prepares itself."""
+    """Replaces the preparation of a worker by an error."""
     print("no such library", file=sys.stderr)
     os._exit(7)
 
 
 def put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts the stand-in where the command looks for the runner, with a table of three rows."""
+    """Replaces the command's runner by the stand-in, with a table of three rows."""
     monkeypatch.setattr(runner, "entries", entries)
     monkeypatch.setattr(runner, "run_entry", run_entry)
     monkeypatch.setattr(report, "_rows_with_a_policy", lambda device_type: ["aten::bmm", "aten::exp", "aten::mm"])
@@ -99,12 +99,12 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a test run the stand-in's entries. Import it to use it."""
+    """A fixture that lets a test run the stand-in's entries. Import it to use it."""
     put_in_place(monkeypatch)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command in a process of its own, with the stand-in."""
+    """Runs the command in a separate process, with the stand-in."""
     from torch_promote import cli
 
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -29,7 +29,7 @@ def stock_product() -> torch.Tensor:
 
 
 def dtype_of(runs: StepRuns, policy: tp.Policy, **more: Any) -> torch.dtype:
-    """What a step returns under a policy."""
+    """The dtype of a step's result under a policy."""
     [result] = runs.run(policy, **more)
     [tensor] = result.values()
     return tensor.dtype

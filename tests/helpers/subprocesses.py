@@ -33,15 +33,15 @@ def plain_environment() -> dict[str, str]:
 
 
 class Program:
-    """Code that runs in a process of its own, as under `python -c`, but torch has been imported there.
+    """Code that runs in a separate process like under `python -c`, except that torch has already been imported.
 
-    `import torch` takes two seconds. The process is a fork of one that did it for all programs, and has imported
-    nothing else. So start Python itself if a variable counts that PyTorch reads when it is imported, or if options of
-    the interpreter do. OMP_NUM_THREADS is 1.
+    `import torch` takes two seconds. The process is a fork of a process that has only imported torch. So start Python
+    itself if the test depends on a variable that PyTorch reads during its import, or on options of the interpreter.
+    OMP_NUM_THREADS is 1.
 
     Args:
         code: The program, which may be indented.
-        arguments: What it finds in `sys.argv` behind "-c".
+        arguments: Its `sys.argv` after "-c".
         env: Its environment; `environment()` if not given.
         cwd: Its working directory.
         quiet: Whether it ignores warnings, as under `-W ignore`.
@@ -73,7 +73,7 @@ class Program:
         self._ended = False
 
     def wait(self, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """Returns how the program ended, and what it wrote. Kills it, and raises TimeoutExpired, after `timeout` s."""
+        """Returns the program's status and output. Kills it and raises TimeoutExpired after `timeout` seconds."""
         try:
             ended = self._number(timeout)
         except subprocess.TimeoutExpired:
@@ -101,7 +101,7 @@ class Program:
 
 
 def run_python(code: str, *arguments: str, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a `Program`, and returns how it ended and what it wrote."""
+    """Runs a `Program`, and returns its status and output."""
     return Program(code, *arguments, **options).wait(timeout)
 
 
@@ -112,14 +112,14 @@ def run_module(name: str, *arguments: str, **options: Any) -> subprocess.Complet
 
 
 def output_of(code: str, *arguments: str, **options: Any) -> str:
-    """Runs a `Program`, which has to end with status 0 and no word on stderr, and returns what it wrote to stdout."""
+    """Runs a `Program`, which must end with status 0 and an empty stderr, and returns its stdout."""
     done = run_python(code, *arguments, **options)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def run_together(programs: Sequence[Program], timeout: float = 120) -> list[subprocess.CompletedProcess[str]]:
-    """Waits for programs that run at the same time, `timeout` seconds for all, and returns how each ended."""
+    """Waits for concurrent programs, `timeout` seconds for all, and returns the result of each."""
     deadline = time.monotonic() + timeout
     try:
         return [program.wait(max(0.0, deadline - time.monotonic())) for program in programs]
@@ -130,7 +130,7 @@ def run_together(programs: Sequence[Program], timeout: float = 120) -> list[subp
 
 @functools.cache
 def _warm_python() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Starts the process that programs are forks of, and returns the socket that it takes requests from."""
+    """Starts the process from which programs are forked, and returns its request socket."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, str(TESTS / "helpers" / "warm_python.py"), str(there.fileno())]
     env = {**plain_environment(), "OMP_NUM_THREADS": "1"}

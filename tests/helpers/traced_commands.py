@@ -56,7 +56,7 @@ def line_of(text: str) -> int:
 
 
 class _Started:
-    """What a command knows of a program that it has started."""
+    """A command's handle for a program that it has started."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
         self._program = Program(_AS_SCRIPT, *command[1:], env=variables, stdout=1, stderr=2)

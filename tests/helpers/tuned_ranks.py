@@ -1,4 +1,4 @@
-"""Tunings in several processes, whose ranks see other batches."""
+"""Tunings in several processes, whose ranks use different batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def verdicts(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def one_rank_fails(rank: int, world_size: int) -> dict[str, Any]:
-    """An op is needed on rank 1 alone."""
+    """Only rank 1 needs an override."""
     step = planted_step(4, 1, seed=72)
     [planted] = step.model.planted  # type: ignore[union-attr, misc]
 
@@ -53,7 +53,7 @@ def one_rank_fails(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def resumed(rank: int, world_size: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The second call makes no trial again."""
+    """The second call repeats no trial."""
     file = Path(os.environ["TUNED_RANKS_FILE"])
     step = planted_step(4, 1, seed=73)
     first = _tuned(_of_rank(step, rank), step.model, resume=file)
@@ -62,13 +62,13 @@ def resumed(rank: int, world_size: int) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def different_models(rank: int, world_size: int) -> None:
-    """Ranks with other ops."""
+    """The ranks run different ops."""
     model = Scaling(torch.div if rank else torch.mul)
     _tuned(Calls(model), model, tolerance=1e-6)
 
 
 def one_rank_raises(rank: int, world_size: int) -> None:
-    """The step does not work on rank 1."""
+    """The step raises on rank 1."""
 
     def step() -> torch.Tensor:
         if rank:

@@ -1,4 +1,4 @@
-"""What each of two processes runs for test_processes.py: the same training under stock's regions and under ours."""
+"""The code of each of two processes for test_processes.py: the same training under stock's regions and under ours."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers.program_comparison import Region, ours, silenced, stock
 
-#: "silenced" tells whether it is our wrappers that cast.
+#: "silenced" shows whether our wrappers make the casts.
 REGIONS: dict[str, Region] = {"stock": stock, "ours": ours, "silenced": silenced}
 
 
 class Network(nn.Module):
-    """Two blocks and a head; the blocks can be checkpointed, and are what FSDP2 shards one by one."""
+    """Two blocks and a head. The blocks can be checkpointed, and FSDP2 shards each of them."""
 
     def __init__(self, checkpointed: bool = False) -> None:
         super().__init__()
@@ -84,15 +84,15 @@ def train(region: Region, strategy: str) -> Any:
 
 
 def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """A copy of what this process has of a tensor."""
+    """A copy of this process's part of a tensor."""
     if tensor is None:
         return None
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
 def training(rank: int, world_size: int) -> dict[tuple[str, str], Any]:
-    """Returns what each strategy has trained under each kind of region."""
-    # Checkpointed, what is recomputed has to be what was computed, overrides or not.
+    """Returns the results of each strategy under each kind of region."""
+    # A checkpoint's recomputation must equal its forward, with and without overrides.
     return {
         (strategy, name): train(region, strategy)
         for strategy, (_, checkpointed) in STRATEGIES.items()

@@ -34,7 +34,7 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def watch(config: pytest.Config) -> None:
-    """Does what the options say, for tests and doctests wherever they are."""
+    """Applies the options to all tests and doctests."""
     policy = config.getoption("installed_policy")
     config.pluginmanager.register(_Watch(config.getoption("installed") or policy is not None, policy))
 
@@ -52,7 +52,7 @@ class _Watch:
         self._before: tp.Installation | None = None
 
     def pytest_collection_finish(self) -> None:
-        """Installs once all test modules are imported, so that names that they have bound to the class count too."""
+        """Installs after all test modules are imported, so that names bound to the class are affected, too."""
         self._in_force = tp.install(policy=self._policy) if self._asked else tp.installed()
         assert_stock(lambda: tp.stock_autocast("cpu"))
 
@@ -65,7 +65,7 @@ class _Watch:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Iterator[None]:
-        """Checks that the test has left installed what was, and puts back what is to be."""
+        """Checks that the test has restored the installation, and restores it otherwise."""
         try:
             return (yield)
         finally:
@@ -91,7 +91,7 @@ def _asked_for(installation: tp.Installation | None) -> Any:
 
 
 def assert_stock(region: Callable[[], Any]) -> None:
-    """Fails if a region that is to be stock's is one of ours: the test would compare ours with ours."""
+    """Fails if a region that should be stock's is one of ours: the test would compare ours with ours."""
     before = _C.depth()
     with region():
         assert _C.depth() == before, "a region that is to be stock's is one of ours: use tp.stock_autocast for stock"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -50,7 +51,7 @@ def end_of_a_child() -> bool:
 
 
 def prepared(request: dict[str, Any], out: int, err: int) -> str:
-    """Makes this process look as `python -c CODE ARGUMENTS` would, and returns the code."""
+    """Makes this process look like `python -c CODE ARGUMENTS`, and returns the code."""
     os.chdir(request["folder"])
     mine = paths_of_the_environment()
     os.environ.clear()
@@ -69,6 +70,11 @@ def prepared(request: dict[str, Any], out: int, err: int) -> str:
 
 
 if __name__ == "__main__":
+    # A fork shares the memory of PyTorch's objects until it writes there. The garbage collector would, at the latest
+    # when the fork ends: that takes half a second.
+    gc.collect()
+    gc.freeze()
     code = next_program(socket.socket(fileno=int(sys.argv[1])))
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    exec(compile(code, "<string>", "exec"), main.__dict__)
+    # No variable here holds the module: it would outlive those that the program imports.
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(code, "<string>", "exec"), vars(sys.modules["__main__"]))

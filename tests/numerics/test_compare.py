@@ -1,4 +1,4 @@
-"""`compare`: who is to blame, who shows it, and that it leaves nothing behind."""
+"""`compare`: local and accumulated errors of sites, and restored state."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_masks_are_no_overflow(lowest: float) -> None:
 
 
 def test_calls_draw_the_same_random_numbers_in_both_runs() -> None:
-    """Also behind a call that draws other numbers in another dtype."""
+    """Also after a call that draws other numbers in another dtype."""
     linear = nn.Linear(16, 16)
 
     def step() -> torch.Tensor:
@@ -182,7 +182,7 @@ def test_few_bytes_at_a_time_give_the_same_sites() -> None:
         assert found.runs > 3
         short = Rounds(runs, off, stock, False, 3, True, most_bytes=1000).compare()
     assert short.runs == 3
-    assert any("not known" in note for note in short.notes)
+    assert any("are unknown" in note for note in short.notes)
 
 
 def test_tables_for_modules_hold_in_the_candidate() -> None:
@@ -237,8 +237,8 @@ def test_calls_of_one_run_only_are_told() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"model": 3}, "model is the nn.Module"),
-        ({"batches": 0}, "batches is how many"),
+        ({"model": 3}, "model must be the nn.Module"),
+        ({"batches": 0}, "number of times a run calls step"),
         ({"candidate": "fp33"}, "no policy is called 'fp33'"),
         ({"restore": [object()]}, r"restore\[0\] is a object, whose state cannot be restored"),
     ],

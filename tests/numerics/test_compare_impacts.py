@@ -1,4 +1,4 @@
-"""`compare`: impacts, what the errors of a site do to the loss."""
+"""`compare`: impacts, the effects of a site's errors on the loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_promote.numerics.runs.step_runs import StepRuns
 
 
 def effects(model: nn.Module, step: Callable[..., Any], sites: list[tp.Site], batches: int) -> list[float]:
-    """By how much the loss changes if one site alone runs in float16."""
+    """The change of the loss if only one site runs in float16."""
     all_wide = tp.Policy.stock().override(dict.fromkeys({site.op for site in sites}, "fp32"))
     found = []
     with StepRuns(step, model, batches=batches) as runs:
@@ -238,4 +238,4 @@ def test_inference_mode_has_no_impacts_and_says_so() -> None:
     comparison = tp.compare(torch.inference_mode()(step_of(model)), model=model)
     assert {site.impact for site in comparison.sites} == {None}
     assert comparison.sites[0].op == "planted_sites::cancel"  # by local error
-    assert any("No impact is known" in note for note in comparison.notes)
+    assert any("The impacts are unknown" in note for note in comparison.notes)

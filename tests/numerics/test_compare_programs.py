@@ -1,4 +1,4 @@
-"""`compare` and `tune` leave programs as they are, whatever their steps do with autograd."""
+"""`compare` and `tune` do not change programs, also with unusual uses of autograd."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_calls_without_errors_do_not_end_the_rounds() -> None:
 
 
 def test_ranks_make_as_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here is room for everything, on another rank is not."""
+    """Another rank lacks the memory for all results that this rank has."""
     model, asked = perceptron(), list[bool]()
     others = iter([False, True, False, False])  # whether gradients are zero, and whether there are more rounds
 

@@ -1,4 +1,4 @@
-"""A comparison as data and as files: nothing is lost, JSON is strict, and errors say what is legal."""
+"""A comparison as data and as files: lossless round trips, strict JSON, and errors that list legal values."""
 
 from __future__ import annotations
 

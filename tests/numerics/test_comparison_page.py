@@ -1,4 +1,4 @@
-"""The page of a comparison: one file without anything from elsewhere, escaped, with all parts, also without scripts."""
+"""The page of a comparison: self-contained, escaped, complete, and readable without scripts."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_in_a_notebook_the_page_is_in_a_frame_of_its_own() -> None:
 
 def test_without_jinja2_the_error_says_what_to_install(without_jinja2: None, tmp_path: Path) -> None:
     comparison = small_comparison()
-    with pytest.raises(MissingPackageError, match=r"the page of a comparison needs jinja2: pip install torch-promote"):
+    with pytest.raises(MissingPackageError, match=r"the page of a comparison needs jinja2: pip install jinja2"):
         comparison.save(tmp_path / "run.html")
     assert list(tmp_path.iterdir()) == []
     assert comparison._repr_html_() == f"<pre>{html.escape(str(comparison))}</pre>"

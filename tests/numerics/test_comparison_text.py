@@ -1,4 +1,4 @@
-"""The text of a comparison: the verdict, the metrics, and the ten sites that matter, in 80 columns."""
+"""The text of a comparison: the verdict, the metrics, and the ten most important sites, in 80 columns."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ linear       ...h.18.mlp.down            1  fp16      0.1         0.28    0.01
             str(comparison_of(metrics=[], runs=0, backwards=0, torch_version="")),
             """\
 comparison: stock against fp32, 0 runs, 0 backwards
-No op has an error, and the results are the same: nothing runs in a lower
+No op has an error, and the results are identical: no op runs in lower
 precision.""",
         )
 
@@ -90,12 +90,12 @@ SAME = Metric("loss", 2.0, 2.0, 0.0)
 @pytest.mark.parametrize(
     ("sites", "metrics", "expected"),
     [
-        ([], [SAME], "No op has an error, and the results are the same: nothing runs in a lower precision."),
-        ([], [LOSS], "The loss is off by 25 % (2.5, reference 2); no single op has an error of its own."),
+        ([], [SAME], "No op has an error, and the results are identical: no op runs in lower precision."),
+        ([], [LOSS], "The loss is off by 25 % (2.5, reference 2); no single op has a local error."),
         (
             [made_up_site("aten::mm", "head")],
             [SAME],
-            "The loss is the same to the last bit; mm in head has the largest impact, 1e-5.",
+            "The loss is bit-identical; mm in head has the largest impact, 1e-5.",
         ),
         (
             [made_up_site("lib::op", impact=None)],
@@ -105,18 +105,18 @@ SAME = Metric("loss", 2.0, 2.0, 0.0)
         (
             [made_up_site("aten::exp", "a", nonfinite=1), made_up_site("aten::mul", "b", nonfinite=8)],
             [LOSS, Metric("output", None, None, math.inf)],
-            "The output is not finite everywhere, and that of the reference is. exp in a makes 1 element infinite or "
+            "The output has non-finite values, the reference's has none. exp in a makes 1 element infinite or "
             "NaN; 1 other site does so, too.",
         ),
         (
             [],
             [Metric("loss", 2.0, math.nan, math.inf)],
-            "The loss is nan, and that of the reference 2. No op by itself makes an inf or NaN of finite inputs.",
+            "The loss is nan; the reference's is 2. No single op turns finite inputs into inf or NaN.",
         ),
         (
             [made_up_site("aten::exp", "a", nonfinite=2)],
             [Metric("loss", math.inf, math.inf, 0.0)],
-            "The loss is the same to the last bit, and exp in a makes 2 elements infinite or NaN.",
+            "The loss is bit-identical, and exp in a makes 2 elements infinite or NaN.",
         ),
     ],
 )

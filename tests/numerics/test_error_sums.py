@@ -1,4 +1,4 @@
-"""Errors that are summed up over tensors, against NumPy."""
+"""Sums of errors over tensors, compared with NumPy."""
 
 from __future__ import annotations
 

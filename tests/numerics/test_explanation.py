@@ -1,4 +1,4 @@
-"""`TraceReport.explain`: what it says of modules, ops and lines is what happened, and what it advises works."""
+"""`TraceReport.explain`: explanations of modules, ops and lines are correct, and its advice works."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def trace_step(net: nn.Module, **options: Any) -> TraceReport:
 
 @pytest.fixture(scope="module")
 def report() -> TraceReport:
-    """A step with two blocks, in which PyTorch's table, a region, a module and nobody decide."""
+    """A step with two blocks, in which PyTorch's table, a region, a module or no policy decides."""
     net = model()
     tp.set_module_policy(net, {"blocks.1.q": {"linear": "fp32"}})
     return trace_step(net, overrides={"layer_norm": "fp16"})
@@ -217,7 +217,7 @@ def test_a_module_policy_that_would_replace_another_is_not_advised() -> None:
 
 
 def test_a_backward_in_a_region() -> None:
-    """Autocast casts there, too; a module policy would not hold."""
+    """Autocast casts there as well; a module policy would not apply."""
     net = model()
     with tp.trace(net) as report, tp.my_autocast("cpu"):
         (net["blocks"](X) * 2).sum().backward()

@@ -1,4 +1,4 @@
-"""`find_nonfinite`: what it reports of single calls, its options, and that it leaves nothing behind."""
+"""`find_nonfinite`: its report of single calls, its options, and restored state."""
 
 from __future__ import annotations
 
@@ -282,6 +282,6 @@ def test_a_model_that_was_not_called() -> None:
     with find_nonfinite(nn.Linear(2, 2)) as report:
         nn.Linear(2, 2)(torch.ones(1, 2))
     assert report.not_seen == [
-        "The model that was passed was not called in the block, so calls have no module paths. "
-        "Pass the module that the program calls, such as the wrapped one, or none."
+        "The given model was not called in the block, so calls have no module paths. "
+        "Pass the module that the program calls, such as the wrapped one, or no model."
     ]

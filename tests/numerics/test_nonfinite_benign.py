@@ -1,4 +1,4 @@
-"""`find_nonfinite`: which infinite values and NaNs are an alarm, and which are none."""
+"""`find_nonfinite`: which infinite values and NaNs are faults, and which are benign."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ LOWEST = torch.full((4, 4), torch.finfo(torch.float32).min)
     ],
 )
 def test_the_lowest_number_that_autocast_casts_for_a_composite_op(call: Callable[[], Any]) -> None:
-    """It stands for -inf in masks, and the ops inside get -inf. A number of that size that is none is a fault."""
+    """It stands for -inf in masks, and the ops inside get -inf. Other numbers of that size are a fault."""
     with find_nonfinite() as report, tp.my_autocast("cpu", torch.float16):
         call()
     assert (report.origin, {one.kind for one in report.benign}) == (None, {"mask"})

@@ -1,4 +1,4 @@
-"""`find_nonfinite` raises no alarm on programs that are in order, and they do not notice it."""
+"""`find_nonfinite` reports no fault in correct programs, and does not change their results."""
 
 from __future__ import annotations
 

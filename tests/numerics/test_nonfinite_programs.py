@@ -12,7 +12,7 @@ NAMES = list(FAULTS)
 
 
 def check(program: Program) -> NonfiniteReport:
-    """Runs a program, and compares the origin with what is planted."""
+    """Runs a program, and compares the origin with the planted fault."""
     with find_nonfinite(program.model) as report:
         program.step()
     fault, origin = program.fault, report.origin

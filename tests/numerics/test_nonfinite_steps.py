@@ -1,4 +1,4 @@
-"""What `find_nonfinite` remembers from one step to the next, and after errors."""
+"""The state of `find_nonfinite` across steps and after errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_fault_after_a_step_that_the_scaler_skipped() -> None:
 
 
 def test_a_call_that_cannot_be_watched_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a program calls after it has caught the error is not taken for a part of the failed call."""
+    """Calls after the program has caught the error are not treated as parts of the failed call."""
     x = torch.ones(2, dtype=HALF)
 
     def no_memory(tensor: torch.Tensor) -> bool:

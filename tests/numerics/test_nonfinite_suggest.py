@@ -1,4 +1,4 @@
-"""`NonfiniteReport.suggest`: the overrides that it finds, and what it restores."""
+"""`NonfiniteReport.suggest`: the overrides that it finds, and the state that it restores."""
 
 from __future__ import annotations
 

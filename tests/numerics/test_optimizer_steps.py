@@ -1,4 +1,4 @@
-"""`watch_steps`: listeners come and go while a step tells them, and PyTorch has a hook as long as there is one."""
+"""`watch_steps`: listeners can be added and removed during a notification; PyTorch has one hook while there are any."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_each_step_is_told_to_those_who_came_last_first() -> None:
 
 
 def test_listeners_come_and_go_at_a_step() -> None:
-    """PyTorch raises if a hook adds one while it goes through them. Others, registered later, are told, too."""
+    """PyTorch raises if a hook adds another one during the iteration. Hooks registered later are called as well."""
     told: list[str] = []
     with contextlib.ExitStack() as blocks, contextlib.ExitStack() as inner:
 

@@ -1,4 +1,4 @@
-"""What a step returned, by name, and how far two results are from each other."""
+"""Named results of a step, and the distance of two results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_names(result: Any, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("result", [None, "text", {}, [], object(), {"a": None}, Output, numpy.array(["a"])])
-def test_nothing_to_compare(result: Any) -> None:
+def test_a_result_without_tensors_is_an_error(result: Any) -> None:
     with pytest.raises(StepError, match=r"there is no tensor or number to compare\. Return the loss"):
         named_tensors(result)
 
@@ -111,8 +111,8 @@ def test_distance_of_other_dtypes() -> None:
 
 
 def test_other_shapes_and_names() -> None:
-    with pytest.raises(StepError, match=r"a tensor of shape \[2\], and under the reference one of shape \[3\]"):
+    with pytest.raises(StepError, match=r"a tensor of shape \[2\], but of shape \[3\] under the reference"):
         distance(torch.ones(2), torch.ones(3))
     assert distances({"a": torch.ones(1)}, {"a": torch.ones(1)}) == {"a": 0}
-    with pytest.raises(StepError, match="returned other names than under the reference: b, c on one side only"):
+    with pytest.raises(StepError, match="returned other names than under the reference: only one side has b, c"):
         distances({"a": torch.ones(1), "b": torch.ones(1)}, {"a": torch.ones(1), "c": torch.ones(1)})

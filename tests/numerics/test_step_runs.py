@@ -1,4 +1,4 @@
-"""StepRuns calls a step, restores the state after each run, and leaves nothing behind, also after errors."""
+"""StepRuns calls a step and restores all state after each run, also after errors."""
 
 from __future__ import annotations
 
@@ -86,16 +86,19 @@ def test_whether_the_step_takes_a_number(step: Any, takes_number: bool) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"step": 5}, "step is a function that runs a step and returns its loss, got 5"),
+        ({"step": 5}, "step must be a function that runs a step and returns its loss, got 5"),
         ({"step": X}, "returns its loss, got a Tensor. Pass the function itself."),
-        ({"restore": 5}, "restore is a tuple or list of what else the step changes, got int. Write restore="),
+        (
+            {"restore": 5},
+            "restore must be a tuple or list of objects that the step changes, got int. For one object, write restore=",
+        ),
         ({"restore": X}, "got Tensor"),
         ({"step": lambda a, b: 1}, "but this one needs a, b. Bind its arguments, with functools.partial or a lambda"),
         ({"step": lambda *, a: 1}, "but this one needs a. Bind"),
-        ({"model": "a model"}, "model is an nn.Module, got 'a model'"),
-        ({"batches": 0}, "batches is how many times a run calls step, 1 or more, got 0"),
+        ({"model": "a model"}, "model must be an nn.Module, got 'a model'"),
+        ({"batches": 0}, r"batches \(the number of times a run calls step\) must be 1 or more, got 0"),
         ({"batches": True}, "1 or more, got True"),
-        ({"dtype": torch.float32}, "dtype is torch.float16 or torch.bfloat16, or None"),
+        ({"dtype": torch.float32}, "dtype must be torch.float16, torch.bfloat16 or None"),
     ],
 )
 def test_invalid_arguments(arguments: Any, text: str) -> None:
@@ -123,7 +126,7 @@ def test_an_iterator_that_ends() -> None:
         assert runs.iterators == ["batches"]
         for _ in range(2):
             runs.run(STOCK)
-        with pytest.raises(StepError, match=r"the end of an iterator \(batches\), which does not begin.*step\(i\)"):
+        with pytest.raises(StepError, match=r"the end of an iterator \(batches\), which does not restart.*step\(i\)"):
             runs.run(STOCK)
 
 
@@ -190,7 +193,7 @@ def test_a_step_that_leaves_a_region_open() -> None:
         return X @ X
 
     with StepRuns(step, None) as runs:
-        with pytest.raises(StepError, match=r"has left a region open\. Open regions in `with` blocks"):
+        with pytest.raises(StepError, match=r"has left a region open\. Open regions with `with`"):
             runs.run(STOCK)
         regions.pop().__exit__(None, None, None)
 
@@ -200,7 +203,7 @@ def test_inside_of_a_region(region: Callable[[str], Any]) -> None:
     runs = StepRuns(product, None)
     with (
         region("cpu"),
-        pytest.raises(RegionError, match="cannot begin inside of an open region: regions"),
+        pytest.raises(RegionError, match="cannot begin inside of an open region: the step's"),
     ):
         runs.__enter__()
     with runs:
@@ -225,12 +228,12 @@ def test_two_at_once() -> None:
         thread.join()
         assert dtype_of(runs, OFF) is FLOAT32
     assert len(found) == 2
-    assert "one compare() or tune() cannot run inside of another" in found[0]
-    with pytest.raises(StepError, match="parameters without a shape"):
+    assert "compare() and tune() cannot be nested" in found[0]
+    with pytest.raises(StepError, match="lazy parameters"):
         StepRuns(product, nn.LazyLinear(2)).__enter__()
     with runs:  # neither an error nor the end of a block leaves it locked
         assert dtype_of(runs, STOCK) is BFLOAT16
-    with pytest.raises(StepError, match="outside of the object's with block"):
+    with pytest.raises(StepError, match="outside of its with block"):
         runs.run(STOCK)
 
 

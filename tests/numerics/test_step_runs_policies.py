@@ -1,4 +1,4 @@
-"""Regions in the runs of a step follow the policy of the run, whatever was in force before."""
+"""Regions in the runs of a step follow the policy of the run, independent of earlier settings."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_default_policy_with_tables_for_modules() -> None:
 
 def test_tables_for_modules_need_a_model() -> None:
     policy = STOCK.override_modules({"1": "fp32"})
-    text = r"has tables for modules\. Pass the model that they are for: model="
+    text = r"has module tables\. Pass the model to which they apply: model="
     with pytest.raises(OptionError, match=text), StepRuns(product, None) as runs:
         runs.run(policy)
     with pytest.raises(tp.PolicyError), StepRuns(product, nn.Linear(2, 2)) as runs:

@@ -1,4 +1,4 @@
-"""StepState keeps the state before a step, and restores it bit for bit and in place."""
+"""StepState saves the state before a step, and restores it bit for bit and in place."""
 
 from __future__ import annotations
 

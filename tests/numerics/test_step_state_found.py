@@ -1,4 +1,4 @@
-"""What StepState finds in a step, what the caller lists, generators, and modes of the process."""
+"""The state that StepState finds in a step, state that the caller lists, generators, and global modes."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_state_that_cannot_be_restored_is_an_error() -> None:
     state = StepState(None, [one])
     one.steps = 1
     state.restore()
-    with pytest.raises(StepError, match=r"could not be restored: restore\[0\] differs. Pass what the step changes"):
+    with pytest.raises(StepError, match=r"could not be restored: restore\[0\] differs. Pass the changed objects"):
         state.check()
 
 

@@ -32,7 +32,7 @@ def test_an_average_of_weights_and_another_model() -> None:
 
 
 def test_weights_that_are_swapped_and_replaced() -> None:
-    """As averages are swapped in for an evaluation: the memory is another, or the parameter is."""
+    """As with averages that are swapped in for an evaluation, which replaces the memory or the parameter."""
     model = nn.Linear(2, 2)
     weight, bias, place = model.weight, model.bias, model.weight.data_ptr()
     shadow = torch.zeros(2, 2)
@@ -171,7 +171,7 @@ def test_extra_state() -> None:
 
 def test_parameters_without_a_shape() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))
-    with pytest.raises(StepError, match=r"model has parameters without a shape.*: 1\.weight, 1\.bias. Call it once"):
+    with pytest.raises(StepError, match=r"model has lazy parameters.*: 1\.weight, 1\.bias. Call it once"):
         StepState(model)
     model(torch.ones(1, 2))
     StepState(model).check()

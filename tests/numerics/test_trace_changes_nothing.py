@@ -1,4 +1,4 @@
-"""A trace changes nothing in a program: bits, random numbers, memory, hooks, warnings."""
+"""A trace does not change a program's bits, random numbers, memory, hooks or warnings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _fast_encoder() -> tuple[nn.Module, torch.Tensor]:
 
 @pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode])
 def test_fast_paths_of_attention_are_taken(grad: Any) -> None:
-    """PyTorch's transformer layers have a fused path, which they do not take if a hook is there."""
+    """PyTorch's transformer layers have a fused path, which they skip if there is a hook."""
     model, x = _fast_encoder()
     mask = torch.zeros(2, 5, dtype=torch.bool)
     mask[0, 3:] = True
@@ -167,7 +167,7 @@ def test_no_tensor_is_kept_alive() -> None:
 
 
 def test_gradients_are_accumulated_in_place_as_without() -> None:
-    """Autograd takes a gradient over if nobody else refers to it."""
+    """Autograd reuses a gradient's memory if it holds the only reference."""
 
     def run(around: Callable[[], Any]) -> list[bool]:
         weight = torch.ones(4, requires_grad=True)

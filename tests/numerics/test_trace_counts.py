@@ -1,4 +1,4 @@
-"""A trace has the calls that an independent TorchDispatchMode sees, and the casts."""
+"""A trace contains the calls and casts that an independent TorchDispatchMode sees."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_calls_and_casts_are_those_of_a_mode(name: str, region: str) -> None:
 
 @pytest.mark.parametrize("region", REGIONS)
 def test_calls_in_inference_mode(region: str) -> None:
-    """One after the other: PyTorch asks a mode for a whole composite op there, before anything else sees its parts."""
+    """In separate runs, because in inference mode PyTorch passes a whole composite op to a mode first."""
     torch.manual_seed(0)
     x, model = torch.randn(2, 3, 8), Block().eval()
     with torch.inference_mode(), REGIONS[region](), CountingMode() as mode:
@@ -101,7 +101,7 @@ def test_conversions_of_the_program_are_no_casts() -> None:
 
 
 def test_which_of_two_casts_is_reused() -> None:
-    """Of a weight and an activation of the same shape, the cache has the weight's."""
+    """With a weight and an activation of the same shape, the cache has only the weight's cast."""
     weight, x = torch.nn.Parameter(torch.ones(2, 2)), torch.ones(2, 2)
     with trace() as report, tp.my_autocast("cpu"):
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""`TraceReport.diff`: which calls of two traces differ, and in what."""
+"""`TraceReport.diff`: the calls that differ between two traces, and their differing attributes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_text_begins_with_what_the_override_changed() -> None:
 
 
 def test_only_another_report_can_be_compared() -> None:
-    with pytest.raises(OptionError, match=r"diff\(\) compares with another report .* got 'run.json'.*TraceReport.load"):
+    with pytest.raises(OptionError, match=r"diff\(\) expects another report .* got 'run.json'.*TraceReport.load"):
         traced(model()).diff("run.json")  # type: ignore[arg-type]
 
 
@@ -176,7 +176,7 @@ def test_what_was_not_kept_is_not_missed() -> None:
     difference = few(2).diff(few(10))
     assert difference.same
     assert (difference.compared, difference.dropped) == (2, 3)
-    assert str(difference).endswith("3 calls were not kept, and are not compared; see max_calls.")
+    assert str(difference).endswith("3 calls were not stored, and not compared; see max_calls.")
 
 
 def report_of(calls: list[Call]) -> TraceReport:

@@ -1,4 +1,4 @@
-"""A report as JSON that can be read again, as CSV, and as a trace that lines up with one of torch.profiler."""
+"""A report as JSON that can be loaded, as CSV, and as a trace that lines up with one of torch.profiler."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def traced() -> TraceReport:
 
 
 def everything(report: TraceReport) -> Any:
-    """What two equal reports have in common."""
+    """All content that equal reports share."""
     tables = (report.by_op(), report.by_module(), report.by_line(), report.casts(), report.total)
     return list(report.calls), tables, report.not_seen, report.steps, report.dropped, report.torch_version, report.asked
 

@@ -1,4 +1,4 @@
-"""Which module a call belongs to, and from which line it came."""
+"""The module and the source line of a call."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_second_model_does_not_have_the_first_one_searched_again(monkeypatch: 
 
 
 def test_modules_in_threads() -> None:
-    """Autograd's threads are seen; other threads of the program have traces of their own."""
+    """Autograd's threads are traced; other threads of the program need their own traces."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     reports: dict[str, TraceReport] = {}
 

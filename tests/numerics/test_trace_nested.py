@@ -218,7 +218,7 @@ def test_a_block_that_ends_in_another_thread() -> None:
     thread.join()
     assert [type(error) for error in errors] == [DispatchObserverError]
     assert "ended in another thread" in str(errors[0])
-    # The thread of the block leaves it switched on; nobody can end it any more but by hand.
+    # The thread of the block has left it active, so the test ends it by hand.
     from torch_promote.checking import dispatch_observer
 
     dispatch_observer._thread.observers.clear()

@@ -1,4 +1,4 @@
-"""What a trace says of what it cannot see, and that it says nothing of programs that it sees all of."""
+"""The remarks of a trace about unobserved computations; there are none for fully observed programs."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_compiled_functions() -> None:
             function(x)
             function(x)
         x.exp()
-    assert report.not_seen[0].startswith("A function that torch.compile had compiled was called 3 times; ")
-    assert inner.not_seen[0].startswith("A function that torch.compile had compiled was called 2 times; ")
+    assert report.not_seen[0].startswith("Compiled functions were called 3 times; ")
+    assert inner.not_seen[0].startswith("Compiled functions were called 2 times; ")
     assert _get_hook(None) is None
 
 
@@ -85,9 +85,7 @@ def test_a_model_that_was_not_called() -> None:
     with trace(model) as report:
         other(torch.ones(1, 2))
     assert len(report.not_seen) == 1
-    assert report.not_seen[0].startswith(
-        "The model that was passed was not called in the block, so calls have no module"
-    )
+    assert report.not_seen[0].startswith("The given model was not called in the block, so calls have no module")
     for called in (model, model[0]):
         with trace(model) as report:
             other(torch.ones(1, 2))

@@ -1,4 +1,4 @@
-"""trace and find_nonfinite around programs out of the ordinary: they run as they do alone."""
+"""trace and find_nonfinite around unusual programs, which run the same as without them."""
 
 from __future__ import annotations
 

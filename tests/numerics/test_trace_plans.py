@@ -1,4 +1,4 @@
-"""What a trace says of a call is what the reference plans, asked with nothing but what the trace recorded."""
+"""The record of a call in a trace equals the reference's plan, computed only from the record."""
 
 from __future__ import annotations
 

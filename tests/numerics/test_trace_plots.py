@@ -97,5 +97,5 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
         return real(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", other)
-    with pytest.raises(MissingPackageError, match=r"need matplotlib: pip install torch-promote\[trace\]"):
+    with pytest.raises(MissingPackageError, match=r"need matplotlib: pip install matplotlib"):
         small_report().plot()

@@ -1,4 +1,4 @@
-"""Who said a policy: `Call.said_by`."""
+"""The source of a policy: `Call.said_by`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ X = torch.ones(2, 2)
 
 
 def here(plus: int = 0) -> str:
-    """The calling line, and what a region there is called."""
+    """The calling line, and the name of a region there."""
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None

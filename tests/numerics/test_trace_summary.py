@@ -1,4 +1,4 @@
-"""The text of a trace: the verdict, the numbers, ten rows, the repeated casts, and what would save casts."""
+"""The text of a trace: the verdict, the numbers, ten rows, repeated casts, and suggestions for fewer casts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.made_up_traces import BF16, F32, cast, info, linear, made_up_call, 
 from torch_promote.errors import MissingPackageError
 from torch_promote.numerics.report.findings import by_weight, repeated_casts, time_in_casts, verdict
 from torch_promote.numerics.report.savings import savings
-from torch_promote.numerics.report.summary import drawings
+from torch_promote.numerics.report.summary import _fit, drawings
 from torch_promote.numerics.trace import trace
 
 
@@ -44,10 +44,10 @@ Casts of the same tensor:
   float32[4, 128] -> bfloat16 (activation): 2 casts, 1 KiB again, at model.py:12
 
 Fewer casts:
-  my_autocast(..., cache="all"): 1 cast, 1 KiB. These casts of activations would not be made again,
-    if their region is the one of the earlier cast.
-  overrides={"mse_loss": "keep"}: 2 casts, 32 B. The op would run on its arguments as they are, in
-    lower precision. Its results would differ.
+  my_autocast(..., cache="all"): 1 cast, 1 KiB. These casts of activations would be reused, if the
+    earlier cast is in the same region.
+  overrides={"mse_loss": "keep"}: 2 casts, 32 B. The op would run on its uncast arguments, in lower
+    precision. Its results would differ.
 
 Not in this report:
   A compiled graph ran 2 times. The calls in it were not seen.""",
@@ -87,7 +87,7 @@ lib::op6      1  fp32 -> fp32      0
 lib::op7      1  fp32 -> fp32      0
 lib::op8      1  fp32 -> fp32      0
 lib::op9      1  fp32 -> fp32      0
-... and 2 more ops
+... and 2 more ops: see report.by_op(), or the JSON of the trace
 
 Not in this report:
   7 calls after the first 5: only sums and tables include them.""",
@@ -230,7 +230,7 @@ def test_drawings_say_the_same_in_colours() -> None:
     def drawn(**options: Any) -> str:
         file = io.StringIO()
         console = Console(file=file, width=160, **options)
-        for drawing in drawings(report):
+        for drawing in drawings(report, 160):
             console.print(drawing)
         return file.getvalue()
 
@@ -245,7 +245,7 @@ def test_markup_in_names_is_text() -> None:
 
     file = io.StringIO()
     call = dataclasses.replace(linear("[red]", 0, 1), op="lib::[bold]op[/bold]", said_by="[/]")
-    for drawing in drawings(report_of(call)):
+    for drawing in drawings(report_of(call), 200):
         Console(file=file, width=200).print(drawing)
     assert "[bold]op[/bold]" in file.getvalue()
     assert "[/]" in file.getvalue()
@@ -260,8 +260,8 @@ def test_without_rich_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
         return real(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", without_rich)
-    with pytest.raises(MissingPackageError, match=r"needs rich: pip install torch-promote\[trace\]"):
-        drawings(small_report())
+    with pytest.raises(MissingPackageError, match=r"needs rich: pip install rich"):
+        drawings(small_report(), 80)
 
 
 def test_a_call_with_two_dtypes_has_its_floating_ones_in_the_row() -> None:
@@ -303,3 +303,8 @@ def test_tables_print_as_tables() -> None:
     with trace() as empty:
         pass
     assert str(empty.by_op()) == "no calls"
+
+
+def test_a_cell_is_cut_at_a_blank() -> None:
+    assert _fit("fp32 -> bf16 (region at train.py:41)", 30) == "fp32 -> bf16 (region at..."
+    assert _fit("x" * 50, 30) == f"{'x' * 27}..."

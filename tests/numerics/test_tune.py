@@ -1,4 +1,4 @@
-"""`tune`: what it judges, counts, restores and reports."""
+"""`tune`: judging, budget, restored state, and the report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_no_budget_is_exceeded_and_a_set_that_passed_is_returned(budget: int) ->
     if budget == 6:
         assert len(tuning.overrides) == 9
         assert tuning.certificate.kind == "passes"
-        assert "budget of 6 runs was spent" in tuning.certificate.text
+        assert "budget of 6 runs was exhausted" in tuning.certificate.text
     if budget == 60:
         assert set(tuning.overrides) == step.model.planted
 
@@ -93,7 +93,7 @@ def test_check_has_to_agree() -> None:
 
     tuning = tp.tune(step, model=model, tolerance={"loss": 0.5}, check=check)
     assert tuning.overrides == {"aten::mul": "fp32"}
-    with pytest.raises(tp.Fp32FailsError, match="check does not agree to what step"):
+    with pytest.raises(tp.Fp32FailsError, match="check returns false for the result of step"):
         tp.tune(step, model=model, tolerance={"loss": 0.5}, check=lambda result: False)
 
 
@@ -115,7 +115,7 @@ def test_all_batches_are_judged() -> None:
 
 
 class Growing:
-    """A step whose batch 0 needs one override, batch 1 two, and those after it three."""
+    """A step whose batch 0 needs one override, batch 1 two, and later batches three."""
 
     def __init__(self, namespace: str) -> None:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What `tune` refuses: its gates, and invalid arguments."""
+"""The errors of `tune`: its gates, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_step_with_little_noise_is_tuned() -> None:
     assert tuning.met
     assert tuning.overrides == {"aten::mul": "fp32"}
     assert 0 < tuning.noise_floor["loss"] < 1e-4
-    assert any("does not repeat itself" in note for note in tuning.notes)
+    assert any("not exactly repeatable" in note for note in tuning.notes)
 
 
 def test_a_step_that_float32_does_not_cure_is_refused() -> None:
@@ -74,7 +74,7 @@ def test_a_policy_that_casts_nothing_is_refused() -> None:
     model, step = scaled()
     before = tp.set_default_policy("off")
     try:
-        with pytest.raises(tp.NothingToTuneError, match="casts in no op"):
+        with pytest.raises(tp.NothingToTuneError, match="which casts no op"):
             tp.tune(step, model=model, tolerance=0.5)
     finally:
         tp.set_default_policy(before)
@@ -108,12 +108,12 @@ def test_errors_of_the_reference_come_through() -> None:
         ({"level": "ops"}, r"level is 'op' or 'module' or 'site', got 'ops'. Closest: op."),
         ({"direction": "fast"}, "direction is 'accuracy' or 'speed', got 'fast'."),
         ({"metric": "los"}, r"metric='los': step\(\) returned no such name. Closest: loss. Legal: loss."),
-        ({"metric": 3}, "metric is a function"),
-        ({"check": 3}, "check is a function"),
+        ({"metric": 3}, "metric must be a function"),
+        ({"check": 3}, "check must be a function"),
         ({"seed": 0.5}, "seed is an int"),
         ({"batches": 0}, "1 or more, got 0"),
-        ({"dtype": torch.float32}, r"dtype is torch.float16 or torch.bfloat16"),
-        ({"model": "model"}, "model is the nn.Module"),
+        ({"dtype": torch.float32}, r"dtype must be torch.float16, torch.bfloat16 or None"),
+        ({"model": "model"}, "model must be the nn.Module"),
         ({"resume": "/no/such/folder/file.json"}, "there is no folder of that name"),
     ],
 )

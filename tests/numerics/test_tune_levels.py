@@ -1,4 +1,4 @@
-"""Overrides for modules and sites: tables that reach exactly what was chosen, and patterns for them."""
+"""Overrides for modules and sites: tables that affect exactly the chosen sites, and patterns for them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_exactly_the_chosen_sites_run_in_float32(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tables_of_the_policy_stay(seed: int) -> None:
-    """Those of patterns, too, in whose place a table with a module's exact name would come."""
+    """Also tables of patterns, which a table with a module's exact name would replace."""
     draw = random.Random(seed)
     base = tp.Policy.stock().override_modules(
         {"blocks.*": {"mm": "fp32"}, "**.attn": {"linear": "fp32"}, "head": {"mm": "fp32"}}
@@ -158,7 +158,7 @@ def test_modules_with_autocast_off_are_closed() -> None:
 
 
 class Net(nn.Module):
-    """Its blocks overflow in float16, all but the last."""
+    """All blocks except the last overflow in float16."""
 
     def __init__(self) -> None:
         super().__init__()

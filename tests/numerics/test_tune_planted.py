@@ -1,4 +1,4 @@
-"""`tune` finds planted ops and nothing else, within its budget."""
+"""`tune` finds exactly the planted ops, within its budget."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def error_of(step: Calls, policy: tp.Policy, number: int) -> float:
 
 
 class TwoThatCancel(nn.Module):
-    """The errors of two ops cancel out: either alone in float32 is worse than none."""
+    """The errors of two ops cancel: running only one of them in float32 is worse than none."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from torch_promote.numerics.tuning.agreement import Agreement
 
 @pytest.fixture
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Makes this process rank 0 of two. The list has what rank 1 says."""
+    """Makes this process rank 0 of two. The list has the replies of rank 1."""
     theirs: list[Any] = []
 
     def gather(found: list[Any], value: Any) -> None:
@@ -42,7 +42,7 @@ def test_the_order_is_that_of_the_first_rank(two_ranks: list[Any]) -> None:
     group = Agreement()
     two_ranks += [["b", "a"], ["a", "c"]]
     assert group.order(["a", "b"]) == ["a", "b"]
-    with pytest.raises(TuningError, match="ranks 0 and 1 run other ops in a lower dtype: b, c on one of them alone"):
+    with pytest.raises(TuningError, match="ranks 0 and 1 run different ops in a lower dtype: b, c on only one of them"):
         group.order(["a", "b"])
 
 
@@ -67,6 +67,6 @@ def test_ranks_that_tune_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert again["trials"] == once["trials"]
     assert again["runs"] == once["runs"]  # a run to see that nothing has changed does not count
     for rank in (first, second):
-        assert rank["different_models"].startswith("TuningError: ranks 0 and 1 run other ops in a lower dtype")
+        assert rank["different_models"].startswith("TuningError: ranks 0 and 1 run different ops in a lower dtype")
     assert first["one_rank_raises"] == "TuningError: rank 1 raised ZeroDivisionError: mine"
     assert second["one_rank_raises"] == "ZeroDivisionError: mine"

@@ -1,4 +1,4 @@
-"""`tune(resume=...)`: what a file keeps, and which files it refuses."""
+"""`tune(resume=...)`: the content of a file, and errors for unsuitable files."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_larger_budget_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"tolerance": 0.05}, "of another tuning: tolerance 0.05, in the file 0.04"),
+        ({"tolerance": 0.05}, "belongs to another tuning: tolerance 0.05, in the file 0.04"),
         ({"level": "module"}, 'level "module", in the file "op"'),
         ({"batches": 2}, "batches 2, in the file 1"),
         ({"seed": 1}, "seed 1, in the file 0"),
@@ -108,7 +108,7 @@ def test_a_file_of_another_tuning_is_refused(tmp_path: Path, options: dict[str, 
 def test_another_policy_in_force_is_refused(tmp_path: Path) -> None:
     step = planted_step(3, 1, seed=65)
     tuned(step, step.model, tmp_path / "file.json", budget=6)
-    with tp.installed_as(policy="cuda"), pytest.raises(tp.OptionError, match="of another tuning: policy"):
+    with tp.installed_as(policy="cuda"), pytest.raises(tp.OptionError, match="belongs to another tuning: policy"):
         tuned(step, step.model, tmp_path / "file.json")
 
 
@@ -117,7 +117,7 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
     tuned(step, step.model, tmp_path / "file.json", budget=6)
     with torch.no_grad():
         next(step.model.parameters()).add_(1)
-    with pytest.raises(tp.OptionError, match=r"gives other results .* what differs before the step: .*model"):
+    with pytest.raises(tp.OptionError, match=r"gives other results .* different before the step: .*model"):
         tuned(step, step.model, tmp_path / "file.json")
 
 
@@ -150,7 +150,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "file.json"
     file.write_text(text)
     step = planted_step(3, 1, seed=68)
-    with pytest.raises(tp.OptionError, match="is not a file that tune wrote"):
+    with pytest.raises(tp.OptionError, match="was not written by tune"):
         tuned(step, step.model, file)
     assert file.read_text() == text
 

@@ -1,4 +1,4 @@
-"""The search behind `tune`, on oracles whose answers are known."""
+"""The search of `tune`, on oracles with known answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names(number: int) -> list[str]:
 
 
 def memo_of(oracle: Oracle, order: Sequence[str], budget: int = 10**6) -> tuple[Memo, list[frozenset[str]]]:
-    """A memo as `tune` makes it: all together passed, none failed. And the sets that it runs."""
+    """A memo like that of `tune`: all together passed, none failed. Also returns the sets that it runs."""
     ran: list[frozenset[str]] = []
 
     def passes(subset: frozenset[str]) -> bool:
@@ -185,7 +185,7 @@ def test_certificates_in_words() -> None:
         found = certify(frozenset("ab"), "abc", known, direction=direction, budget=60, ended=ended)
         return found.kind, found.text
 
-    assert text(known) == ("passes", "It passed, and whether fewer overrides are enough is not known.")
+    assert text(known) == ("passes", "It passed. Whether fewer overrides are sufficient is unknown.")
     assert text(known, ended="Ctrl-C.") == ("passes", "It passed. Ctrl-C.")
     known[frozenset("b")] = False
     kind, said = text(known)

@@ -1,4 +1,4 @@
-"""`tune` with direction="speed": what may run lower."""
+"""`tune` with direction="speed": lowers ops within the tolerance."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def test_a_small_budget_leaves_what_passed(budget: int) -> None:
 
 def test_a_policy_that_does_not_meet_the_tolerance_is_refused() -> None:
     step = planted_step(3, 1, seed=55)
-    with pytest.raises(tp.Fp32FailsError, match=r'before anything more is lowered: loss .* direction="accuracy" first'):
+    with pytest.raises(
+        tp.Fp32FailsError, match=r'even before more ops are lowered: loss .* direction="accuracy" first'
+    ):
         tp.tune(step, model=step.model, tolerance=0.05, direction="speed")
 
 

@@ -1,4 +1,4 @@
-"""The result of a search as data and as files: nothing is lost, and the policy is the one that was found."""
+"""The result of a search as data and as files: lossless round trips, and the right policy."""
 
 from __future__ import annotations
 

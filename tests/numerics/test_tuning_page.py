@@ -1,4 +1,4 @@
-"""The page of a tuning: one file without anything from elsewhere, escaped, with all parts, also without scripts."""
+"""The page of a tuning: self-contained, escaped, complete, and readable without scripts."""
 
 from __future__ import annotations
 

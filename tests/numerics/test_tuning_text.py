@@ -1,4 +1,4 @@
-"""The text of a tuning: the verdict, the overrides, and the trials that matter, in 80 columns."""
+"""The text of a tuning: the verdict, the overrides, and the most important trials, in 80 columns."""
 
 from __future__ import annotations
 

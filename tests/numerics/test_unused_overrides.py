@@ -1,4 +1,4 @@
-"""`unused_overrides`: what regions, modules, `install` and defaults ask for, and whether a call used it."""
+"""`unused_overrides`: overrides of regions, modules, `install` and defaults that no call used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The statistics of `trace(values=True)`: exact, unnoticed by the program, and transferred once a step."""
+"""The statistics of `trace(values=True)` are exact, do not affect the program, and are transferred once per step."""
 
 from __future__ import annotations
 

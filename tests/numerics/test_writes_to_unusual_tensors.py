@@ -1,4 +1,4 @@
-"""In-place ops on tensors without data of their own, under every observer."""
+"""In-place ops on tensors without their own data, under every observer."""
 
 from __future__ import annotations
 

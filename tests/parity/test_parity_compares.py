@@ -1,4 +1,4 @@
-"""What the run of an entry compares besides results: messages, inputs, every pair of dtypes; what it cannot make."""
+"""The run of an entry also compares messages, inputs and every pair of dtypes; samples that cannot be generated."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_input_that_is_written_to_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_write_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The results are right: a wrapper of ours that works on a copy of what the op is to change."""
+    """The results are right, but a wrapper of ours changes a copy of the argument."""
 
     class LostWrites(tp.my_autocast):
         def __enter__(self) -> Any:

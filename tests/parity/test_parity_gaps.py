@@ -1,4 +1,4 @@
-"""Known gaps of the parity command: what they explain, what is stale, and what does not repeat."""
+"""Known gaps of the parity command: explained differences, stale gaps, and nondeterministic results."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def test_a_known_gap_that_explains_nothing_is_stale(monkeypatch: pytest.MonkeyPa
     assert run_mm().stale == ()
 
 
-def test_what_does_not_repeat_is_compared_without_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nondeterministic_results_are_compared_without_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_entry(Entry("empty_like", "op_db"), Options("cpu"))
     assert (result.mismatches, result.stale) == ((), ())
     assert result.nondeterministic == {"the op leaves its result uninitialized": result.samples}
 
 
-def test_what_does_not_repeat_and_is_not_listed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlisted_nondeterministic_results_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gaps(monkeypatch)
     unpatched, counter = entry_run.run, itertools.count()
 
@@ -104,7 +104,7 @@ def test_what_does_not_repeat_and_is_not_listed_is_found(monkeypatch: pytest.Mon
     assert all("stock against itself" in mismatch.text for mismatch in found)
 
 
-def test_what_is_listed_and_repeats_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listed_results_that_repeat_are_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = Nondeterministic("aten::mm", "planted")
     with_gaps(monkeypatch, listed=(listed,))
     (stale,) = run_mm().stale

@@ -1,4 +1,4 @@
-"""Bugs planted in ours, in PyTorch's place and in the reference: the run of an entry finds and names each of them."""
+"""Bugs planted in ours, in stock and in the reference: the run of an entry finds and names each of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wrong_cell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def override(monkeypatch: pytest.MonkeyPatch, **overrides: str) -> None:
-    """Gives the regions of ours other policies than stock's."""
+    """Sets other policies than stock's in regions of ours."""
     monkeypatch.setattr(entry_run, "my_autocast", functools.partial(tp.my_autocast, overrides=overrides))
 
 
@@ -54,7 +54,7 @@ def test_without_a_bug_nothing_is_found() -> None:
 def test_a_flipped_policy(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     override(monkeypatch, mm="fp32")
     result = run_entry(MM, Options(device))
-    # The reference knows of the override, so it agrees with ours.
+    # The reference's state contains the override, so it agrees with ours.
     assert {mismatch.what for mismatch in result.mismatches} == {OURS}
     assert {mismatch.sample for mismatch in result.mismatches} >= CAST
     (first, *_) = of_samples(result, "float32/0/plain")
@@ -177,7 +177,7 @@ def test_stock_that_the_reference_does_not_expect(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_check_that_raises_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that a check brings into the call would else look like one that stock and ours share."""
+    """Otherwise an error raised by a check would look like one that stock and ours share."""
 
     def broken(*args: Any) -> Any:
         raise RuntimeError("planted")

@@ -1,4 +1,4 @@
-"""torch_promote/parity/report.py and junit.py: totals, the exit status, JSON there and back, shards, and XML."""
+"""torch_promote/parity/report.py and junit.py: totals, exit status, JSON round trips, shards, and XML."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def test_json_there_and_back() -> None:
     assert Report.from_json(text, "a.json") == before
     data = json.loads(text)
     assert list(data) == [
-        *("format", "torch", "torch_promote", "python", "platform", "device", "options", "shards", "interrupted"),
-        *("status", "totals", "rows_not_reached", "mismatches", "entries"),
+        *("format", "torch", "torch_promote", "python", "platform", "device", "default_policy", "options", "shards"),
+        *("interrupted", "status", "totals", "rows_not_reached", "mismatches", "entries"),
     ]
     assert data["options"] == {
         "device": "cpu",
@@ -144,7 +144,7 @@ def test_json_there_and_back() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 1, "torch": 2}', "\x00"])
 def test_other_json_is_refused(text: str) -> None:
-    with pytest.raises(OptionError, match=r"^a\.json is not what `torch-promote parity --json` writes"):
+    with pytest.raises(OptionError, match=r"^a\.json was not written by `torch-promote parity --json`"):
         Report.from_json(text, "a.json")
 
 
@@ -175,7 +175,7 @@ def test_merged_reports_merge_again() -> None:
     assert merged([merged([first, second, third])]).results == report(*NAMES).results
 
 
-def test_what_is_no_set_of_shards_is_refused() -> None:
+def test_reports_that_are_not_shards_of_one_run_are_refused() -> None:
     first, second = report(*NAMES, shard="1/2"), report(*NAMES, shard="2/2")
     older = dataclasses.replace(second, about={**second.about, "torch": "2.0.0"})
     for reports, complaint in (

@@ -1,4 +1,4 @@
-"""What a report does not let pass: runs that left something out, files that were changed, gaps of what is not there."""
+"""Errors of a report: incomplete runs, changed files, and gaps of entries that do not exist."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_file_that_was_changed_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
     assert read(lambda data: None).results == report(*NAMES).results
-    with pytest.raises(OptionError, match=r"^a\.json is not what `torch-promote parity --json` writes"):
+    with pytest.raises(OptionError, match=r"^a\.json was not written by `torch-promote parity --json`"):
         read(change)
 
 
 def test_a_file_that_nests_without_end_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"^a\.json is not what `torch-promote parity --json` writes"):
+    with pytest.raises(OptionError, match=r"^a\.json was not written by `torch-promote parity --json`"):
         Report.from_json('{"format": ' + "[" * 100_000, "a.json")
 
 
@@ -132,7 +132,7 @@ def test_a_run_that_checked_no_call_is_no_pass() -> None:
 
 
 @pytest.mark.usefixtures("nothing_listed")
-def test_an_interrupted_run_is_no_green_file() -> None:
+def test_an_interrupted_run_fails_in_junit() -> None:
     of = report("good", "good.again")
     begun = dataclasses.replace(of, results={0: of.results[0]}, interrupted=True)
     for each, failures in ((of, 0), (begun, 1)):

@@ -1,4 +1,4 @@
-"""torch_promote/parity/runner.py and what it is made of: entries, samples, known gaps, and all rows reached."""
+"""torch_promote/parity/runner.py and its parts: entries, samples, known gaps, and coverage of all rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_any_device_type_is_checked_without_ours() -> None:
         entries(Options("gpu", stock_only=True))
 
 
-def test_what_nothing_answers_to_is_an_error() -> None:
+def test_a_selection_without_matches_is_an_error() -> None:
     assert_expected_inline(
         error_of(Options("gpu")),
         """'gpu' is not a device. Legal: cpu, cuda, fake-cuda, cuda-stand-in, and with --stock-only every device type of this PyTorch. Closest: cpu.""",  # noqa: E501
@@ -88,7 +88,7 @@ def test_what_nothing_answers_to_is_an_error() -> None:
     )
     assert_expected_inline(
         error_of(Options("cpu", ops=("mm", "aten::mm"), sample="float32/0/plain")),
-        """--sample 'float32/0/plain' needs one entry, and 2 are selected. Name one op.""",
+        """--sample 'float32/0/plain' needs one entry, but 2 are selected. Name one op.""",
     )
     assert_expected_inline(
         error_of(Options("cpu", autocast_dtype="int8")), """the autocast dtype 'int8' is not a floating dtype."""
@@ -105,7 +105,7 @@ def test_what_nothing_answers_to_is_an_error() -> None:
 def test_cuda_without_a_gpu_is_an_error() -> None:
     assert_expected_inline(
         error_of(Options("cuda")),
-        """device 'cuda' needs a GPU, and PyTorch finds none. Without a GPU, use fake-cuda or cuda-stand-in.""",
+        """device 'cuda' needs a GPU, but PyTorch finds none. Without a GPU, use fake-cuda or cuda-stand-in.""",
     )
 
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_generated_is_counted() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_what_asks_for_a_gpu_is_refused() -> None:
+def test_samples_that_need_a_gpu_are_refused() -> None:
     result = run_entry(Entry("geqrf", "op_db"), Options("fake-cuda", dtypes=("float32",)))
     assert (result.refused, result.mismatches) == (result.samples, ())
     assert result.samples > 0

@@ -1,8 +1,8 @@
 """`make test-pytorch PYTORCH=...`: runs PyTorch's own tests of autocast under stock and with install() in force.
 
-Each file runs twice, in processes of its own, and each test has to end alike. Exit status: 0 all do, or explained.toml
-says why not; 1 a test fails only under ours and is not explained, an explained one passes, a test ran under one alone,
-or no region became ours; 2 something is missing.
+Each file runs twice, in separate processes, and each test must have the same outcome. Exit status: 0 all have, or
+explained.toml has a reason; 1 a test fails only under ours without an explanation, an explained test passes, a test ran
+under only one of the two, or no region became ours; 2 something is missing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> int:
     if not tests.is_dir():
         return _refuse(f"{options.pytorch} has no folder `test`. {_SOURCES.format(release=release)}")
     if missing := [name for name in ("rich", "pytest", "expecttest", "numpy") if find_spec(name) is None]:
-        return _refuse(f"{sys.executable} lacks {', '.join(missing)}: pip install 'torch-promote[test]'.")
+        return _refuse(f"{sys.executable} lacks {', '.join(missing)}: pip install {' '.join(missing)}.")
     try:
         explained = read_explanations(_HERE / "explained.toml")
     except ValueError as error:
@@ -78,7 +78,7 @@ def _refuse(why: str) -> int:
 
 
 def _files(options: argparse.Namespace, tests: Path) -> tuple[list[str], list[str]]:
-    """The files to run, and what to say of files that these sources lack."""
+    """The files to run, and messages about files that these sources lack."""
     listed = options.only or tomllib.loads((_HERE / "files.toml").read_text(encoding="utf-8"))["files"]
     files = [file for file in listed if (tests / file).is_file()]
     lacking = [f"These sources lack {file}." for file in listed if file not in files]

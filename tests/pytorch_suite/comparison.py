@@ -1,4 +1,4 @@
-"""Compares how PyTorch's tests end under stock with how they end with install() in force."""
+"""Compares the outcomes of PyTorch's tests under stock and with install() in force."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Explanation:
     """Why a test may fail under ours.
 
     Attributes:
-        reason: Why, in a sentence.
-        row: The words with which its row, or its item, in docs/differences.md begins.
+        reason: The reason, in a sentence.
+        row: The first words of its row or item in docs/differences.md.
     """
 
     reason: str
@@ -42,8 +42,8 @@ class Result:
 
     Attributes:
         test: Its id, below the folder `test` of PyTorch.
-        stock, ours: How it ended; None if it did not run.
-        explanation: Why it may fail under ours, if that is known.
+        stock, ours: Its outcomes; None if it did not run.
+        explanation: The known reason for which it may fail under ours.
     """
 
     test: str

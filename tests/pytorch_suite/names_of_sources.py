@@ -15,7 +15,7 @@ __all__ = ["names_from"]
 
 @contextmanager
 def names_from(sources: Path) -> Iterator[set[str]]:
-    """Lets files below `sources` import names that the installed PyTorch lacks.
+    """Makes names that the installed PyTorch lacks importable from files below `sources`.
 
     `from torch.testing._internal.common_cuda import tf32_is_not_fp32` takes the statements that bind the name from
     that module of the sources, and executes them with the globals of the installed module. No module is changed.

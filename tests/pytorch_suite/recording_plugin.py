@@ -1,4 +1,4 @@
-"""The pytest plugin of `make test-pytorch`: installs, chooses the tests, and records how each of them ends.
+"""The pytest plugin of `make test-pytorch`: installs, selects the tests, and records their outcomes.
 
 The process gets a plan, a JSON file:
 
@@ -8,7 +8,7 @@ The process gets a plan, a JSON file:
     sources   PyTorch's sources, from which files take the names that the installed PyTorch lacks
     record    the file to append to, one JSON object to a line
 
-A line is written as a test starts and as it ends, so the record also says where a process died.
+The plugin writes a line when a test starts and when it ends, so the record also shows where a process died.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _set_pytorchs_test_flags() -> None:
-    """Does what PyTorch's `run_tests` does first: some tests fail to import without the flags."""
+    """Sets the flags that PyTorch's `run_tests` sets first; some tests fail to import without them."""
     common = importlib.import_module("torch.testing._internal.common_utils")
     before = sys.argv
     sys.argv = before[:1]
@@ -77,7 +77,7 @@ class _Regions:
         self.on_key = 0
         key = torch._C._parse_dispatch_key(AUTOCAST_KEY)
         self._is_on = lambda: torch._C._dispatch_tls_is_dispatch_key_included(key)
-        # The names as our `__enter__` sees them, and nobody else: Dynamo knows the functions themselves.
+        # Replaces the names only in our `__enter__`, because Dynamo refers to the functions themselves.
         names = torch.autocast.__enter__.__globals__
         if not names["__name__"].startswith("torch_promote."):
             raise pytest.UsageError("install() has not replaced the methods of torch.autocast")
@@ -179,7 +179,7 @@ def _outcome(report: pytest.TestReport) -> str:
 
 
 def _message(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """The first line of why a test failed or was skipped."""
+    """The first line of the reason for a failure or skip."""
     if report.passed:
         return ""
     text = report.longrepr

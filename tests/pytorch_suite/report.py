@@ -1,4 +1,4 @@
-"""What `make test-pytorch` prints, and its JSON."""
+"""The output of `make test-pytorch`, and its JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STYLES = dict(zip(VERDICTS, ("green", "dim", "red", "cyan", "red", "red"), stri
 
 
 def show(console: Console, files: Mapping[str, Sequence[Result]], messages: Iterable[str]) -> None:
-    """Prints a row for each file, every test that does not end alike, and the messages."""
+    """Prints a row for each file, every test with different outcomes, and the messages."""
     results = [result for found in files.values() for result in found]
     shown = [verdict for verdict in VERDICTS if any(result.verdict == verdict for result in results)]
     table = Table()

@@ -1,4 +1,4 @@
-"""Runs the tests of one file of PyTorch's, in a process of their own, under stock or with install() in force."""
+"""Runs the tests of one PyTorch file in a separate process, under stock or with install() in force."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _ROOT = _HERE.parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a test ended.
+    """The outcome of a test.
 
     Attributes:
         outcome: "passed", "failed", "skipped" or "xfailed" (it failed as PyTorch expects). A process that dies, or that
             is stopped at its limit, counts as the failure of the test that ran.
-        message: The first line of why it failed or was skipped.
+        message: The first line of the reason for a failure or skip.
         opened: The number of regions of ours that it opened in its own process.
-        on_key: The number of these after whose start the key of torch_promote was on.
+        on_key: The number of these regions that switched torch_promote's key on.
     """
 
     outcome: str
@@ -40,12 +40,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is the same for all files.
+    """The settings for all files.
 
     Attributes:
         tests: The folder `test` of PyTorch's sources.
         out: The folder for records and logs.
-        limit: The most seconds that the tests of a file may take together, under each of the two.
+        limit: The time limit in seconds for all tests of a file, under each of the two.
         on_stand_in: Whether "cuda" is the tests' device of host memory (tests/cuda_stand_in).
     """
 
@@ -61,13 +61,13 @@ def run_file(
     """Runs the chosen tests of a file.
 
     Args:
-        run: What is the same for all files.
+        run: The settings for all files.
         file: A path below `run.tests`.
         chosen: The names of the test functions to run; None for all.
         install: The arguments of `install`; None for plain PyTorch.
 
     Returns:
-        The outcome of each test by its id. A test that no time was left for has none.
+        The outcome of each test by its id. A test for which no time was left has none.
     """
     name = f"{file.removesuffix('.py').replace('/', '.')}.{'stock' if install is None else 'ours'}"
     record, log, plan = (run.out / f"{name}.{kind}" for kind in ("jsonl", "log", "plan.json"))
@@ -93,7 +93,7 @@ def read(record: Path, died: str, before: Mapping[str, Outcome]) -> tuple[dict[s
 
     Args:
         record: The file; it may be missing.
-        died: What to say of a test that the last process has started and not ended.
+        died: The message for a test that the last process started but did not finish.
         before: The outcomes before the last process.
 
     Returns:
@@ -112,7 +112,7 @@ def read(record: Path, died: str, before: Mapping[str, Outcome]) -> tuple[dict[s
 
 
 def _run(run: Run, file: str, plan: Path, log: Path, installs: bool, seconds: float) -> str:
-    """Runs pytest once. Returns how it ended, for the test during which it died."""
+    """Runs pytest once. Returns a message for the test during which it died."""
     options = ["-p", "recording_plugin", "--pytorch-plan", str(plan), "-p", "no:torch_promote_pytest"]
     # Not PyTorch's settings and conftest, which are written for its own runner and version of pytest.
     options += ["-c", os.devnull, "--rootdir", str(run.tests), "--noconftest", "-p", "no:cacheprovider"]

@@ -1,4 +1,4 @@
-"""Chooses the tests that concern autocast: their code, or that of helpers in the same file, mentions it."""
+"""Selects the tests that concern autocast: their code, or that of helpers in the same file, mentions it."""
 
 from __future__ import annotations
 

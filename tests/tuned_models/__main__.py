@@ -2,9 +2,9 @@
 
     python tests/tuned_models --models BERT --dtypes bfloat16 --levels op
 
-The models are made from configs and trained on text and digits that are there: no network is needed. Each is tuned in
-float16 and bfloat16 for a part of the error that its logits have in that dtype without overrides: for half of it at the
-levels op and site, and for a tenth at the level site.
+The models are built from configs and trained on local text and digits, so no network is needed. Each is tuned in
+float16 and bfloat16 for a fraction of the error of its logits in that dtype without overrides: half of it at the levels
+op and site, and a tenth at the level site.
 
 Exit status: 0; 2 if transformers or timm is not installed.
 """
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def print_table(rows: Iterable[Row]) -> None:
-    """Prints rows as they come, in Markdown."""
+    """Prints rows as they are computed, in Markdown."""
     print(f"| {' | '.join(_HEAD)} |\n|{'---|' * len(_HEAD)}", flush=True)
     for row in rows:
         held_out = ("-" if row.held_out is None else f"{row.held_out:.1e}") + ("" if row.met else ", not met")

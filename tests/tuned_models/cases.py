@@ -17,14 +17,14 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A model and what it is trained on.
+    """A model and its training data.
 
     Attributes:
         name: Its name in the table.
         make: Makes the model.
-        batches: Makes so many batches from a seed: inputs and labels.
+        batches: Makes a number of batches from a seed: inputs and labels.
         logits: The logits of inputs.
-        learning_rate: Of AdamW.
+        learning_rate: The learning rate of AdamW.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tunes a model for a part of the error that a low precision makes, and trains it with the policies that tune finds."""
+"""Tunes a model for a fraction of the error in low precision, and trains it with the resulting policies."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Row:
     """A row of the table: a model, a dtype and a level.
 
     Attributes:
-        model, dtype, level: What was tuned.
+        model, dtype, level: The tuned model, dtype and level.
         before: The error of the logits in the low precision.
-        tolerance: What was asked for.
-        overrides: What tune found, in words.
-        candidates: How many ops or sites it chose from.
+        tolerance: The tolerance.
+        overrides: The overrides that tune found, as text.
+        candidates: The number of candidates.
         certificate: "minimum", "1-minimal" or "passes".
-        runs: How many runs it took.
-        seconds: How long it took.
-        after: The error of the logits on the batches that it tuned on.
-        held_out: The error on as many others; None if there were none left.
+        runs: The number of runs.
+        seconds: The duration.
+        after: The error of the logits on the batches of the tuning.
+        held_out: The error on as many other batches; None if there were none left.
         met: Whether both are within the tolerance.
         without: How far the losses of a training without overrides are from float32's: the mean over the steps.
         with_policy: The same with the policy.

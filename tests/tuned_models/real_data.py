@@ -1,4 +1,4 @@
-"""What the models are trained on: text and printed digits that every machine with Python and matplotlib has."""
+"""The training data: text and printed digits that every machine with Python and matplotlib has."""
 
 from __future__ import annotations
 

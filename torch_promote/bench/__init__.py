@@ -2,12 +2,12 @@
 
     cases     Case, its contenders, and the settings of a run
     timing    the stopwatch for a statement
-    run       runs the contenders of a case alternately, round by round
+    run       runs the contenders of a case in alternation, round by round
     figures   medians, quartiles, ratios, overheads
     results   the result of a case, and the JSON
     callgrind counts instructions, in a process under valgrind
     suite_*   the cases, one file for each suite
-    compiling counts what torch.compile makes of a step
+    compiling counts the kernels, graphs and guards of a compiled step
     steps     the steps of the suites of models, on the models in nets and by_hand; casts and memory measure them
     programs  the programs of the suite of programs; some need transformers
     kernels   kernels and casts on a CUDA device
@@ -15,10 +15,10 @@
 
 The contenders of a case. They share one process, except in the suite `import`:
 
-    stock         under torch.autocast, also where `install` has made that ours
+    stock         under PyTorch's torch.autocast, also while `install` is in force
     ours          under my_autocast
     hand          no region; the casts are written in the code: the lower limit
-    already_cast  no region, and inputs that need no cast; for models, weights that need none
+    already_cast  no region, and inputs (for models: weights) that need no cast
     plain         no region and no cast: float32, unless there is nothing to cast
 
 The JSON of `torch-promote bench --json`. Times are nanoseconds per run; a spread is an object of `median`, `low` and
@@ -29,6 +29,8 @@ The JSON of `torch-promote bench --json`. Times are nanoseconds per run; a sprea
     threads, rounds        the settings
     clock                  "cpu": CPU time of the process; "wall": wall-clock time; "kernels": on the stand-in device,
                            where ratios and overheads are null or empty, and kernels and bytes are counted
+    default_policy         the default policy of ours and where it comes from, or "" for PyTorch's
+    cases, interrupted     how many cases were selected, and whether Ctrl-C ended the run before the last
     skipped                names of programs without cases, because transformers is not installed
     results                a list with an object for each case:
       suite, case          the names
@@ -45,19 +47,18 @@ The JSON of `torch-promote bench --json`. Times are nanoseconds per run; a sprea
       peak_bytes           by contender: peak memory of a step, above the memory held before it; models only. On CUDA,
                            all cases: of two runs in a region, above the memory held before the region
       kernels              by contender, on CUDA only: kernels in a run, after a first one in the same region. On a GPU,
-                           torch.profiler counts them, without copies and fills of memory. On the stand-in device, a
-                           kernel is a call of an op that computes, also of an op of lists
+                           torch.profiler counts them, without copies and fills of memory. On the stand-in device, each
+                           call of an op that computes counts as one kernel, also for an op of lists
       copies               by contender, on the stand-in device only: more about the casts of this run
         forward, backward  each an object: casts "narrowing" and "widening", that is, to a dtype of more bytes
         kernels            kernels that copy, to another dtype or not
         cast_kernels       of these, kernels that cast: a `_foreach_copy_` is one, and a cast for each of its tensors
         moved_bytes        bytes that the casts read and write
-        allocated_bytes    bytes that the run allocates, also those that it frees again
-                           torch.profiler counts them, without copies and fills of memory
+        allocated_bytes    bytes that the run allocates, including those that it frees again
       compiled             by contender, suite compile only: kernels that Inductor generates, graphs, graph_breaks,
                            frames that Dynamo compiles, guards of all frames
       instructions         by contender, suite instructions only: instructions in a run; there are no times then
-      target               null, or an object: base, at_most and over, as `Target` says, and the figure measured
+      target               null, or an object with base, at_most and over (see `Target`) and the measured figure
 
 Example:
     >>> cases = [case for case in list_cases(Settings()) if case.name == "construct, enter, exit"]
@@ -107,7 +108,7 @@ def list_cases(settings: Settings, suites: Sequence[str] = ()) -> list[Case]:
 
     Args:
         settings: The settings of the run.
-        suites: Keys of `SUITES`; empty for all but `compile`, which takes minutes, and `instructions`, which needs
+        suites: Keys of `SUITES`. Empty: all except `compile`, which takes minutes, and `instructions`, which needs
             valgrind.
     """
     # The processes of `import` do not have the stand-in.

@@ -1,10 +1,10 @@
 """The models of torch_promote/bench/nets.py with the casts written in the code: the lower limit for autocast.
 
-The weights are float32 masters. Each is cast where it is used, once in a step. An activation is cast where autocast
-would cast it: before its first consumer, once for all of them. So the outputs have the same bits as under autocast.
+The weights are float32 master weights. Each is cast once per step, at its use. An activation is cast once for all its
+consumers, before the first one, where autocast would cast it. So the outputs have the same bits as under autocast.
 Everything else (the layers, the calls of modules) costs the same as in the models without casts.
 
-`cast_before` returns a model whose weights are cast in advance, so that a step casts activations only.
+`cast_before` returns a model whose weights are cast in advance, so that a step only casts activations.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def cast_before(net: nn.Module) -> nn.Module:
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d | nn.LSTM):
             module.to(LOW)
-        if isinstance(module, _Linear):  # without the calls of `to`, which take time although they do nothing
+        if isinstance(module, _Linear):  # avoids calls of `to` that do nothing but take time
             module.forward = types.MethodType(nn.Linear.forward, module)  # type: ignore[method-assign]
         elif isinstance(module, _Conv2d):
             module.forward = types.MethodType(nn.Conv2d.forward, module)  # type: ignore[method-assign]

@@ -1,7 +1,8 @@
-"""Counts instructions: starts a process under valgrind, and reads callgrind's counts in it.
+"""Counts instructions: starts a process under valgrind, and reads callgrind's counts.
 
-PyTorch's wheels contain valgrind's requests that switch counting on and off. Instrumenting `import torch` would take
-longer than all cases, so the process begins without, and `callgrind_control` switches it on when the process is ready.
+PyTorch's wheels contain the valgrind requests that switch counting on and off. Instrumenting `import torch` would take
+longer than all cases, so the process starts without instrumentation, and `callgrind_control` switches it on when the
+process is ready.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ from torch_promote.errors import TorchPromoteError
 
 __all__ = ["READY", "CountingProcess", "ValgrindError", "check_valgrind", "instructions_of", "total_of"]
 
-#: What the process writes when it waits for the first case.
+#: The process writes this when it waits for the first case.
 READY = "ready"
 
 _PROGRAM = "from torch_promote.bench.suite_instructions import serve; serve()"
 _NAME = "callgrind"
 _LOG_LINES = 12
 
-_INSTRUCTIONS = 4_000_000  # approximate, of the shorter of two counts
+_INSTRUCTIONS = 4_000_000  # approximate instructions of the shorter of two counts
 _MOST_RUNS = 100
-_WARM_UP = 10  # runs before those that count: Python specializes its bytecode, and caches fill
+_WARM_UP = 10  # uncounted runs, in which Python specializes its bytecode, and caches fill
 
 
 class ValgrindError(TorchPromoteError):
-    """Instructions cannot be counted here."""
+    """Raised if instructions cannot be counted on this machine."""
 
 
 def check_valgrind() -> None:
-    """Raises if instructions cannot be counted.
+    """Checks that this machine can count instructions.
 
     Raises:
         ValgrindError: valgrind is not installed, or this PyTorch was built without valgrind's requests.
@@ -64,7 +65,7 @@ class CountingProcess:
     """A process under valgrind that counts the instructions of cases. It starts with the first case.
 
     Args:
-        keep: The folder to keep callgrind's files in, one for each contender of a case; None to keep none.
+        keep: The folder for callgrind's files, one for each contender of a case; None to delete them.
     """
 
     def __init__(self, keep: Path | None = None) -> None:
@@ -151,10 +152,10 @@ class CountingProcess:
 
 
 def instructions_of(run: Callable[[int], Any], folder: Path) -> float:
-    """Returns the instructions of one of several runs: a difference, without what surrounds them.
+    """Returns the instructions of one run: a difference of two counts, which cancels the surrounding code.
 
     Args:
-        run: Runs what is counted so many times.
+        run: Runs the counted code the given number of times.
         folder: The folder that callgrind writes to. The last of its files stays there.
     """
     first = _counted(partial(run, 1), folder)
@@ -175,7 +176,7 @@ def _counted(run: Callable[[], Any], folder: Path) -> int:
 
 
 def total_of(text: str) -> int:
-    r"""Returns the number of instructions that a file of callgrind states.
+    r"""Returns the total number of instructions in a callgrind file.
 
     Args:
         text: The file's text.
@@ -186,5 +187,5 @@ def total_of(text: str) -> int:
     """
     found = re.search(r"^summary: (\d+)", text, re.MULTILINE)
     if found is None:
-        raise ValgrindError(f"a file of callgrind has no line `summary: ...`; it begins with {text[:80]!r}.")
+        raise ValgrindError(f"a callgrind file has no line `summary: ...`; it starts with {text[:80]!r}.")
     return int(found[1])

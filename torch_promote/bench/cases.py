@@ -37,7 +37,7 @@ ALREADY_CAST = "already_cast"
 
 #: The suite of torch.compile, which takes minutes.
 COMPILE = "compile"
-#: The suite that counts instructions, in a process of its own.
+#: The suite that counts instructions, in a separate process.
 INSTRUCTIONS = "instructions"
 
 #: The low-precision dtype of all cases: CPUs and GPUs have fast kernels for it.
@@ -57,9 +57,9 @@ class Settings:
         threads: The number of threads that PyTorch computes in.
         slice_seconds: The approximate time that a contender runs in each round.
         tiny: Whether the models are small enough for a test.
-        counted: Count kernels and bytes in place of times; `device` is "cuda" then. On a GPU, a run with times counts
-            them too.
-        keep: The folder to keep callgrind's files in, one for each contender of a case; None to keep none.
+        counted: Count kernels and bytes instead of times; `device` is then "cuda". On a GPU, a run with times also
+            counts them.
+        keep: The folder for callgrind's files, one for each contender of a case; None to delete them.
     """
 
     device: str = "cpu"
@@ -85,10 +85,10 @@ class Copies:
     Attributes:
         forward: The casts of the forward by direction: "widening" to a dtype that takes more bytes, or "narrowing".
         backward: The casts of the backward by direction.
-        kernels: The kernels that copy, be it to another dtype or not.
+        kernels: The kernels that copy, to another dtype or the same.
         cast_kernels: Of these, the kernels that cast. A `_foreach_copy_` is one kernel, and a cast for each tensor.
         moved_bytes: The bytes that the casts read and write.
-        allocated_bytes: The bytes that the run allocates, also those that it frees again.
+        allocated_bytes: The bytes that the run allocates, including those that it frees again.
     """
 
     forward: Mapping[str, int]
@@ -108,7 +108,7 @@ class Measured:
         peak_bytes: The peak memory, in bytes above the memory held before.
         kernels: The number of kernels; None if they were not counted.
         copies: More about the casts, on the stand-in device; None elsewhere.
-        compiled: What torch.compile made of the step, as `count_compiled` counts it; empty for steps that run eagerly.
+        compiled: The counts of `count_compiled` for the step; empty for steps that run eagerly.
     """
 
     casts: Mapping[str, int]
@@ -143,7 +143,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure of ours that a case is to reach.
+    """The target for a figure of ours in a case.
 
     Attributes:
         base: The contender that ours is compared with.
@@ -159,7 +159,7 @@ class Target:
         """Returns the figure.
 
         Args:
-            values: What was measured, by contender.
+            values: The measurements, by contender.
 
         Example:
             >>> Target(HAND, 0.5, over=True).of({STOCK: 5, OURS: 3, HAND: 1})

@@ -1,4 +1,4 @@
-"""Counts the casts of a step, below autograd, where every cast is an aten::_to_copy."""
+"""Counts the casts of a step below autograd, where every cast is an aten::_to_copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts what torch.compile makes of a step: kernels, graphs, graph breaks, guards."""
+"""Counts the kernels, graphs, graph breaks and guards of a compiled step."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def count_compiled(step: Callable[[], Any]) -> dict[str, int]:
-    """Forgets everything compiled, runs a step that calls compiled functions, and counts what it compiles.
+    """Discards all compiled code, runs a step that calls compiled functions, and counts the results of compilation.
 
     Args:
-        step: The step. A step that calls its functions several times also counts what is compiled again.
+        step: The step. If it calls its functions several times, recompilations are counted as well.
 
     Returns:
         The number of `kernels` that Inductor generates, of `graphs`, of `graph_breaks`, of `frames`, that is, of
@@ -52,9 +52,9 @@ def count_compiled(step: Callable[[], Any]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def without_disk_caches() -> Iterator[None]:
-    """Has Inductor generate its code in a block, also if it generated the same code before.
+    """Disables Inductor's disk caches in a block, so that it generates its code again.
 
-    What a C++ compiler made of the code is used again: its time is no matter of autocast.
+    The results of the C++ compiler are reused, because autocast does not affect its time.
     """
     import torch._functorch.config
     import torch._inductor.config
@@ -67,10 +67,10 @@ def without_disk_caches() -> Iterator[None]:
 
 
 def on_its_own(function: _Function) -> _Function:
-    """Returns a copy of a function that shares nothing compiled with it.
+    """Returns a copy of a function that does not share compiled code with it.
 
-    Dynamo keeps what it compiles at the code object, and checks the guards of all versions in turn. So functions with
-    one code object, such as closures made in a loop, would slow each other down.
+    Dynamo stores compiled code at the code object, and checks the guards of all versions in turn. So functions with the
+    same code object, such as closures made in a loop, would slow each other down.
 
     Args:
         function: A Python function.

@@ -29,9 +29,9 @@ class Overhead:
     """The overhead of ours over a base, as a share of stock's: 1 equals stock's, 0 is none.
 
     Attributes:
-        spread: The share; None if stock's overhead cannot be told from noise.
+        spread: The share; None if stock's overhead is within the noise.
         left_out: The number of rounds in which stock took no longer than the base.
-        reason: Why there is no share; "" if there is one.
+        reason: The reason why there is no share; "" if there is one.
     """
 
     spread: Spread | None
@@ -53,7 +53,7 @@ def spread(values: Sequence[float]) -> Spread:
 def ratio(times: Sequence[float], to: Sequence[float]) -> Spread:
     """Returns the spread of the ratios of two contenders' times, round by round.
 
-    A burst of other work on the machine slows both contenders of a round, and hardly changes their ratio.
+    Other load on the machine slows both contenders of a round and hardly changes their ratio.
 
     Example:
         >>> ratio([1, 20, 3], [2, 40, 6]).median

@@ -1,4 +1,4 @@
-"""What a run does on a CUDA device: its kernels and, on the tests' stand-in device, its casts."""
+"""Counts the kernels of a run on a CUDA device and, on the tests' stand-in device, its casts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_promote.checking.pretend_cuda import stand_in
 
 __all__ = ["count_copies", "count_kernels"]
 
-# Names of what CUDA does to memory without a kernel, such as "Memcpy HtoD (Pageable -> Device)".
+# Prefixes of CUDA's memory operations without a kernel, such as "Memcpy HtoD (Pageable -> Device)".
 _NO_KERNELS = ("Memcpy", "Memset")
 
 # The kernels of the stand-in that copy.
@@ -22,10 +22,10 @@ _COPIES = ("aten::copy_", "aten::_foreach_copy_")
 
 
 def count_kernels(run: Callable[[], Any]) -> int:
-    """Runs a function and returns how many CUDA kernels it started, without copies and fills of memory.
+    """Runs a function and returns the number of CUDA kernels that it launched, without copies and fills of memory.
 
-    On the tests' stand-in device, a kernel is a call of an op that computes; `cuda_stand_in.kernels` says how ops of
-    lists count.
+    On the tests' stand-in device, a kernel is a call of an op that computes; `cuda_stand_in.kernels` describes how ops
+    of lists count.
 
     Args:
         run: The function.

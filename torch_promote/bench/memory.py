@@ -18,13 +18,14 @@ _BEGIN = "torch_promote: the step begins"
 def peak_bytes(step: Callable[[], Any], device: str, *, warm: bool = True) -> int:
     """Runs a step twice and returns the peak memory of the second run, in bytes above the memory held before it.
 
-    Uses no dispatch mode and no hooks, with which casts would take another path. The first run creates what outlives a
-    step, such as cached casts: the CPU allocator does not report releases of memory that it has not seen allocated.
+    It does not use a dispatch mode or hooks, under which casts would take another path. The first run creates objects
+    that outlive a step, such as cached casts, because the profiler misses releases of memory allocated before it
+    started.
 
     Args:
         step: A forward, with or without a backward.
         device: The device of the memory, "cpu" or "cuda".
-        warm: False: run the step once and return the peak of that run, so that what outlives a step counts too.
+        warm: False: run the step once and return the peak of that run, which includes objects that outlive a step.
 
     Example:
         >>> def step():

@@ -30,7 +30,7 @@ class PlotError(TorchPromoteError):
 
 
 def check_plot(path: Path) -> None:
-    """Checks that the plot can be drawn and written. Call it before the measurement, which takes long.
+    """Checks that the plot can be drawn and written. Call it before the measurement, which takes a long time.
 
     Raises:
         PlotError: matplotlib is not installed, or the file is not a .png file, or cannot be written.
@@ -38,9 +38,9 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401 (checks that it is installed)
     except ModuleNotFoundError as error:
-        raise PlotError("--plot needs matplotlib: pip install torch-promote[bench].") from error
+        raise PlotError("--plot needs matplotlib: pip install matplotlib.") from error
     if path.suffix.lower() != ".png":
-        raise PlotError(f"--plot {path} is not the name of a PNG file. Expected a name that ends in .png.")
+        raise PlotError(f"--plot {path} is not a PNG file. Expected a name that ends in .png.")
     there = path.exists()
     try:
         with path.open("ab"):
@@ -154,6 +154,6 @@ def _draw_scale(panel: Axes, shown: Sequence[Result]) -> None:
     note = (
         ""
         if all(result.ratio for result in shown)
-        else "\n* and hollow: ratio to casts by hand, as stock has no such thing"
+        else "\n* and hollow: ratio to casts by hand, because stock lacks the feature"
     )
     panel.set_xlabel(f"ratio, log scale; dot: median, bar: quartiles{note}", fontsize=8.5, color=_INK)

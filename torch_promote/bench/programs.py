@@ -1,13 +1,13 @@
-"""Programs that people have, small: training steps, evaluation and generation, each with regions of its own.
+"""Small versions of typical programs: training steps, evaluation and generation, each with its own regions.
 
     Llama-like    the stack of torch_promote/bench/nets.py: with an optimizer, with several batches to a step, with
                   checkpoints, with adapters on frozen weights (LoRA), with an average of the weights that is evaluated
                   (EMA); its generation with a cache of keys and values
-    growing slices  one weight, of which each step of a generation uses a longer part
+    growing slices  one weight; each step of a generation uses a longer slice of it
     conv net, LSTM  the models of torch_promote/bench/nets.py
     HF            Llama and BERT of transformers, from small configurations, if transformers is installed
 
-The sizes are those of the smallest program that shows the behaviour: kernels and bytes are what is measured.
+The sizes are the smallest that show the behaviour, because the suite measures kernels and bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Program:
     """A program, ready to run.
 
     Attributes:
-        step: Returns a step of the program in regions of a kind. A step leaves no memory behind.
+        step: Returns a step of the program in a given kind of region. A step frees all memory that it allocates.
         weights: All weights.
     """
 
@@ -80,7 +80,7 @@ def _training(
     batches: int = 1,
     after: Callable[[Region], Any] | None = None,
 ) -> Program:
-    """A training step with an optimizer that keeps no state, so that the first step is like the others."""
+    """A training step with a stateless optimizer, so that the first step is like the others."""
     trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=1e-3)
 
@@ -126,7 +126,7 @@ def _checkpointed(settings: Settings, reentrant: bool) -> Program:
 
 
 class _Adapted(nn.Module):
-    """A frozen layer and a trained one of low rank beside it."""
+    """A frozen layer and a trained low-rank layer in parallel."""
 
     def __init__(self, base: nn.Linear, rank: int = 4) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ def _lstm(settings: Settings) -> Program:
 def _without_gradients(
     net: nn.Module, run: Callable[[], Any], no_gradients: Callable[[], AbstractContextManager[Any]] = torch.no_grad
 ) -> Program:
-    """Three runs, with a region for each."""
+    """Three runs, each in its own region."""
 
     def step(region: Region) -> None:
         with no_gradients():
@@ -194,7 +194,7 @@ def _evaluation(settings: Settings, make: Callable[[Settings], tuple[nn.Module, 
 
 
 class _CachedAttention(nets.Attention):
-    """Keeps keys and values, and gets one token at a time."""
+    """Attention for one token at a time, with cached keys and values."""
 
     past: tuple[Tensor, Tensor] | None = None
 
@@ -230,7 +230,7 @@ def _generation(settings: Settings) -> Program:
 
 
 class _Slices(nn.Module):
-    """A weight, of which a position uses what belongs to the positions before it."""
+    """A weight of which each position uses the slice of the positions before it."""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()

@@ -13,11 +13,13 @@ import torch
 
 from torch_promote.bench.cases import Case, Measured, Settings
 from torch_promote.bench.figures import Overhead, Spread
+from torch_promote.regions.defaults import spell_default_policy
+from torch_promote.text_layout import html_table
 
 __all__ = ["Result", "report"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """The figures of one case.
 
@@ -40,6 +42,20 @@ class Result:
     times_ns: Mapping[str, Spread] = field(default_factory=dict)
     measured: Mapping[str, Measured] = field(default_factory=dict)
     instructions: Mapping[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        ratio = "" if self.main_ratio is None else f", {self._base} {_spell(self.main_ratio)}"
+        return f"<Result {self.case.suite}: {self.case.name}{ratio}>"
+
+    def _repr_html_(self) -> str:
+        rows = [[name, f"{time.median:,.0f} ns", _spell(time)] for name, time in self.times_ns.items()]
+        rows += [[name, f"{number:,.0f} instructions", ""] for name, number in self.instructions.items()]
+        note = "" if self.main_ratio is None else f"{self._base}: {_spell(self.main_ratio)}"
+        return html_table(["contender", "median", "median (quartiles)"], rows, self.case.name, note)
+
+    @property
+    def _base(self) -> str:
+        return "ours / hand" if self.ratio is None else "ours / stock"
 
     @property
     def main_ratio(self) -> Spread | None:
@@ -75,6 +91,10 @@ class Result:
         return {**dataclasses.asdict(target), "measured": target.of(self.instructions)}
 
 
+def _spell(spread: Spread) -> str:
+    return f"{spread.median:.3g} ({spread.low:.3g} to {spread.high:.3g})"
+
+
 def _plain(value: Any) -> dict[str, Any] | None:
     return None if value is None else dataclasses.asdict(value)
 
@@ -95,6 +115,7 @@ def report(results: Sequence[Result], settings: Settings, skipped: Sequence[str]
         "threads": settings.threads,
         "rounds": settings.rounds,
         "clock": settings.clock,
+        "default_policy": spell_default_policy(),
         "skipped": list(skipped),
         "results": [result.as_dict() for result in results],
     }

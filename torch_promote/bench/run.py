@@ -1,4 +1,4 @@
-"""Runs cases: alternates between the contenders, round by round, in this process. Counts instructions in another."""
+"""Runs cases: alternates between the contenders, round by round. Instructions are counted in another process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _run(case: Case, settings: Settings) -> Result:
         if settings.counted:
             return Result(case, measured=_counted(prepared, {}))
         result = summary(case, prepared, interleaved(prepared.timers, settings.rounds))
-        if settings.device == "cuda" and case.suite != "import":  # its contenders are other processes
+        if settings.device == "cuda" and case.suite != "import":  # the contenders of `import` are other processes
             result = replace(result, measured=_counted(prepared, result.measured))
         return result
     finally:
@@ -57,7 +57,7 @@ def _run(case: Case, settings: Settings) -> Result:
 
 
 def _counted(prepared: Prepared, measured: Mapping[str, Measured]) -> dict[str, Measured]:
-    """Returns what a run of each contender does on a CUDA device, and the peak memory of its region."""
+    """Returns the kernels of a run of each contender on a CUDA device, and the peak memory of its region."""
     found = {}
     for name, timer in prepared.timers.items():
         assert isinstance(timer, Stopwatch)
@@ -72,7 +72,7 @@ def _counted(prepared: Prepared, measured: Mapping[str, Measured]) -> dict[str, 
 
 
 def interleaved(timers: Mapping[str, Timer], rounds: int) -> dict[str, list[float]]:
-    """Times contenders alternately. Each round starts with another contender, since the first finds other CPU caches.
+    """Times contenders in alternation. Each round starts with another contender, because CPU caches affect the first.
 
     Args:
         timers: The contenders.

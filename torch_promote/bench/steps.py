@@ -102,7 +102,7 @@ def subject(name: str, settings: Settings) -> Subject:
 
 
 def forward(net: Callable[[Tensor], Tensor], x: Tensor, region: Region = nullcontext, graph: bool = False) -> Step:
-    """Returns a forward in a region of its own, without gradients, or with a graph, which the step drops."""
+    """Returns a forward in its own region, without gradients, or with a graph that the step drops."""
 
     def step() -> Tensor:
         with torch.set_grad_enabled(graph), region():

@@ -1,4 +1,4 @@
-"""The suite `caches`: workloads for the modes of the cast cache, against stock, whose cache has one mode."""
+"""The suite `caches`: workloads for the modes of the cast cache, compared with stock, whose cache has one mode."""
 
 from __future__ import annotations
 

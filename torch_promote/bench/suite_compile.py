@@ -99,7 +99,7 @@ _MODELS = ("MLP", "Llama-like", "conv net")
 
 
 class _Running(nn.Module):
-    """A model whose forward is a function of its own."""
+    """A model whose forward is a separate function."""
 
     def __init__(self, net: nn.Module, run: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 
 def _steps(model: str, place: _Place, train_it: bool, settings: Settings) -> dict[str, Step]:
-    """Makes the contenders' steps, each on a model of its own."""
+    """Makes the contenders' steps, each on a separate model."""
     steps = {}
     for contender, autocast in ((STOCK, tp.stock_autocast), (OURS, tp.my_autocast)):
         made = subject(model, settings)
@@ -143,7 +143,7 @@ def _measured(steps: Mapping[str, Step]) -> dict[str, Measured]:
 
 
 def _prepare_compilation(model: str, settings: Settings) -> Prepared:
-    """Prepares the compilation of a step. The models are the small ones, which take as many nodes for each layer."""
+    """Prepares the compilation of a step. It uses the small models, which have as many graph nodes per layer."""
     steps = _steps(model, _inside, train_it=True, settings=replace(settings, tiny=True))
     return Prepared({name: _compiling(step) for name, step in steps.items()})
 

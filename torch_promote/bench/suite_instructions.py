@@ -1,7 +1,7 @@
 """The suite `instructions`: instructions of calls and models in an open region, with the targets for them.
 
-The number of instructions is repeatable, unlike times: two runs differ by less than 0.5%. It does not say how long they
-take, and valgrind has no AVX512, so kernels may be others.
+Unlike times, the number of instructions is repeatable: two runs differ by less than 0.5%. But it does not show how long
+they take, and valgrind has no AVX512, so other kernels may run.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _WITH_BIAS = Call("linear(low, weight, bias)", "linear(low, weight.to(dtype), bi
 _WEIGHT = Call("torch.mm(low, weight)", "torch.mm(low, weight.to(dtype))", "torch.mm(low, low_weight)")
 _TWO = Call("torch.mm(a, b)", "torch.mm(a.to(dtype), b.to(dtype))", "torch.mm(low_a, low_b)")
 
-# The calls, by case. A setup holds a graph of the weight, which keeps the node of its cast alive.
+# The calls, by case. The setup holds a graph of the weight, which keeps the node of its cast alive.
 _CALLS: dict[str, tuple[Call, Names, Target | None]] = {
     "mm, nothing to cast": (_MM, _small, Target(STOCK, 1.00)),
     "exp, a row of CUDA only": (_EXP, _small, Target(PLAIN, 1.03)),
@@ -115,7 +115,7 @@ def _prepare_boxed(call: Call, settings: Settings) -> Prepared:
 
 @functools.cache
 def _define_two() -> torch.library.Library:
-    """Defines an op of two tensors, with a rule for stock's autocast too. It lives as long as the library."""
+    """Defines an op of two tensors, also with a rule for stock's autocast. It lives as long as the library."""
     library = torch.library.Library("torch_promote_bench", "DEF")
     library.define("two(Tensor a, Tensor b) -> Tensor")
     library.impl("two", lambda a, b: a.clone(), "CPU")
@@ -144,7 +144,7 @@ def _models() -> dict[str, tuple[str, _Steps, Target | None]]:
 
 
 def _prepare_model(model: str, steps: _Steps, settings: Settings) -> Prepared:
-    # Without oneDNN, kernels take many instructions. Dispatch is what counts, so models and inputs are small.
+    # Without oneDNN, kernels take many instructions. The suite measures dispatch, so models and inputs are small.
     settings = replace(settings, tiny=settings.tiny or model != "MLP")
     cache = "persistent" if steps is evaluation_steps else "weights"
     stock = partial(tp.stock_autocast, settings.device, LOW)
@@ -162,9 +162,9 @@ def _prepare_model(model: str, steps: _Steps, settings: Settings) -> Prepared:
 
 
 def serve() -> None:
-    """Counts the cases whose names it reads from stdin, and writes JSON: the instructions of each contender.
+    """Counts the cases whose names it reads from stdin, and writes the instructions of each contender as JSON.
 
-    The argument of the process is the folder that callgrind writes to. Its last file for a contender gets its name.
+    The argument of the process is the folder that callgrind writes to. The last file of each contender gets its name.
     """
     folder = Path(sys.argv[1])
     settings = Settings()

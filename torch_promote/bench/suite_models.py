@@ -52,7 +52,7 @@ def forward_steps(made: Subject, stock: Region, ours: Region, graph: bool = Fals
         made: The model.
         stock: Makes stock's regions.
         ours: Makes ours.
-        graph: Whether a gradient is wanted.
+        graph: Whether to record a graph.
     """
     return {
         STOCK: forward(made.net, made.x, stock, graph),
@@ -82,7 +82,7 @@ def training_steps(made: Subject, stock: Region, ours: Region, batches: int = 1)
 
 
 def evaluation_steps(made: Subject, stock: Region, ours: Region) -> dict[str, Step]:
-    """Makes evaluation loops. The version by hand casts the weights once, since nothing changes them.
+    """Makes evaluation loops. The version by hand casts the weights once, because they do not change.
 
     Args:
         made: The model.

@@ -30,7 +30,7 @@ class Call:
         already_cast: The same on inputs that need no cast.
         plain: The call in float32, if that differs.
         device: The device type of the case; "" for any.
-        setup: What runs before the call, in the region.
+        setup: Code that runs before the call, in the region.
     """
 
     statement: str
@@ -173,7 +173,7 @@ def activations(size: int, grad: bool, settings: Settings) -> dict[str, Any]:
 
 
 def prepare_call(call: Call, make_names: Names, settings: Settings) -> Prepared:
-    """Prepares a call and its equivalents. The names are of `make_names`."""
+    """Prepares a call and its equivalents, with the names of `make_names`."""
     names = make_names(settings)
     contenders: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
         STOCK: (call.statement, partial(tp.stock_autocast, settings.device, LOW)),

@@ -1,4 +1,4 @@
-"""The suite `overrides`: calls with a cast policy of the user, against casts by hand: stock has no overrides."""
+"""The suite `overrides`: calls with a user's cast policy, compared with casts by hand (stock has no overrides)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite `programs`: programs that people have, in each mode of the cast cache, against stock."""
+"""The suite `programs`: typical programs in each mode of the cast cache, compared with stock."""
 
 from __future__ import annotations
 

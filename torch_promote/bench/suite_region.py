@@ -1,4 +1,4 @@
-"""The suite `region`: constructs, enters and leaves a region in which nothing runs."""
+"""The suite `region`: constructs, enters and leaves empty regions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ __all__ = ["cases"]
 
 Around = Callable[[], AbstractContextManager[Any]]
 
-# The statements, by case. Those of the second table run in an open region. A case of "cuda" pretends that there is a
-# GPU.
+# The statements, by case. Those of the second table run in an open region. Cases for "cuda" simulate a GPU.
 _OUTSIDE = {
     "construct, enter, exit": "with autocast(device): pass",
     "construct, enter, exit, with a dtype": "with autocast(device, dtype): pass",

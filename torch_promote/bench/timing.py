@@ -1,8 +1,8 @@
 """A stopwatch for a statement, which runs for some milliseconds at a time.
 
-On the CPU with one thread, it measures the CPU time of this process, which excludes the time that other programs take;
-on a quiet machine this equals wall-clock time. With several threads, CPU time would be the sum over the threads, so it
-measures wall-clock time. On a GPU, it measures wall-clock time, and waits for the GPU before it reads the clock.
+On the CPU with one thread, it measures the CPU time of this process, which excludes other programs; on a quiet machine
+this equals wall-clock time. With several threads, CPU time would be the sum over the threads, so it measures wall-clock
+time. On a GPU, it measures wall-clock time, and synchronizes before it reads the clock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Count = TypeVar("_Count")
 
 
 class Stopwatch:
-    """Times a statement, or counts what it does. `stopwatch` makes one."""
+    """Times a statement, or counts its instructions or kernels. `stopwatch` creates one."""
 
     def __init__(
         self, timer: timeit.Timer, seconds: float, region: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -42,7 +42,7 @@ class Stopwatch:
         """
         with self._region():
             self._timer.timeit(1)
-            if self._runs == 0:  # here, because the statement may need the region
+            if self._runs == 0:  # inside the region, because the statement may need it
                 self._runs = _runs_in(self._seconds, self._timer)
             return self._timer.timeit(self._runs) / self._runs * 1e9
 
@@ -53,10 +53,10 @@ class Stopwatch:
             self._timer.timeit(1)
 
     def counted(self, count: Callable[[Callable[[], Any]], _Count]) -> _Count:
-        """Counts what the second run in a region does.
+        """Applies a counter to the second run in a region.
 
         Args:
-            count: Runs a function, and counts.
+            count: Runs a function and returns its count.
         """
         with self._region():
             self._timer.timeit(1)
@@ -86,7 +86,7 @@ def stopwatch(
         names: The names that the source can use.
         settings: The device, and the length of a slice.
         region: Makes the region around a slice. The time does not include entering it.
-        setup: Source that runs in the region before the statement. What it assigns lives as long as the slice.
+        setup: Source that runs in the region before the statement. Its variables live as long as the slice.
     """
     timer = timeit.Timer(statement, setup, timer=_clock(settings), globals=dict(names))
     return Stopwatch(timer, settings.slice_seconds, region)

@@ -35,12 +35,13 @@ def trace(
     """Records the calls of ops in a block, forward and backward.
 
     Args:
-        model: The module whose paths calls get. None: the first module that is called outside of others.
-        values: Whether to record the ranges of results, too: `Call.values` of the calls that are kept one by one. They
-            are computed on the device of the result and arrive with the next step of an optimizer, or at the end of the
-            block, with one synchronization for all.
-        where: "ops" records all calls, "casts" those that autocast has a policy for.
-        max_calls: How many calls are kept one by one. The report's sums and tables include all.
+        model: The module that the paths of modules start from. None: the first module that is called outside of other
+            modules.
+        values: Whether to also record the ranges of results, in `Call.values` of the calls that are stored
+            individually. They are computed on the device of the result, and transferred at the next optimizer step or
+            at the end of the block, with one synchronization for all.
+        where: "ops" records all calls, "casts" only those for which autocast has a policy.
+        max_calls: The number of calls to store individually. The report's sums and tables include all calls.
 
     Yields:
         The report, which fills while the block runs.
@@ -59,13 +60,13 @@ def trace(
     if where not in ("ops", "casts"):
         raise OptionError(f'`where` is "ops" or "casts", got {where!r}.')
     if not isinstance(max_calls, int) or max_calls < 0:
-        raise OptionError(f"`max_calls` is how many calls are kept one by one, 0 or more, got {max_calls!r}.")
+        raise OptionError(f"`max_calls` (the number of calls to store) must be 0 or more, got {max_calls!r}.")
     modules = RunningModules(model)
-    del model  # which may die before the block ends
+    del model  # it may be destroyed before the block ends
     report = TraceReport(max_calls)
 
     def deliver(number: int, found: tuple[Values, ...]) -> None:
-        if number < len(report.calls):  # not so for calls of a parent process
+        if number < len(report.calls):  # false for calls of a parent process
             report.calls[number] = dataclasses.replace(report.calls[number], values=found)
 
     collector = ValuesCollector(deliver)

@@ -1,7 +1,7 @@
 """Traces a whole process, or some of its optimizer steps, for `torch-promote trace` and `torch-promote find-nan`.
 
-The command sets the environment variable `VARIABLE` for the program. The processes that the program starts inherit it.
-Each leaves a record in a folder of the command's, which reads them when the program has ended.
+The command sets the environment variable `VARIABLE` for the program, and the processes that the program starts inherit
+it. Each process writes a record to a folder, which the command reads when the program has ended.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from torch_promote.numerics.report.trace_report import TraceReport
 
 __all__ = ["VARIABLE", "Record", "Request", "read_progress", "read_records", "use_environment"]
 
-#: Set by the commands alone: a `Request` as JSON.
+#: Set only by the commands: a `Request` as JSON.
 VARIABLE = "TORCH_PROMOTE_TRACED"
 
-#: How often a process says how far it is, and after how many calls it looks at the clock.
+#: The interval of progress reports in seconds, and the number of calls between checks of the clock.
 _SECONDS, _CALLS = 2.0, 1000
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a command asks of the processes of a program.
+    """The settings that a command passes to the processes of a program.
 
     Attributes:
-        folder: Where records go.
-        options: The arguments of `trace`, or of `find_nonfinite`.
-        finds_nonfinite: Whether it is the second.
-        first: The optimizer step from which on calls count; 0 for the beginning of the program.
-        end: The step before which they stop to count; None for the end of the program.
-        shows_progress: Whether somebody watches.
+        folder: The folder for records.
+        options: The arguments of `trace` or `find_nonfinite`.
+        finds_nonfinite: Whether to run `find_nonfinite` instead of `trace`.
+        first: The first optimizer step to observe; 0 for the start of the program.
+        end: The step before which to stop; None for the end of the program.
+        shows_progress: Whether to write progress reports.
     """
 
     folder: str
@@ -59,18 +59,18 @@ class Request:
 
 @dataclass(eq=False)
 class Record:
-    """What a process leaves.
+    """The record that a process writes.
 
     Attributes:
         process: Its id.
         parent: The id of the process that started it.
-        rank: The rank that a launcher gave it; None without one.
-        steps: How many optimizer steps ended in it.
-        report: Its trace, None if the asked steps never came; None in find-nan.
-        found: In find-nan, whether there is an origin; None if the asked steps never came.
+        rank: Its rank, if a launcher set one, or None.
+        steps: The number of optimizer steps that ended in it.
+        report: Its trace; None if it did not reach the steps, and in find-nan.
+        found: In find-nan, whether there is an origin; None if it did not reach the steps.
         text: In find-nan, the report as text.
-        data: In find-nan, the report as values that JSON has.
-        override: In find-nan, an op that may cure the program if it runs in float32; None without one.
+        data: In find-nan, the report as JSON-compatible values.
+        override: In find-nan, the op to run in float32 as a possible remedy, or None.
     """
 
     process: int
@@ -85,27 +85,27 @@ class Record:
 
 
 def use_environment() -> None:
-    """Begins to trace this process, or waits for the steps that were asked for."""
+    """Starts to trace this process, or waits for the requested steps."""
     _Process(Request(**json.loads(os.environ[VARIABLE])))
 
 
 def read_records(folder: Path) -> dict[int, Record]:
-    """Returns the records that processes have left in a folder, by process id."""
+    """Returns the records in a folder, by process id."""
     return {int(file.stem): pickle.loads(file.read_bytes()) for file in sorted(folder.glob("*.record"))}
 
 
 def read_progress(folder: Path) -> tuple[int, int]:
-    """Returns how many calls and optimizer steps there have been so far in the process that is furthest."""
+    """Returns the number of calls and optimizer steps so far, in the process that has made the most."""
     found = (0, 0)
     for file in folder.glob("*.progress"):
-        with contextlib.suppress(OSError, ValueError):  # it is just being written
+        with contextlib.suppress(OSError, ValueError):  # the file is being written
             calls, steps = map(int, file.read_text().split())
             found = max(found, (calls, steps))
     return found
 
 
 class _Process:
-    """What this process does, and after a fork the child."""
+    """Observes this process and, after a fork, the child."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -132,7 +132,7 @@ class _Process:
     def _end(self) -> None:
         block, self._block = self._block, None
         if block is not None:
-            with contextlib.suppress(DispatchObserverError):  # another thread than the one in which it began
+            with contextlib.suppress(DispatchObserverError):  # not the thread in which it started
                 block.__exit__(None, None, None)
             vars(self._report).pop("add", None)
 
@@ -159,7 +159,7 @@ class _Process:
             self._put("progress", f"{self._calls} {self._steps}".encode())
 
     def _forget(self) -> None:
-        # What is there is the parent's to report.
+        # The parent reports the existing records.
         self._steps = self._calls = 0
         if isinstance(self._report, TraceReport):
             vars(self._report).update(vars(TraceReport(self._report._max_calls)))
@@ -167,7 +167,7 @@ class _Process:
             self._inherited = self._report.to_dict()["origin"]
 
     def _write_at_end(self) -> None:
-        # A process that multiprocessing has forked ends without atexit.
+        # A process forked by multiprocessing ends without running atexit handlers.
         finalize: Any = multiprocessing.util.Finalize
         finalize(None, self._at_exit, exitpriority=-100)
 

@@ -70,7 +70,7 @@ def autocast_lists(device_type: str) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def calls_of(list_name: str, entry: tuple[Any, ...]) -> Iterator[ListedCall]:
-    """Yields the calls that an entry describes. The lists differ in format; the type of a part tells what it is."""
+    """Yields the calls that an entry describes. The lists differ in format; each part is identified by its type."""
     op, *parts = entry
     family, _, rest = list_name.partition("_")
     equation = tuple(part for part in parts if isinstance(part, str))
@@ -85,7 +85,7 @@ def calls_of(list_name: str, entry: tuple[Any, ...]) -> Iterator[ListedCall]:
     assert functions, f"{op} is neither a function of {_MODULES[family]} nor a method of Tensor"
     for where, function in functions:
         for number, args in enumerate(argument_sets):
-            # Two sets of arguments are one for each dtype. Stock's promote accepts the region's dtype only.
+            # Two sets of arguments are one for each dtype. Stock's promote only accepts the region's dtype.
             halves = (torch.bfloat16, torch.float16)
             lowers = (halves[number],) if len(argument_sets) == 2 else halves
             if "need_autocast_promote" in rest and len(argument_sets) == 1:

@@ -38,10 +38,10 @@ def check_device(device: str, *, stock_only: bool = False) -> None:
 
     Args:
         device: One of `DEVICES`; with `stock_only`, any device type.
-        stock_only: Whether the run leaves ours out.
+        stock_only: Whether the run only compares stock with the reference.
 
     Raises:
-        OptionError: The device does not exist, or this machine has none.
+        OptionError: The device does not exist, or this machine does not have it.
 
     Example:
         >>> check_device("cpu")
@@ -49,7 +49,7 @@ def check_device(device: str, *, stock_only: bool = False) -> None:
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError(
-            f"device 'cuda' needs a GPU, and PyTorch finds none. Without a GPU, use fake-cuda or {STAND_IN}."
+            f"device 'cuda' needs a GPU, but PyTorch finds none. Without a GPU, use fake-cuda or {STAND_IN}."
         )
     if device == STAND_IN and stand_in() is None:
         raise OptionError(f"this process was not started for device {STAND_IN!r}. Use torch-promote parity.")
@@ -71,7 +71,7 @@ def check_device(device: str, *, stock_only: bool = False) -> None:
 
 @contextlib.contextmanager
 def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Silences the logger that writes a traceback whenever a meta kernel raises, as samples make them do on purpose."""
+    """Silences the logger that prints a traceback whenever a meta kernel raises, which samples provoke on purpose."""
     before = logger.disabled
     logger.disabled = True
     try:

@@ -29,7 +29,7 @@ __all__ = ["EntryRun"]
 _OURS, _REFERENCE_STOCK, _REFERENCE_OURS = (
     "ours against stock", "reference against stock", "reference against ours",
 )  # fmt: skip
-#: Stock's error where ours gives a result on purpose: docs/differences.md, row 7.
+#: Stock's error for calls to which ours gives a result on purpose: docs/differences.md, row 7.
 _FIXED_ERRORS = ("Unexpected floating ScalarType in at::autocast::prioritize",)
 #: Stock's error for a banned op. Ours has a longer text.
 _BANNED_ERROR = "are unsafe to autocast"

@@ -11,12 +11,13 @@ import torch
 
 from torch_promote.checking.pretend_cuda import STAND_IN
 from torch_promote.errors import OptionError, did_you_mean
+from torch_promote.policy.dtype_names import dtype_of_name
 from torch_promote.policy.op_table import DEVICE_TYPES
 
 __all__ = ["DEVICES", "Entry", "EntryResult", "Options", "SampleMismatch", "command_for", "named_dtype"]
 
 #: The devices that samples run on. "fake-cuda" simulates dtypes, shapes and strides of CUDA without a GPU;
-#: "cuda-stand-in" is a CUDA device of host memory, for which the process has to be started.
+#: "cuda-stand-in" is a CUDA device made of host memory, which is only available in a process started for it.
 DEVICES = ("cpu", "cuda", "fake-cuda", STAND_IN)
 
 Source = Literal["op_db", "autocast_lists", "row", "promotion"]
@@ -43,6 +44,12 @@ class Options:
     quick: bool = False
     stock_only: bool = False
     autocast_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        """Makes short names of dtypes, such as "bf16", those of PyTorch. Other names stay, for their errors."""
+        object.__setattr__(self, "dtypes", tuple(_plain_name(name) for name in self.dtypes))
+        if self.autocast_dtype is not None:
+            object.__setattr__(self, "autocast_dtype", _plain_name(self.autocast_dtype))
 
     @property
     def device_type(self) -> str:
@@ -173,6 +180,11 @@ def command_for(entry: Entry, options: Options, sample: str | None = None) -> st
     return shlex.join(words)
 
 
+def _plain_name(name: str) -> str:
+    dtype = dtype_of_name(name)
+    return name if dtype is None else str(dtype).removeprefix("torch.")
+
+
 def named_dtype(name: str) -> torch.dtype:
     """Returns the dtype of a name.
 
@@ -183,8 +195,8 @@ def named_dtype(name: str) -> torch.dtype:
         >>> named_dtype("bfloat16")
         torch.bfloat16
     """
-    dtype = getattr(torch, name, None)
-    if isinstance(dtype, torch.dtype):
+    dtype = dtype_of_name(name)
+    if dtype is not None:
         return dtype
     known = [key for key, value in vars(torch).items() if isinstance(value, torch.dtype)]
     raise OptionError(f"{name!r} is not a dtype of PyTorch.{did_you_mean(name, known)}")

@@ -21,7 +21,7 @@ __all__ = ["DENSE_ONLY", "NO_FAKE", "generated", "op_database", "supported_dtype
 
 #: The beginning of the error for a sample that has no fake form.
 NO_FAKE = "no fake tensor is made of a tensor with the layout"
-#: What the device cuda-stand-in says of a sample with a sparse tensor.
+#: The error of the device cuda-stand-in for a sample with a sparse tensor.
 DENSE_ONLY = "the stand-in has dense tensors only"
 
 

@@ -70,7 +70,7 @@ def run(
     args, kwargs = outcome.inputs = copied((args, kwargs))
     torch.manual_seed(0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated ops run too
+        warnings.simplefilter("ignore")  # from deprecated ops
         try:
             with region, forward or contextlib.nullcontext():
                 outcome.result = func(*args, **kwargs)

@@ -19,12 +19,15 @@ from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismat
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table
 from torch_promote.policy.registered import registered
+from torch_promote.regions.defaults import spell_default_policy
 
 __all__ = ["Report", "about", "merged"]
 
 _OK, _FOUND, _NOTHING_CHECKED, _INTERRUPTED = 0, 1, 2, 130
 #: The version of the JSON's format. It changes when readers of the JSON have to.
 _FORMAT = 1
+#: What the JSON of older releases does not have.
+_NEW = ("default_policy",)
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Report:
     """The report of a run.
 
     Attributes:
-        about: The versions, and the name of the device.
+        about: The versions, the name of the device, and the default policy, if it is not PyTorch's.
         options: The options of the run.
         entries: The number of entries that the options select, in all shards.
         results: The results by the position of the entry among these.
@@ -204,7 +207,7 @@ class Report:
             if data["format"] != _FORMAT:
                 raise OptionError(f"{where} has format {data['format']}; this version reads format {_FORMAT}.")
             return cls(
-                about={name: data[name] for name in about("")},
+                about={name: data.get(name, "") if name in _NEW else data[name] for name in about("")},
                 options=Options(**{name: _tuple(value) for name, value in data["options"].items()}),
                 entries=data["totals"]["entries_chosen"],
                 results=_results(data),
@@ -215,18 +218,18 @@ class Report:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, OptionError):
                 raise
-            raise OptionError(f"{where} is not what `torch-promote parity --json` writes ({error!r}).") from error
+            raise OptionError(f"{where} was not written by `torch-promote parity --json` ({error!r}).") from error
 
 
 def about(device: str) -> dict[str, str]:
-    """Returns the versions of a run, and the name of its device.
+    """Returns the versions of a run, the name of its device, and the default policy.
 
     Args:
         device: One of `DEVICES`.
 
     Example:
         >>> sorted(about("cpu"))
-        ['device', 'platform', 'python', 'torch', 'torch_promote']
+        ['default_policy', 'device', 'platform', 'python', 'torch', 'torch_promote']
     """
     names = {"cpu": platform.machine, "cuda": torch.cuda.get_device_name}
     return {
@@ -235,6 +238,7 @@ def about(device: str) -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": names[device]() if device in names else device,
+        "default_policy": spell_default_policy(),
     }
 
 
@@ -258,6 +262,7 @@ def merged(reports: Sequence[Report]) -> Report:
             ("torch_promote", report.about["torch_promote"], first.about["torch_promote"]),
             ("python", report.about["python"], first.about["python"]),
             ("device", report.about["device"], first.about["device"]),
+            ("default policy", report.about["default_policy"] or "none", first.about["default_policy"] or "none"),
             ("number of entries", report.entries, first.entries),
         ):
             if mine != theirs:
@@ -309,7 +314,7 @@ def _results(data: Mapping[str, Any]) -> dict[int, EntryResult]:
             raise ValueError(f"entry {entry['name']} has other fields")
         results[entry["position"]] = result
     if mismatches:
-        raise ValueError(f"mismatches of {', '.join(mismatches)}, which the run does not have")
+        raise ValueError(f"mismatches of {', '.join(mismatches)}, which are not in the run")
     return results
 
 

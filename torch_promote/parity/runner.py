@@ -51,7 +51,7 @@ def entries(options: Options) -> list[Entry]:
     chosen = [e for e in everything if not options.ops or any(fnmatch.fnmatchcase(e.name, g) for g in options.ops)]
     _check_dtypes(chosen, options)
     if options.sample is not None and len(chosen) != 1:
-        raise OptionError(f"--sample {options.sample!r} needs one entry, and {len(chosen)} are selected. Name one op.")
+        raise OptionError(f"--sample {options.sample!r} needs one entry, but {len(chosen)} are selected. Name one op.")
     if options.dtypes:
         chosen = [entry for entry in chosen if not set(options.dtypes).isdisjoint(sample_dtypes(entry, options))]
         kept = [entry.name for entry in chosen]

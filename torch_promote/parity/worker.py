@@ -21,7 +21,8 @@ from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismat
 
 __all__ = ["Prepare", "RunEntry", "Worker", "WorkerError", "attempt", "first_ready"]
 
-#: Runs one entry; and runs before the first entry, so that its time does not count. A worker imports both by name.
+#: `RunEntry` runs one entry. `Prepare` runs before the first entry, so that its time is not counted. A worker imports
+#: both by name.
 RunEntry = Callable[[Entry, Options], EntryResult]
 Prepare = Callable[[Options], object]
 #: A worker's message: that it has started, the result of an entry, or an error in the options.
@@ -29,7 +30,7 @@ Message = str | EntryResult | OptionError
 
 _STARTED = "started"
 _SECONDS_TO_STOP = 5
-#: How many of the last lines of a dead process's output, or of a traceback, a crash shows.
+#: The number of last lines that a crash shows of a dead process's output, or of a traceback.
 _LAST_LINES = 16
 
 
@@ -121,7 +122,7 @@ def first_ready(workers: Sequence[Worker]) -> Worker:
 
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Blocks SIGINT for processes started in the block: Ctrl-C reaches the whole group, and the parent stops them."""
+    """Blocks SIGINT for processes started in the block. Ctrl-C signals the whole group, but the parent stops them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

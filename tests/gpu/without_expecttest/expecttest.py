@@ -1,4 +1,4 @@
-"""What PyTorch's samples import of expecttest, for a machine without a network that lacks the package.
+"""A replacement for the parts of expecttest that PyTorch's samples import, for offline machines without the package.
 
 `torch.testing._internal.common_utils` derives its TestCase from this one. `make gpu` uses PyTorch's samples, which
 compare no expected outputs.
@@ -13,7 +13,7 @@ __all__ = ["TestCase", "assert_expected_inline"]
 
 
 class TestCase(unittest.TestCase):
-    """A test case whose comparisons with expected outputs are missing."""
+    """A test case without comparisons with expected outputs."""
 
     longMessage = True
 

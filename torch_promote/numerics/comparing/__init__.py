@@ -1,1 +1,1 @@
-"""compare: which ops lose accuracy under a policy, and what that does to the loss."""
+"""`compare`: finds the ops that lose accuracy under a policy, and estimates the effect on the loss."""

@@ -25,13 +25,13 @@ __all__ = ["Comparison", "GradientError", "Metric"]
 
 
 class Comparison(ComparisonRecords):
-    """What `compare` found. Its attributes are those of `ComparisonRecords`.
+    """The report of `compare`. `ComparisonRecords` describes its attributes.
 
-    `str` of it is a summary of 80 columns, and a notebook shows its page.
+    `str` returns a summary of 80 columns; a notebook displays the page.
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the comparison as values that JSON has. Infinite numbers and NaN are strings: "inf", "nan".
+        """Returns the comparison as JSON-compatible values. Infinite numbers and NaN are strings: "inf", "nan".
 
         `save("NAME.json")` writes them, and `load` reads that file.
         """
@@ -42,19 +42,19 @@ class Comparison(ComparisonRecords):
         """Returns the comparison whose `to_dict` returned the data.
 
         Raises:
-            KeyError, TypeError, PolicyError: The data is incomplete, or was changed.
+            KeyError, TypeError, PolicyError: The data is incomplete or was changed.
         """
         return cls(**fields_from_dict(data))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Saves the comparison as a page or as data, by the ending of the file's name.
+        """Saves the comparison as a page or as data, depending on the file extension.
 
         Args:
             path: The file: "run.html", a page that needs no network, or "run.json", which `load` reads.
 
         Raises:
-            OptionError: The name ends in something else, or the file cannot be written, because its folder does not
-                exist, for instance. It is a ValueError. A file that was there is unchanged.
+            OptionError: The name has another ending, or the file cannot be written (for example because its folder does
+                not exist). It is a ValueError. An existing file is then unchanged.
             MissingPackageError: A page needs jinja2, which is not installed. It is an ImportError.
 
         Example:
@@ -80,8 +80,8 @@ class Comparison(ComparisonRecords):
             path: The file.
 
         Raises:
-            OptionError: The file cannot be read, is no comparison, or was written by an incompatible version. It is a
-                ValueError.
+            OptionError: The file cannot be read, is not a comparison, or was written by an incompatible version. It is
+                a ValueError.
         """
         loaded: Comparison = read_json(path, "comparison", FORMAT, VERSION, cls.from_dict)
         return loaded
@@ -90,7 +90,7 @@ class Comparison(ComparisonRecords):
         """Plots the errors and the impact of each module as heat: the modules with the largest impact.
 
         Returns:
-            A figure of matplotlib, which a notebook shows.
+            A matplotlib figure, which a notebook displays.
 
         Raises:
             MissingPackageError: matplotlib is not installed. It is an ImportError.

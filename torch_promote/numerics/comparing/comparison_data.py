@@ -1,4 +1,4 @@
-"""A comparison as the values that JSON has."""
+"""A comparison as JSON-compatible values."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def comparison_to_dict(comparison: ComparisonRecords) -> dict[str, Any]:
 
 
 def fields_from_dict(data: dict[str, Any]) -> dict[str, Any]:
-    """Returns the attributes of the comparison that `comparison_to_dict` was given, by name.
+    """Returns the attributes of a comparison, by name, from the data of `comparison_to_dict`.
 
     Args:
-        data: What it returned.
+        data: The data that `comparison_to_dict` returned.
 
     Raises:
-        KeyError, TypeError, PolicyError: The data is incomplete, or was changed.
+        KeyError, TypeError, PolicyError: The data is incomplete or was changed.
     """
     fields = {name: value for name, value in data.items() if name not in ("format", "version")}
     fields["noise"] = numbers(data["noise"])

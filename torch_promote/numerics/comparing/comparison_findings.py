@@ -1,4 +1,4 @@
-"""What the summary and the page of a comparison say: the verdict, and who was compared with whom."""
+"""Sentences for the summary and the page of a comparison: the verdict, and the compared policies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["about_comparison", "comparison_verdict", "spell_site", "spell_value"
 
 
 def comparison_verdict(comparison: ComparisonRecords) -> str:
-    """Returns what the comparison shows, in a sentence or two.
+    """Returns the result of the comparison in one or two sentences.
 
     Args:
         comparison: The comparison.
@@ -21,11 +21,11 @@ def comparison_verdict(comparison: ComparisonRecords) -> str:
     worst = max(comparison.metrics, key=_rank, default=None)
     sites = comparison.sites
     if worst is None or not (worst.error or any(site.local or site.nonfinite for site in sites)):
-        return "No op has an error, and the results are the same: nothing runs in a lower precision."
+        return "No op has an error, and the results are identical: no op runs in lower precision."
     if _rank(worst) == math.inf:
         return f"{_spell_nonfinite(worst)} {_overflow(sites)}"
     if not worst.error:
-        text = f"{_subject(worst)} is the same to the last bit"
+        text = f"{_subject(worst)} is bit-identical"
     else:
         text = f"{_subject(worst)} is off by {_spell_share(worst.error)}"
         if worst.reference is not None:
@@ -33,7 +33,7 @@ def comparison_verdict(comparison: ComparisonRecords) -> str:
     if overflowing := [site for site in sites if site.nonfinite]:
         return f"{text}, and {_overflow(overflowing)}"
     if not sites or not (sites[0].impact or sites[0].local):
-        return f"{text}; no single op has an error of its own."
+        return f"{text}; no single op has a local error."
     if sites[0].impact is not None:
         return f"{text}; {spell_site(sites[0])} has the largest impact, {spell_number(sites[0].impact)}."
     return f"{text}; {spell_site(sites[0])} has the largest local error, {spell_number(sites[0].local)}."
@@ -53,14 +53,14 @@ def _subject(metric: Metric) -> str:
 def _spell_nonfinite(metric: Metric) -> str:
     name = _subject(metric)
     if metric.candidate is None or metric.reference is None:
-        return f"{name} is not finite everywhere, and that of the reference is."
-    return f"{name} is {spell_value(metric.candidate)}, and that of the reference {spell_value(metric.reference)}."
+        return f"{name} has non-finite values, the reference's has none."
+    return f"{name} is {spell_value(metric.candidate)}; the reference's is {spell_value(metric.reference)}."
 
 
 def _overflow(sites: list[Site]) -> str:
     overflowing = [site for site in sites if site.nonfinite]
     if not overflowing:
-        return "No op by itself makes an inf or NaN of finite inputs."
+        return "No single op turns finite inputs into inf or NaN."
     first = overflowing[0]
     more = len(overflowing) - 1
     others = f"; {count(more, 'other site')} {'does' if more == 1 else 'do'} so, too" if more else ""
@@ -68,7 +68,7 @@ def _overflow(sites: list[Site]) -> str:
 
 
 def _spell_share(error: float) -> str:
-    """An error as a share of the reference: "0.12 %"; as a number where that is too small or too large."""
+    """Spells an error as a share of the reference ("0.12 %"), or as a number if it is very small or large."""
     return f"{100 * error:.2g} %" if 5e-4 <= error < 1 else f"{spell_number(error)} of the reference"
 
 
@@ -88,7 +88,7 @@ def spell_value(value: float | None) -> str:
 
 
 def about_comparison(comparison: ComparisonRecords) -> list[str]:
-    """Returns what was compared, and what it took: "candidate stock", "3 runs".
+    """Returns the compared policies and the effort: "candidate stock", "3 runs".
 
     Args:
         comparison: The comparison.

@@ -1,4 +1,4 @@
-"""The page of a comparison. Its template is comparison.html.j2, which gets plain values from here."""
+"""The page of a comparison. This module passes plain values to the template comparison.html.j2."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _content(comparison: ComparisonRecords) -> dict[str, Any]:
         "gradients": gradients[:_MOST_GRADIENTS],
         "more_gradients": max(0, len(gradients) - _MOST_GRADIENTS),
         "lists": [
-            ("Calls that only one of the runs made", cut_list(comparison.not_aligned)),
+            ("Calls made in only one of the runs", cut_list(comparison.not_aligned)),
             ("Not compared", cut_list(comparison.not_seen)),
             ("Notes", cut_list(comparison.notes)),
         ],

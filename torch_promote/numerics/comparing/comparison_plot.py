@@ -24,11 +24,11 @@ _DECADES = 6.0
 def plot_comparison(comparison: ComparisonRecords, axes: Axes | None = None) -> Figure:
     """Plots the modules with the largest impact: a row for each, and a column for each measure.
 
-    A column's colours are on a logarithmic scale of its own, and the cells have the numbers.
+    Each column has its own logarithmic colour scale, and the cells contain the numbers.
 
     Args:
         comparison: The comparison.
-        axes: Where to draw. By default a new figure.
+        axes: The axes to draw on. Default: a new figure.
 
     Returns:
         The figure.
@@ -61,7 +61,7 @@ def plot_comparison(comparison: ComparisonRecords, axes: Axes | None = None) -> 
 
 
 def _shares(values: list[float | None]) -> list[float]:
-    """The place of each value between the smallest and the largest, on a logarithmic scale; 0 for none."""
+    """The position of each value between the smallest and the largest, on a logarithmic scale; 0 for no value."""
     finite = [math.log10(value) for value in values if value and math.isfinite(value)]
     top = max(finite, default=0.0)
     low = max(min(finite, default=0.0), top - _DECADES) - 0.3

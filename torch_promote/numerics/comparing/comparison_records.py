@@ -1,4 +1,4 @@
-"""What `compare` records: metrics, gradients and sites."""
+"""The records of `compare`: metrics, gradients and sites."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["ComparisonRecords", "GradientError", "Metric"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A value that the step returned, of the worst batch.
+    """A value that the step returned, for the worst batch.
 
     Attributes:
         name: Its name: "loss".
         reference: The reference's value, if it is one number.
         candidate: The candidate's value, if it is one number.
-        error: How far they are from each other, relative to the reference; see `runs.results.distance`.
+        error: Their distance, relative to the reference; see `runs.results.distance`.
     """
 
     name: str
@@ -44,22 +44,22 @@ class GradientError:
 
 @dataclass(eq=False)
 class ComparisonRecords:
-    """What `compare` records.
+    """The records of `compare`.
 
     Attributes:
         reference: The policy of the reference.
         candidate: The policy that was compared with it.
-        sites: The sites, the largest impact first; where no impact is known, the largest local error first.
-        metrics: What the step returned.
+        sites: The sites, largest impact first, then largest local error first.
+        metrics: The values that the step returned.
         gradients: The gradients of parameters, the largest error first; empty without `gradients=True`.
         modules: The paths of all modules of the model, in its order.
-        runs: How many runs of the step it took.
-        backwards: How many backwards, those of the step included.
-        random_cotangents: Whether random cotangents took the place of gradients that are zero.
-        noise: By how much two runs of the reference differ, for each name in `metrics`.
-        not_aligned: Calls that only one of the runs made, a sentence each.
-        not_seen: What ran and was not compared, a sentence each.
-        notes: What else a reader has to know, a sentence each.
+        runs: The number of runs of the step.
+        backwards: The number of backwards, including those of the step.
+        random_cotangents: Whether random cotangents replaced gradients that are zero.
+        noise: The difference between two runs of the reference, for each name in `metrics`.
+        not_aligned: Calls made in only one of the runs, one sentence each.
+        not_seen: Computations that ran and were not compared, one sentence each.
+        notes: Other remarks, one sentence each.
         torch_version: PyTorch's version.
     """
 

@@ -1,4 +1,4 @@
-"""Errors of tensors, summed up over many of them on their device."""
+"""Accumulates the errors of many tensors on their device."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 
 __all__ = ["BEYOND", "ErrorSums", "Errors", "as_reals"]
 
-#: A value beyond this stands for infinity, as the lowest number of a dtype does in masks.
+#: A value beyond this counts as infinite, like the lowest number of a dtype in masks.
 BEYOND = 1e30
-#: How many elements are looked at together: what float64 copies of them take is bounded.
+#: The number of elements processed at a time, which bounds the memory of their float64 copies.
 _AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """The errors of results against a reference's.
+    """The errors of results, compared with the reference's.
 
     Attributes:
         relative: The L2 norm of the difference, relative to the reference's; infinite if a value is not finite where
             the reference's is, or if the reference is zero and the difference is not.
         ulp: The largest difference, in units in the last place of the result's dtype at the reference's value.
         sqnr: The signal to quantization noise ratio in dB; infinite without a difference.
-        nonfinite: How many values are not finite where the reference's are.
+        nonfinite: The number of non-finite values where the reference's are finite.
     """
 
     relative: float = 0.0
@@ -35,7 +35,7 @@ class Errors:
 
 
 class ErrorSums:
-    """Sums up errors. Tensors are read when they are added; nothing waits for a device before `total`.
+    """Sums up errors. `add` reads the tensors immediately; only `total` synchronizes with a device.
 
     Example:
         >>> sums = ErrorSums()
@@ -60,7 +60,7 @@ class ErrorSums:
             self._add(found)
 
     def merge(self, other: ErrorSums) -> None:
-        """Adds what another object has summed up."""
+        """Adds the sums of another object."""
         for sums in other._sums.values():
             self._add(sums)
 
@@ -86,7 +86,7 @@ class ErrorSums:
 
 
 def as_reals(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor's numbers in one row; a complex number is two."""
+    """Returns a tensor's elements as a 1-d tensor of reals; a complex number becomes two."""
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return real.reshape(-1)
 
@@ -97,7 +97,7 @@ def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _sums_of(result: torch.Tensor, reference: torch.Tensor, info: Any) -> torch.Tensor:
-    """The sums of squares of the difference and the reference, the largest error in ulp, and how many were lost."""
+    """The sums of squares of difference and reference, the largest error in ulp, and the count of values lost."""
     ours, theirs = result.double(), reference.double()
     in_theirs = theirs.abs() < BEYOND  # false for NaN
     in_ours = ours.abs() < BEYOND
@@ -105,7 +105,7 @@ def _sums_of(result: torch.Tensor, reference: torch.Tensor, info: Any) -> torch.
     difference = torch.where(both, (ours - theirs).abs(), 0.0)
     theirs = torch.where(both, theirs, 0.0)
     _, exponent = torch.frexp(theirs)
-    smallest = info.smallest_normal * info.eps  # of the subnormal numbers
+    smallest = info.smallest_normal * info.eps  # the smallest subnormal number
     unit = torch.ldexp(torch.full_like(theirs, info.eps), exponent - 1)
     unit = torch.where(theirs == 0, smallest, unit.clamp_min(smallest))
     lost = in_theirs & ~in_ours

@@ -1,9 +1,9 @@
-"""The calls that a forward makes, with keys under which two runs of a program find each other's.
+"""The calls of a forward, with keys that match the calls of two runs.
 
 NOTE [ Which calls are compared ]
-Those that the program makes in a forward: of a composite op the op alone, not what it is made of, since an override of
-it decides for all of that. Views and ops that move data compute nothing, and collectives compute with what other ranks
-have. A checkpoint's recomputation repeats calls of the forward.
+The calls that the program makes in a forward. Of a composite op, only the op itself is compared, not the ops that it
+calls, because an override of the op applies to all of them. Not compared: views and ops that move data, which compute
+nothing; collectives, which depend on other ranks; and recomputations of checkpoints, which repeat calls of the forward.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["CallKey", "ForwardCalls", "floating"]
 
 
 class CallKey(NamedTuple):
-    """Names a call in every run of a program.
+    """Identifies a call across runs of a program.
 
     Attributes:
         module: The path of the module that made it.
         name: The overload's full name.
-        number: How many calls of the overload the module had made before.
+        number: The number of earlier calls of the overload by the module.
     """
 
     module: str
@@ -43,13 +43,13 @@ class CallKey(NamedTuple):
 
 
 class ForwardCalls(Tracer):
-    """An observer of the calls of a forward. A subclass says what is done with them.
+    """An observer of the calls of a forward. Subclasses process the calls.
 
     Args:
-        modules: Which module runs.
+        modules: Tracks which module runs.
     """
 
-    #: Whether `seen` gets the results that the program gets, on which hooks can be put.
+    #: Whether `seen` gets the program's own results, on which it can register hooks.
     wants_real_results = False
 
     def __init__(self, modules: RunningModules) -> None:
@@ -60,37 +60,37 @@ class ForwardCalls(Tracer):
         self.communicates = False
 
     def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> Any:
-        """A call begins. What is returned is passed to `seen`."""
+        """Called before a call. Its result is passed to `seen`."""
 
     def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: Any) -> None:
-        """A call has ended.
+        """Called after a call.
 
         Args:
             key: Its key.
-            call: What the tracer says of it.
+            call: The tracer's record of it.
             args: Its arguments.
             results: The tensors among its results.
-            begun: What `about_to` returned.
+            begun: The result of `about_to`.
         """
 
     def abandoned(self, begun: Any) -> None:
-        """A call has raised."""
+        """Called when a call raises."""
 
     def _remember(self, call: Call, tensors: list[torch.Tensor]) -> None:
         self._ended = call, tensors
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
-        """A call begins."""
+        """Called before a call."""
         self.communicates |= op.namespace in BETWEEN_PROCESSES
         stack = self._stack()
         if stack and getattr(stack[-1], "runs", None) is None:
-            return None  # part of a call
+            return None  # part of another call
         inner = bool(stack)
         token: Any = super().begin(op, args)
         if inner or token is None or token is THROUGH:
             return token
         if token.phase == "backward":
-            # One that is recorded in turn, such as that of a gradient penalty, is part of the loss's computation.
+            # A backward that autograd records, such as that of a gradient penalty, is part of the loss.
             self.saw_backward |= not torch.is_grad_enabled()
         elif token.phase == "forward" and _computes(op):
             place = token.origin.module, overload_name(op)
@@ -105,7 +105,7 @@ class ForwardCalls(Tracer):
         return token
 
     def end(self, token: Any, results: list[Any]) -> None:
-        """A call has ended."""
+        """Called after a call."""
         super().end(token, results)
         kept = getattr(token, "kept", None)
         if kept is None or self._ended is None:
@@ -114,7 +114,7 @@ class ForwardCalls(Tracer):
         self.seen(kept[0], call, token.args, tensors, kept[1])
 
     def failed(self, token: Any) -> None:
-        """A call has raised."""
+        """Called when a call raises."""
         super().failed(token)
         self._ended = None
         kept = getattr(token, "kept", None)
@@ -124,13 +124,13 @@ class ForwardCalls(Tracer):
 
 @functools.cache
 def _computes(op: torch._ops.OpOverload) -> bool:
-    if op.namespace in (*BETWEEN_PROCESSES, "fsdp"):  # the latter's move data
+    if op.namespace in (*BETWEEN_PROCESSES, "fsdp"):  # FSDP's ops move data
         return False
     return not moves_data(overload_name(op)) and bool(op._schema.returns)
 
 
 def floating(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns those of a call's results that are compared: floating point or complex numbers that can be read."""
+    """Returns a call's results that can be compared: readable tensors of floating point or complex numbers."""
     return [
         tensor
         for tensor in tensors

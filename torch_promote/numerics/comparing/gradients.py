@@ -1,4 +1,4 @@
-"""The backwards of a comparison, and the gradients of parameters that come of them."""
+"""The backwards of a comparison, and the resulting gradients of parameters."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Backwards", "errors_of", "watch_gradients"]
 
 
 class Backwards:
-    """Does the backwards that a step has not done.
+    """Runs the backwards that a step has not run itself.
 
     Attributes:
-        count: How many there were, those of the step included.
-        random: Whether random cotangents took the place of a loss.
-        failed: Why a backward that the step does not do raised; "".
+        count: The number of backwards, including those of the step.
+        random: Whether random cotangents replaced a loss.
+        failed: The error of a backward that the step does not run itself, or "".
         gradients: Copies of the parameters' gradients after the last backward, by name.
     """
 
@@ -34,12 +34,12 @@ class Backwards:
         self.gradients: dict[str, torch.Tensor] = {}
 
     def after_step(self, result: Any, has_run: bool, impacts: Impacts | None = None) -> None:
-        """Does a backward of what a step returned.
+        """Runs a backward on the result of a step.
 
         Args:
-            result: What it returned.
-            has_run: Whether the step did one itself.
-            impacts: What gets the gradients.
+            result: The result.
+            has_run: Whether the step ran a backward itself.
+            impacts: Receives the gradients.
         """
         tensors = named_tensors(result)
         loss = _loss_of(tensors)
@@ -68,7 +68,7 @@ class Backwards:
             self.count += 1
             try:
                 torch.autograd.backward(of, cotangents, retain_graph=number < times - 1)
-            except RuntimeError as error:  # a program that never does a backward may overwrite what one would need
+            except RuntimeError as error:  # a program without a backward may overwrite tensors that it would need
                 if number:
                     break
                 self.failed = str(error).partition("\n")[0]
@@ -82,7 +82,7 @@ class Backwards:
 
 
 def _loss_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
-    """The loss among what a step returned: what is called so, or the only number."""
+    """The loss among the results of a step: the one named "loss", or the only number."""
     if "loss" in tensors and tensors["loss"].numel() == 1:
         return tensors["loss"]
     numbers = [one for one in tensors.values() if one.numel() == 1 and one.is_floating_point()]
@@ -91,7 +91,7 @@ def _loss_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
 
 @contextlib.contextmanager
 def watch_gradients(model: nn.Module, backwards: Backwards) -> Iterator[None]:
-    """Keeps copies of the gradients that parameters get in a block, before the program can drop them."""
+    """Copies the gradients of parameters in a block, before the program can drop them."""
     handles = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.is_leaf:
@@ -110,12 +110,12 @@ def watch_gradients(model: nn.Module, backwards: Backwards) -> Iterator[None]:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a DTensor."""
+    """Returns this rank's part of a DTensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
 
 
 def errors_of(candidate: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> list[GradientError]:
-    """Returns the error of each gradient, the largest first. One that only one side has has an infinite error."""
+    """Returns the error of each gradient, largest first; infinite if only one side has the gradient."""
     found = []
     for name in {**reference, **candidate}:
         ours, theirs = candidate.get(name), reference.get(name)

@@ -1,4 +1,4 @@
-"""The errors and the impact of modules: what their sites add up to, as a tree, with a heat for each measure."""
+"""The errors and impact of modules, summed over their sites, as a tree with a colour scale for each measure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch_promote.numerics.pages.paths import cut_tree, make_tree, prefixes
 
 __all__ = ["MEASURES", "HeatNode", "HeatTree", "Heats", "heat_tree", "heats_of", "module_heats"]
 
-#: What a module can be coloured by.
+#: The measures by which a module can be coloured.
 MEASURES = ("local", "accumulated", "impact")
 
 
 @dataclass
 class Heats:
-    """What sites add up to.
+    """The sums over sites.
 
     Attributes:
         local: The largest local error.
         accumulated: The largest accumulated error; None without one.
         impact: The root of the sum of squares of the impacts; None if none is known.
-        sites: How many there are.
-        nonfinite: How many elements become infinite or NaN in a local run.
+        sites: Their number.
+        nonfinite: The number of elements that become infinite or NaN in a local run.
     """
 
     local: float = 0.0
@@ -45,7 +45,7 @@ class Heats:
 
 
 def heats_of(sites: Iterable[Site]) -> Heats:
-    """Returns what sites add up to.
+    """Returns the sums over sites.
 
     Example:
         >>> heats_of([Site("mm", "", "", 1, local=0.5, impact=3.0), Site("exp", "", "", 1, impact=4.0)])
@@ -58,7 +58,7 @@ def heats_of(sites: Iterable[Site]) -> Heats:
 
 
 def module_heats(sites: Iterable[Site]) -> dict[str, Heats]:
-    """Returns what the sites of each module add up to, without those of the modules in it; the hottest first.
+    """Returns the sums over the sites of each module, without its submodules, largest first.
 
     Args:
         sites: The sites.
@@ -76,10 +76,10 @@ class HeatNode:
     Attributes:
         path: The module's path.
         name: The last part of it.
-        heats: What its sites and those of the modules in it add up to.
+        heats: The sums over its sites and those of its submodules.
         children: The modules in it.
-        shares: For each measure, how hot the module is: 0 to 1, on a logarithmic scale from the coolest to the hottest
-            of the tree.
+        shares: For each measure, the module's position from 0 to 1 on a logarithmic scale from the smallest to the
+            largest value of the tree.
     """
 
     path: str
@@ -95,8 +95,8 @@ class HeatTree:
 
     Attributes:
         nodes: The outermost modules.
-        outside: The sites in the model itself and outside of it, as a module without children; None without any.
-        left_out: How many modules are left out, the deepest ones.
+        outside: The sites in the model itself and outside of it, as a module without children; None if there are none.
+        left_out: The number of modules left out (the deepest ones).
         known: The measures that any site has.
     """
 
@@ -107,11 +107,11 @@ class HeatTree:
 
 
 def heat_tree(sites: Sequence[Site], modules: Iterable[str] = ()) -> HeatTree:
-    """Makes the tree of the modules that have sites, and of those that hold them.
+    """Makes the tree of the modules that have sites, and of their parents.
 
     Args:
         sites: The sites.
-        modules: The paths of all modules, in the model's order, which is that of the tree.
+        modules: The paths of all modules, in the model's order, which the tree keeps.
 
     Example:
         >>> sites = [Site("mm", "", f"blocks.{n}.attn", 1, local=10.0**-n, impact=0.1) for n in range(3)]

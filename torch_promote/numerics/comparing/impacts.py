@@ -1,9 +1,8 @@
-"""What local errors do to the loss, to first order: products of errors and gradients.
+"""Estimates the effect of local errors on the loss, to first order, by products of errors and gradients.
 
-A hook on each result of the reference gets its gradient when the backward comes by, multiplies it with the error that
-was kept for it, and drops the error, unless the program keeps the graph for another backward, whose gradients add up.
-A backward that is recorded in turn is part of a loss's computation, as in a gradient penalty: it counts only if no
-other comes by.
+A hook on each result of the reference receives its gradient in the backward, multiplies it with the stored error, and
+drops the error. If the program retains the graph for another backward, the error is kept and the products add up. A
+backward that autograd records (as in a gradient penalty) is part of the loss, and counts only if there is no other.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from torch_promote.numerics.ranges.unnoticed import unnoticed
 
 __all__ = ["Impact", "Impacts", "random_cotangents", "replace_gradients"]
 
-#: Sums of gradients that are smaller than this, relative to those of the loss's own ops, are rounding errors.
+#: Sums of gradients below this, relative to those of the loss's own ops, count as rounding errors.
 _CANCELLED = 1e-5
 
 _Site = tuple[str, str]
 _Batch = dict[_Site, torch.Tensor]
 _keys: Any = torch._C
-#: A change of the loss that is so many times what errors and gradients add up to has other reasons than these.
+#: If the change of the loss exceeds the sum of errors times gradients by this factor, it has other causes.
 _FARTHEST = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """What the local errors d of a site do to the loss, whose gradients are g; see `Site`.
+    """The effect of a site's local errors d on the loss, whose gradients are g; see `Site`.
 
     Attributes:
         size: The root of the sum over the batches of sum(g * d) ** 2. With one batch it is abs(sum(g * d)).
         signed: sum(g * d) over all batches.
-        spread: sqrt(sum((g * d) ** 2)) over all elements of all batches: what `size` would be on average, if the
-            roundings of elements were independent.
+        spread: sqrt(sum((g * d) ** 2)) over all elements of all batches: the expected `size` if the roundings of
+            elements were independent.
     """
 
     size: float
@@ -59,15 +58,15 @@ class Impacts:
     """Sums up the impacts of errors.
 
     Args:
-        loss_scale: The scale of the step's GradScaler, for steps that return another number than they scale, such as a
-            sum over several backwards.
-        backwards: How many backwards a batch has if it begins with random cotangents.
-        replaced: Whether random cotangents take the place of all gradients.
+        loss_scale: The scale of the step's GradScaler, for steps that return another number than the one they scale,
+            such as a sum over several backwards.
+        backwards: The number of backwards per batch if they start with random cotangents.
+        replaced: Whether random cotangents replace all gradients.
 
     Attributes:
         backwards: As above.
-        random: Whether gradients are those of random cotangents.
-        nonzero: Whether a gradient other than zero has come by where there is an error.
+        random: Whether the gradients come from random cotangents.
+        nonzero: Whether a tensor with an error has received a nonzero gradient.
         totals: The impacts of the batches that have ended, by site.
     """
 
@@ -79,17 +78,17 @@ class Impacts:
         self.totals: dict[_Site, Impact] = {}
         self._batch: _Batch = {}
         self._ended: list[_Batch] = []
-        self._recorded: _Batch = {}  # of backwards that are recorded
+        self._recorded: _Batch = {}  # from backwards that autograd records
         self._scalars: list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = []
         self._hooks: list[Any] = []
 
     def add(self, site: _Site, result: torch.Tensor, error: torch.Tensor) -> None:
-        """Keeps the error of a result until its gradient has come.
+        """Stores the error of a result until its gradient arrives.
 
         Args:
             site: Module and overload.
             result: The reference's result.
-            error: What another run of the call has otherwise.
+            error: The difference of another run of the call.
         """
         if not result.requires_grad:
             return
@@ -106,9 +105,9 @@ class Impacts:
 
     @property
     def are_zero(self) -> bool:
-        """Whether gradients are zero where there are errors, or nothing but rounding as soon as they enter a module.
+        """Whether the gradients at errors are zero, or only rounding errors inside modules.
 
-        A loss that compares the outputs with the reference's own, such as KL, has gradients that cancel there.
+        The gradients of a loss that compares the outputs with the reference's own outputs, such as KL, cancel.
         """
         inside = [size for (module, _), size in self._slopes.items() if module]
         outside = max((size for (module, _), size in self._slopes.items() if not module), default=0.0)
@@ -121,7 +120,7 @@ class Impacts:
         finite = errors.isfinite()
         products = torch.where(finite, slopes * errors, 0.0)
         lost = (~finite & (slopes != 0)).sum().double()
-        # The signs of one sample's outputs are independent of another's: so are what they say of the rows of a batch.
+        # The random signs of different samples are independent, so the rows of a batch can be summed separately.
         rows = products.reshape(len(gradient) if gradient.dim() and len(gradient) else 1, -1).sum(1)
         found = torch.stack([products.sum(), products.square().sum(), lost, slopes.abs().sum(), rows.square().sum()])
         into = self._recorded if torch.is_grad_enabled() else self._batch
@@ -129,11 +128,11 @@ class Impacts:
         into[site] = found if known is None else known + found.to(known.device)
 
     def explain(self, change: float) -> bool:
-        """Whether the impacts may be why the loss changed. Those of a gradient that is a rounding error are not."""
+        """Whether the impacts can explain the change of the loss. Rounding errors in place of gradients cannot."""
         return change <= _FARTHEST * sum(max(one.size, one.spread) for one in self.totals.values())
 
     def watch_scalar(self, tensor: torch.Tensor) -> None:
-        """Notes a number that the program computes: one of them may be the loss, and tell how it was scaled."""
+        """Records a number that the program computes. It may be the loss, whose gradient shows the scale."""
         gradients: list[torch.Tensor] = []
         recorded: list[torch.Tensor] = []
 
@@ -144,17 +143,17 @@ class Impacts:
         self._scalars.append((tensor, gradients, recorded))
 
     def scalar_like(self, value: torch.Tensor) -> torch.Tensor | None:
-        """Returns the last number with a graph that equals a value, of which the step returned a copy without one."""
+        """Returns the last number with a graph that equals the value, for a step that returns a detached loss."""
         with unnoticed():
             return next((one for one, *_ in reversed(self._scalars) if float(one.detach()) == float(value)), None)
 
     def settle(self, loss: torch.Tensor | None, failed: bool = False) -> None:
-        """A batch's backward has ended: adds its impacts to those of the batches before.
+        """Adds the impacts of a batch whose backward has ended.
 
         Args:
-            loss: The loss that the step returned, if the step did the backward: the gradients that it got show by what
-                the step has scaled it. None: it is not scaled.
-            failed: Whether the backward has raised. If the step did one that was recorded, that counts.
+            loss: The loss that the step returned, if the step ran the backward: its gradient shows the factor by which
+                the step scaled it. None: it is not scaled.
+            failed: Whether the backward raised. A backward that autograd recorded then counts instead.
         """
         self.end_backward()
         recorded = bool(self._recorded) and (failed or not self._ended)
@@ -176,17 +175,17 @@ class Impacts:
         self.nonzero |= any(one[1] != 0 or one[2] != 0 for one in several)
         if any(one[2] for one in several):
             size = spread = math.inf
-        # What one random direction says of a sum is a matter of luck.
+        # A single random direction is too noisy an estimate of the sum.
         return Impact(spread if self.random and number == 1 else size, change, spread)
 
     def end_backward(self) -> None:
-        """One of the backwards of a batch has ended."""
+        """Called after each backward of a batch."""
         if self._batch:
             self._ended.append(self._batch)
             self._batch = {}
 
     def drop(self) -> None:
-        """Removes the hooks: an op may have returned a parameter, as an optimizer's do."""
+        """Removes the hooks, because an op may have returned a parameter, as optimizers' ops do."""
         for hook in self._hooks:
             hook.remove()
         for kept in (self._hooks, self._scalars, self._batch, self._ended, self._recorded):
@@ -213,7 +212,7 @@ def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def replace_gradients(model: nn.Module, generator: torch.Generator) -> Any:
-    """Has a backward get random signs as gradients of a model's outputs.
+    """Replaces the gradients of a model's outputs by random signs.
 
     Returns:
         The handle that ends it.
@@ -222,7 +221,7 @@ def replace_gradients(model: nn.Module, generator: torch.Generator) -> Any:
     def replace(value: Any) -> Any:
         if not (isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point()):
             return value
-        view = value.view_as(value)  # the hooks of the tensor itself come after those of the view
+        view = value.view_as(value)  # the view's hooks run before those of the tensor itself
         view.register_hook(lambda gradient: random_cotangents([gradient], generator)[0])
         return view
 

@@ -1,4 +1,4 @@
-"""Runs a call alone, as the candidate runs it, on the reference's inputs."""
+"""Runs a single call like the candidate, on the reference's inputs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["LocalRuns", "random_state", "set_random_state"]
 _keys: Any = torch._C
 _HIDDEN = _keys.DispatchKeySet(_keys._dispatch_key_parse(_C.dispatch_observer_key()))
 
-#: The state of the generators: the CPU's, those of the GPUs, and those among a call's arguments.
+#: The state of the generators: the CPU's, the GPUs', and those among a call's arguments.
 RandomState = tuple[torch.Tensor, list[torch.Tensor] | None, list[torch.Tensor]]
-#: What ops of batch and instance norm write to, though their schemas do not say so.
+#: Arguments that batch and instance norm write to, although their schemas do not declare it.
 _STATISTICS = frozenset({"running_mean", "running_var"})
 
 
 class LocalRuns:
-    """Runs calls of the reference as the candidate ran them.
+    """Runs calls of the reference in the way in which the candidate ran them.
 
     Args:
         candidate: The candidate's policy.
@@ -47,14 +47,14 @@ class LocalRuns:
 
         Args:
             op: The overload.
-            args: The reference's arguments. They stay what they are.
+            args: The reference's arguments. They are not modified.
             as_in: The candidate's call: its dtypes, policy and regions.
 
         Returns:
-            The tensors among the results; None if the call cannot be run alone. `refused` says why, by overload.
+            The tensors among the results; None if the call cannot be run alone (`refused` has the reason by overload).
         """
         closed = {type(one).__name__ for one in leaves(args) if isinstance(one, torch.Tensor) and not can_be_read(one)}
-        if closed:  # without their own dispatch, kernels would read memory that they do not have
+        if closed:  # without their own dispatch, kernels would read out of bounds
             self.refused.setdefault(overload_name(op), f"{', '.join(sorted(closed))} has no data of its own")
             return None
         dtypes = {info.name: info.dtype for info in as_in.ran_with}
@@ -132,7 +132,7 @@ def set_random_state(state: RandomState, args: Iterable[Any] = ()) -> None:
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state_all(state[1])
-    for one, own in zip(_generators(args), state[2], strict=False):  # a run may pass none, and another one
+    for one, own in zip(_generators(args), state[2], strict=False):  # only one of the runs may pass a generator
         one.set_state(own)
 
 

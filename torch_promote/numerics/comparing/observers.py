@@ -1,14 +1,14 @@
-"""The observers of the runs that a comparison makes.
+"""The observers of a comparison's runs.
 
 NOTE [ The runs of a comparison ]
-1. The reference: `KeepReference` keeps the results of its calls, a fingerprint of each, and the state of the random
+1. The reference: `KeepReference` stores the results of its calls, a fingerprint of each, and the state of the random
    number generators before each call that draws.
-2. The candidate: `CompareCandidate` gives each call the reference's random numbers, compares its results with those
-   that were kept, and notes in which dtypes each call ran.
+2. The candidate: `CompareCandidate` gives each call the reference's random numbers, compares its results with the
+   stored ones, and records the dtypes of each call.
 3. The reference again: `CompareLocally` checks the fingerprints, runs each call alone in the candidate's dtypes, and
-   hands the errors to `Impacts`, which multiplies them with the gradients of the backward.
+   passes the errors to `Impacts`, which multiplies them with the gradients of the backward.
 
-Results are kept for as many calls as fit; for others there are further rounds of the same runs.
+Results are stored for as many calls as fit in memory; further rounds of the same runs handle the others.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class KeptCall:
     """A call of the reference.
 
     Attributes:
-        call: What the tracer says of it.
+        call: The tracer's record of it.
         bytes: The size of its floating point results.
-        fingerprint: A number for the bits of each.
-        random: The state of the generators before the call; None if it draws no numbers.
-        results: Copies of them, until the candidate has been compared.
+        fingerprint: A hash of the bits of each.
+        random: The state of the generators before the call; None if it does not draw random numbers.
+        results: Copies of the results, until the candidate has been compared.
     """
 
     call: Call
@@ -55,9 +55,9 @@ class KeepReference(ForwardCalls):
     """The observer of the reference.
 
     Args:
-        modules: Which module runs.
-        skip: How many bytes of results come before the first that is kept.
-        most: How many bytes of results are kept.
+        modules: Tracks which module runs.
+        skip: The bytes of results to skip before the first one to keep.
+        most: The number of bytes of results to keep.
     """
 
     def __init__(self, modules: RunningModules, skip: int, most: int) -> None:
@@ -69,11 +69,11 @@ class KeepReference(ForwardCalls):
         self._most = most
 
     def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> RandomState:
-        """A call begins."""
+        """Called before a call."""
         return random_state(args)
 
     def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: Any) -> None:
-        """A call has ended."""
+        """Called after a call."""
         found = floating(results)
         size = sum(one.numel() * one.element_size() for one in found)
         keeps = self._skip <= self.bytes < self._skip + self._most
@@ -89,13 +89,13 @@ class CompareCandidate(ForwardCalls):
     """The observer of the candidate.
 
     Args:
-        modules: Which module runs.
-        reference: The reference's calls. Their results are dropped one by one.
+        modules: Tracks which module runs.
+        reference: The reference's calls. Their results are dropped after use.
 
     Attributes:
         calls: The candidate's calls.
         errors: The accumulated errors, by module and overload.
-        only_here: How many calls the reference has not made, by module and overload.
+        only_here: The number of calls that the reference did not make, by module and overload.
     """
 
     def __init__(self, modules: RunningModules, reference: dict[CallKey, KeptCall]) -> None:
@@ -106,13 +106,13 @@ class CompareCandidate(ForwardCalls):
         self._reference = reference
 
     def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> None:
-        """A call begins."""
+        """Called before a call."""
         kept = self._reference.get(key)
         if kept is not None and kept.random is not None:
             set_random_state(kept.random, args)
 
     def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: Any) -> None:
-        """A call has ended."""
+        """Called after a call."""
         self.calls[key] = call
         kept = self._reference.get(key)
         if kept is None:
@@ -133,7 +133,7 @@ class CompareCandidate(ForwardCalls):
 
 @dataclass(slots=True, eq=False)
 class _Begun:
-    """What is known of a call before it runs."""
+    """The facts about a call that are known before it runs."""
 
     random: RandomState
     with_grad: bool
@@ -146,19 +146,19 @@ class CompareLocally(ForwardCalls):
     """The observer of the reference's second run.
 
     Args:
-        modules: Which module runs.
+        modules: Tracks which module runs.
         reference: The reference's calls in its first run.
         candidate: The candidate's calls.
         local: Runs calls alone.
-        impacts: Gets the local errors.
-        skip: How many bytes of results come before the first whose errors are computed.
-        most: For how many bytes of results they are.
-        with_grad: Whether calls are recorded for a backward where the program asks for none.
+        impacts: Receives the local errors.
+        skip: The bytes of results to skip before the first errors are computed.
+        most: The bytes of results for which errors are computed.
+        with_grad: Whether to record calls for a backward although the program disables gradients.
 
     Attributes:
         errors: The local errors, by module and overload.
         different: The first call that differs from the first run, as text; "".
-        is_more: Whether calls that come after those ran in other dtypes in the candidate.
+        is_more: Whether later calls ran in other dtypes in the candidate.
     """
 
     wants_real_results = True
@@ -190,7 +190,7 @@ class CompareLocally(ForwardCalls):
         self._missing = set(reference)
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
-        """A call begins. What moves data is recorded, too: the gradient comes through it."""
+        """Called before a call. Ops that move data are recorded as well, because gradients flow through them."""
         token = super().begin(op, args)
         moves = getattr(token, "phase", "") == "forward" and token.kept is None
         if self._with_grad and moves and not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
@@ -199,12 +199,12 @@ class CompareLocally(ForwardCalls):
         return token
 
     def end(self, token: Any, results: list[Any]) -> None:
-        """A call has ended."""
+        """Called after a call."""
         self._has_ended(token)
         super().end(token, results)
 
     def failed(self, token: Any) -> None:
-        """A call has raised."""
+        """Called when a call raises."""
         self._has_ended(token)
         super().failed(token)
 
@@ -214,9 +214,9 @@ class CompareLocally(ForwardCalls):
             torch._C._set_grad_enabled(False)
 
     def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> _Begun:
-        """A call begins."""
+        """Called before a call."""
         begun = _Begun(random_state(args), torch.is_grad_enabled(), op=op)
-        if op._schema.is_mutable and self._is_wanted(key):  # its arguments are about to change
+        if op._schema.is_mutable and self._is_wanted(key):  # the call will change its arguments
             begun.has_run = True
             begun.results = self._local.run(op, args, self._candidate[key])
         if self._with_grad and not torch.is_inference_mode_enabled():
@@ -224,11 +224,11 @@ class CompareLocally(ForwardCalls):
         return begun
 
     def abandoned(self, begun: _Begun) -> None:
-        """A call has raised."""
+        """Called when a call raises."""
         torch._C._set_grad_enabled(begun.with_grad)
 
     def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: _Begun) -> None:
-        """A call has ended."""
+        """Called after a call."""
         torch._C._set_grad_enabled(begun.with_grad)
         found = floating(results)
         self._check(key, found)
@@ -246,7 +246,7 @@ class CompareLocally(ForwardCalls):
                 begun.results = self._local.run(begun.op, args, self._candidate[key])
                 set_random_state(after, args)
             self._compare(key, found, begun.results)
-        elif not key.module:  # the loss: the size of its gradients tells whether those of the model are zero
+        elif not key.module:  # the loss: its gradients are the scale for deciding whether the model's are zero
             for one in found:
                 self._impacts.add(key[:2], one, torch.zeros((), device=one.device))
         kept = self._reference.get(key)
@@ -254,7 +254,7 @@ class CompareLocally(ForwardCalls):
         self._bytes += 0 if kept is None else kept.bytes
 
     def _is_wanted(self, key: CallKey) -> bool:
-        """Whether the candidate ran a call in other dtypes, and its turn has come."""
+        """Whether the candidate ran a call in other dtypes, and this round handles it."""
         return self._skip <= self._bytes < self._skip + self._most and self._differs(key)
 
     def _differs(self, key: CallKey) -> bool:
@@ -265,7 +265,7 @@ class CompareLocally(ForwardCalls):
         return (
             [info.dtype for info in ours.ran_with] != [info.dtype for info in theirs.ran_with]
             or [info.dtype for info in ours.outputs] != [info.dtype for info in theirs.outputs]
-            or (ours.composite and bool(theirs.autocast))  # what it is made of may run in other dtypes
+            or (ours.composite and bool(theirs.autocast))  # the ops that it calls may run in other dtypes
         )
 
     def _compare(self, key: CallKey, results: list[torch.Tensor], alone: list[torch.Tensor] | None) -> None:
@@ -273,7 +273,7 @@ class CompareLocally(ForwardCalls):
             return
         alone = floating(alone)
         if [one.shape for one in alone] != [one.shape for one in results]:
-            self._local.refused.setdefault(key.name, "its results have other shapes in these dtypes")
+            self._local.refused.setdefault(key.name, "the shapes of its results differ in these dtypes")
             return
         sums = self.errors.setdefault(key[:2], ErrorSums())
         for ours, theirs in zip(alone, results, strict=True):
@@ -290,7 +290,7 @@ class CompareLocally(ForwardCalls):
         kept = self._reference.get(key)
         self._missing.discard(key)
         if kept is None:
-            self.different = f"{key}, was made in the second run only"
+            self.different = f"{key}, was made only in the second run"
             return
         with unnoticed():
             now = [_fingerprint(one) for one in results]
@@ -301,10 +301,10 @@ class CompareLocally(ForwardCalls):
             self.different = f"the results of {key}, at {kept.call.line or 'an unknown line'}"
 
     def finish(self) -> None:
-        """The run has ended."""
+        """Called after the run."""
         if not self.different and self._missing:
             key = next(key for key in self._reference if key in self._missing)
-            self.different = f"{key}, was made in the first run only"
+            self.different = f"{key}, was made only in the first run"
 
 
 def _is_same(one: RandomState, other: RandomState) -> bool:
@@ -315,7 +315,7 @@ def _is_same(one: RandomState, other: RandomState) -> bool:
 
 
 def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    """A number that other bits give another value with near certainty: a sum of the bits, weighted by their place."""
+    """A hash of a tensor's bits: their sum, weighted by position."""
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     bits = real.detach().contiguous().view(-1).view(_INTEGERS[real.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)

@@ -1,6 +1,6 @@
-"""The rounds of runs that a comparison makes, and the comparison that comes of them.
+"""The rounds of runs of a comparison, and the resulting report.
 
-observers.py, NOTE [ The runs of a comparison ], says what each run is for.
+observers.py, NOTE [ The runs of a comparison ], explains the runs.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from torch_promote.reference.dtypes import dtype_name
 
 __all__ = ["DIFFER", "Rounds"]
 
-#: How the note begins that says so.
+#: The start of the note about differing runs.
 DIFFER = "Two runs of the reference differ"
 
 _SiteKey = tuple[str, str]
 _LEAST = 256 << 20
-#: How many random directions tell what errors do to outputs.
+#: The number of random directions with which the effect of errors on outputs is estimated.
 _BACKWARDS = 7
 
 
 class Rounds:
-    """A comparison that is being made. See `compare_runs`."""
+    """A comparison in progress. See `compare_runs`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Rounds:
         self._communicates = False
 
     def compare(self) -> Comparison:
-        """Makes the runs."""
+        """Performs the runs."""
         not_seen: list[str] = []
         skip = 0
         while True:
@@ -92,8 +92,8 @@ class Rounds:
                 break
             if self._last is not None and self._runs.count + 3 > self._last:
                 self._notes.append(
-                    f"The results of the step's calls take {kept.bytes / 2**30:.1f} GiB. The errors of those after the "
-                    f"first {skip / 2**30:.1f} GiB are not known: there was no run left to compute them."
+                    f"The results of the step's calls take {kept.bytes / 2**30:.1f} GiB. The errors after the first "
+                    f"{skip / 2**30:.1f} GiB are unknown: no run was left to compute them."
                 )
                 break
         return Comparison(
@@ -130,7 +130,7 @@ class Rounds:
 
             def after(number: int, result: Any) -> None:
                 backwards.after_step(result, candidate.saw_backward)
-                candidate.saw_backward = False  # by the next batch
+                candidate.saw_backward = False  # for the next batch
 
             with watch_gradients(self._model, backwards):
                 theirs = self._run_candidate(candidate, after)
@@ -158,7 +158,7 @@ class Rounds:
             if not with_grad:
                 raise
             self._notes.append(
-                f"No impact is known: the step fails when its calls are recorded for a backward: {error}"
+                f"The impacts are unknown: the step fails when its calls are recorded for a backward: {error}"
             )
             impacts, with_grad = Impacts(loss_scale), False
             second, local = self._run_locally(skip, kept.calls, candidate, impacts, with_grad, replaced=False)
@@ -194,7 +194,7 @@ class Rounds:
 
         def after(number: int, result: Any) -> None:
             self._backwards.after_step(result, local.saw_backward, impacts)
-            local.saw_backward = False  # by the next batch
+            local.saw_backward = False  # for the next batch
 
         with contextlib.ExitStack() as stack:
             stack.callback(impacts.drop)
@@ -208,7 +208,7 @@ class Rounds:
         return results, local
 
     def _run_candidate(self, observer: CompareCandidate, on_result: Any = None) -> Results:
-        """The candidate's run. If the step raises, as some do at a loss that is not finite, what ran before counts."""
+        """The candidate's run. If the step raises (some do at a non-finite loss), the calls before that count."""
         before = self._runs.count
         try:
             return self._run(self._candidate, observer, on_result)
@@ -219,7 +219,7 @@ class Rounds:
             return []
 
     def _on_any_rank(self, here: bool) -> bool:
-        """Whether something holds on any rank, if the step communicates: all ranks have to make as many runs."""
+        """Whether a condition is true on any rank. All ranks have to make the same number of runs."""
         if not self._communicates or not dist.is_available() or not dist.is_initialized():
             return here
         found: list[bool] = [here] * dist.get_world_size()
@@ -230,7 +230,7 @@ class Rounds:
         return self._runs.run(policy, around=observe_dispatch(observer), on_result=on_result)
 
     def _check(self, first: Results, second: Results, local: CompareLocally) -> dict[str, float]:
-        """By how much two runs of the reference differ, for each name."""
+        """The difference between two runs of the reference, for each name."""
         noise: dict[str, float] = {}
         for one, other in zip(second, first, strict=True):
             for name, error in distances(one, other).items():
@@ -242,12 +242,12 @@ class Rounds:
         elif differing:
             raise StepError(
                 f"the step is not repeatable: two runs of the reference from the same state differ "
-                f"in {', '.join(differing)}.{where} Pass what it changes, or draws from, in "
+                f"in {', '.join(differing)}.{where} Pass the state that it changes or draws from in "
                 f"restore=(...), or take the number of the batch as its argument: step(i)."
             )
         return noise
 
-    # --- what came of them
+    # --- results
 
     def _sites(self, calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call]) -> list[Site]:
         of_site: dict[_SiteKey, list[tuple[KeptCall, Call]]] = {}
@@ -256,7 +256,7 @@ class Rounds:
             if theirs is not None and _is_of_autocast(kept.call, theirs):
                 of_site.setdefault(key[:2], []).append((kept, theirs))
         sites = [self._site(key, pairs) for key, pairs in of_site.items()]
-        return sorted(sites, key=lambda site: (-(site.impact or 0.0), -site.local))  # of equal ones the first to run
+        return sorted(sites, key=lambda site: (-(site.impact or 0.0), -site.local))  # ties in the order of running
 
     def _site(self, key: _SiteKey, pairs: list[tuple[KeptCall, Call]]) -> Site:
         local = self._local_errors[key].total() if key in self._local_errors else Errors()
@@ -292,30 +292,29 @@ class Rounds:
             _dtypes(kept.call) != _dtypes(candidate[key]) for key, kept in calls.items() if key in candidate
         ):
             notes.append(
-                "No call ran in another dtype than in the reference. Regions that name a policy keep it: leave out "
-                "policy= and overrides= in the step, and check that it opens a region at all."
+                "No call ran in another dtype than in the reference. Regions with a policy= keep it: remove policy= "
+                "and overrides= from the step, and check that it opens a region."
             )
         elif self._backwards.failed:
-            notes.append(f"The backward that the step does not do itself failed: {self._backwards.failed}")
+            notes.append(f"The backward that compare() ran on the step's result failed: {self._backwards.failed}")
         elif not self._impacts and not self._notes:
             notes.append(
-                "No impact is known: no gradient of a loss reached the calls. Return a loss that requires a gradient."
+                "The impacts are unknown: no gradient of a loss reached the calls. Return a loss that requires grad."
             )
         notes += [
-            f"{name} was not run alone: {why}. Its local error is not known."
-            for name, why in self._local.refused.items()
+            f"{name} was not run alone: {why}. Its local error is unknown." for name, why in self._local.refused.items()
         ]
         return notes
 
 
 def _room() -> int:
-    """How many bytes of results are kept: a quarter of the free memory."""
+    """The maximum bytes of stored results: a quarter of the free memory."""
     if torch.cuda.is_initialized():
         free = torch.cuda.mem_get_info()[0]
     else:
         try:
             free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (ValueError, OSError, AttributeError):  # systems that do not tell
+        except (ValueError, OSError, AttributeError):  # not available on this system
             free = 4 * _LEAST
     return max(free // 4, _LEAST)
 
@@ -327,16 +326,16 @@ def _is_of_autocast(ours: Call, theirs: Call) -> bool:
 
 
 def _dtypes(call: Call) -> Iterator[str] | tuple[str, ...]:
-    """The floating point dtypes that a call ran in, and of its results if they are lower."""
+    """The floating point dtypes that a call ran in, and those of its results if they are lower."""
     of_arguments = [info.dtype for info in call.ran_with if info.dtype.is_floating_point or info.dtype.is_complex]
     lower = [info.dtype for info in call.outputs if info.dtype in (torch.float16, torch.bfloat16)]
     return tuple(dict.fromkeys(map(dtype_name, [*of_arguments, *lower])))
 
 
 def _metrics(reference: Results, candidate: Results) -> list[Metric]:
-    """What the step returned, of the batch with the largest error."""
+    """The values that the step returned, for the batch with the largest error."""
     worst: dict[str, Metric] = {}
-    if not candidate:  # it raised
+    if not candidate:  # the step raised
         return [Metric(name, _number(value), None, float("inf")) for name, value in reference[0].items()]
     for ours, theirs in zip(reference, candidate, strict=True):
         for name, error in distances(theirs, ours).items():
@@ -346,9 +345,9 @@ def _metrics(reference: Results, candidate: Results) -> list[Metric]:
 
 
 def _change(reference: Results, candidate: Results) -> float:
-    """By how much the candidate changes the loss, of the batch in which that is most; 0 if the step returns none."""
+    """The largest change of the loss by the candidate over all batches; 0 if the step does not return a loss."""
     changes = [0.0]
-    for ours, theirs in zip(reference, candidate, strict=False):  # the candidate may have raised
+    for ours, theirs in zip(reference, candidate, strict=False):  # the candidate's step may have raised
         if list(ours) == ["loss"] == list(theirs) and ours["loss"].numel() == 1 == theirs["loss"].numel():
             changes.append(abs(float(theirs["loss"].real) - float(ours["loss"].real)))
     return max((one for one in changes if math.isfinite(one)), default=0.0)

@@ -1,1 +1,1 @@
-"""`find_nonfinite`: finder.py observes calls, judge.py says what is wrong with one, suggestion.py runs overrides."""
+"""`find_nonfinite`: finder.py observes calls, judge.py diagnoses a non-finite one, suggestion.py tries overrides."""

@@ -1,4 +1,4 @@
-"""Makes a call again in another dtype, without side effects."""
+"""Repeats a call in another dtype, without side effects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_promote.numerics.ranges.unnoticed import unnoticed
 __all__ = ["BETWEEN_PROCESSES", "call_again"]
 
 _LOWER = (torch.float16, torch.bfloat16)
-#: Ops of which every process has to make as many calls.
+#: Namespaces of ops that every process must call equally often.
 BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
@@ -24,19 +24,18 @@ def call_again(
     dtype: torch.dtype,
     before: Mapping[int, torch.Tensor] | None = None,
 ) -> list[torch.Tensor] | None:
-    """Makes a call on copies of its arguments in another dtype, without autocast.
+    """Repeats a call on copies of its arguments in another dtype, without autocast.
 
-    Random numbers are drawn from the present state of the generators, which stays.
+    Random numbers are drawn from the current state of the generators, which is restored.
 
     Args:
         op: The overload.
         args: All its arguments, in the schema's order.
-        dtype: The dtype of the copies of floating point tensors. A dtype among the arguments that is narrower becomes
-            this one, too.
-        before: Copies of arguments that the call has overwritten since, by the id of the tensor.
+        dtype: The dtype of the copies of floating point tensors. It also replaces narrower dtypes among the arguments.
+        before: Copies of arguments that the original call has overwritten, keyed by the id of the tensor.
 
     Returns:
-        The tensors among the results; None if the call fails in this dtype, or is one between processes.
+        The tensors among the results; None if the call fails in this dtype, or communicates between processes.
 
     Example:
         >>> call_again(torch.ops.aten.exp.default, [torch.tensor([12.0], dtype=torch.float16)], torch.float32)
@@ -67,7 +66,7 @@ def call_again(
             positional = [value for argument, value in converted if not argument.kwarg_only]
             named = {argument.name: value for argument, value in converted if argument.kwarg_only}
             results = op(*positional, **named)
-    except Exception:  # an op may refuse the dtype, or arguments that do not fit together any more
+    except Exception:  # an op may refuse the dtype, or the changed arguments
         return None
     finally:
         torch.set_rng_state(random)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
 import weakref
@@ -32,7 +33,7 @@ class NonfiniteError(TorchPromoteError, ArithmeticError):
     """A call made an inf or a NaN in a block of `find_nonfinite(raise_at_first=True)`.
 
     Attributes:
-        origin: Where it came from.
+        origin: The call that made it.
     """
 
     def __init__(self, origin: NonfiniteOrigin) -> None:
@@ -42,7 +43,7 @@ class NonfiniteError(TorchPromoteError, ArithmeticError):
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a finder has seen."""
+    """The state that a finder has collected."""
 
     benign: list[BenignNonfinite]
     checked: int
@@ -50,12 +51,12 @@ class _Seen:
 
 
 class NonfiniteReport:
-    """What `find_nonfinite` found. It fills while the block runs.
+    """The report of `find_nonfinite`. It fills while the block runs.
 
     Attributes:
-        origin: The first call with finite inputs and a non-finite output; None if there is none.
-        tried: What `suggest` has run, in order.
-        not_seen: What ran in the block and was not checked, a sentence each.
+        origin: The first call with finite inputs and a non-finite output, or None.
+        tried: The runs of `suggest`, in order.
+        not_seen: Computations of the block that were not checked, one sentence each.
         torch_version: PyTorch's version.
     """
 
@@ -69,24 +70,24 @@ class NonfiniteReport:
         self._finder: NonfiniteFinder | _Seen | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copies: everything but the model, which the report refers to while it lives."""
+        """The state for pickle and copies: everything except the model."""
         finder = self._finder
         seen = None if finder is None else _Seen(self.benign, self.checked, dict(finder.forward_ops))
         return {**vars(self), "_model": None, "_finder": seen}
 
     @property
     def found(self) -> bool:
-        """Whether a call made a non-finite value that is a fault."""
+        """Whether a call made a non-finite value that is not benign."""
         return self.origin is not None
 
     @property
     def benign(self) -> list[BenignNonfinite]:
-        """The non-finite values that are no fault, by place: masks, steps that GradScaler skips, what `allow` names."""
+        """The benign non-finite values by place: masks, steps that GradScaler skips, and those that `allow` names."""
         return [] if self._finder is None else self._finder.benign
 
     @property
     def checked(self) -> int:
-        """How many calls were checked. After the origin none is."""
+        """The number of checked calls. Calls after the origin are not checked."""
         return 0 if self._finder is None else self._finder.checked
 
     def ops_at(self, module: str, line: str) -> list[str]:
@@ -94,23 +95,23 @@ class NonfiniteReport:
         return [] if self._finder is None else list(self._finder.forward_ops.get((module, line), ()))
 
     def ops_in(self, module: str) -> list[str]:
-        """Returns the names of the ops that the forward called in a module, and in those inside it."""
+        """Returns the names of the ops that the forward called in a module and its submodules."""
         if self._finder is None:
             return []
         inside = [ops for (path, _), ops in self._finder.forward_ops.items() if _is_inside(path, module)]
         return list(dict.fromkeys(name for ops in inside for name in ops))
 
     def suggest(self, step: Callable[[], Any]) -> Policy | None:
-        """Finds the smallest override that cures the program, by running it.
+        """Finds the smallest override that makes the program finite, by running it.
 
-        It runs the step without an override, then with one for the op that overflows, and while others overflow next,
-        with overrides for these, too; at the end it leaves out those that are not needed. The overrides hold in regions
-        of `my_autocast` and torch.autocast that the step opens. If they do not help and `find_nonfinite` got the model,
-        it tries policies of the module of the origin, and of those around it.
+        It runs the step without an override, then with one for the op that overflows. While another op overflows next,
+        it adds an override for that op. At the end it removes overrides that are not needed. The overrides apply in
+        regions of `my_autocast` and torch.autocast that the step opens. If they do not help and `find_nonfinite` got
+        the model, it tries policies for the module of the origin and for its parents.
 
         Args:
-            step: Runs one step of the program, its regions included. Before each run and at the end, the state is
-                restored: random number generators; parameters, buffers and gradients of the model, if `find_nonfinite`
+            step: Runs one step of the program, including its regions. Before each run and at the end, `suggest`
+                restores random number generators; parameters, buffers and gradients of the model, if `find_nonfinite`
                 got it; and optimizers, modules, scalers and schedulers that the step refers to. Gradients with a
                 non-finite value become None.
 
@@ -132,18 +133,18 @@ class NonfiniteReport:
             >>> with find_nonfinite() as report:
             ...     _ = step()
             >>> report.suggest(step)
-            Policy.stock().override({'aten::matmul.default': 'fp32'}, device='cpu')
+            Policy.stock().override({'aten::matmul.default': 'fp32'}, device_type='cpu')
             >>> [str(attempt) for attempt in report.tried][-1]
             "overrides={'aten::matmul.default': 'fp32'}: finite"
         """
         if not callable(step):
-            raise OptionError(f"suggest() takes a function that runs a step, got {step!r}. Pass a function.")
+            raise OptionError(f"suggest() expects a function that runs a step, got {step!r}. Pass a function.")
         self.tried = []
         model = None if self._model is None else self._model()
         return find_cure(step, model, lambda: find_nonfinite(model, allow=self._allow), self.tried)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as values that JSON has."""
+        """Returns the report as JSON-compatible values."""
         return {
             "found": self.found,
             "origin": None if self.origin is None else self.origin.to_dict(),
@@ -168,11 +169,14 @@ class NonfiniteReport:
 
     def __str__(self) -> str:
         if self.origin is None:
-            first = f"no inf or NaN that is a fault, in {self.checked:,} calls that were checked"
+            first = f"no inf or NaN (except benign ones) in {self.checked:,} checked calls"
         else:
             first = str(self.origin)
         lines = [first, *(f"benign: {one}" for one in self.benign), *(f"not seen: {one}" for one in self.not_seen)]
         return "\n".join([*lines, *(f"tried: {one}" for one in self.tried)])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __repr__(self) -> str:
         return f"<NonfiniteReport: {'no origin' if self.origin is None else f'{self.origin.kind}, {self.origin.op}'}>"
@@ -184,15 +188,16 @@ def find_nonfinite(
 ) -> Iterator[NonfiniteReport]:
     """Finds the first call in a block that has finite inputs and a non-finite output, in the forward or a backward.
 
-    Infinite values that a mask asks for are no fault, nor are gradients that overflow only by GradScaler's scale, for
-    which it skips the step: the report lists both as benign. A NaN always is one. The program's results do not change.
+    Infinite values that a mask asks for are benign, and so are gradients that overflow only because of GradScaler's
+    scale: GradScaler then skips the step. The report lists both separately. A NaN is never benign. The program's
+    results
 
-    Each call costs a look at its results, and on a GPU a synchronization, until the first fault is found.
+    do not change. Until the first fault, each call costs a check of its results, which synchronizes on a GPU.
 
     Args:
-        model: The module whose paths the report uses. None: the first module that is called outside of others.
-        raise_at_first: Whether to raise at the call itself, so that a debugger stops there. It also raises for infinite
-            values of which the program makes only integers, which are no fault at the end of the block.
+        model: The module whose paths the report uses. None: the first module that is called outside of other modules.
+        raise_at_first: Whether to raise at the call itself, so that a debugger stops there. It then also raises for
+            infinite values that the program only converts to integers, which would be benign at the end of the block.
         allow: Ops ("log", "aten::log"), modules ("blocks.3", with those inside it) and lines ("train.py:41") that may
             make non-finite values.
 
@@ -213,12 +218,12 @@ def find_nonfinite(
     """
     if isinstance(allow, str) or not all(isinstance(one, str) and one for one in allow):
         raise OptionError(
-            f'`allow` takes a sequence of names, such as ("log", "blocks.3", "train.py:41"), got {allow!r}.'
+            f'`allow` expects a sequence of names, such as ("log", "blocks.3", "train.py:41"), got {allow!r}.'
         )
     allowed = tuple(allow)
     modules = RunningModules(model)
     report = NonfiniteReport(model, allowed)
-    del model  # which may die before the block ends
+    del model  # it may be destroyed before the block ends
 
     def found(origin: NonfiniteOrigin | None) -> None:
         report.origin = origin

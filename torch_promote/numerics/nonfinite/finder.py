@@ -1,11 +1,11 @@
-"""The observer of `find_nonfinite`: checks the results of calls, and judges the first that is not finite.
+"""The observer of `find_nonfinite`: checks the results of calls, and diagnoses the first that is not finite.
 
 NOTE [ Which call is the origin ]
-A call is checked when it ends. Its arguments are looked at only when a result is not finite. Those that the op writes
-to are looked at before it runs, and copied if they are float16 or bfloat16, since a verdict needs them.
+A call is checked when it ends. Its arguments are inspected only if a result is not finite. Arguments that the op writes
+to are inspected before it runs, and copied if they are float16 or bfloat16, because the verdict needs their old values.
 
-The ops inside of a composite op come first. Their verdict counts if the result of the op that the program called is not
-finite either; so a composite op may use infinite values on its way.
+The ops inside of a composite op are checked first. Their verdict counts only if the result of the op that the program
+called is not finite either, because a composite op may use infinite values internally.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class NonfiniteFinder(Tracer):
     """Looks for the first call with finite inputs and a non-finite output.
 
     Args:
-        modules: Which module runs.
-        found: Takes the origin, in the thread of the call; later None, if it turns out to be no fault. An error that it
-            raises reaches the call's caller.
+        modules: Tracks which module runs.
+        found: Called with the origin, in the thread of the call; later with None, if the origin proves benign. An error
+            that it raises propagates to the call's caller.
         is_allowed: Whether a call may make non-finite values.
     """
 
@@ -60,7 +60,7 @@ class NonfiniteFinder(Tracer):
         self._watching = threading.local()
         self._lock = threading.Lock()
         self._judge = NonfiniteJudge()
-        # Origins of infinite values. They are none if integers are all that is made of the values.
+        # Origins of infinite values, which are benign if the program only converts the values to integers.
         self._provisional: list[tuple[NonfiniteOrigin, Spread]] = []
         self.done = False
         self.checked = 0
@@ -68,7 +68,7 @@ class NonfiniteFinder(Tracer):
 
     @property
     def benign(self) -> list[BenignNonfinite]:
-        """The non-finite values that are no fault, by place."""
+        """The benign non-finite values, by place."""
         return self._judge.benign
 
     def _remember_call(self, call: Call, tensors: list[torch.Tensor]) -> None:
@@ -81,17 +81,17 @@ class NonfiniteFinder(Tracer):
         return watched
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
-        """A call begins."""
+        """Called before a call."""
         if self.done:
             return None
-        if is_of_a_transform(args):  # which cannot be read; the tensors inside are next
+        if is_of_a_transform(args):  # cannot be read; the calls on the tensors inside follow
             return THROUGH
         token = super().begin(op, args)
         if token is None:
             return None
         try:
             self._watch(Watched(token, op, args))
-        except BaseException:  # no memory for a copy: the dispatcher makes no call that was not begun
+        except BaseException:  # no memory for a copy: the dispatcher does not make the call
             self.failed(token)
             raise
         return token
@@ -120,12 +120,12 @@ class NonfiniteFinder(Tracer):
         tensors = tensors_in(written)
         watched.before = {id(tensor): found for tensor, found in zip(tensors, extremes(tensors), strict=True)}
         with unnoticed():
-            # A copy of a tensor without data of its own fails, and no verdict needs it. That of a fake one crashes.
+            # Copying a tensor without data fails or (for fake tensors) crashes, and no verdict needs it.
             copied = [tensor for tensor in tensors if tensor.dtype in _LOWER and can_be_read(tensor)]
             watched.copies = {id(tensor): tensor.clone() for tensor in copied}
 
     def end(self, token: Any, results: list[Any]) -> None:
-        """A call has ended."""
+        """Called after a call."""
         if token is THROUGH:
             return
         super().end(token, results)
@@ -143,13 +143,13 @@ class NonfiniteFinder(Tracer):
                     parent.verdict = _about_cast(watched, parent)
             return
         call, tensors = self._watching.call
-        self._watching.call = None  # keeps no tensor
+        self._watching.call = None  # drops references to tensors
         if parent is None and call.phase != "backward":
             self.forward_ops.setdefault((call.module, call.line), {})[call.name] = None
         self._check(watched, call, tensors, results, parent)
 
     def failed(self, token: Any) -> None:
-        """A call has raised."""
+        """Called when a call raises."""
         if token is THROUGH:
             return
         super().failed(token)
@@ -230,7 +230,7 @@ class NonfiniteFinder(Tracer):
             self._found(origin)
 
     def _drop_ended(self) -> None:
-        """Drops the origins whose infinite values have ended in integers."""
+        """Drops the origins whose infinite values were only converted to integers."""
         before = list(self._provisional)
         self._provisional = [pair for pair in before if not pair[1].ended_well]
         for origin, spread in before:
@@ -240,19 +240,19 @@ class NonfiniteFinder(Tracer):
             self._found(self._provisional[0][0] if self._provisional else None)
 
     def finish(self) -> None:
-        """The block has ended."""
+        """Called after the block."""
         with self._lock:
             if not self.done:
                 self._drop_ended()
 
 
 def _is_part(token: Any) -> bool:
-    """Whether a call is part of the call around: what autocast passes on, or a conversion that it asks for."""
+    """Whether a call is part of the enclosing call: the op with cast arguments, or a conversion for it."""
     return hasattr(token, "outer")
 
 
 def _about_cast(watched: Watched, parent: Watched) -> Verdict | None:
-    """The verdict on a part of a call; that on a cast names the argument that was cast."""
+    """The verdict on a part of a call. For a cast, it names the argument."""
     verdict = watched.verdict
     if verdict is None or overload_name(watched.op) == overload_name(parent.op):
         return verdict

@@ -1,14 +1,14 @@
-"""Judges a call whose result is not finite: a fault, and of which kind, or none.
+"""Diagnoses a call whose result is not finite: the kind of fault, or benign.
 
-NOTE [ Which non-finite results are no fault ]
+NOTE [ Which non-finite results are benign ]
 A call that makes an infinite value is not at fault if the program passed an infinite number (`masked_fill(mask, -inf)`,
-`full((), -inf)`), or if an argument holds an infinite value, which the call passes on. Neither is a cast that makes the
-lowest number of a dtype, which stands for -inf in masks, infinite. A call that makes a NaN of infinite values is at
-fault. So is one that makes more values infinite in float16 or bfloat16 than in float32.
+`full((), -inf)`), or if an argument contains an infinite value, which the call passes on. A cast is not at fault if it
+makes the lowest number of a dtype infinite, because that number stands for -inf in masks. A call that turns infinite
+values into a NaN is at fault, and so is one that makes more values infinite in float16 or bfloat16 than in float32.
 
-If GradScaler has scaled the loss and a call of the backward overflows, the same call is made in a wider dtype. If its
+If GradScaler has scaled the loss and a call of the backward overflows, the call is repeated in a wider dtype. If its
 result fits after division by the scale, only the scaled gradients overflow. Until GradScaler updates its scale, NaNs
-that come of those infinite gradients are no origin either.
+that result from those infinite gradients are benign as well.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _LOWER = (torch.float16, torch.bfloat16)
 _CONVERSIONS = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
 _UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
-#: Ops for which it does not matter what the tensor that they write to holds.
+#: Ops that ignore the old content of the tensor that they write to.
 _OVERWRITING = frozenset(
     f"aten::{name}_"
     for name in ("copy", "fill", "zero", "normal", "uniform", "log_normal", "exponential", "cauchy", "geometric")
 )
-#: Ops that write to a part of a tensor, of which the rest may never have been written.
+#: Ops that write to a part of a tensor. The rest may be uninitialized.
 _PARTIAL = ("index_copy_", "index_put_", "_index_put_impl_", "index_fill_", "scatter_", "masked_fill_", "put_")
 _MOST_BENIGN = 1000
 
 
 @dataclass(slots=True, eq=False)
 class Watched:
-    """A call that runs: what a verdict on it may need."""
+    """A running call, with the facts that a verdict may need."""
 
     token: Any
     op: torch._ops.OpOverload
     args: list[Any]
     before: dict[int, Extremes] = field(default_factory=dict)  # of arguments that the op writes to, by id
     copies: dict[int, torch.Tensor] = field(default_factory=dict)
-    cast_args: list[Any] | None = None  # what autocast passed on
+    cast_args: list[Any] | None = None  # the arguments after autocast's casts
     scales: bool = False  # GradScaler's multiplication
     has_inner: bool = False
     inner_nonfinite: bool = False
@@ -62,7 +62,7 @@ class Watched:
 
 @dataclass(slots=True)
 class Verdict:
-    """The kind of a fault, the op that is at fault, and for a cast the argument."""
+    """The kind of fault, the op at fault, and for a cast the argument."""
 
     kind: NonfiniteKind
     inner: str
@@ -70,7 +70,7 @@ class Verdict:
 
 
 class NonfiniteJudge:
-    """Judges calls, and remembers what has to do with the next ones: GradScaler's scale, and NaNs that are known."""
+    """Diagnoses calls, and keeps state for later ones: GradScaler's scale, and known NaNs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -81,22 +81,22 @@ class NonfiniteJudge:
 
     @property
     def benign(self) -> list[BenignNonfinite]:
-        """The non-finite values that are no fault, by place."""
+        """The benign non-finite values, by place."""
         return list(self._benign.values())
 
     def set_scale(self, scale: float | None) -> None:
-        """GradScaler scales a loss; with None, it has updated its scale, and the gradients of the step are gone."""
+        """Called when GradScaler scales a loss, and with None when it has updated its scale after the step."""
         self._scale, self._scaled_overflow = scale, False
 
     def allow(self, call: Call) -> None:
-        """Takes note of a call that may make non-finite values."""
+        """Records a call that may make non-finite values."""
         self._nan_is_known = True
         self._add_benign("allowed", call)
 
     def judge(
         self, watched: Watched, call: Call, tensors: list[torch.Tensor], outputs: Sequence[Extremes]
     ) -> Verdict | None:
-        """Returns the verdict on a call with a result that is not finite; None if that is no fault of the call.
+        """Returns the verdict on a call with a non-finite result; None if the call is not at fault.
 
         Args:
             watched: The call.
@@ -123,7 +123,7 @@ class NonfiniteJudge:
             if has_nan:
                 return None
             if has_inf:
-                if call.op in _EXPONENTIALS and inputs[0][1] != math.inf:  # of a mask's -inf it makes 0
+                if call.op in _EXPONENTIALS and inputs[0][1] != math.inf:  # exp turns a mask's -inf into 0
                     return self._kind(watched, call, tensors, named, [FINITE])
                 more = self._has_more_than_wider(watched, tensors)
                 return Verdict("overflow in the op", call.name) if more else None
@@ -137,7 +137,7 @@ class NonfiniteJudge:
     def _writes_a_part(
         watched: Watched, call: Call, named: list[tuple[str, torch.Tensor]], inputs: Sequence[Extremes]
     ) -> bool:
-        """Whether a call leaves NaNs where they are in a buffer, such as a cache that `torch.empty` made."""
+        """Whether a call keeps NaNs in the rest of a buffer, such as a cache made by `torch.empty`."""
         others = [one for (_, tensor), one in zip(named, inputs, strict=True) if id(tensor) not in watched.before]
         return call.op.removeprefix("aten::") in _PARTIAL and all(map(is_finite, others))
 
@@ -167,7 +167,7 @@ class NonfiniteJudge:
         return False
 
     def _has_more_than_wider(self, watched: Watched, tensors: list[torch.Tensor]) -> bool:
-        """Whether a call in a lower dtype makes infinite what float32 does not."""
+        """Whether a call in a lower dtype makes more values infinite than in float32."""
         if not any(tensor.dtype in _LOWER for tensor in tensors):
             return False
         wider = call_again(watched.op, watched.args, torch.float32, watched.copies)
@@ -223,7 +223,7 @@ class NonfiniteJudge:
         return Verdict("overflow in the op", call.name)
 
     def earlier_cast(self, watched: Watched, call: Call) -> Verdict | None:
-        """Looks for an infinite value among the arguments that autocast passed on, and not among the program's."""
+        """Looks for an infinite value that is in the cast arguments but not in the program's arguments."""
         if watched.cast_args is None or len(watched.cast_args) != len(watched.args):
             return None
         before = dict(tensor_arguments(watched.op, watched.args))
@@ -236,7 +236,7 @@ class NonfiniteJudge:
         return None
 
     def ended_in_integers(self, call: Call) -> None:
-        """Takes note of a call of whose infinite results nothing but integers was made."""
+        """Records a call whose infinite results were only converted to integers."""
         self._add_benign("integers", call)
 
     def _add_benign(
@@ -265,7 +265,7 @@ def _out_arguments(watched: Watched) -> list[Any]:
 
 
 def _is_lowest(value: float, dtype: torch.dtype) -> bool:
-    """Whether a value is the lowest of its dtype, or for a dtype with a wide range nearly so."""
+    """Whether a value is the lowest of its dtype, or close to it for a dtype with a wide range."""
     if not dtype.is_floating_point:
         return False
     lowest = torch.finfo(dtype).min

@@ -1,4 +1,4 @@
-"""What `find_nonfinite` reports: where the first non-finite value came from, and those that are no fault."""
+"""The records of `find_nonfinite`: the origin of the first non-finite value, and the benign ones."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ NonfiniteKind = Literal["overflow in the op", "overflow in a cast", "mathematics
 """Why a result is not finite.
 
 - "overflow in the op": the same call on float32 copies of its arguments, without autocast, is finite.
-- "overflow in a cast": a cast made a finite value infinite: the program's own, or one that autocast made for the op.
+- "overflow in a cast": a cast made a finite value infinite: one of the program, or one that autocast made for the op.
 - "mathematics": the call is not finite in float32 either.
-- "data": a NaN came in with an argument, and no call that was seen made it.
+- "data": an argument contained a NaN that no observed call made.
 """
 
 BenignKind = Literal["mask", "GradScaler", "integers", "allowed"]
-"""Why a non-finite value is no fault.
+"""Why a non-finite value is benign.
 
 - "mask": the program asked for an infinite number, as `masked_fill(mask, -inf)` does; or the lowest number of a dtype,
   which stands for -inf in masks, became -inf.
 - "GradScaler": only the gradients that GradScaler has scaled overflow; it skips the step.
-- "integers": the program makes nothing but integers of the infinite values, as T5 does with log(0).
+- "integers": the program only converts the infinite values to integers, as T5 does with log(0).
 - "allowed": `allow` names it.
 """
 
@@ -37,13 +37,13 @@ class NonfiniteOrigin:
 
     Attributes:
         op: The op that the program called: "aten::linear".
-        inner: The op inside it whose result is not finite: "aten::addmm", with its overload. The same op, if it is not
-            made of others; the conversion, if a cast overflowed.
+        inner: The op inside it whose result is not finite: "aten::addmm", with its overload. The same op if it is not
+            composite; the conversion if a cast overflowed.
         module: The path of the module, as in `Call.module`.
         phase: "forward", "backward" or "recompute".
         line: "path:number", as in `Call.line`.
         kind: Why the output is not finite.
-        inputs: The ranges of the arguments, as the program passed them.
+        inputs: The ranges of the arguments that the program passed.
         outputs: The ranges of the results.
         argument: The argument whose cast overflowed; "" for other kinds.
         node: In a backward, the name of the autograd node: "MmBackward0".
@@ -63,7 +63,7 @@ class NonfiniteOrigin:
     call: Call
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the origin as values that JSON has."""
+        """Returns the origin as JSON-compatible values."""
         return {
             **{name: getattr(self, name) for name in ("op", "inner", "module", "phase", "line", "kind")},
             "inputs": [one.to_dict() for one in self.inputs],
@@ -92,23 +92,23 @@ _WHY = {
     "overflow in the op": "The inputs are finite, and so is the result of the same call in float32.",
     "overflow in a cast": "A finite value of {argument} became infinite when it was cast.",
     "mathematics": "The same call in float32 is not finite either: another dtype does not help.",
-    "data": "A NaN was in an argument before any call that was seen: look at the data, or at what was not observed.",
+    "data": "An argument contained a NaN that no observed call made: check the data, and code that was not observed.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class BenignNonfinite:
-    """Non-finite values that are no fault, of the same kind and from the same place.
+    """Benign non-finite values of the same kind and from the same place.
 
     Attributes:
-        kind: Why they are no fault.
+        kind: Why they are benign.
         op: The op's name, with its overload.
         module: The path of the module.
         phase: When it ran.
         line: "path:number".
-        count: How many calls there were.
-        scale: GradScaler's scale, in the last of them; None for other kinds.
-        scaled: The largest magnitude that the result would have with the scale, computed in a wider dtype.
+        count: The number of calls.
+        scale: GradScaler's scale in the last call; None for other kinds.
+        scaled: The largest magnitude of the result with the scale, computed in a wider dtype.
         unscaled: The same without the scale.
     """
 
@@ -123,7 +123,7 @@ class BenignNonfinite:
     unscaled: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the record as values that JSON has."""
+        """Returns the record as JSON-compatible values."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def __str__(self) -> str:

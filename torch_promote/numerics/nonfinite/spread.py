@@ -1,4 +1,4 @@
-"""Follows infinite values through a program, to tell whether integers are all that is made of them."""
+"""Follows infinite values through a program, to detect that it only converts them to integers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ __all__ = ["Spread"]
 
 
 class Spread:
-    """The tensors that hold the infinite values of an origin, and those that were made of them.
+    """The tensors that contain the infinite values of an origin, and the tensors computed from them.
 
-    The bucket of a position, as T5 computes it, is log(0) = -inf for the position 0, cast to an integer that is not
-    used. That is no fault. So the values of an origin end well if each tensor that holds some was passed on or cast to
-    integers, and the last ones were cast.
+    T5's bucket of position 0 is log(0) = -inf, cast to an integer that is not used. That is benign. So the values of an
+    origin are benign if each tensor that contains some was passed on or cast to integers, and the last ones were cast.
 
     Args:
         origin: The results of the origin.
@@ -32,7 +31,7 @@ class Spread:
             self._ended[reference.cdata] = reference, False
 
     def end(self, tensor: torch.Tensor) -> bool:
-        """A tensor is cast to integers, or passed on. Returns whether it holds values of the origin."""
+        """Called when a tensor is cast to integers or passed on. Returns whether it contains values of the origin."""
         reference = _storage(tensor)
         if reference is None or reference.cdata not in self._ended:
             return False
@@ -40,14 +39,14 @@ class Spread:
         return True
 
     def pass_on(self, inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor]) -> None:
-        """A call makes tensors that are not finite of others."""
+        """Called when a call computes non-finite outputs from its inputs."""
         passed = [self.end(tensor) for tensor in inputs]
         if any(passed):
             self._add(outputs)
 
     @property
     def ended_well(self) -> bool:
-        """Whether integers are all that was made of the values."""
+        """Whether the values were only converted to integers."""
         return all(ended for _, ended in self._ended.values())
 
 

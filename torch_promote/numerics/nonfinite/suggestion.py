@@ -1,4 +1,4 @@
-"""Finds the smallest override that cures a program of a non-finite value, by running the program."""
+"""Finds the smallest override that makes a program finite, by running the program."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from torch_promote.regions.installation import installed, installed_as
 
 __all__ = ["Attempt", "Findings", "find_cure", "next_override"]
 
-#: How many ops get an override, one after the other, before the module's turn comes.
+#: The maximum number of ops that get an override before modules are tried.
 _MOST_OPS = 8
 
 
 class Findings(Protocol):
-    """What a run under `find_nonfinite` found."""
+    """The results of a run under `find_nonfinite`."""
 
     origin: NonfiniteOrigin | None
 
@@ -37,7 +37,7 @@ class Findings(Protocol):
         """The ops that the forward called in a module at a line."""
 
     def ops_in(self, module: str) -> list[str]:
-        """The ops that the forward called in a module, and in those inside it."""
+        """The ops that the forward called in a module and its submodules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Attempt:
     Attributes:
         overrides: The overrides in force in every region, such as {"mm.default": "fp32"}.
         modules: The policy of a module, such as {"blocks.3": "Policy.stock().override({'linear': 'fp32'})"}.
-        finite: Whether no call made a non-finite value that is a fault.
-        result: What came of it, in a sentence.
+        finite: Whether all non-finite values were benign.
+        result: The result, in a sentence.
     """
 
     overrides: Mapping[str, str]
@@ -57,7 +57,7 @@ class Attempt:
     result: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the run as values that JSON has."""
+        """Returns the run as JSON-compatible values."""
         return {
             "overrides": dict(self.overrides),
             "modules": dict(self.modules),
@@ -82,13 +82,13 @@ def find_cure(
 
     Args:
         step: Runs the step.
-        model: Its state is restored between the runs, and that of what the step refers to; see `StepState`. It may be
-            None.
-        check: Makes the block of `find_nonfinite` for a run.
-        tried: Gets the runs.
+        model: The model, or None. Its state is restored between the runs, and that of objects that the step refers to;
+            see `StepState`.
+        check: Creates the `find_nonfinite` block for a run.
+        tried: Receives the runs.
 
     Returns:
-        The policy of the finite run in `tried` that has the fewest overrides; None if none helps.
+        The policy of the finite run in `tried` that has the fewest overrides, or None.
     """
     runs = _Runs(step, model, check, tried)
     with _same_state(model, step) as restore:
@@ -105,7 +105,7 @@ def find_cure(
 
 
 class _Runs:
-    """Runs the step, and keeps account of it."""
+    """Runs the step and records the runs."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class _Runs:
         self.devices: tuple[str, ...] = DEVICE_TYPES
 
     def under(self, overrides: Mapping[str, str]) -> Findings | None:
-        """Runs the step under overrides, unless it has been run under them. None if it raised."""
+        """Runs the step under overrides, unless that has been done already. None if it raised."""
         key = frozenset(overrides.items())
         if key not in self._known:
             self._known[key] = self.run(overrides)
@@ -151,7 +151,7 @@ class _Runs:
 
 
 def _override_ops(runs: _Runs, found: Findings, value: str) -> dict[str, str] | None:
-    """Adds an override for the op that overflows, and for the next one that does, until none does."""
+    """Adds an override for the op that overflows, and for each one that overflows next, until none does."""
     overrides: dict[str, str] = {}
     while found.origin is not None and len(overrides) < _MOST_OPS:
         added = next((names for names in _blamed(found) if not set(names) <= set(overrides)), None)
@@ -168,7 +168,7 @@ def _override_ops(runs: _Runs, found: Findings, value: str) -> dict[str, str] | 
 
 
 def _blamed(found: Findings) -> Iterator[list[str]]:
-    """The ops whose dtype may be at fault, most likely ones first."""
+    """The ops whose dtype may be at fault, most likely first."""
     origin = found.origin
     assert origin is not None
     if origin.phase == "backward":  # a backward runs in the dtypes that the forward chose
@@ -188,12 +188,12 @@ def _plain(name: str) -> str:
 
 
 def _devices(origin: NonfiniteOrigin) -> tuple[str, ...]:
-    """The device types whose regions were open at the origin, all if there was none."""
+    """The device types whose regions were open at the origin, or all if there was none."""
     return tuple(device for device, _ in origin.call.autocast if device in DEVICE_TYPES) or DEVICE_TYPES
 
 
 def next_override(found: Findings) -> str | None:
-    """Returns an op that may cure the program if it runs in float32, as the first that `find_cure` tries; or None."""
+    """Returns the op that `find_cure` would run in float32 first, or None."""
     origin = found.origin
     if origin is None or origin.kind in ("mathematics", "data"):
         return None
@@ -210,7 +210,7 @@ def _is_legal(name: str, value: str, devices: tuple[str, ...]) -> bool:
 
 
 def _without_needless(runs: _Runs, overrides: dict[str, str]) -> dict[str, str]:
-    """Leaves out each override without which the step is finite, too."""
+    """Removes each override that is not needed for the step to be finite."""
     for name in list(overrides) if len(overrides) > 1 else []:
         fewer = {key: value for key, value in overrides.items() if key != name}
         result = runs.under(fewer)
@@ -220,7 +220,7 @@ def _without_needless(runs: _Runs, overrides: dict[str, str]) -> dict[str, str]:
 
 
 def _override_modules(runs: _Runs, found: Findings, model: nn.Module | None) -> Policy | None:
-    """Gives the module of the origin a policy, then those around it: for the op, then for all ops that lower dtypes."""
+    """Gives the origin's module a policy, then its parents: for the op, then for all ops with lower dtypes."""
     origin = found.origin
     if model is None or origin is None:
         return None
@@ -240,7 +240,7 @@ def _override_modules(runs: _Runs, found: Findings, model: nn.Module | None) -> 
 
 
 def _of_called_ops(runs: _Runs, path: str, policy: Policy, result: Findings) -> Policy:
-    """Leaves out of a module's policy that worked the ops that the module did not call, and those that need none."""
+    """Removes from a successful module policy the ops that the module did not call, and those that do not need it."""
     called = {exact_key(name) for name in result.ops_in(path)}
     needed = sorted({exact_key(one.overload) for one in policy.diff("stock")} & called)
     without = [[other for other in needed if other != name] for name in needed] if len(needed) <= _MOST_OPS else []
@@ -276,7 +276,7 @@ def _policy(overrides: Mapping[str, str], devices: tuple[str, ...]) -> Policy:
 
 @contextlib.contextmanager
 def _in_force(overrides: Mapping[str, str], devices: tuple[str, ...] = DEVICE_TYPES) -> Iterator[None]:
-    """Puts overrides in force in every region that is opened in the block, torch.autocast's included."""
+    """Puts overrides in force in every region that is opened in the block, including torch.autocast."""
     if not overrides:
         yield
         return
@@ -310,7 +310,7 @@ def _of_module(model: nn.Module | None, policy: tuple[str, Policy] | None) -> It
 
 @contextlib.contextmanager
 def _same_state(model: nn.Module | None, step: Callable[[], Any]) -> Iterator[Callable[[], None]]:
-    """Yields a function that restores the state, without the gradients that the fault has spoiled."""
+    """Yields a function that restores the state, except for gradients that have become non-finite."""
     state = StepState(model, step=step)
     watching = state.watch_optimizers()
 

@@ -1,1 +1,1 @@
-"""Makes the record of a call: tracer.py observes calls, the other files find where a call came from, and its policy."""
+"""Makes the record of a call: tracer.py observes calls, the other files find the origin of a call and its policy."""

@@ -1,9 +1,9 @@
-"""The overrides that regions, modules, `install` and the default policy ask for during a trace, and which calls used.
+"""The overrides set by regions, modules, `install` and the default policy during a trace, and whether calls used them.
 
 NOTE [ What one override is ]
-An override counts as the user wrote it: {"linalg_*": "fp32"} is one, however many overloads it selects, and it is used
-as soon as one of them is. A policy with a name ("cuda") is one as well: nobody expects a program to use all its rows.
-The entries of another policy, such as a file's, count op by op.
+An override counts as the user wrote it: {"linalg_*": "fp32"} is one override, and it is used as soon as one of its
+overloads is. A named policy ("cuda") also counts as one, because no program uses all its rows. The entries of another
+policy, such as a file's, count op by op.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from torch_promote.regions.installation import installed
 
 __all__ = ["INSTALLED", "AskedOverrides"]
 
-#: Who said an override of `install`: regions of torch.autocast add their line to it.
+#: The source of an override of `install`. Regions of torch.autocast append their line to it.
 INSTALLED = "install"
-#: The op of a policy that has a name.
+#: Stands for the ops of a named policy.
 _ALL = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """An override that was asked for."""
+    """An override that was set."""
 
     op: str
     device: str
@@ -48,9 +48,9 @@ class _Asked:
     def is_used(
         self, names: Collection[str], used: Iterable[tuple[str, str, str]], without_policy: Iterable[str]
     ) -> bool:
-        """Whether one of the (overload, its policy, who said so) is this override's, whose source has these names.
+        """Whether one of the (overload, policy, source) comes from this override, whose source has these names.
 
-        A call with the policy "fallthrough" has none, so any call without a policy may be one.
+        A call under "fallthrough" is recorded without a policy, so any call without a policy may be one.
         """
         if self.policy == CastPolicy.fallthrough.value and not self.overloads.isdisjoint(without_policy):
             return True
@@ -73,15 +73,15 @@ class AskedOverrides:
         self._more_names: dict[str, set[str]] = {}
 
     def entered(self, owner: object, said_by: str, change: int) -> None:
-        """Takes note of the overrides of a region.
+        """Records the overrides of a region.
 
         Args:
             owner: The region: an object of `my_autocast`, or, under `install`, of torch.autocast.
-            said_by: What the trace calls it.
-            change: The number of what it does to the policy.
+            said_by: Its name in the trace.
+            change: The number of its policy change.
         """
         if isinstance(owner, my_autocast):
-            # One that decorates a function is entered at the lines of its calls.
+            # A decorator's region is entered at each line that calls the function.
             first = self._names.setdefault(owner, said_by)
             if first != said_by:
                 self._more_names.setdefault(first, set()).add(said_by)
@@ -102,7 +102,7 @@ class AskedOverrides:
                 self._add(installation.policy, installation.overrides, INSTALLED)
 
     def has_module(self, module: nn.Module | None, path: str) -> None:
-        """Takes note of the policy of a module, if it has one."""
+        """Records the policy of a module, if it has one."""
         policy = None if module is None else policy_of(module)
         if module is None or policy is None:
             return
@@ -117,13 +117,13 @@ class AskedOverrides:
             self._add(policy.value, None, said_by)
 
     def add_modules(self, modules: Iterable[tuple[nn.Module, str]]) -> None:
-        """Takes note of the policies of modules that did not run."""
+        """Records the policies of modules that did not run."""
         for module, path in modules:
             if module not in self._modules:
                 self.has_module(module, path)
 
     def records(self, totals: Totals) -> list[dict[str, Any]]:
-        """Returns the overrides as values that JSON has, and whether one of a trace's calls used them."""
+        """Returns the overrides as JSON-compatible values, with whether a call of the trace used them."""
         used: set[tuple[str, str, str]] = set()
         others: set[str] = set()
         for (op, _, _), group in totals.select(lambda place: True):
@@ -169,7 +169,7 @@ class AskedOverrides:
 
 
 def _by_op(policy: Policy, said_by: str) -> Iterator[_Asked]:
-    """The entries of a policy, those of an op's overloads and devices together."""
+    """The entries of a policy, grouped by op over its overloads and devices."""
     found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
     for overload, device, value in policy.changes:
         devices, overloads = found.setdefault((overload.partition(".")[0], spell_policy(value)), (set(), set()))

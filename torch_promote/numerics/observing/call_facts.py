@@ -37,7 +37,7 @@ def has_row(name: str, device_type: str) -> bool:
 
 
 class PoliciesOfStates:
-    """What is asked of an autocast state at each call."""
+    """Answers questions about an autocast state, with caching for repeated calls."""
 
     def __init__(self) -> None:
         self._last: AutocastState | None = None
@@ -45,7 +45,7 @@ class PoliciesOfStates:
         self._known: dict[str, bool] = {}
 
     def devices(self, state: AutocastState) -> tuple[tuple[str, torch.dtype], ...]:
-        """The device types that autocast is on for, with their dtypes."""
+        """The device types for which autocast is on, with their dtypes."""
         self._use(state)
         return self._devices
 
@@ -90,7 +90,7 @@ def _promoting_names() -> frozenset[str]:
 
 
 def device_type_of(args: Sequence[Any]) -> str:
-    """The device type whose kernel runs: the first tensor's that is not on the CPU, otherwise the CPU."""
+    """The device type whose kernel runs: that of the first tensor that is not on the CPU, or the CPU."""
     types = [tensor.device.type for tensor in tensors_in(args)]
     return next((device for device in types if device != "cpu"), "cpu")
 
@@ -104,7 +104,7 @@ def dtype_arguments_of(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[
 
 
 def kind_of(tensor: torch.Tensor, phase: Phase) -> Kind:
-    """What a cast tensor is."""
+    """The kind of a cast tensor."""
     owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
     if isinstance(owner, torch.nn.Parameter) or (owner.is_leaf and owner.requires_grad):
         return "weight"
@@ -112,17 +112,17 @@ def kind_of(tensor: torch.Tensor, phase: Phase) -> Kind:
 
 
 def cast_key(tensor: torch.Tensor, to: torch.dtype | None) -> tuple[Any, ...]:
-    """What a cast of a tensor is told by. An observer may get copies of a tensor, which share its storage."""
+    """A key that identifies a cast of a tensor. An observer may get copies of a tensor, which share its storage."""
     shared: Any = None
     if tensor.layout is torch.strided and not tensor.is_nested:
         with contextlib.suppress(RuntimeError):  # a wrapper has no storage
-            # Not untyped_storage(): whoever has a storage in Python may write to it, so nothing keeps its casts.
+            # Not untyped_storage(): Python code could write through it, so the cache would drop the casts.
             shared = _address(tensor), tensor.storage_offset(), tensor.stride()
     return shared, tensor.dtype, to, () if tensor.is_nested else tuple(tensor.shape)
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor's elements; of a sparse or nested one, of those that it stores."""
+    """The bytes of a tensor's elements; for a sparse or nested tensor, of its stored elements."""
     if tensor.layout is torch.strided and not tensor.is_nested:
         return tensor.nbytes
     with unnoticed():
@@ -131,5 +131,5 @@ def bytes_of(tensor: torch.Tensor) -> int:
 
 
 def is_of_a_transform(args: Sequence[Any]) -> bool:
-    """Whether a transform of torch.func wraps one of a call's tensors. It next calls ops on the tensors inside."""
+    """Whether a torch.func transform wraps one of a call's tensors. The transform calls ops on the tensors inside."""
     return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors_in(args))

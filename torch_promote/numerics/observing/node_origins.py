@@ -1,4 +1,4 @@
-"""Which call of the forward recorded a node of the autograd graph, told by the node's sequence number."""
+"""Finds the forward call that recorded an autograd node, by the node's sequence number."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch_promote.numerics.observing.running_modules import RunningModules
 
 __all__ = ["NodeOrigins", "Origin"]
 
-#: How many nodes are remembered in a thread; the oldest are forgotten.
+#: The number of nodes remembered per thread. The oldest are dropped.
 _MOST = 200_000
-#: A node that no op recorded, such as that of an autograd.Function, counts as its predecessor's within this distance.
+#: A node that no op recorded, such as that of an autograd.Function, gets its predecessor's origin within this distance.
 _NEAR = 64
 
 
 class Origin(NamedTuple):
-    """Where a node comes from.
+    """The origin of a node.
 
     Attributes:
         module: The path of the module.
@@ -32,8 +32,8 @@ class Origin(NamedTuple):
 class NodeOrigins:
     """The origins of the nodes that were recorded since the trace began.
 
-    PyTorch counts sequence numbers in each thread, and a node does not say whose it is. In a backward that a thread has
-    called, numbers are taken for those of the thread; in autograd's threads, for those of the first thread.
+    PyTorch counts sequence numbers per thread, and a node does not store its thread. In a backward that this thread
+    called, they are assumed to be the thread's own; in autograd's threads, those of the first thread.
     """
 
     def __init__(self, modules: RunningModules) -> None:
@@ -48,11 +48,11 @@ class NodeOrigins:
         return torch._C._autograd._get_sequence_nr()
 
     def add_between(self, first: int, origin: Origin) -> None:
-        """Remembers the nodes that were recorded between two calls: that of the autograd.Function that makes the next.
+        """Remembers the nodes recorded between two calls: they belong to the autograd.Function that makes the second.
 
         Args:
-            first: The next number, when the second of the calls begins.
-            origin: That call's.
+            first: The next number at the start of the second call.
+            origin: The origin of that call.
         """
         before = getattr(self._next, "number", first)
         if before < first:
@@ -60,7 +60,7 @@ class NodeOrigins:
         self._next.number = first
 
     def add(self, first: int, origin: Origin) -> None:
-        """Remembers the nodes that were recorded since the next number was `first`, unless an inner call did so."""
+        """Remembers the nodes recorded since the next number was `first`, unless an inner call did so."""
         last = self.next_number()
         if first != last:
             self._add(first, last, origin)
@@ -88,7 +88,7 @@ class NodeOrigins:
             return None if path is None else Origin(path, "")
         number = node._sequence_nr()
         own = self._by_thread.get(threading.get_ident(), {})
-        # Other threads of autograd may add nodes meanwhile, and forget old ones.
+        # Other autograd threads may add and drop nodes meanwhile.
         others = [known for known in list(self._by_thread.values()) if known is not own]
         threads = [own, *others] if called_here else [*others, own]
         for known in threads:

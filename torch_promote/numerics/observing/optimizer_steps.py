@@ -1,9 +1,9 @@
-"""Tells listeners of each step that an optimizer of this process has ended.
+"""Notifies listeners after each optimizer step in this process.
 
 NOTE [ One hook for all listeners ]
-PyTorch goes through its hooks after a step without a copy, so a hook that adds or removes another one makes the
-optimizer raise. A trace that begins or ends at a step does just that. So there is one hook, as long as there is a
-listener, and listeners may come and go while they are told.
+PyTorch iterates over its post-step hooks without a copy, so the optimizer raises if a hook adds or removes another one.
+A trace that begins or ends at a step would do that. So all listeners share one hook, and may be added and removed
+during notification.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _hook: RemovableHandle | None = None
 
 @contextmanager
 def watch_steps(listener: Listener) -> Iterator[None]:
-    """Calls a function after each step of an optimizer, on any thread, during a block. Compiled steps are left out.
+    """Calls a function after each optimizer step, on any thread, during a block. Compiled steps are not reported.
 
     Args:
-        listener: What is called. Those that came last are called first.
+        listener: The function to call. The newest listeners are called first.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1))

@@ -1,4 +1,4 @@
-"""Who gave an op the policy that holds: PyTorch's table, `register_policy`, the default policy, a region, a module."""
+"""Finds the source of an op's policy: PyTorch's table, `register_policy`, the default policy, a region, a module."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _UNKNOWN = "a region that was open before the trace"
 
 
 class PolicySources:
-    """Follows the regions that are entered, and says whose policy an op has.
+    """Follows the regions that are entered, and finds the source of an op's policy.
 
     Args:
-        modules: Which module runs.
+        modules: Tracks which module runs.
     """
 
     def __init__(self, modules: RunningModules) -> None:
         self._modules = modules
-        self._regions: dict[tuple[int, int, int], str] = {}  # by thread, owner, and how often it is entered
+        self._regions: dict[tuple[int, int, int], str] = {}  # by thread, owner, and nesting count
         self._said: dict[tuple[int, str, str, str], str] = {}
         self._chains: dict[int, tuple[tuple[int, str], ...]] = {}  # the regions that were open under a policy
-        self._devices: dict[tuple[int, int, int], dict[str, bool]] = {}  # those that a region is for, and if it is on
+        self._devices: dict[tuple[int, int, int], dict[str, bool]] = {}  # a region's devices, and whether it is on
         self.asked = AskedOverrides()
 
     def entered(self, owner: object) -> None:
-        """Takes note of a region that this thread has entered; for `watch_regions`."""
+        """Records a region that this thread has entered; for `watch_regions`."""
         if type(owner) is Region:
             text = f'module policy "{self._modules.path}"'
         elif isinstance(owner, my_autocast | promotion):
@@ -63,7 +63,7 @@ class PolicySources:
             self.asked.entered(owner, text, change)
 
     def of(self, name: str, device_type: str, module: str = "") -> str:
-        """Says whose policy an op has in this thread.
+        """Returns the source of an op's policy in this thread.
 
         Args:
             name: The overload's full name, "aten::mm".
@@ -79,20 +79,20 @@ class PolicySources:
         policy, regions = _C.current_policy_id(), self._open_regions()
         text = self._of_regions(regions, name, device_type)
         if text is None:
-            # Autograd's threads and a checkpoint's recomputation have the policy without the regions that said it: then
-            # it is who said it in the forward of this module, or in the regions that had this policy.
+            # Autograd's threads and a checkpoint's recomputation have the policy without its regions. The source is
+            # then that of this module's forward, or that of regions with the same policy.
             said = self._said.get((policy, name, device_type, module))
             return said or self._of_regions(self._chains.get(policy, ()), name, device_type) or _UNKNOWN
         self._said[policy, name, device_type, module] = text
         return text
 
     def switched_off(self, name: str, devices: set[str], on: set[str]) -> str:
-        """Says which open region of this thread has switched autocast off for an op that it has a policy for.
+        """Finds the open region of this thread that has switched autocast off for an op with a policy.
 
         Args:
             name: The overload's full name.
             devices: The devices of its inputs, such as "cuda:0".
-            on: The device types that autocast is on for.
+            on: The device types for which autocast is on.
 
         Returns:
             "autocast off by region at FILE:LINE" or the like; "" if none has, or no region is open.
@@ -122,7 +122,7 @@ class PolicySources:
         return ""
 
     def _open_regions(self) -> tuple[tuple[int, str], ...]:
-        """The open regions of this thread: what each changes, and what it is called."""
+        """The open regions of this thread: the number of each one's policy change, and its name."""
         found, times = [], Counter[int]()
         for address, change in _C.open_regions():
             times[address] += 1
@@ -137,7 +137,7 @@ class PolicySources:
         for change, text in reversed(regions):
             base, ops = _described(change)
             if wanted in ops:
-                # What carries a policy into a recomputation or another thread says it all.
+                # The change that carries a policy into a recomputation or another thread is complete.
                 return None if base == "stock" else text
             if base != "around":
                 return REGISTERED if base == "registered" and wanted in registered_policies() else STOCK
@@ -148,7 +148,7 @@ class PolicySources:
 
 
 def _devices_of(owner: object) -> dict[str, bool]:
-    """The device types that a region is for, and whether autocast is on in it."""
+    """The device types of a region, and whether autocast is on in it."""
     if isinstance(owner, Region):
         return {device.device_type: device.enabled for device in RegionSpec.unpack(owner._packed).devices}
     return {owner.device: owner._enabled}  # type: ignore[attr-defined]  # of torch.autocast

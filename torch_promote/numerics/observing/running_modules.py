@@ -1,8 +1,8 @@
-"""Which module runs in a thread, by the path that it has in the model.
+"""Finds the module that runs in a thread, by its path in the model.
 
 NOTE [ The frames say which module runs ]
-A module runs if a frame of `nn.Module._call_impl` is on the stack. PyTorch's global hooks would say it too, but change
-the program: torch.compile warns of them and compiles modules again, and modules look whether there are any.
+A module runs if a frame of `nn.Module._call_impl` is on the stack. PyTorch's global module hooks would show it as well,
+but they change the program: torch.compile warns about them and recompiles modules, and modules check for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch_promote.errors import OptionError
 
 __all__ = ["MODULE_CALL", "RunningModules"]
 
-#: What runs in the frames that say that a module runs.
+#: The code object of frames that run a module.
 MODULE_CALL: CodeType = nn.Module._call_impl.__code__
 
 
@@ -27,8 +27,8 @@ class RunningModules:
     """The paths of the modules that run.
 
     Args:
-        model: The module whose paths count. None: the first module that is called outside of others is the model;
-            modules of other models are named after their class.
+        model: The module that paths start from. None: the first module that is called outside of other modules. Modules
+            of other models are named after their class.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -37,7 +37,7 @@ class RunningModules:
         self._given = model is not None
         self._model_reference = None if model is None else weakref.ref(model)
         self._names: weakref.WeakKeyDictionary[nn.Module, tuple[str, ...]] = weakref.WeakKeyDictionary()
-        self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # of other models, if one was given
+        self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules of other models, if one was given
         self._was_called = False
         self._owners: dict[int, tuple[weakref.ref[Any], str | None]] = {}
         if model is not None:
@@ -45,7 +45,7 @@ class RunningModules:
 
     @property
     def missed(self) -> bool:
-        """Whether a model was given, and neither it nor a module of it has run."""
+        """Whether a model was given, and none of its modules has run."""
         return self._given and not self._was_called
 
     @property
@@ -79,11 +79,11 @@ class RunningModules:
         return iter(()) if model is None else ((module, path) for path, module in model.named_modules())
 
     def path_of_parameter(self, parameter: Any) -> str | None:
-        """The path of the module that has a parameter; None if none of the model's has it."""
+        """The path of the module that has a parameter; None if it does not belong to the model."""
         model = self._model
         known = self._owners.get(id(parameter))
         if known is None or known[0]() is not parameter:
-            # Parameters of other models stay, or each of them would have the whole model looked through again.
+            # Keep parameters of other models: otherwise each lookup of one would search the whole model.
             others = {key: one for key, one in self._owners.items() if one[1] is None and one[0]() is not None}
             self._owners = others | {
                 id(one): (weakref.ref(one), path)
@@ -101,7 +101,7 @@ class RunningModules:
             names = self._look_for(module, frame)
         if not self._was_called and module not in self._others:
             self._was_called = True
-        if len(names) > 1:  # a module that several have: the path below the one that calls it
+        if len(names) > 1:  # a shared module: use the path below the module that calls it
             parent = self.path_at(frame.f_back)
             return next((name for name in names if parent and name.startswith(f"{parent}.")), names[0])
         return names[0]
@@ -112,13 +112,13 @@ class RunningModules:
             self._model_reference = weakref.ref(_outermost(frame))
         model = self._model
         if model is not None:
-            self._name(model, "")  # the model may have got a module since
+            self._name(model, "")  # the model may have received new modules
         if module not in self._names:
             parent = self.path_at(outer)
             if self._given:
                 self._names[module] = (parent,)
                 self._others.add(module)
-            elif module not in self._names:  # the one around it, which has been named just now, named it
+            elif module not in self._names:  # its parent, which was named just now, has named it
                 self._name(module, f"{parent}.{type(module).__name__}" if parent else type(module).__name__)
         return self._names[module]
 

@@ -1,4 +1,4 @@
-"""Numbers tensors, to tell that a tensor is cast again without keeping it alive."""
+"""Numbers tensors, to recognize repeated casts of a tensor without keeping it alive."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class _Known:
     reference: weakref.ref[torch.Tensor]
     number: int
     version: int
-    uses: Counter[Any] = field(default_factory=Counter)  # of this version: what is counted for an older one is over
+    uses: Counter[Any] = field(default_factory=Counter)  # for this version only
 
 
 class TensorNumbers:
-    """Gives each tensor a number, the same for views of one tensor, and counts what is done with its content."""
+    """Assigns each tensor a number, shared by its views, and counts the uses of its content."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
@@ -30,7 +30,7 @@ class TensorNumbers:
         self._lock = threading.Lock()
 
     def count(self, tensor: torch.Tensor, what: torch.dtype) -> tuple[int, int]:
-        """Returns the tensor's number, and how often this was called before with the same content and `what`."""
+        """Returns the tensor's number, and the number of earlier calls with the same content and `what`."""
         owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
         known = self._known.get(id(owner))
         if known is None or known.reference() is not owner:

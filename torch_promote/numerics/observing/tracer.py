@@ -1,21 +1,21 @@
-"""The observer of a trace: makes a `Call` of each call that it sees.
+"""The observer of a trace: makes a `Call` record for each observed call.
 
 NOTE [ What one call is ]
-Where autocast has a policy for an op, the dispatcher sees three things: the op on the caller's arguments, the casts,
-and the op again on what it got. They are one `Call` here. Its casts are those arguments whose dtype differs between the
-two; one was reused if none of the casts in between made it. The conversion itself (aten::_to_copy) is a call of its
-own, since it is a kernel that runs.
+If autocast has a policy for an op, the dispatcher makes three kinds of calls: the op on the caller's arguments, the
+casts, and the op on the cast arguments. They are one `Call` here. Its casts are the arguments whose dtype differs
+between the two calls of the op; a cast was reused if none of the casts in between made it. The conversion itself
+(aten::_to_copy) is a separate call, because it runs a kernel.
 
-A composite op is a call, and so are the ops that it is made of. What a kernel calls in turn is not seen: it is not what
-the program asked for. Counts equal those of a TorchDispatchMode, which sees what passes the dispatch key Python:
+A composite op is a call, and so are the ops that it calls. Calls made by a kernel are not recorded: the program did not
+ask for them. Counts equal those of a TorchDispatchMode, which sees calls that pass the dispatch key Python:
 
-- Of a call on tensors that a transform of torch.func wraps, the calls on the tensors inside count. It is a composite
-  call of its own where autocast casts the wrapped tensors.
-- PyTorch excludes that key where it makes a tensor of Python numbers (torch.tensor); nor is that seen here. detach_,
-  which computes nothing, ends above it, and PyTorch turns modes off to print a tensor and to make a Parameter of one.
+- For a call on tensors that a torch.func transform wraps, the calls on the tensors inside count. If autocast casts the
+  wrapped tensors, the outer call is a separate composite call.
+- Creating a tensor from Python numbers (torch.tensor), for which PyTorch excludes that key, is not recorded. Neither
+  are detach_, which computes nothing, printing a tensor, and turning a tensor into a Parameter.
 - An in-place op's autograd kernel may copy the tensor before its own kernel runs, and calls the hooks for saved tensors
-  (save_on_cpu); what these do are calls.
-- While a mode is there, PyTorch asks it, and nobody else, for a detach of each result that it saves for a backward.
+  (save_on_cpu). The ops that these call are recorded.
+- While a mode is active, PyTorch sends the detach of each result that it saves for a backward only to that mode.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = ["THROUGH", "Tracer"]
 _IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
 _CONVERSIONS = frozenset({"aten::to.dtype", "aten::to.dtype_layout", "aten::to.device", "aten::to.other"})
 _PYTHON = torch._C.DispatchKey.Python
-#: Excluded from an op's kernel on, and included in the autograd kernel that calls it.
+#: Excluded inside an op's kernel, and included in the autograd kernel that calls it.
 _BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
 _MOST_EQUAL = 10_000
 _A_LIBRARYS = "a kernel on PyTorch's autocast key"
@@ -67,7 +67,7 @@ _A_LIBRARYS = "a kernel on PyTorch's autocast key"
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A call that has begun: the token that the dispatch observer gets."""
+    """A call that has begun: the token of the dispatch observer."""
 
     op: torch._ops.OpOverload
     args: list[Any]
@@ -87,17 +87,17 @@ class _Open:
     made: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     bytes: dict[str, int] = field(default_factory=dict)
     cast_time: int = 0
-    to_autograd: bool = False  # whether of what it calls, only what its autograd kernel calls is seen
+    to_autograd: bool = False  # whether only the calls of its autograd kernel are observed
     wrapped: bool = False
-    decided: bool = False  # whether autocast or its absence has been told for it, or for a call that it is part of
+    decided: bool = False  # whether the policy is known for it, or for a call that it is part of
     stock_too: bool = False
     real_results: bool = False
-    kept: Any = None  # what a subclass keeps with the call
+    kept: Any = None  # a subclass's data for the call
 
 
 @dataclass(slots=True, eq=False)
 class _Again:
-    """The call that autocast makes with the cast arguments, or a conversion that it asks for: part of another call."""
+    """Part of another call: the op with autocast's cast arguments, or a conversion for it."""
 
     see_through: bool
     outer: _Open
@@ -107,7 +107,7 @@ class _Again:
 
 
 class _Through:
-    """The token of a call on tensors that a transform of torch.func wraps."""
+    """The token of a call on tensors that a torch.func transform wraps."""
 
     see_through = True
     stock_too = False
@@ -118,12 +118,12 @@ _Token = TypeVar("_Token", _Open, _Again)
 
 
 class Tracer:
-    """Makes calls and passes them on, in the order in which they end.
+    """Makes the records of calls and passes them on, in the order in which the calls end.
 
     Args:
-        modules: Which module runs.
-        add: Takes each call, and the tensors among its results. It is called in the thread of the call.
-        only_casting: Whether to leave out the calls that autocast has no policy for.
+        modules: Tracks which module runs.
+        add: Called with each call and the tensors among its results, in the thread of the call.
+        only_casting: Whether to skip calls without an autocast policy.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Tracer:
         return stack
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Open | _Again | _Through | None:
-        """A call begins."""
+        """Called before a call."""
         if op.namespace in _IGNORED_NAMESPACES or is_excluded(_PYTHON) or is_traced():
             return None
         stack = self._stack()
@@ -163,10 +163,10 @@ class Tracer:
         if isinstance(outer, _Open) and outer.runs is not None and outer.wrapped == wrapped:
             if name == outer.runs:
                 ran_with = self._infos(tensor_arguments(op, args))
-                if wrapped and ran_with is outer.inputs:  # the transform, which comes before autocast
+                if wrapped and ran_with is outer.inputs:  # the transform, which runs before autocast
                     return THROUGH
                 outer.bytes = {path: bytes_of(tensor) for path, tensor in tensor_arguments(op, args)}
-                outer.ran_with = ran_with  # last: Ctrl-C may come in between
+                outer.ran_with = ran_with  # last, because Ctrl-C may interrupt in between
                 outer.runs = None
                 to_autograd = not composite and autograd_may_call(op)
                 return self._push(_Again(composite or to_autograd, outer, to_autograd=to_autograd))
@@ -242,13 +242,13 @@ class Tracer:
             call.see_through, call.to_autograd = True, False
             call.runs = plan.runs
             call.tensors = dict(named)
-        else:  # an override that has autocast cast nothing
+        else:  # an override that casts nothing
             device = next((device for device, _ in call.autocast if state.override(name, device) is not None), None)
             if device is not None and any(info.device.startswith(device) for info in call.inputs):
                 call.policy, call.said_by = CastPolicy.fallthrough, self.sources.of(name, device, call.origin.module)
 
     def end(self, token: _Open | _Again | _Through, results: list[Any]) -> None:
-        """A call has ended."""
+        """Called after a call."""
         if isinstance(token, _Through):
             return
         self._pop(token)
@@ -259,7 +259,7 @@ class Tracer:
             token.outer.cast_time += time.time_ns() - token.converts_since
 
     def failed(self, token: _Open | _Again | _Through) -> None:
-        """A call has raised, or `end` has."""
+        """Called when a call raises, or `end` does."""
         if isinstance(token, _Through):
             return
         if self._pop(token) and isinstance(token, _Open):
@@ -305,7 +305,7 @@ class Tracer:
         )
 
     def _infos(self, named: Iterable[tuple[str, torch.Tensor]]) -> tuple[TensorInfo, ...]:
-        # Equal ones are one object: a program has few, and calls them again and again.
+        # Share equal objects: a program has few different ones, used repeatedly.
         facts = tuple((path, *facts_of(tensor)) for path, tensor in named)
         infos = self._equal.get(facts)
         if infos is None:

@@ -1,4 +1,4 @@
-"""What runs in a block and cannot be seen there: compiled graphs, other threads, other processes."""
+"""Detects computations of a block that cannot be observed: compiled graphs, other threads, other processes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _before: Any = None
 
 
 class _Block:
-    """A block that is open.
+    """An open block.
 
     Attributes:
         thread: The id of its thread.
-        compiled: How often the thread has called a function that torch.compile had compiled.
+        compiled: The number of calls of compiled functions in the thread.
     """
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class _Block:
 
 @contextmanager
 def watch_unseen(sentences: list[str], modules: RunningModules | None = None) -> Iterator[None]:
-    """Adds a sentence for each kind of thing that a block ran unseen, when the block ends.
+    """Adds a sentence for each kind of unobserved computation at the end of a block.
 
     Args:
-        sentences: The list to add to. Nothing is added for what did not happen.
-        modules: The modules of the block, whose model may not be the one that ran.
+        sentences: The list to add to.
+        modules: The modules of the block, to detect that its model did not run.
 
     Example:
         >>> said = []
@@ -49,7 +49,7 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
         ...     thread.start()
         ...     thread.join()
         >>> said
-        ['1 thread was started in the block; what it ran is not in the trace. A thread needs a block of its own.']
+        ['1 thread was started in the block; its ops are not in the trace. Open a block in each thread.']
     """
     block = _Block()
     threads, processes = set(threading.enumerate()), _processes_so_far()
@@ -65,8 +65,8 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
         )
         if modules is not None and modules.missed:
             sentences.append(
-                "The model that was passed was not called in the block, so calls have no module paths. Pass the module "
-                "that the program calls, such as the wrapped one, or none."
+                "The given model was not called in the block, so calls have no module paths. Pass the module that the "
+                "program calls, such as the wrapped one, or no model."
             )
 
 
@@ -74,18 +74,18 @@ def _sentences(compiled: int, threads: int, processes: int) -> Iterator[str]:
     if compiled:
         times = "once" if compiled == 1 else f"{compiled} times"
         yield (
-            f"A function that torch.compile had compiled was called {times}; of a graph, only those ops are in the "
-            "trace that it leaves to PyTorch's kernels. To see all, call the function that was compiled."
+            f"Compiled functions were called {times}; of a compiled graph, the trace contains only ops that run "
+            "PyTorch's own kernels. To see all ops, call the uncompiled function."
         )
     if threads:
         yield (
-            f"{_count(threads, 'thread')} started in the block; what {'it' if threads == 1 else 'they'} ran is not in "
-            "the trace. A thread needs a block of its own."
+            f"{_count(threads, 'thread')} started in the block; {'its' if threads == 1 else 'their'} ops are not in "
+            "the trace. Open a block in each thread."
         )
     if processes:
         yield (
-            f"{_count(processes, 'process')} started in the block, such as a worker of a DataLoader; what "
-            f"{'it' if processes == 1 else 'they'} ran is not in the trace."
+            f"{_count(processes, 'process')} started in the block, such as a worker of a DataLoader; "
+            f"{'its' if processes == 1 else 'their'} ops are not in the trace."
         )
 
 
@@ -94,12 +94,12 @@ def _count(number: int, noun: str) -> str:
 
 
 def _is_the_programs(thread: threading.Thread) -> bool:
-    """Whether Python started it; autograd's threads, which a trace sees, are known to Python as dummies."""
+    """Whether Python started it. Autograd's threads, which a trace observes, are dummy threads to Python."""
     return not isinstance(thread, threading._DummyThread)
 
 
 def _threads_so_far() -> int:
-    """How many threads without a name of their own were started. Threads with a name are known while they run."""
+    """The number of threads started without a name. Threads with a name can only be found while they run."""
     return _number(getattr(getattr(threading, "_counter", None), "__self__", None))
 
 
@@ -108,7 +108,7 @@ def _processes_so_far() -> int:
 
 
 def _number(counter: Any) -> int:
-    """What an itertools.count gives next; 0 if it is none."""
+    """The next value of an itertools.count; 0 for another object."""
     digits = repr(counter).removeprefix("count(").removesuffix(")")
     return int(digits) if digits.isdigit() else 0
 
@@ -127,13 +127,13 @@ def _close(block: _Block) -> None:
         _blocks.remove(block)
         if not _blocks:
             now = _set_hook(_before)
-            if now is not _compiled_code_ran:  # somebody else's, since
+            if now is not _compiled_code_ran:  # other code has replaced it since
                 _set_hook(now)
             _before = None
 
 
 def _compiled_code_ran(hit: bool) -> Any:
-    """Called when torch.compile has looked for code that it compiled; returns whether to take the code."""
+    """Called after torch.compile has looked up compiled code. Returns whether to use the code."""
     here = threading.get_ident()
     for block in tuple(_blocks):
         if block.thread == here:

@@ -1,1 +1,1 @@
-"""What reports share in which they are read and saved: template, style, tree, charts, numbers, files."""
+"""Shared by the forms of all reports: page template, style, tree, charts, numbers, files."""

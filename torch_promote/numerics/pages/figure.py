@@ -1,4 +1,4 @@
-"""What the plots of reports share, for notebooks: a figure, its style, and labels."""
+"""Shared by the plots of reports: figures for notebooks, style, and labels."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def new_figure(inches: tuple[float, float]) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise MissingPackageError("the plots of a report need matplotlib: pip install torch-promote[trace].") from error
+        raise MissingPackageError("the plots of a report need matplotlib: pip install matplotlib.") from error
     figure = Figure(figsize=inches, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     return figure
 
 
 def figure_of(axes: Axes) -> Figure:
-    """Returns the figure that axes are in."""
+    """Returns the figure of the axes."""
     return axes.get_figure()  # type: ignore[return-value]  # a SubFigure, if the caller passed axes of one
 
 
 def decorate(axes: Axes, title: str) -> None:
-    """Gives axes a title, and the style of all plots."""
+    """Sets the title and the common style of axes."""
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK)
     axes.tick_params(colors=INK, labelsize=8)
     for side in ("top", "right", "left"):
@@ -50,7 +50,7 @@ def decorate(axes: Axes, title: str) -> None:
 
 
 def write_empty(axes: Axes, text: str) -> Figure:
-    """Writes into axes that there is nothing to show, and returns their figure."""
+    """Writes a text into empty axes, and returns their figure."""
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, fontsize=9, color=INK)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -58,7 +58,7 @@ def write_empty(axes: Axes, text: str) -> Figure:
 
 
 def label_of(path: str) -> str:
-    r"""Returns a module's path as a label. A dollar sign would begin a formula.
+    r"""Returns a module's path as a label, with dollar signs escaped: matplotlib would start a formula.
 
     Example:
         >>> label_of("blocks.$0"), len(label_of("x" * 100))

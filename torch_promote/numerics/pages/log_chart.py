@@ -1,4 +1,4 @@
-"""Charts on logarithmic axes, as places in an SVG image that a template draws."""
+"""Charts on logarithmic axes: positions in an SVG image that a template draws."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class LogAxis:
-    """An axis of errors. Zero and infinity have a lane each, at its ends, if they are needed.
+    """An axis of errors. Zero and infinity get separate lanes at its ends if needed.
 
     Args:
-        values: What has to fit.
+        values: The values that have to fit.
         start: Where the axis starts in the image.
         end: Where it ends.
-        scale: More that has to fit between the lanes: what the other axis has, if both have one scale.
+        scale: Further values to fit between the lanes: those of the other axis, if both have the same scale.
 
     Example:
         >>> axis = LogAxis([0.0, 1e-3, 1e-1], 0, 134)
@@ -50,7 +50,7 @@ class LogAxis:
         ]
 
     def place(self, value: float) -> float:
-        """Returns where a value is in the image."""
+        """Returns the position of a value in the image."""
         if not value < math.inf:
             return self._infinity
         if value <= 0:
@@ -58,18 +58,18 @@ class LogAxis:
         return self.place_power(math.log10(value))
 
     def place_power(self, power: float) -> float:
-        """Returns where a power of ten is in the image."""
+        """Returns the position of a power of ten in the image."""
         share = (power - self.low) / (self.high - self.low)
         return round(self._start + share * (self._end - self._start), 1)
 
 
 class CountAxis:
-    """An axis of numbers from 0, on which small ones have more room.
+    """An axis of numbers from 0, with more room for small numbers.
 
     Args:
         most: The largest number.
-        start: Where 0 is in the image.
-        end: Where the largest number is.
+        start: The position of 0 in the image.
+        end: The position of the largest number.
 
     Example:
         >>> [label for _, label in CountAxis(60, 0, 100).ticks]
@@ -83,7 +83,7 @@ class CountAxis:
         self.ticks = [(self.place(number), f"{number:,}") for number in shown]
 
     def place(self, number: float) -> float:
-        """Returns where a number is in the image."""
+        """Returns the position of a number in the image."""
         return round(self._start + math.log1p(number) * self._scale, 1)
 
 
@@ -97,10 +97,10 @@ class Mark:
     """A point.
 
     Attributes:
-        x: Where it is in the image.
-        y: Where it is in the image.
+        x: Its position in the image.
+        y: Its position in the image.
         kind: "passed" or "failed".
-        title: What is shown under the pointer.
+        title: The tooltip.
     """
 
     x: float
@@ -115,16 +115,16 @@ class Chart:
 
     Attributes:
         title: Its title.
-        note: What it shows, in a sentence.
+        note: A sentence that explains it.
         x_label: The name of the axis below.
         y_label: The name of the axis on the left.
-        x_ticks: Places and labels of the axis below.
-        y_ticks: Places and labels of the axis on the left.
+        x_ticks: Positions and labels of the axis below.
+        y_ticks: Positions and labels of the axis on the left.
         marks: The points.
         best: The path of a line through the best points; "" for none.
-        limit: The path of the line that says what is allowed; "" for none.
-        limit_label: What it is called.
-        limit_y: Where that is written.
+        limit: The path of the line that shows the tolerance; "" for none.
+        limit_label: Its label.
+        limit_y: The position of the label.
     """
 
     title: str

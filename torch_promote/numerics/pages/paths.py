@@ -18,11 +18,11 @@ Node = TypeVar("Node", bound=_Node)
 
 
 def make_tree(paths: Iterable[str], make: Callable[[str, str], Node]) -> tuple[list[Node], dict[str, Node]]:
-    """Makes the nodes of paths and of all paths that lead to them.
+    """Makes the nodes of paths and of their parents.
 
     Args:
         paths: Paths of modules; "" has no node.
-        make: Makes a node of a path and its last part. A node has a list `children`.
+        make: Makes a node from a path and its last part. A node has a list `children`.
 
     Returns:
         The outermost nodes, sorted so that "blocks.2" comes before "blocks.10"; and all nodes, by path.
@@ -39,7 +39,7 @@ def make_tree(paths: Iterable[str], make: Callable[[str, str], Node]) -> tuple[l
 
 
 def prefixes(path: str) -> Iterator[str]:
-    """Yields the paths that lead to a path, and itself.
+    """Yields the parents of a path, and the path itself.
 
     Example:
         >>> list(prefixes("blocks.0.attn"))
@@ -58,10 +58,10 @@ def cut_tree(roots: list[Node], total: int) -> int:
 
     Args:
         roots: The outermost nodes.
-        total: How many nodes there are.
+        total: The number of nodes.
 
     Returns:
-        How many were removed.
+        The number of removed nodes.
     """
     kept, level, depth = 0, roots, 0
     while level:

@@ -1,4 +1,4 @@
-"""Records as the values that JSON has, and back. JSON has no infinite numbers: they are strings, "inf" and "nan"."""
+"""Records as JSON-compatible values, and back. Infinite numbers and NaN become strings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Record = TypeVar("Record")
 
 
 def to_plain(value: Any) -> Any:
-    """Returns a record, with all that is in it, as values that JSON has.
+    """Returns a record and its contents as JSON-compatible values.
 
     Example:
         >>> to_plain({"errors": (0.5, float("inf"), float("nan")), "dtype": torch.float16})
@@ -43,7 +43,7 @@ def to_plain(value: Any) -> Any:
 
 
 def number(value: Any) -> float:
-    """Returns a number that `to_plain` may have made a string.
+    """Returns a number that `to_plain` may have converted to a string.
 
     Raises:
         TypeError: The value is something else.
@@ -63,14 +63,14 @@ def numbers(data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def from_plain(kind: type[Record], data: Mapping[str, Any]) -> Record:
-    """Returns the record that `to_plain` was given. Its fields are numbers, texts, and tuples and mappings of them.
+    """Returns the record from the data of `to_plain`. Its fields are numbers, texts, and tuples and mappings of them.
 
     Args:
         kind: The record's class, a dataclass.
-        data: What `to_plain` returned.
+        data: The data that `to_plain` returned.
 
     Raises:
-        KeyError, TypeError: A field is missing, or a number is not one.
+        KeyError, TypeError: A field is missing, or not a number.
     """
     fields = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]

@@ -1,79 +1,110 @@
-"""Reports as text of at most 80 columns, in which no word or number is broken."""
+"""Reports as text, in which no word or number is broken.
+
+`str(report)` has at most 80 columns, and cuts names that are longer than that. A command prints a report as wide as the
+terminal, and cuts nothing.
+"""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
+from torch_promote import text_layout
 from torch_promote.numerics.pages.spelling import shorten
 from torch_promote.numerics.report.findings import count
-from torch_promote.numerics.report.text_table import text_table
+from torch_promote.text_layout import text_table
 
-__all__ = ["WIDTH", "fitted_table", "list_of", "report_text", "wrapped"]
+__all__ = ["STR", "Layout", "fitted_table", "list_of", "report_text", "wrapped"]
 
-WIDTH = 80
+
+class Layout(NamedTuple):
+    """How a report is laid out.
+
+    Attributes:
+        width: The width of a line, in characters. None: lines are not wrapped.
+        cuts: Whether names that are longer than a line are cut.
+    """
+
+    width: int | None
+    cuts: bool = False
+
+
+#: What `str` of a report has.
+STR = Layout(80, cuts=True)
+
 _MOST_SENTENCES = 10
 _NARROWEST = 12
 
 
-def report_text(title: str, verdict: str, parts: Iterable[Sequence[str]]) -> str:
+def report_text(title: str, verdict: str, parts: Iterable[Sequence[str]], layout: Layout = STR) -> str:
     """Returns a report.
 
     Args:
         title: The first line.
         verdict: What the report shows, in a sentence or two.
         parts: The lines of each part; empty parts are left out.
+        layout: The layout of the title and the verdict.
     """
-    lines = [*wrapped(title), *wrapped(verdict)]
+    lines = [*wrapped(title, layout), *wrapped(verdict, layout)]
     for part in parts:
         lines += ["", *part] if part else []
     return "\n".join(lines)
 
 
-def wrapped(text: str, indent: str = "", indent_after: str | None = None) -> list[str]:
-    """Returns a text in lines, which break at blanks alone. A word that is longer than a line is cut."""
+def wrapped(text: str, layout: Layout = STR, indent: str = "", indent_after: str | None = None) -> list[str]:
+    """Returns a text in lines, which break at blanks alone."""
     after = indent if indent_after is None else indent_after
-    words = [shorten(word, WIDTH - len(after)) for word in text.split()]
-    return textwrap.wrap(
-        " ".join(words),
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=after,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    if layout.cuts and layout.width is not None:
+        text = " ".join(shorten(word, layout.width - len(after)) for word in text.split())
+    return text_layout.wrapped(text, layout.width, indent, after)
 
 
-def list_of(title: str, sentences: Sequence[str]) -> list[str]:
+def list_of(title: str, sentences: Sequence[str], layout: Layout = STR) -> list[str]:
     """Returns sentences under a title; nothing without any."""
     if not sentences:
         return []
     more = len(sentences) - _MOST_SENTENCES
     shown = [*sentences[:_MOST_SENTENCES], *([f"... and {more:,} more"] if more > 0 else [])]
-    return [title, *(line for sentence in shown for line in wrapped(sentence, "  ", "    "))]
+    return [title, *(line for sentence in shown for line in wrapped(sentence, layout, "  ", "    "))]
 
 
-def fitted_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, most: int, noun: str) -> list[str]:
-    """Returns the first rows of a table, and how many more there are. Long names are cut, numbers are not.
+def fitted_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    most: int,
+    noun: str,
+    layout: Layout = STR,
+    prose: Collection[str] = (),
+) -> list[str]:
+    """Returns the first rows of a table, and how many more there are.
 
     Args:
         header: The names of the columns.
-        rows: The rows; without any, nothing is returned.
-        most: How many are shown.
+        rows: The rows. If there are none, nothing is returned.
+        most: The maximum number of rows shown.
         noun: What a row is.
+        layout: The layout. If it cuts, it cuts long names, and no numbers.
+        prose: The names of columns that may wrap, if it does not cut.
     """
     if not rows:
         return []
     shown = [list(row) for row in rows[:most]]
-    while (over := max(map(len, text_table(header, shown).splitlines())) - WIDTH) > 0:
+    if layout.cuts and layout.width is not None:
+        _cut(header, shown, layout.width)
+    lines = text_table(header, shown, None if layout.cuts else layout.width, prose).splitlines()
+    left = len(rows) - most
+    return lines + ([f"... and {count(left, f'more {noun}')}"] if left > 0 else [])
+
+
+def _cut(header: Sequence[str], shown: list[list[str]], width: int) -> None:
+    while (over := max(map(len, text_table(header, shown).splitlines())) - width) > 0:
         widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
         widest = max(range(len(header)), key=widths.__getitem__)
         if widths[widest] <= _NARROWEST:
             break
-        # The widest one gives way first, down to the next.
+        # Narrow the widest column first, to the width of the next.
         second = max([_NARROWEST, *(width for column, width in enumerate(widths) if column != widest)])
         to = max(widths[widest] - over, min(second, widths[widest] - 1))
         for row in shown:
             row[widest] = shorten(row[widest], to)
-    left = len(rows) - most
-    return text_table(header, shown).splitlines() + ([f"... and {count(left, f'more {noun}')}"] if left > 0 else [])

@@ -1,4 +1,4 @@
-"""Reports as files: the name's ending says the format, and a file is written as a whole."""
+"""Saves reports: the file extension selects the format, and files are replaced atomically."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def save_as(
 
     Args:
         path: The file.
-        what: What is saved, for errors: "the trace".
-        formats: Maps endings of names to functions that return the content; the longest that fits has to come first.
-        meanings: What the formats are for, by ending, for errors.
+        what: The object that is saved, for errors: "the trace".
+        formats: Maps file extensions to functions that return the content. Longer extensions must come first.
+        meanings: The purpose of each format, by extension, for errors.
 
     Raises:
-        OptionError: The name ends in something else, or the file cannot be written. A file that was there is unchanged.
+        OptionError: The extension is unknown, or the file cannot be written. An existing file is then unchanged.
     """
     target = Path(os.fspath(path))
     make = next((make for ending, make in formats.items() if target.name.lower().endswith(ending)), None)
     cannot = f"cannot save {what} as {str(target)!r}:"
     if make is None:
         legal = ", ".join(f"{ending} ({meaning})" for ending, meaning in meanings.items())
-        raise OptionError(f"{cannot} the name's ending says the format. Legal: {legal}.")
+        raise OptionError(f"{cannot} the file extension selects the format. Legal: {legal}.")
     if target.is_dir():
         raise OptionError(f"{cannot} it is a folder. Name a file in it.")
     if not target.parent.is_dir():
@@ -62,16 +62,16 @@ def read_json(
 
     Args:
         path: The file.
-        what: What it holds, for errors: "trace".
-        form: What its "format" has to be.
-        version: What its "version" has to be.
-        read: Makes the report of the data.
+        what: The content, for errors: "trace".
+        form: The required "format".
+        version: The required "version".
+        read: Makes the report from the data.
 
     Returns:
-        What `read` returned.
+        The result of `read`.
 
     Raises:
-        OptionError: The file cannot be read, is no such report, or was written by an incompatible version.
+        OptionError: The file cannot be read, is not such a report, or was written by an incompatible version.
     """
     name = os.fspath(path)
     cannot, saved = f"cannot read the {what} {name!r}:", 'Pass a file that report.save("NAME.json") wrote.'
@@ -89,7 +89,7 @@ def read_json(
     if data.get("version") != version:
         raise OptionError(
             f"{cannot} its version is {data.get('version')!r}, and this torch_promote reads version {version}. Read it "
-            f"with the torch_promote that wrote it, or make it again."
+            f"with the torch_promote that wrote it, or create it again."
         )
     try:
         return read(data)

@@ -1,4 +1,4 @@
-"""How the reports of `compare` and `tune` spell numbers, policies, ops and modules."""
+"""Formats numbers, policies, ops and modules for the reports of `compare` and `tune`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def spell_number(value: float | None) -> str:
 
 
 def spell_tolerance(value: float) -> str:
-    """Spells a tolerance as it was given: "1e-3", "0.05".
+    """Spells a tolerance in the usual notation: "1e-3", "0.05".
 
     Example:
         >>> spell_tolerance(1e-3), spell_tolerance(0.05), spell_tolerance(1.25e-6)
@@ -44,7 +44,7 @@ def spell_tolerance(value: float) -> str:
 
 
 def spell_op(name: str) -> str:
-    """Returns an op's name, also in the name of a site, without PyTorch's namespace.
+    """Returns the name of an op or a site without PyTorch's namespace.
 
     Example:
         >>> spell_op("aten::softmax.int"), spell_op("lib::gelu"), spell_op("blocks.0: aten::exp")
@@ -72,7 +72,7 @@ def spell_policy_name(policy: Policy) -> str:
 
 
 def shorten(name: str, width: int) -> str:
-    """Cuts a name to a width. A path loses its first parts as a whole, where that is enough.
+    """Cuts a name to a width. A path loses whole parts at its beginning if that is sufficient.
 
     Example:
         >>> shorten("model.layers.11.self_attn.q_proj", 20), shorten("a" * 30, 10)

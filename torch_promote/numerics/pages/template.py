@@ -1,4 +1,4 @@
-"""Pages of reports: HTML files that need no network, and show everything without JavaScript too.
+"""Pages of reports: HTML files that work without a network and without JavaScript.
 
 A page's template extends base.html.j2. It gets plain values, and all of them are escaped.
 """
@@ -31,7 +31,7 @@ class Tile:
     Attributes:
         label: Its name.
         value: The number.
-        note: What has to be said of it.
+        note: A remark about it.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Tile:
 
 
 def cut_list(sentences: Sequence[str]) -> list[str]:
-    """Returns the sentences that a page has room for, and how many more there are."""
+    """Returns the first sentences, and the number of further ones."""
     more = len(sentences) - _MOST_SENTENCES
     return [*sentences[:_MOST_SENTENCES], *([f"... and {more:,} more"] if more > 0 else [])]
 
@@ -49,9 +49,9 @@ def render_page(template: str, what: str, content: Mapping[str, Any]) -> str:
     """Returns a page.
 
     Args:
-        template: The template's path in this room: "report/page.html.j2".
-        what: What the page shows, for errors: "a trace".
-        content: The values that the template gets.
+        template: The template's path in torch_promote/numerics: "report/page.html.j2".
+        what: The subject of the page, for errors: "a trace".
+        content: The values for the template.
 
     Raises:
         MissingPackageError: jinja2 is not installed. It is an ImportError.
@@ -60,18 +60,18 @@ def render_page(template: str, what: str, content: Mapping[str, Any]) -> str:
         environment = _environment()
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            f"the page of {what} needs jinja2: pip install torch-promote[trace]. The other formats work without it."
+            f"the page of {what} needs jinja2: pip install jinja2. The other formats work without it."
         ) from error
     return str(environment.get_template(template).render(**content))
 
 
 def embed(title: str, make: Callable[[], str], text: Callable[[], str]) -> str:
-    """Returns a page in a frame, for a notebook: its styles and scripts cannot reach the notebook.
+    """Returns a page in a frame for a notebook, so that its styles and scripts do not affect the notebook.
 
     Args:
         title: The frame's title.
         make: Returns the page.
-        text: Returns the report as text, which is shown without jinja2.
+        text: Returns the report as text, for use without jinja2.
     """
     try:
         page = make()
@@ -110,7 +110,7 @@ def _environment() -> Any:
 
 
 def _whole_numbers(text: str) -> str:
-    """Escapes a text and marks its numbers with an exponent. A browser would break "1e-3" after the sign."""
+    """Escapes a text and marks numbers with an exponent, because a browser would break "1e-3" after the sign."""
     from markupsafe import Markup, escape
 
     parts = re.split(r"(\d[\d.]*e-\d+)", text)
@@ -132,7 +132,7 @@ def _number(value: float | None) -> str:
 
 
 def _sort_key(value: float | None) -> str:
-    """A number as JavaScript's Number() reads it, for data-sort: what is unknown comes below 0, NaN with infinity."""
+    """A number for data-sort, as JavaScript's Number() reads it. Unknown values sort below 0, NaN with infinity."""
     if value is None:
         return "-1"
     return "Infinity" if value != value or value == float("inf") else repr(value)

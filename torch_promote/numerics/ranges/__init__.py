@@ -1,1 +1,1 @@
-"""The ranges of tensors: values.py, those that `trace` records; tensor_ranges.py, extremes; float_bits.py, counting."""
+"""The ranges of tensors: values.py for `trace`, tensor_ranges.py for extremes, float_bits.py for counting."""

@@ -1,10 +1,10 @@
 """Counts the values of a tensor in intervals of magnitude.
 
 NOTE [ Values are counted by their bits ]
-The statistics compare bit patterns as integers, whose order is that of the magnitudes. So they are exact, and neither
-flush-to-zero nor a rounding of the device changes them. float16, bfloat16 and float8 are converted to float32 first,
-which is exact. A tensor's values are sorted into the intervals between boundaries: the powers of two, and the values
-from which on a cast to float16 or bfloat16 gives 0 or inf.
+The statistics compare bit patterns as integers, which have the same order as the magnitudes. So they are exact, and not
+affected by flush-to-zero or rounding on the device. float16, bfloat16 and float8 are first converted to float32, which
+is exact. The values of a tensor are counted in intervals. The boundaries are the powers of two, and the values at which
+a cast to float16 or bfloat16 starts to give 0 or inf.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = ["Scale", "count_intervals", "in_memory_order", "scale_of"]
 
 @dataclass(frozen=True)
 class Scale:
-    """How the magnitudes of float32 or float64 are divided into intervals, all of them as bits.
+    """The intervals into which the magnitudes of float32 or float64 are divided, as bit patterns.
 
     Attributes:
         integer: The integer dtype of the same size.
-        code: What the module struct calls the dtype.
-        mantissa: How many bits the mantissa has.
+        code: The dtype's format character in the module `struct`.
+        mantissa: The number of bits of the mantissa.
         magnitude: The mask of all bits but the sign.
         infinity: The bits of inf.
-        bounds: The ends of the intervals, ascending: interval i goes from bounds[i - 1] to below bounds[i], and
-            interval 0 holds the zeros.
+        bounds: The ends of the intervals, ascending: interval i goes from bounds[i - 1] to below bounds[i]. Interval 0
+            contains the zeros.
         exponents: The binary exponent of each interval; None for zeros, inf and NaN.
-        thresholds: The smallest magnitudes that a cast to float16 or bfloat16 does not make 0, and the smallest that it
-            makes infinite.
+        thresholds: The smallest magnitudes that a cast to float16 or bfloat16 does not round to 0, and the smallest
+            that it makes infinite.
     """
 
     integer: torch.dtype
@@ -49,7 +49,7 @@ class Scale:
     thresholds: dict[str, int]
 
     def to_float(self, bits: int) -> float:
-        """The value that has these bits."""
+        """The value with these bits."""
         return float(struct.unpack(f"<{self.code.lower()}", bits.to_bytes(8 if self.code == "d" else 4, "little"))[0])
 
     def at_least(self, name: str) -> int:
@@ -58,7 +58,7 @@ class Scale:
 
     @functools.cached_property
     def interval_of_exponent(self) -> tuple[int, ...]:
-        """For each exponent, as bits, the interval of its smallest magnitude; that of 0 starts after the zeros."""
+        """For each exponent (as bits), the interval of its smallest magnitude. Exponent 0 starts after the zeros."""
         smallest = (max(exponent << self.mantissa, 1) for exponent in range((self.infinity >> self.mantissa) + 1))
         return tuple(bisect.bisect_right(self.bounds, bits) for bits in smallest)
 
@@ -69,7 +69,7 @@ class Scale:
 
     @functools.cached_property
     def divided(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The exponents whose magnitudes lie in several intervals, with the bounds between these."""
+        """The exponents whose magnitudes span several intervals, with the bounds between them."""
         starts = [*self.interval_of_exponent, len(self.bounds) + 1]
         inner = (self.bounds[starts[i] : starts[i + 1] - 1] for i in range(len(starts) - 1))
         return tuple((exponent, bounds) for exponent, bounds in enumerate(inner) if bounds)
@@ -79,7 +79,7 @@ class Scale:
         return {}
 
     def bounds_on(self, device: torch.device) -> torch.Tensor:
-        """The bounds as a tensor, which is made once for each device."""
+        """The bounds as a tensor, which is created once per device."""
         found = self._on_devices.get(device)
         if found is None:
             found = self._on_devices[device] = torch.tensor(self.bounds, dtype=self.integer, device=device)
@@ -96,8 +96,8 @@ def _make_scale(dtype: torch.dtype) -> Scale:
     smallest = -1074 if double else -149
     infinity = bits(math.inf)
     powers = [1 << i for i in range(mantissa)] + [i << mantissa for i in range(1, infinity >> mantissa)]
-    # PyTorch casts float64 to float16 and bfloat16 by way of float32: a value counts if float32 rounds it to one that
-    # counts. Ties round to an even mantissa, which all four thresholds have.
+    # PyTorch casts float64 to float16 and bfloat16 via float32, so a float64 value counts if its rounding to float32
+    # does. Ties round to an even mantissa, which all four thresholds have.
     thresholds = {  # the smallest magnitudes that do not become 0, and the smallest that become infinite
         "under_float16": bits(2.0**-25 * (1 + 2.0**-24 * double)) + 1,
         "over_float16": bits(65520.0 - 2.0**-9 * double),
@@ -123,22 +123,22 @@ def _make_scale(dtype: torch.dtype) -> Scale:
 
 
 _SCALES = {dtype: _make_scale(dtype) for dtype in (torch.float32, torch.float64)}
-#: Elements that are looked at together. Larger tensors go in pieces, which bounds the memory that counting takes.
+#: The number of elements counted at a time, which bounds the memory for counting larger tensors.
 _PIECE = 1 << 22
 
 
 def scale_of(dtype: torch.dtype) -> Scale:
-    """Returns the scale on which the values of a floating point dtype are counted: that of float64 or of float32."""
+    """Returns the scale for counting the values of a floating point dtype: that of float64 or of float32."""
     return _SCALES[torch.float64 if dtype is torch.float64 else torch.float32]
 
 
 def count_intervals(tensor: torch.Tensor) -> torch.Tensor | None:
     """Returns the largest finite and the smallest nonzero magnitude as bits, then the counts of the intervals.
 
-    Call it in `unnoticed`. On a GPU it does not wait for the device.
+    Call it in `unnoticed`. On a GPU it does not synchronize.
 
     Returns:
-        A tensor of int64; None if the tensor holds no real floating point numbers, none at all, or cannot be read.
+        An int64 tensor; None if the tensor is empty, not of a real floating point dtype, or cannot be read.
     """
     if not tensor.is_floating_point():
         return None
@@ -155,7 +155,7 @@ def count_intervals(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor with its dimensions in the order of their strides, contiguous if it has no gaps."""
+    """Returns a tensor with its dimensions sorted by stride. It is contiguous if it has no gaps."""
     if tensor.is_contiguous():
         return tensor
     return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
@@ -172,7 +172,7 @@ def _count_piece(values: torch.Tensor, scale: Scale) -> torch.Tensor:
 
 
 def _count_by_exponents(magnitudes: torch.Tensor, bounds: torch.Tensor, scale: Scale) -> torch.Tensor:
-    """On the CPU: counts the exponents, then looks again at those whose values lie in several intervals."""
+    """On the CPU: counts the exponents, then recounts those whose values span several intervals."""
     by_exponent = torch.bincount(magnitudes >> scale.mantissa, minlength=(scale.infinity >> scale.mantissa) + 1)
     counts = torch.zeros(len(scale.bounds) + 1, dtype=torch.int64)
     counts[scale.interval_of_exponent_on_cpu] = by_exponent

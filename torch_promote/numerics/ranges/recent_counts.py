@@ -1,4 +1,4 @@
-"""The counts of the last results, for calls that return the same memory: views, and composite ops."""
+"""Caches the counts of recent results, for calls that return the same memory: views and composite ops."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MOST = 64
 
 
 class RecentCounts:
-    """Remembers counts while the memory lives and no call that was seen writes to a tensor.
+    """Caches counts while the memory lives and no observed call writes to a tensor.
 
-    Only tensors that fill their part of the memory without gaps are remembered: another one with the same elements has
-    the same counts, in whatever shape. `torch.empty` and its like are not remembered, and `Tensor.numpy` makes it
-    forget all: programs write to such memory by other means.
+    Only tensors without gaps in memory are cached: another tensor with the same elements has the same counts in any
+    shape. Programs may write to memory from `torch.empty` or `Tensor.numpy` without an op, so results of `torch.empty`
+    and similar ops are not cached, and `Tensor.numpy` clears the cache.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class RecentCounts:
         self._lock = threading.Lock()
 
     def forget_before(self, name: str, has_inputs: bool) -> bool:
-        """Forgets all if an op lets memory be written. Returns whether its results may be remembered."""
+        """Clears the cache if an op may write to memory. Returns whether its results may be cached."""
         writes = find_overload(name)._schema.is_mutable or name in _LENDING
         if writes:
             with self._lock:
@@ -38,14 +38,14 @@ class RecentCounts:
         return has_inputs and not writes and not name.partition("::")[2].startswith(_MAKING)
 
     def get(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Returns the counts of a tensor with the same elements; None if there is none. Call it in `unnoticed`."""
+        """Returns the counts of a tensor with the same elements, or None. Call it in `unnoticed`."""
         key = _key(tensor)
         with self._lock:
             found = None if key is None else self._known.get(key)
         return None if found is None or found[0].expired() else found[1]
 
     def put(self, tensor: torch.Tensor, counts: torch.Tensor) -> None:
-        """Remembers the counts of a tensor. Call it in `unnoticed`."""
+        """Caches the counts of a tensor. Call it in `unnoticed`."""
         key = _key(tensor)
         if key is None:
             return
@@ -55,9 +55,9 @@ class RecentCounts:
                 self._known.popitem(last=False)
 
 
-#: What `Tensor.numpy` and `Tensor.data` call.
+#: The ops that `Tensor.numpy` and `Tensor.data` call.
 _LENDING = frozenset({"aten::detach", "aten::alias", "aten::resolve_conj", "aten::resolve_neg"})
-#: How the names of ops begin that make a tensor like another one.
+#: Prefixes of the names of ops that create a tensor like another one.
 _MAKING = ("empty", "new_", "zeros", "ones", "full", "rand")
 
 

@@ -15,14 +15,14 @@ from torch_promote.reference.dtypes import dtype_name
 __all__ = ["FINITE", "Extremes", "TensorRange", "extremes", "is_finite"]
 
 Extremes = tuple[float, float]
-"""The smallest and the largest value. Both are NaN if a value is."""
+"""The smallest and the largest value. Both are NaN if the tensor contains a NaN."""
 
 FINITE: Extremes = (0.0, 0.0)
-"""Stands for the extremes of a tensor that has no floating point numbers, or cannot be read."""
+"""The extremes of a tensor that has no floating point numbers or cannot be read."""
 
 
 def extremes(tensors: Sequence[torch.Tensor]) -> list[Extremes]:
-    """Returns the extremes of tensors, with one synchronization for each device.
+    """Returns the extremes of tensors, with one synchronization per device.
 
     Example:
         >>> extremes([torch.tensor([1.0, -3.0]), torch.tensor([1]), torch.tensor([1.0, float("nan")])])
@@ -37,7 +37,7 @@ def extremes(tensors: Sequence[torch.Tensor]) -> list[Extremes]:
                 continue
             try:
                 low, high = torch.aminmax(real)
-            except RuntimeError:  # a device or subclass that lacks the op; the program must not fail for it
+            except RuntimeError:  # the device or subclass lacks the op, which must not break the program
                 continue
             if real.device.type == "cpu":
                 found[i] = low.item(), high.item()
@@ -51,7 +51,7 @@ def extremes(tensors: Sequence[torch.Tensor]) -> list[Extremes]:
 
 
 def is_finite(found: Extremes) -> bool:
-    """Whether all values are finite, told by the extremes."""
+    """Whether all values are finite, given their extremes."""
     return math.isfinite(found[0]) and math.isfinite(found[1])
 
 
@@ -71,13 +71,13 @@ class TensorRange:
     """The range of an argument or a result.
 
     Attributes:
-        name: The argument, "mat2"; for a result its place, "0".
+        name: The argument, "mat2"; for a result its index, "0".
         dtype: The dtype.
         shape: The shape; empty for a nested tensor.
-        min: The smallest finite value; None if there is none, or if it is not known.
+        min: The smallest finite value; None if there is none, or if it is unknown.
         max: The largest finite value.
-        infs: How many values are infinite.
-        nans: How many are NaN.
+        infs: The number of infinite values.
+        nans: The number of NaNs.
     """
 
     name: str
@@ -107,7 +107,7 @@ class TensorRange:
             return cls(name, tensor.dtype, shape, low.item(), high.item(), infs, nans)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the range as values that JSON has."""
+        """Returns the range as JSON-compatible values."""
         return {
             "name": self.name,
             "dtype": dtype_name(self.dtype),

@@ -1,4 +1,4 @@
-"""Runs ops that the program does not notice: no autocast, autograd, mode or observer sees them."""
+"""Runs ops hidden from the program: autocast, autograd, modes and observers do not see them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXCLUDED = _excluded()
 def unnoticed() -> Iterator[None]:
     """Hides the ops of a block from autocast, autograd, version counters, modes of PyTorch and dispatch observers.
 
-    The ops have to leave the random number generators alone.
+    The ops must not use random number generators.
 
     Example:
         >>> weight = torch.ones(2, requires_grad=True)
@@ -50,10 +50,10 @@ def unnoticed() -> Iterator[None]:
 
 
 def can_be_read(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has data of its own that may be read now.
+    """Whether a tensor has its own data, which may be read now.
 
-    Fake and meta tensors have no data, subclasses such as DTensor wrap tensors that do, the tensors of functorch belong
-    to a transform that runs, and nothing may be read while a CUDA graph is captured.
+    Fake and meta tensors have no data, subclasses such as DTensor wrap other tensors, functorch's tensors belong to a
+    running transform, and no tensor may be read while a CUDA graph is captured.
 
     Example:
         >>> can_be_read(torch.ones(2)), can_be_read(torch.ones(2, device="meta"))
@@ -70,7 +70,7 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the elements of a strided tensor, or those that a sparse or nested one stores; call it in `unnoticed`.
+    """Returns the elements of a strided tensor, or the stored elements of a sparse or nested one.
 
     Returns:
         A strided tensor; None if the tensor is quantized, has no elements, or cannot be read.

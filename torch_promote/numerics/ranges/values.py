@@ -1,4 +1,4 @@
-"""The range of a call's results: extremes, shares of special values, and how many values have which binary exponent."""
+"""The ranges of a call's results: extremes, shares of special values, and a histogram of binary exponents."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _SHARES = ("zeros", "infs", "nans", "underflows", "under_float16", "over_float16
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The range of a tensor. A tensor that holds no real floating point numbers, or cannot be read, has `count` 0.
+    """The range of a tensor. `count` is 0 if the tensor is not of a real floating point dtype, or cannot be read.
 
     Attributes:
-        count: How many values were counted: the elements, or those that a sparse or nested tensor stores.
+        count: The number of counted values: the elements, or those that a sparse or nested tensor stores.
         amax: The largest finite magnitude; None if there is no finite value.
         min_nonzero: The smallest finite magnitude other than 0; None if there is none.
         zeros: The share of zeros, 0 to 1.
         infs: The share of infinite values.
         nans: The share of NaNs.
         underflows: The share of values that are subnormal in the tensor's own dtype: not 0, but below its smallest
-            normal number. A value that underflowed to 0 is among the zeros.
-        under_float16: The share of finite values other than 0 that a cast to float16 makes 0.
+            normal number. Values that underflowed to 0 count as zeros.
+        under_float16: The share of finite nonzero values that a cast to float16 rounds to 0.
         over_float16: The share of finite values that a cast to float16 makes infinite.
         under_bfloat16: The same for 0 and bfloat16.
         over_bfloat16: The same for inf and bfloat16.
@@ -56,12 +56,12 @@ class Values:
 
     @property
     def overflows(self) -> float:
-        """The share of values beyond the tensor's own dtype: the infinite ones."""
+        """The share of values beyond the range of the tensor's own dtype: the infinite ones."""
         return self.infs
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Values:
-        """Returns the statistics of a tensor at once.
+        """Returns the statistics of a tensor immediately.
 
         Example:
             >>> values = Values.of(torch.tensor([0.0, 1e-9, 3.0, float("inf")]))
@@ -73,7 +73,7 @@ class Values:
             return EMPTY if counted is None else _evaluate(counted.tolist(), tensor.dtype)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the statistics as values that JSON has; `exponents` as a dict with strings as keys."""
+        """Returns the statistics as JSON-compatible values; `exponents` as a dict with strings as keys."""
         return {
             "count": self.count,
             "amax": self.amax,
@@ -84,7 +84,7 @@ class Values:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Values:
-        """Returns the statistics of what `to_dict` returned."""
+        """Returns the statistics from the data of `to_dict`."""
         exponents = tuple((int(exponent), count) for exponent, count in data["exponents"].items())
         rest = {name: data[name] for name in ("count", "amax", "min_nonzero", *_SHARES)}
         return cls(**rest, exponents=exponents)
@@ -125,11 +125,11 @@ def _evaluate(row: Sequence[int], dtype: torch.dtype) -> Values:
 
 @dataclass
 class ValuesCollector:
-    """Counts the results of calls on their devices, and hands the statistics out when they have been transferred.
+    """Counts the results of calls on their devices, and delivers the statistics after their transfer.
 
     Args:
-        deliver: Takes the number of a call and the statistics of its results.
-        most: How many results wait for a transfer at most.
+        deliver: Called with the number of a call and the statistics of its results.
+        most: The maximum number of results that wait for a transfer.
     """
 
     deliver: Callable[[int, tuple[Values, ...]], None]
@@ -140,7 +140,7 @@ class ValuesCollector:
     _recent: RecentCounts = field(default_factory=RecentCounts)
 
     def add(self, number: int, call: Call, tensors: Sequence[torch.Tensor]) -> None:
-        """Counts the results of a call. On a GPU this does not wait for the device, unless the buffer is full.
+        """Counts the results of a call. On a GPU this does not synchronize, unless the buffer is full.
 
         Args:
             number: The call's number, for `deliver`.
@@ -169,13 +169,13 @@ class ValuesCollector:
                 if keeps and counts is not None:
                     self._recent.put(tensor, counts)
             return counts
-        except RuntimeError:  # a device, layout or subclass that lacks an op; the program must not fail for it
+        except RuntimeError:  # the device, layout or subclass lacks an op, which must not break the program
             return None
 
     def transfer(self) -> None:
-        """Transfers what waits, with one synchronization for each device, and delivers it.
+        """Transfers and delivers the waiting results, with one synchronization per device.
 
-        It waits on if a CUDA graph is being captured: a synchronization would end the capture.
+        Does nothing while a CUDA graph is being captured, because a synchronization would end the capture.
         """
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return
@@ -197,7 +197,7 @@ def _transfer(rows: list[torch.Tensor]) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in rows]
     for device, places in by_device.items():
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # the rows were made on the streams of the calls
+            torch.cuda.synchronize(device)  # the rows were computed on the streams of the calls
         flat = torch.cat([rows[i] for i in places]).tolist()
         start = 0
         for i in places:

@@ -1,1 +1,1 @@
-"""What a trace records: calls.py, a call; groups.py, what calls add up to; trace_records.py, both."""
+"""The records of a trace: calls (calls.py), sums over calls (groups.py), and both together (trace_records.py)."""

@@ -1,4 +1,4 @@
-"""What a trace records of a call: the tensors, the casts, and where it came from."""
+"""The record of a call in a trace: tensors, casts, and origin."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch_promote.reference.elementwise.memory_format import contiguous_strides
 
 __all__ = ["AUTOCAST_OFF", "Call", "Cast", "Kind", "Phase", "TensorInfo", "facts_of"]
 
-#: How `Call.said_by` begins where a region or a module has switched autocast off.
+#: The start of `Call.said_by` if a region or a module has switched autocast off.
 AUTOCAST_OFF = "autocast off by "
 
 Phase = Literal["forward", "backward", "recompute"]
-"""When a call ran; "recompute": a checkpoint ran its forward again, inside a backward."""
+"""The phase of a call. "recompute": a checkpoint reran its forward inside a backward."""
 
 Kind = Literal["weight", "activation", "gradient"]
-"""What a cast tensor is. A weight is a leaf that requires a gradient, or a parameter; a gradient is cast in one."""
+"""The kind of a cast tensor. A weight is a parameter or a leaf that requires a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class TensorInfo:
     """A tensor among the arguments or the results of a call, without its data.
 
     Attributes:
-        name: The argument: "mat2", "tensors[1]". For a result, its place: "0", "1".
+        name: The argument: "mat2", "tensors[1]". For a result, its index: "0", "1".
         dtype: Its dtype.
         shape: Its shape; empty for a nested tensor, which has none.
         device: Its device, such as "cpu" or "cuda:0".
@@ -59,7 +59,7 @@ class TensorInfo:
 
 
 def facts_of(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], torch.device, tuple[int, ...] | None]:
-    """Returns a tensor's dtype, shape, device and strides, as `TensorInfo` has them."""
+    """Returns a tensor's dtype, shape, device and strides in the form of `TensorInfo`."""
     if tensor.is_nested:
         return tensor.dtype, (), tensor.device, None
     strided = tensor.layout is torch.strided
@@ -72,18 +72,18 @@ def _is_odd(tensor: torch.Tensor, strided: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """A cast of an argument that autocast made, or took from a cache.
+    """A cast of an argument that autocast made or took from a cache.
 
     Attributes:
         argument: The argument: "weight", "tensors[1]".
         from_dtype: The dtype that the caller passed.
         to_dtype: The dtype that the op got.
         bytes: The size of the cast in bytes.
-        kind: What was cast.
-        reused: Whether the cast was there already; then nothing was computed.
-        tensor: A number for the tensor that was cast, in this trace; views have the number of their base.
-        earlier: How many casts of this tensor with this content to this dtype the trace saw before.
-        cache: Of a reused cast, the mode of the cache that had it: "weights", "persistent", "all", or "PyTorch's".
+        kind: The kind of the cast tensor.
+        reused: Whether the cast came from a cache, without a computation.
+        tensor: The number of the cast tensor in this trace; views have the number of their base.
+        earlier: The number of earlier casts of this tensor to this dtype with unchanged content.
+        cache: For a reused cast, the mode of the cache: "weights", "persistent", "all", or "PyTorch's".
     """
 
     argument: str
@@ -109,28 +109,29 @@ class Call:
         op: The op: "aten::linear".
         overload: Its overload: "", "int".
         module: The path of the module that called it: "blocks.0.q"; "" outside of the model's modules, and in the model
-            itself. In a backward it is the module whose forward recorded the node.
-        phase: When it ran.
-        line: "path:number" of the innermost line that is neither PyTorch's nor this package's; in a backward that of
-            the forward, where it is known; "" if there is none.
-        inputs: The tensors among the arguments, as the caller passed them.
-        ran_with: The same, as the op got them after the casts.
+            itself. In a backward, the module whose forward recorded the node.
+        phase: The phase in which it ran.
+        line: "path:number" of the innermost line of the program (not of PyTorch or this package); in a backward, that
+            of the forward if it is known; "" if there is none.
+        inputs: The tensors among the arguments that the caller passed.
+        ran_with: The same tensors after the casts.
         outputs: The tensors among the results; empty if the call raised.
         casts: The casts of the arguments.
-        policy: The policy that applied; None: autocast was off, or has no policy for the op.
-        said_by: Whose policy it is: "PyTorch's table", "register_policy", "the default policy", "region at FILE:LINE",
-            'module policy "NAME"', "install, region at FILE:LINE". Without a policy: "autocast off by" one of the last
-            three, if it has switched autocast off for an op that has a policy; "promotion rule NAME" if the inputs have
-            several dtypes and the op promotes them; "a kernel on PyTorch's autocast key" if a library has one; or "".
-        composite: Whether the op is made of other ops, whose calls follow.
+        policy: The policy that applied. None: autocast was off, or has no policy for the op.
+        said_by: The source of the policy: "PyTorch's table", "register_policy", "the default policy",
+            "region at FILE:LINE", 'module policy "NAME"', "install, region at FILE:LINE". Without a policy: "autocast
+            off by" one of the last three, if it has switched autocast off for an op with a policy; "promotion rule
+            NAME" if the op promotes inputs of several dtypes; "a kernel on PyTorch's autocast key" if a library has
+            registered one; or "".
+        composite: Whether the op calls other ops, which follow.
         thread: The native id of its thread.
         error: Whether the call raised.
-        autocast: The device types that autocast was on for, with their dtypes.
+        autocast: The device types for which autocast was on, with their dtypes.
         dtype_arguments: The arguments that are dtypes, such as softmax's `dtype`, by name.
-        start: When it began, in nanoseconds since 1970.
-        duration: How long it took on the host, in nanoseconds, the trace's own work on inner calls included.
-        cast_time: How much of that its casts took.
-        values: What `values=True` adds: a `Values` for each tensor in `outputs`.
+        start: Its start, in nanoseconds since 1970.
+        duration: Its time on the host in nanoseconds, including the trace's own work on inner calls.
+        cast_time: The part of that time for its casts.
+        values: With `values=True`, a `Values` for each tensor in `outputs`.
     """
 
     op: str
@@ -161,7 +162,7 @@ class Call:
 
     @property
     def dtypes(self) -> str:
-        """The dtypes of inputs, of what the op got if it differs, and of outputs: "float32 -> bfloat16 -> bfloat16"."""
+        """The dtypes of inputs, of cast inputs if they differ, and of outputs: "float32 -> bfloat16 -> bfloat16"."""
         inputs, ran_with, outputs = (_dtypes(infos) for infos in (self.inputs, self.ran_with, self.outputs))
         return " -> ".join([inputs, *([] if ran_with == inputs else [ran_with]), outputs])
 
@@ -171,7 +172,7 @@ class Call:
         return f"{self.op}.{self.overload}" if self.overload else self.op
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the call as values that JSON has."""
+        """Returns the call as JSON-compatible values."""
         return {
             "op": self.op,
             "overload": self.overload,
@@ -197,7 +198,7 @@ class Call:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Call:
-        """Returns the call of what `to_dict` returned; without `values`, which stay a dict."""
+        """Returns the call from the data of `to_dict`, except for `values`, which stay a dict."""
         policy = data["policy"]
         return cls(
             **{

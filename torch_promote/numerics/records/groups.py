@@ -1,4 +1,4 @@
-"""What calls add up to, by op, module or line, and what casts add up to."""
+"""Sums over calls by op, module or line, and sums over casts."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ __all__ = ["CallGroup", "CastGroup", "Totals"]
 
 @dataclass
 class CallGroup:
-    """What the calls of an op, a module or a line add up to.
+    """The sums over the calls of an op, a module or a line.
 
     Attributes:
         key: The op's name with its overload, the module's path or the line.
-        calls: How many calls there are, those of composite ops included.
-        dtypes: How many calls have these dtypes, as "float32 -> bfloat16 -> bfloat16" (inputs, what ran, outputs).
-        policies: How many calls have this policy, as "lower_precision_fp: PyTorch's table".
-        phases: How many calls ran in this phase.
-        rules: How many calls without a policy have this instead: "promotion rule torch", a library's kernel.
-        casts: How many casts were made.
-        reused: How many casts were reused.
+        calls: The number of calls, including those of composite ops.
+        dtypes: The number of calls by dtypes, such as "float32 -> bfloat16 -> bfloat16" (inputs, cast inputs, outputs).
+        policies: The number of calls by policy and its source, such as "lower_precision_fp: PyTorch's table".
+        phases: The number of calls by phase.
+        rules: The number of calls without a policy, by what applied instead: "promotion rule torch", a library's
+            kernel.
+        casts: The number of casts made.
+        reused: The number of casts reused.
         bytes: The size of the casts that were made, in bytes.
-        repeated: How many of the casts that were made are of a tensor that had been cast to that dtype before.
+        repeated: The number of casts made of a tensor that had been cast to that dtype before.
         repeated_bytes: Their size in bytes.
-        cast_time: How long the casts took on the host, in nanoseconds.
-        duration: How long the calls took on the host, in nanoseconds; a composite op's call includes those of its ops.
-        errors: How many calls raised.
+        cast_time: The time of the casts on the host, in nanoseconds.
+        duration: The time of the calls on the host, in nanoseconds. A composite op's call includes those of its ops.
+        errors: The number of calls that raised.
     """
 
     key: str
@@ -72,14 +73,14 @@ class CallGroup:
                 self.repeated_bytes += cast.bytes
 
     def merge(self, other: CallGroup) -> None:
-        """Adds what another group adds up to."""
+        """Adds the sums of another group."""
         for name in _COUNTERS:
             getattr(self, name).update(getattr(other, name))
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the group as values that JSON has."""
+        """Returns the group as JSON-compatible values."""
         counters = {name: dict(getattr(self, name)) for name in _COUNTERS}
         return {"key": self.key, **{name: getattr(self, name) for name in _SUMS}, **counters}
 
@@ -90,7 +91,7 @@ _SUMS = (*("calls", "casts", "reused", "bytes", "repeated", "repeated_bytes", "c
 
 @dataclass
 class CastGroup:
-    """What the casts of one argument of an op, made at one line of one module, add up to.
+    """The sums over the casts of one argument of an op at one line of one module.
 
     Attributes:
         op: The op's name with its overload.
@@ -100,10 +101,10 @@ class CastGroup:
         kind: "weight", "activation" or "gradient".
         from_dtype: The name of the dtype that the caller passed.
         to_dtype: The name of the dtype that the op got.
-        made: How many casts were made.
-        reused: How many were reused.
+        made: The number of casts made.
+        reused: The number of casts reused.
         bytes: The size of those that were made, in bytes.
-        repeated: How many of them are of a tensor that had been cast to that dtype before, here or elsewhere.
+        repeated: The number of these casts of a tensor that had been cast to that dtype before, here or elsewhere.
         repeated_bytes: Their size in bytes.
     """
 
@@ -132,12 +133,12 @@ class CastGroup:
             self.repeated_bytes += cast.bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the group as values that JSON has."""
+        """Returns the group as JSON-compatible values."""
         return dict(vars(self))
 
 
 class Totals:
-    """The groups of a trace. They grow with the lines, modules and dtypes of a program, not with its steps."""
+    """The groups of a trace. Their number grows with the program's lines, modules and dtypes, not with its steps."""
 
     def __init__(self) -> None:
         self._calls: dict[tuple[str, str, str], CallGroup] = {}
@@ -158,7 +159,7 @@ class Totals:
             casts.add(cast)
 
     def by(self, which: int) -> list[CallGroup]:
-        """The calls by op (0), module (1) or line (2); those with most cast bytes first, then those with most calls."""
+        """The calls by op (0), module (1) or line (2), sorted by cast bytes, then by the number of calls."""
         return self._groups(lambda place: place[which])
 
     def all(self) -> CallGroup:
@@ -167,13 +168,13 @@ class Totals:
         return groups[0] if groups else CallGroup("")
 
     def casts(self) -> list[CastGroup]:
-        """The casts, those with most bytes first."""
+        """The casts, most bytes first."""
         return sorted(self._casts.values(), key=lambda group: (-group.bytes, -group.made, -group.reused))
 
     def select(
         self, wanted: Callable[[tuple[str, str, str]], bool]
     ) -> Iterable[tuple[tuple[str, str, str], CallGroup]]:
-        """The groups of the (op, module, line) that a function wants."""
+        """The groups of each (op, module, line) that a function selects."""
         return [(place, group) for place, group in self._calls.items() if wanted(place)]
 
     def _groups(self, key_of: Callable[[tuple[str, str, str]], str]) -> list[CallGroup]:
@@ -184,7 +185,7 @@ class Totals:
         return sorted(groups.values(), key=lambda group: (-group.bytes, -group.calls))
 
     def to_list(self) -> list[dict[str, Any]]:
-        """Returns the groups of calls as values that JSON has."""
+        """Returns the groups of calls as JSON-compatible values."""
         return [
             {
                 "op": place[0],
@@ -197,7 +198,7 @@ class Totals:
 
     @classmethod
     def from_lists(cls, groups: Iterable[dict[str, Any]], casts: Iterable[dict[str, Any]]) -> Totals:
-        """Returns the totals of what `to_list` and the groups of casts returned."""
+        """Returns the totals from the data of `to_list` and of the groups of casts."""
         totals = cls()
         for data in groups:
             place = (data["op"], data["module"], data["line"])

@@ -1,4 +1,4 @@
-"""`TraceRecords`: the calls of a trace, and what they add up to."""
+"""`TraceRecords`: the calls of a trace, and their sums."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Calls(list[Call]):
 
         Args:
             op: The op with or without its overload: "aten::softmax", "aten::softmax.int", "softmax".
-            module: The module's path; the modules inside it count.
-            line: How "path:number" ends: "train.py:41".
+            module: The module's path. Submodules are included.
+            line: The end of "path:number": "train.py:41".
             phase: "forward", "backward" or "recompute".
             policy: The policy's name: "fp32", "lower_precision_fp", "float16".
             casting: Whether casts were made or reused.
@@ -59,17 +59,17 @@ class Calls(list[Call]):
 
 
 class TraceRecords:
-    """What `trace` recorded.
+    """The records of `trace`.
 
     Attributes:
         calls: The first `max_calls` calls, in the order in which they ended: an op after the ops that it calls.
-        dropped: How many calls came after those; sums and tables include them.
+        dropped: The number of calls after those. Sums and tables include them.
         device_names: The names of the GPUs that were used.
         torch_version: PyTorch's version.
-        not_seen: What ran in the block and is not in the report, a sentence each.
-        steps: How many steps of optimizers ended in the block.
-        asked: The overrides that were asked for in the block, a dict each, which `unused_overrides` reads. It is filled
-            when the block ends.
+        not_seen: Computations of the block that are not in the report, one sentence each.
+        steps: The number of optimizer steps that ended in the block.
+        asked: The overrides that were set in the block, one dict each, for `unused_overrides`. Filled at the end of the
+            block.
     """
 
     def __init__(self, max_calls: int) -> None:
@@ -85,7 +85,7 @@ class TraceRecords:
         self._lock = threading.Lock()
 
     def add(self, call: Call) -> int | None:
-        """Adds a call; for the tracer. Returns its place in `calls`; None if it is not kept there."""
+        """Adds a call; for the tracer. Returns its index in `calls`, or None if it is not stored there."""
         with self._lock:
             self._totals.add(call)
             if len(self.calls) < self._max_calls:
@@ -104,7 +104,7 @@ class TraceRecords:
         """Fills `device_names`; for the tracer."""
         devices = {info.device for call in self.calls for info in (*call.inputs, *call.outputs)}
         for device in sorted(device for device in devices if device.startswith("cuda")):
-            with contextlib.suppress(RuntimeError, AssertionError):  # no such device in this process: fake tensors
+            with contextlib.suppress(RuntimeError, AssertionError):  # fake tensors: this process lacks the device
                 self.device_names.append(torch.cuda.get_device_name(device))
 
     @property
@@ -113,17 +113,17 @@ class TraceRecords:
         return self._totals.all()
 
     def by_op(self) -> list[CallGroup]:
-        """Returns the calls by op and overload, those with most cast bytes first."""
+        """Returns the calls by op and overload, most cast bytes first."""
         return self._totals.by(0)
 
     def by_module(self) -> list[CallGroup]:
-        """Returns the calls by module, those with most cast bytes first."""
+        """Returns the calls by module, most cast bytes first."""
         return self._totals.by(1)
 
     def by_line(self) -> list[CallGroup]:
-        """Returns the calls by source line, those with most cast bytes first."""
+        """Returns the calls by source line, most cast bytes first."""
         return self._totals.by(2)
 
     def casts(self) -> list[CastGroup]:
-        """Returns the casts by argument, op, module and line, those with most bytes first."""
+        """Returns the casts by argument, op, module and line, most bytes first."""
         return self._totals.casts()

@@ -1,1 +1,1 @@
-"""`TraceReport` (trace_report.py): what can be asked of a trace, and the forms in which it can be read and saved."""
+"""`TraceReport` (trace_report.py): queries on a trace, and its text, page, plots and file formats."""

@@ -1,21 +1,23 @@
-"""`TraceReport.diff`: the calls of two traces, aligned by module, overload and the how-manieth such call it is."""
+"""`TraceReport.diff`: compares the calls of two traces, aligned by module, overload and running number."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch_promote.numerics.records.calls import Call, TensorInfo
-from torch_promote.numerics.report.text_table import text_table
+from torch_promote.numerics.report.findings import count
 from torch_promote.reference.dtypes import dtype_name
+from torch_promote.text_layout import text_table
 
 if TYPE_CHECKING:
     from torch_promote.numerics.records.trace_records import TraceRecords
 
 __all__ = ["Change", "TraceDiff", "compare_traces"]
 
-#: How many rows `str` shows.
+#: The number of rows that `str` shows.
 _SHOWN = 30
 _ONLY_BEFORE, _ONLY_AFTER = "only before", "only after"
 
@@ -30,12 +32,12 @@ class Change:
         phase: "forward", "backward" or "recompute".
         module: The path of the module.
         op: The op's name with its overload.
-        number: The how-manieth call of this op in this module and phase it is, from 0.
-        line: The source line in the second trace; in the first, if the call is only there.
-        what: What differs: "inputs", "ran_with", "outputs" (the dtypes), "policy", "said_by", "casts", "error"; or
-            "only before", "only after".
-        before: In the first trace, as text; "" if the call is not in it.
-        after: In the second trace.
+        number: The call's index, from 0, among the calls of this op in this module and phase.
+        line: The source line in the second trace, or in the first if only that has the call.
+        what: The differing attribute: "inputs", "ran_with", "outputs" (the dtypes), "policy", "said_by", "casts",
+            "error"; or "only before", "only after".
+        before: Its value in the first trace, as text; "" if the call is not in it.
+        after: Its value in the second trace.
     """
 
     phase: str
@@ -48,14 +50,14 @@ class Change:
     after: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TraceDiff:
     """The differences between two traces. It is true if there are any.
 
     Attributes:
-        changes: The differences, in the order of the calls: of the first trace, then calls that only the second has.
-        compared: How many calls both traces have.
-        dropped: How many calls the traces did not keep (see `max_calls`), which are not compared.
+        changes: The differences, in the order of the calls of the first trace, then calls that only the second has.
+        compared: The number of calls in both traces.
+        dropped: The number of calls that the traces did not keep (see `max_calls`), which are not compared.
 
     Example:
         >>> import torch, torch_promote as tp
@@ -76,14 +78,14 @@ class TraceDiff:
 
     @property
     def same(self) -> bool:
-        """Whether there is no difference."""
+        """Whether there are no differences."""
         return not self.changes
 
     def __bool__(self) -> bool:
         return bool(self.changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the differences as values that JSON has."""
+        """Returns the differences as JSON-compatible values."""
         return {
             "same": self.same,
             "compared": self.compared,
@@ -91,8 +93,14 @@ class TraceDiff:
             "changes": [asdict(change) for change in self.changes],
         }
 
+    def __repr__(self) -> str:
+        return f"<TraceDiff: {count(len(self.changes), 'difference')} in {count(self.compared, 'call')}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
     def __str__(self) -> str:
-        note = f"\n{self.dropped:,} calls were not kept, and are not compared; see max_calls." if self.dropped else ""
+        note = f"\n{self.dropped:,} calls were not stored, and not compared; see max_calls." if self.dropped else ""
         if self.same:
             return f"{self.compared:,} calls compared: no difference.{note}"
         differing = {(change.phase, change.module, change.op, change.number) for change in self.changes}
@@ -105,9 +113,9 @@ class TraceDiff:
         for change in self.changes:
             key = (change.phase, change.module, change.op, change.number, change.before, change.after)
             if change.what == "ran_with" and key in ran_as_called:
-                continue  # a call that autocast did not cast: one row says it
+                continue  # one row is enough for a call without casts
             groups.setdefault((change.op, change.phase, change.what, change.before, change.after), []).append(change)
-        # What an override changed comes first, then what followed from it.
+        # Changes by an override come first, then their consequences.
         decided = {change.op for change in self.changes if change.what in ("policy", "said_by")}
         rows = [
             [op, phase, what, before, after, f"{len(changes):,}", _modules(changes)]
@@ -129,13 +137,13 @@ def compare_traces(before: TraceRecords, after: TraceRecords) -> TraceDiff:
     """Compares the calls of two traces.
 
     A call of the first trace is compared with the call of the second that has the same phase, module, overload and
-    number among such calls. Times, threads, shapes and sizes in bytes do not count.
+    index among such calls. Times, threads, shapes and sizes in bytes are ignored.
 
     Args:
         before: The first trace.
         after: The second.
     """
-    # Calls that a trace did not keep would look as if they were only in the other one.
+    # Calls that a trace did not store would appear to be only in the other one.
     complete = not (before.dropped or after.dropped)
     others: dict[_Place, list[Call]] = {}
     for call in after.calls:

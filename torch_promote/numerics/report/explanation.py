@@ -1,4 +1,4 @@
-"""`TraceReport.explain`: what happened to the calls of a module, an op or a line, in a paragraph and a table."""
+"""`TraceReport.explain`: explains the calls of a module, an op or a line, in a paragraph and a table."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch_promote.numerics.records.groups import CallGroup
 from torch_promote.numerics.report.explanation_text import Material, advice_of, sentences_of
 from torch_promote.numerics.report.findings import most_of, size
 from torch_promote.numerics.report.pattern import select_places
-from torch_promote.numerics.report.text_table import text_table
+from torch_promote.text_layout import text_table, wrapped
 
 if TYPE_CHECKING:
     from torch_promote.numerics.records.trace_records import TraceRecords
 
 __all__ = ["Explanation", "ExplanationRow", "explain"]
 
-#: How many rows `str` and the notebook's table show.
+#: The number of rows that `str` and the notebook's table show.
 _SHOWN = 20
 _HEADER = ("op", "module", "calls", "dtypes", "policy", "casts", "reused", "bytes")
 
@@ -30,14 +30,13 @@ class ExplanationRow:
     Attributes:
         op: The op's name with its overload.
         module: The module's path.
-        calls: How many calls there are.
-        dtypes: The dtypes of most of them: inputs, what the op ran with, outputs; "(+2)" if the others had two more
-            kinds.
-        policy: The policy of most of them and who said so; without a policy, what decided instead; or "". "(+1)" as in
+        calls: The number of calls.
+        dtypes: The most frequent dtypes: inputs, cast inputs, outputs; "(+2)" if there are two more combinations.
+        policy: The most frequent policy and its source; without a policy, what applied instead; or "". "(+1)" as in
             `dtypes`.
-        casts: How many casts were made.
-        reused: How many were reused.
-        bytes: The size in bytes of those that were made.
+        casts: The number of casts made.
+        reused: The number of casts reused.
+        bytes: The size in bytes of the casts made.
     """
 
     op: str
@@ -52,14 +51,14 @@ class ExplanationRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What happened to the calls that a pattern means, and why.
+    """An explanation of the calls that a pattern selects.
 
     Attributes:
         pattern: The pattern, without a prefix.
-        kind: What it is: "module", "op" or "line".
+        kind: The kind of pattern: "module", "op" or "line".
         paragraph: The explanation.
-        advice: What you can change, a sentence each; empty if there is nothing to say.
-        rows: The table, those with most bytes cast first.
+        advice: Suggested changes, one sentence each; may be empty.
+        rows: The table, most cast bytes first.
 
     Example:
         >>> import torch, torch_promote as tp
@@ -76,14 +75,26 @@ class Explanation:
     rows: tuple[ExplanationRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the explanation as values that JSON has."""
+        """Returns the explanation as JSON-compatible values."""
         return {**asdict(self), "advice": list(self.advice), "rows": [asdict(row) for row in self.rows]}
 
     def __str__(self) -> str:
-        paragraphs = [textwrap.fill(self.paragraph, 100, break_long_words=False, break_on_hyphens=False)]
-        paragraphs += ["\n".join(f"- {one}" for one in self.advice)] if self.advice else []
+        paragraph = textwrap.fill(self.paragraph, 100, break_long_words=False, break_on_hyphens=False)
+        return self._text(paragraph, None)
+
+    def text(self, width: int | None) -> str:
+        """Returns the explanation in lines for a terminal.
+
+        Args:
+            width: The width of a line, in characters. None: nothing is wrapped.
+        """
+        return self._text("\n".join(wrapped(self.paragraph, width)), width)
+
+    def _text(self, paragraph: str, width: int | None) -> str:
+        advice = [line for one in self.advice for line in wrapped(f"- {one}", width, "", "  ")]
+        paragraphs = [paragraph, *(["\n".join(advice)] if advice else [])]
         more = len(self.rows) - _SHOWN
-        table = text_table(_HEADER, self._cells()) + (f"\nand {more} more rows" if more > 0 else "")
+        table = text_table(_HEADER, self._cells(), width) + (f"\nand {more} more rows" if more > 0 else "")
         return "\n\n".join([*paragraphs, table])
 
     def _repr_html_(self) -> str:
@@ -112,16 +123,16 @@ class Explanation:
 
 
 def explain(report: TraceRecords, pattern: str) -> Explanation:
-    """Explains what happened to the calls of a module, an op or a line. All calls count, also those beyond `max_calls`.
+    """Explains the calls of a module, an op or a line, including calls beyond `max_calls`.
 
     Args:
         report: The trace.
-        pattern: A module's path ("blocks.3.attn"), with the modules inside it; an op ("softmax", "aten::softmax",
-            "aten::softmax.int"); or the end of a line ("train.py:41", "train.py"). If it could be two of these:
+        pattern: A module's path ("blocks.3.attn"), including its submodules; an op ("softmax", "aten::softmax",
+            "aten::softmax.int"); or the end of a line ("train.py:41", "train.py"). If it is ambiguous, add a prefix:
             "module=softmax", "op=softmax".
 
     Raises:
-        OptionError: Nothing in the trace matches, or several things do. It is a ValueError.
+        OptionError: The pattern matches nothing in the trace, or is ambiguous. It is a ValueError.
     """
     totals = report._totals
     selection = select_places((place for place, _ in totals.select(lambda place: True)), pattern)

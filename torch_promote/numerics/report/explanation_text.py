@@ -1,4 +1,4 @@
-"""The sentences of an explanation: what happened to calls, why, and what you can change."""
+"""The sentences of an explanation: what ran, why, and suggested changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_promote.policy.legality import why_illegal
 
 __all__ = ["Material", "advice_of", "sentences_of"]
 
-#: How many dtypes, policies, arguments and ops a sentence names, and how many ops get advice.
+#: The number of dtypes, policies, arguments or ops that a sentence names, and the number of ops that get advice.
 _SHOWN, _ADVISED = 3, 2
 _PHASES = {"forward": "forward", "backward": "backward", "recompute": "a checkpoint's recomputation"}
 _TO_FLOAT32 = ("fp32", "fp32_set_opt_dtype", "fp32_append_dtype")
@@ -26,16 +26,16 @@ _RULE = "promotion rule "
 
 @dataclass(frozen=True)
 class Material:
-    """What an explanation is made from.
+    """The data for an explanation.
 
     Attributes:
         kind: "module", "op" or "line".
-        name: What was asked for.
+        name: The pattern.
         whole: All calls.
         groups: The calls by op and module.
         casts: Their casts.
-        lines: How many calls each line made.
-        kept: Those calls that the report has one by one.
+        lines: The number of calls at each line.
+        kept: The calls that the report stores individually.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Material:
         return list(dict.fromkeys(module for _, module in self.groups))
 
     def by_op(self) -> dict[str, CallGroup]:
-        """The calls by op, those with most cast bytes first."""
+        """The calls by op, most cast bytes first."""
         found: dict[str, CallGroup] = {}
         for (op, _), group in self.groups.items():
             found.setdefault(op, CallGroup(op)).merge(group)
@@ -60,7 +60,7 @@ class Material:
 
 
 def sentences_of(material: Material) -> Iterator[str]:
-    """What happened, and why."""
+    """Yields the sentences about what ran, and why."""
     yield _what(material)
     if material.whole.errors:
         yield f"{_times(material.whole.errors, 'call')} raised."
@@ -207,13 +207,13 @@ def _casts(material: Material) -> Iterator[str]:
 
 
 def advice_of(material: Material) -> Iterator[str]:
-    """What you can change."""
+    """Yields the suggested changes."""
     advised = 0
     backward = [op for op, group in material.by_op().items() if group.policies and set(group.phases) == {"backward"}]
     if backward:
         yield (
-            f"{_some(backward)} ran in a backward inside of the autocast region, which casts there, too. Call "
-            "backward() after the region, and it runs in the dtypes of the forward."
+            f"{_some(backward)} ran in a backward inside of the autocast region, which casts there as well. Call "
+            "backward() after the region, so that it runs in the dtypes of the forward."
         )
     for op, group in material.by_op().items():
         if not group.policies or advised == _ADVISED or op in backward:
@@ -237,9 +237,9 @@ def _other_policy(material: Material, op: str, group: CallGroup, policy: str, sa
         return f"The policy of {op} was set by {_source(said_by)}. Change it there."
     to_float32 = policy in _TO_FLOAT32
     if to_float32:
-        other, effect = "fp16", "in the autocast dtype instead of float32"
+        other, effect = "lower", "in the autocast dtype instead of float32"
         if not any(name in text.split(" -> ")[0] for text in group.dtypes for name in _LOWER):
-            return None  # it got float32, so there is no cast to save
+            return None  # it got float32, so there is no cast to avoid
     elif policy == CastPolicy.lower_precision_fp.value:
         other, effect = "fp32", "in float32, with its range and precision"
     else:
@@ -261,7 +261,7 @@ def _code(material: Material, op: str, key: str, policy: str) -> str:
     modules = {module for name, module in material.groups if name == op}
     path = material.name if material.kind == "module" else modules.pop() if len(modules) == 1 else ""
     phases = {phase for (name, _), group in material.groups.items() if name == op for phase in group.phases}
-    # A module policy replaces the one that is there, and does not hold in a backward. Modules outside of the model are
+    # A module policy replaces the existing one, and does not apply in a backward. Modules outside of the model are
     # named after their class.
     has_one = any(f'module policy "{path}"' in text for text in material.whole.policies)
     if path and not has_one and not path[0].isupper() and "backward" not in phases:

@@ -1,6 +1,7 @@
-"""Histograms of the exponents of results, against the ranges of float16 and bfloat16.
+"""Histograms of the exponents of results, compared with the ranges of float16 and bfloat16.
 
-Composite ops and views are left out, since other calls made their values, and ops that return memory as it is.
+They exclude composite ops and views, whose values were computed by other calls, and ops that return uninitialized
+memory.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class ExponentRow:
 
     Attributes:
         op: The op's name with its overload.
-        results: How many results were measured.
+        results: The number of measured results.
         bars: The outlines of the bars as a path of SVG, in units of one exponent and of 1/40 of the highest bar.
         amax: The largest magnitude among the finite values, as text.
-        below: The share of the values that a cast to float16 would make 0.
+        below: The share of the values that a cast to float16 would round to 0.
         subnormal: The share of the values that are subnormal numbers in float16.
         above: The share of the values that a cast to float16 would make infinite.
-        infinite: How many results have an inf or a NaN.
+        infinite: The number of results with an inf or a NaN.
     """
 
     op: str
@@ -53,10 +54,10 @@ class Exponents:
     """The histograms, on one scale.
 
     Attributes:
-        rows: A row for each op, those with the largest share outside of float16's normal numbers first.
+        rows: A row for each op, largest share outside of float16's normal numbers first.
         low: The exponent at the left end.
-        width: How many exponents are shown.
-        left_out: How many ops are left out.
+        width: The number of exponents shown.
+        left_out: The number of ops left out.
         ranges: Dtypes, with the start and width of their subnormal and of their normal numbers in the picture.
         ticks: The exponents under the picture.
     """
@@ -98,7 +99,7 @@ def exponent_rows(calls: Iterable[Call]) -> Exponents | None:
 
 @functools.lru_cache(maxsize=4096)
 def _is_view(op: str, overload: str) -> bool:
-    """Whether an op returns a view of an argument, whose values another call has made."""
+    """Whether an op returns a view of an argument, whose values another call has computed."""
     try:
         returns = torch._C._get_schema(op, overload).returns
     except RuntimeError:
@@ -107,7 +108,7 @@ def _is_view(op: str, overload: str) -> bool:
 
 
 def _is_uninitialized(op: str) -> bool:
-    """Whether an op returns memory as it is: torch.empty, empty_like, new_empty_strided and others."""
+    """Whether an op returns uninitialized memory: torch.empty, empty_like, new_empty_strided and others."""
     return op.partition("::")[2].lstrip("_").removeprefix("new_").startswith("empty")
 
 

@@ -1,8 +1,8 @@
-"""Reports as files: JSON, which can be read again, CSV, a page, and a trace for Perfetto.
+"""File formats of reports: JSON (can be loaded), CSV, a page, and a trace for Perfetto.
 
 NOTE [ Tensors in JSON ]
-A program has few kinds of tensors and calls ops on them again and again. So the file lists each `TensorInfo` once,
-under "tensors", and calls name them by their place in that list.
+A program has few kinds of tensors, and calls ops on them repeatedly. So the file lists each `TensorInfo` once, under
+"tensors", and calls refer to them by index.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _TENSORS = ("inputs", "ran_with", "outputs")
 
 
 def report_to_dict(report: TraceRecords) -> dict[str, Any]:
-    """Returns a report as values that JSON has.
+    """Returns a report as JSON-compatible values.
 
     Args:
         report: The report.
 
     Returns:
         A dict with "format", "version", "torch_version", "steps", "dropped", "not_seen", "totals" (of all calls),
-        "tensors", "calls" (as of `Call.to_dict`, but inputs, ran_with and outputs are places in "tensors"), "groups"
+        "tensors", "calls" (as in `Call.to_dict`, but inputs, ran_with and outputs are indices into "tensors"), "groups"
         (the calls by op, module and line) and "casts" (by argument, op, module and line).
     """
     tensors: dict[str, int] = {}
@@ -71,7 +71,7 @@ def report_to_dict(report: TraceRecords) -> dict[str, Any]:
 
 
 def fill_from_dict(report: TraceRecords, data: dict[str, Any]) -> None:
-    """Fills an empty report with what `report_to_dict` returned.
+    """Fills an empty report with the data of `report_to_dict`.
 
     Args:
         report: The report.
@@ -140,7 +140,7 @@ def _numbers_of(values: Values) -> dict[str, Any]:
 
 
 def _as_text(name: str) -> str:
-    """A name that a spreadsheet does not take for a formula: a file may be called "=1+1.py"."""
+    """Escapes a name that a spreadsheet would read as a formula, such as the file name "=1+1.py"."""
     return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 

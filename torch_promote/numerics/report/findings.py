@@ -1,4 +1,4 @@
-"""What the summary and the page of a trace say: verdict, dtypes, repeated casts, and how numbers are spelt."""
+"""Facts for the summary and the page of a trace: verdict, dtypes, repeated casts, and number formats."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _LOWER = ("bfloat16", "float16", "float8", "float4")
 
 @dataclass(frozen=True)
 class RepeatedCast:
-    """Tensors that are cast several times with the same content, at the same places.
+    """Tensors that are cast repeatedly with unchanged content, at the same places.
 
     Attributes:
         from_dtype: The name of the tensor's dtype.
         to_dtype: The name of the dtype that it is cast to.
         shape: The tensor's shape.
         kind: "weight", "activation" or "gradient".
-        tensors: How many tensors there are.
-        made: How many casts of them were made.
-        repeated: How many of these casts had been made before.
+        tensors: The number of tensors.
+        made: The number of casts made of them.
+        repeated: The number of these casts that had been made before.
         repeated_bytes: Their size in bytes.
         places: The places of the casts, as (op, argument, line).
         modules: The modules of the casts.
@@ -66,7 +66,7 @@ class RepeatedCast:
 
 
 def verdict(report: TraceRecords) -> str:
-    """Returns what the trace shows, in a sentence.
+    """Returns the result of the trace in one sentence.
 
     Example:
         >>> import torch_promote as tp
@@ -104,7 +104,7 @@ def result_dtype(dtypes: str) -> str:
         dtypes: `Call.dtypes`.
 
     Returns:
-        The dtype's name, "float8" for each of 8 bits; "other" for calls on integers and bools alone.
+        The dtype's name, "float8" for any 8-bit floating dtype; "other" for calls on only integers and bools.
 
     Example:
         >>> [result_dtype(text) for text in ("float32 -> bfloat16 -> bfloat16", "float32 -> none", "none -> int64")]
@@ -120,7 +120,7 @@ def result_dtype(dtypes: str) -> str:
 
 
 def result_dtypes(dtypes: Mapping[str, int]) -> dict[str, int]:
-    """Counts calls by the dtypes of their results: the widest first, "other" last.
+    """Counts calls by the dtype of their results, widest first, "other" last.
 
     Args:
         dtypes: `CallGroup.dtypes`.
@@ -142,9 +142,9 @@ def is_lower(name: str) -> bool:
 
 
 def time_in_casts(report: TraceRecords) -> float | None:
-    """Returns the share of casts in the time that the calls took on the host; None if it is unknown.
+    """Returns the share of casts in the calls' time on the host; None if it is unknown.
 
-    Composite calls include the calls of their ops, so only the outermost calls are added up. That needs all calls.
+    Composite calls include the calls of their ops, so it sums up only the outermost calls. That needs all calls.
     """
     if report.dropped or not report.calls:
         return None
@@ -158,9 +158,9 @@ def time_in_casts(report: TraceRecords) -> float | None:
 
 
 def repeated_casts(report: TraceRecords) -> list[RepeatedCast]:
-    """Returns the casts that were made again of a tensor that had not changed, those with most bytes first.
+    """Returns the repeated casts of unchanged tensors, most bytes first.
 
-    Calls that the report does not hold one by one (`report.dropped`) are not among them.
+    Calls that the report does not store individually (`report.dropped`) are not included.
     """
     by_tensor: dict[tuple[Any, ...], list[tuple[Call, Cast]]] = defaultdict(list)
     for call in report.calls:
@@ -195,7 +195,7 @@ def _shape(call: Call, cast: Cast) -> tuple[int, ...]:
 
 
 def by_weight(groups: Iterable[CallGroup]) -> list[CallGroup]:
-    """Sorts groups by op: those with most cast bytes first, then those with a policy, then those with most calls.
+    """Sorts groups by op: by cast bytes, then by whether they have a policy, then by the number of calls.
 
     Ops that return a view of their argument, such as transpose, come last.
     """
@@ -207,7 +207,7 @@ def by_weight(groups: Iterable[CallGroup]) -> list[CallGroup]:
 def _returns_a_view(name: str) -> bool:
     try:
         op = find_overload(name)
-    except (AttributeError, RuntimeError, KeyError, ValueError):  # of another PyTorch, or the program's
+    except (AttributeError, RuntimeError, KeyError, ValueError):  # an op of another PyTorch release or the program
         return False
     return op.is_view and op._schema.name not in ("aten::to", "aten::contiguous")
 
@@ -245,7 +245,7 @@ def count(number: int, noun: str) -> str:
 
 
 def most_of(counted: Counter[str], shorten: Callable[[str], str] = str) -> str:
-    """Returns the most frequent text, and how many others there are: "float32 -> float16 (+2)"; "" if there is none."""
+    """Returns the most frequent text and the number of others: "float32 -> float16 (+2)"; "" if there is none."""
     if not counted:
         return ""
     (text, _), *others = counted.most_common()

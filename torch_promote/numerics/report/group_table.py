@@ -1,4 +1,4 @@
-"""Groups of calls as a list that prints as a table."""
+"""A list of groups of calls that prints as a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import html
 
 from torch_promote.numerics.records.groups import CallGroup
 from torch_promote.numerics.report.findings import count, most_of, size
-from torch_promote.numerics.report.text_table import text_table
+from torch_promote.text_layout import text_table
 
 __all__ = ["GroupTable"]
 
@@ -15,7 +15,7 @@ _MOST = 60
 
 
 class GroupTable(list[CallGroup]):
-    """What `by_op()`, `by_module()` and `by_line()` return: a list, whose str is a table, as in a notebook.
+    """The result of `by_op()`, `by_module()` and `by_line()`: a list that `str` and notebooks show as a table.
 
     Example:
         >>> groups = GroupTable([CallGroup("aten::mm", calls=2, casts=1, bytes=1536, duration=2_000_000)])
@@ -58,5 +58,5 @@ _HEADER = ("", "calls", "casts", "reused", "bytes", "dtypes", "ms")
 
 
 def _cut(key: str) -> str:
-    """The end of a long path, which says more than its beginning."""
+    """Cuts a long path at its beginning, because its end is more informative."""
     return key if len(key) <= _MOST else f"...{key[3 - _MOST :]}"

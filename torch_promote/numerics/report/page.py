@@ -1,4 +1,4 @@
-"""The page of a trace. Its template is page.html.j2, which gets plain values from here."""
+"""The page of a trace. This module passes plain values to the template page.html.j2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls of a trace a pattern means: a module's path, an op or a source line."""
+"""Patterns that select calls of a trace: a module's path, an op or a source line."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SHOWN = 5
 
 
 class Selection(NamedTuple):
-    """What a pattern means.
+    """The meaning of a pattern.
 
     Attributes:
         kind: "module", "op" or "line".
-        name: The pattern without a prefix that says its kind.
-        wants: Whether calls from a place are meant.
+        name: The pattern without the prefix for its kind.
+        wants: Whether the pattern selects calls from a place.
     """
 
     kind: str
@@ -36,17 +36,16 @@ class Selection(NamedTuple):
 
 
 def select_places(places: Iterable[Place], pattern: str) -> Selection:
-    """Finds out what a pattern means.
+    """Resolves a pattern.
 
     Args:
-        places: Where the calls of the trace are from.
-        pattern: A module's path, which means the modules inside it, too; an op, with or without its namespace and
-            overload; or a line as "path:number" or "path", of which the end is enough. A prefix says which it is if
-            it could be several: "module=softmax", "op=softmax", "line=train.py". "module=" means the calls outside of
-            modules.
+        places: The places of the calls of the trace.
+        pattern: A module's path, which includes its submodules; an op, with or without its namespace and overload; or
+            the end of a line as "path:number" or "path". A prefix resolves ambiguities: "module=softmax",
+            "op=softmax", "line=train.py". "module=" selects the calls outside of modules.
 
     Raises:
-        OptionError: It means nothing in the trace, or several things.
+        OptionError: It selects nothing in the trace, or is ambiguous.
     """
     known = list(places)
     if not isinstance(pattern, str) or not pattern:

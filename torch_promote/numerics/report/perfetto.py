@@ -1,9 +1,9 @@
-"""A report in the trace event format, which Perfetto and chrome://tracing open.
+"""Exports a report in the trace event format of Perfetto and chrome://tracing.
 
 NOTE [ Time base ]
-torch.profiler counts microseconds from `baseTimeNanoseconds`: the present time rounded down to a multiple of 7,889,238
-seconds (libkineto, ChromeTraceBaseTime). These events count from the same moment, so they line up with a profiler's
-trace of the same block. Perfetto ignores `baseTimeNanoseconds` itself.
+torch.profiler counts microseconds from `baseTimeNanoseconds`: the current time rounded down to a multiple of 7,889,238
+seconds (libkineto, ChromeTraceBaseTime). These events use the same origin, so they line up with a profiler's trace of
+the same block. Perfetto ignores `baseTimeNanoseconds` itself.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _PROCESS = "torch_promote trace"
 def perfetto_trace(report: TraceRecords) -> dict[str, Any]:
     """Returns the report as a trace: a slice for each call on the track of its thread, and a counter of cast bytes.
 
-    A call that casts has the category "cast", and the dtype that it casts to in its name, so that Perfetto gives it a
-    colour of its own.
+    A call that casts has the category "cast", and its name contains the target dtype, so that Perfetto gives it a
+    separate colour.
 
     Args:
         report: The report.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_casts", "plot_dtypes", "plot_trace"]
 
-# Okabe and Ito's colours, which the colour-blind tell apart; those of page.css.
+# Okabe and Ito's colour-blind safe palette, as in page.css.
 _COLORS = {
     "float64": "#56b4e9",
     "float32": "#0072b2",
@@ -53,8 +53,8 @@ def plot_dtypes(report: TraceRecords, axes: Axes | None = None) -> Figure:
     """Plots the share of calls by the dtype of their results over time. Backward and recomputation are shaded.
 
     Args:
-        report: The report. Calls that it does not hold one by one are not in the plot.
-        axes: Where to draw. By default a new figure.
+        report: The report. Calls that it does not store individually are not in the plot.
+        axes: The axes to draw on. Default: a new figure.
 
     Returns:
         The figure.
@@ -93,7 +93,7 @@ def plot_dtypes(report: TraceRecords, axes: Axes | None = None) -> Figure:
 
 
 def _shade_phases(axes: Axes, calls: list[Call], first: int) -> None:
-    """Shades the time above the bars by phase: a stretch for each run of calls of one phase."""
+    """Shades the area above the bars by phase, with a span for each run of calls of one phase."""
     runs = [(phase, list(run)) for phase, run in groupby(calls, key=lambda call: call.phase)]
     ends = [run[0].start for _, run in runs[1:]] + [calls[-1].start]
     whole = ends[-1] - first or 1
@@ -107,11 +107,11 @@ def _shade_phases(axes: Axes, calls: list[Call], first: int) -> None:
 
 
 def plot_casts(report: TraceRecords, axes: Axes | None = None) -> Figure:
-    """Plots the bytes of the casts that were made, by module: those with most bytes.
+    """Plots the bytes of the casts made, for the modules with most bytes.
 
     Args:
         report: The report.
-        axes: Where to draw. By default a new figure.
+        axes: The axes to draw on. Default: a new figure.
 
     Returns:
         The figure.

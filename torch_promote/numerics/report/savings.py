@@ -1,4 +1,4 @@
-"""What would make fewer casts than a traced program made: a cache, or a policy."""
+"""Suggests cache modes or policies with which a traced program would make fewer casts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Saving", "savings"]
 
-_REMEMBERED = 4  # how many activations cache="all" remembers
+_REMEMBERED = 4  # the number of activations that cache="all" keeps
 _FP32_POLICIES = ("fp32", "float32", "float64")
 
 
 @dataclass(frozen=True)
 class Saving:
-    """What would make fewer casts.
+    """A suggestion to make fewer casts.
 
     Attributes:
-        remedy: What to write, `my_autocast(..., cache="all")`.
-        casts: How many of the traced casts would not be made.
+        remedy: The code to write, `my_autocast(..., cache="all")`.
+        casts: The number of traced casts that it would avoid.
         bytes: Their size in bytes.
-        effect: What would happen, as a sentence.
+        effect: The effect, as a sentence.
     """
 
     remedy: str
@@ -38,9 +38,9 @@ class Saving:
 
 
 def savings(report: TraceRecords) -> list[Saving]:
-    """Returns what would make fewer casts, computed from the calls that the report holds.
+    """Returns suggestions to make fewer casts, computed from the calls that the report stores.
 
-    A cache saves a repeated cast. A policy saves the casts to float32 of an op that gets nothing but lower precision.
+    A cache avoids a repeated cast. A policy avoids the casts to float32 of an op whose inputs are all lower precision.
     """
     activations, weights = _saved_by_caches(report.calls)
     found = []
@@ -50,7 +50,7 @@ def savings(report: TraceRecords) -> list[Saving]:
                 'my_autocast(..., cache="all")',
                 len(activations),
                 sum(activations),
-                "These casts of activations would not be made again, if their region is the one of the earlier cast.",
+                "These casts of activations would be reused, if the earlier cast is in the same region.",
             )
         )
     if weights:
@@ -59,7 +59,7 @@ def savings(report: TraceRecords) -> list[Saving]:
                 'my_autocast(..., cache="persistent")',
                 len(weights),
                 sum(weights),
-                "These casts of weights would not be made again, since the weights did not change in between.",
+                "These casts of weights would be reused, because the weights did not change in between.",
             )
         )
     by_op: dict[str, list[int]] = defaultdict(list)
@@ -69,7 +69,7 @@ def savings(report: TraceRecords) -> list[Saving]:
     for op, sizes in sorted(by_op.items(), key=lambda item: -sum(item[1])):
         if sizes:
             name = op.partition("::")[2] if op.startswith("aten::") else op
-            effect = "The op would run on its arguments as they are, in lower precision. Its results would differ."
+            effect = "The op would run on its uncast arguments, in lower precision. Its results would differ."
             found.append(Saving(f'overrides={{"{name}": "keep"}}', len(sizes), sum(sizes), effect))
     return found
 
@@ -83,7 +83,7 @@ def _up(cast: Cast) -> bool:
 
 
 def _saved_by_caches(calls: Iterable[Call]) -> tuple[list[int], list[int]]:
-    """The sizes of the casts that cache="all" and "persistent" would not make again."""
+    """The sizes of the casts that cache="all" and "persistent" would reuse."""
     activations, weights = [], []
     last: defaultdict[int, deque[tuple[int, str]]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
     for call in calls:

@@ -1,10 +1,10 @@
-"""The summary of a trace for the terminal: the verdict, the numbers, and the ten rows that matter."""
+"""The summary of a trace for the terminal: the verdict, the numbers, and the ten most important rows."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from torch_promote.errors import MissingPackageError
 from torch_promote.numerics.observing.places import shorten
@@ -24,8 +24,11 @@ from torch_promote.numerics.report.findings import (
 )
 from torch_promote.numerics.report.savings import Saving, savings
 from torch_promote.numerics.report.unused import unused_overrides
+from torch_promote.text_layout import Piece, lay_out, wrapped
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from torch_promote.numerics.records.trace_records import TraceRecords
 
 __all__ = ["drawings", "summarize"]
@@ -34,6 +37,9 @@ _WIDTH = 100
 _ROWS = 10
 _REPEATED = 5
 _COLUMNS = ("op", "calls", "dtypes", "casts", "bytes", "policy")
+_CASTS = 3
+#: The styles of columns in rows with casts.
+_STYLES = {0: "bold", 2: "cyan"}
 
 
 def summarize(report: TraceRecords) -> str:
@@ -43,7 +49,10 @@ def summarize(report: TraceRecords) -> str:
         report: The report.
     """
     lines = [_title(report), *textwrap.wrap(verdict(report), _WIDTH), ""]
-    lines += [f"{label:<9}{part}" for label, text in numbers(report) for part in [_fit(text, _WIDTH - 9)]]
+    for label, text in numbers(report):
+        lines += textwrap.wrap(
+            text, _WIDTH, initial_indent=f"{label:<9}", subsequent_indent=" " * 9, break_on_hyphens=False
+        )
     rows = [_COLUMNS, *_rows(report)]
     if rows[1:]:
         lines += ["", *_aligned(rows)]
@@ -61,51 +70,50 @@ def summarize(report: TraceRecords) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def drawings(report: TraceRecords) -> list[Any]:
-    """Returns the summary as drawings of rich, for a console of any width.
+def drawings(report: TraceRecords, width: int | None) -> list[Text]:
+    """Returns the summary in colours, as lines of rich. Nothing is cut.
 
     Args:
         report: The report.
+        width: The width of a line, in characters. None: lines are not wrapped.
 
     Raises:
         MissingPackageError: rich is not installed. It is an ImportError.
     """
     try:
-        from rich.padding import Padding
-        from rich.table import Table
         from rich.text import Text
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            "the summary of a trace in colours needs rich: pip install torch-promote[trace]. str(report) works "
-            "without it."
+            "the summary of a trace in colours needs rich: pip install rich. str(report) works without it."
         ) from error
-    figures = Table.grid(padding=(0, 2, 0, 0))
-    for label, text in numbers(report):
-        figures.add_row(Text(label, style="dim"), Text(text))
-    drawn: list[Any] = [Text(_title(report), style="dim"), Text(verdict(report), style="bold"), Text(), figures]
+
+    def sentence(text: str, style: str = "", indent: str = "") -> list[Text]:
+        return [Text(line, style=style) for line in wrapped(text, width, indent, indent and f"{indent}  ")]
+
+    def table(lines: list[list[Piece]], style: Callable[[Piece], str]) -> list[Text]:
+        return [Text.assemble(*((piece.text, style(piece)) for piece in line)) for line in lines]
+
+    figures = lay_out(("", "text"), numbers(report), width, prose=["text"], show_header=False)
+    drawn = [*sentence(_title(report), "dim"), *sentence(verdict(report), "bold"), Text()]
+    drawn += table(figures, lambda piece: "" if piece.column else "dim")
     rows = _rows(report)
     if rows:
-        ops = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-        for index, column in enumerate(_COLUMNS):
-            ops.add_column(column, justify="right" if index in _RIGHT else "left", overflow="fold")
-        for op, calls, dtypes, casts, cast_bytes, policy in rows:
-            ops.add_row(
-                Text(op, style="bold" if casts != "0" else ""),
-                calls,
-                Text(dtypes, style="cyan" if casts != "0" else ""),
-                Text(casts),
-                Text(cast_bytes),
-                Text(policy, style="" if policy else "dim"),
-            )
-        drawn += [Text(), ops, *(Text(line, style="dim") for line in _left_out(report))]
+
+        def style(piece: Piece) -> str:
+            if piece.row < 0:
+                return "bold"
+            return _STYLES.get(piece.column, "") if rows[piece.row][_CASTS] != "0" else ""
+
+        ops = lay_out(_COLUMNS, rows, width, prose=["dtypes"], note="policy", align_numbers=True)
+        drawn += [Text(), *table(ops, style), *(Text(line, style="dim") for line in _left_out(report))]
     for title, sentences in _lists(report):
         drawn += [Text(), Text(title, style="bold")]
-        drawn += [Padding(Text(sentence), (0, 0, 0, 2)) for sentence in sentences]
+        drawn += [line for each in sentences for line in sentence(each, indent="  ")]
     return drawn
 
 
 def numbers(report: TraceRecords) -> list[tuple[str, str]]:
-    """Returns the numbers of a report, with a label each."""
+    """Returns the numbers of a report with their labels."""
     total = report.total
     phases = ", ".join(f"{calls:,} {phase}" for phase, calls in sorted(total.phases.items(), reverse=True))
     found = [("calls", f"{total.calls:,} ({phases})" if phases else "0")]
@@ -125,7 +133,7 @@ def numbers(report: TraceRecords) -> list[tuple[str, str]]:
 
 def _left_out(report: TraceRecords) -> list[str]:
     left = len(report.by_op()) - _ROWS
-    return [f"... and {count(left, 'more op')}"] if left > 0 else []
+    return [f"... and {count(left, 'more op')}: see report.by_op(), or the JSON of the trace"] if left > 0 else []
 
 
 def _title(report: TraceRecords) -> str:
@@ -163,14 +171,14 @@ def _short_dtypes(text: str) -> str:
 
 
 def _short_policy(text: str) -> str:
-    """A policy, and who set it unless that is PyTorch's table: "fp32 (region at train.py:41)"."""
+    """A policy, and its source unless that is PyTorch's table: "fp32 (region at train.py:41)"."""
     policy, _, source = text.partition(": ")
     head, region, place = source.partition("region at ")
     source = f"{head}{region}{shorten(place, folders=False)}" if region else source
     return policy if source == STOCK else f"{policy} ({source})"
 
 
-_WIDTHS = (30, 7, 20, 6, 8, 0)  # at most; what is left goes to the last
+_WIDTHS = (30, 7, 20, 6, 8, 0)  # the maximum widths; the last column gets the rest
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
@@ -185,7 +193,11 @@ def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _fit(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."
+    """Cuts a cell at a blank; within a word only if the word itself is too wide."""
+    if len(text) <= width:
+        return text
+    cut = text[: width - 3]
+    return f"{cut if text[width - 3] == ' ' or ' ' not in cut else cut.rpartition(' ')[0]}..."
 
 
 def _lists(report: TraceRecords) -> Iterator[tuple[str, list[str]]]:
@@ -207,7 +219,7 @@ def _lists(report: TraceRecords) -> Iterator[tuple[str, list[str]]]:
 
 
 def what_was_not_seen(report: TraceRecords) -> list[str]:
-    """Returns what ran and is not in the report, and what the lists leave out."""
+    """Returns sentences about unrecorded computations, and about calls missing from the lists."""
     dropped = (
         f"{count(report.dropped, 'call')} after the first {len(report.calls):,}: only sums and tables include them."
     )

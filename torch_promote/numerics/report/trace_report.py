@@ -1,4 +1,4 @@
-"""`TraceReport`: what `trace` returns."""
+"""`TraceReport`: the report of `trace`."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ __all__ = ["TraceReport"]
 
 
 class TraceReport(TraceRecords):
-    """What `trace` recorded: its calls, their sums, and what can be done with them.
+    """The report of `trace`: its calls, their sums, and methods to query and save them.
 
     Its attributes `calls`, `dropped`, `device_names`, `torch_version`, `not_seen` and `steps`, and its tables
     `by_op()`, `by_module()`, `by_line()` and `casts()` are those of `TraceRecords`.
     """
 
     def by_op(self) -> GroupTable:
-        """Returns the calls by op and overload, those with most cast bytes first: a list that prints as a table."""
+        """Returns the calls by op and overload, most cast bytes first: a list that prints as a table."""
         return GroupTable(super().by_op())
 
     def by_module(self) -> GroupTable:
-        """Returns the calls by module, those with most cast bytes first: a list that prints as a table."""
+        """Returns the calls by module, most cast bytes first: a list that prints as a table."""
         return GroupTable(super().by_module())
 
     def by_line(self) -> GroupTable:
-        """Returns the calls by source line, those with most cast bytes first: a list that prints as a table."""
+        """Returns the calls by source line, most cast bytes first: a list that prints as a table."""
         return GroupTable(super().by_line())
 
     def explain(self, pattern: str) -> Explanation:
-        """Explains what happened to the calls of a module, an op or a line.
+        """Explains the calls of a module, an op or a line: dtypes, casts, policies, and suggested changes.
 
         Args:
             pattern: A module's path ("blocks.3.attn"), an op ("softmax", "aten::softmax.int") or a line
@@ -55,7 +55,7 @@ class TraceReport(TraceRecords):
         return explain(self, pattern)
 
     def diff(self, other: TraceReport) -> TraceDiff:
-        """Compares with another trace, call by call: by module, overload and the how-manieth such call it is.
+        """Compares with another trace call by call, aligned by module, overload and running number.
 
         Args:
             other: The other trace, which ran later or under other policies. `TraceReport.load` reads one from a file.
@@ -65,29 +65,28 @@ class TraceReport(TraceRecords):
         """
         if not isinstance(other, TraceReport):
             raise OptionError(
-                f"diff() compares with another report of trace(), got {other!r}. For a file, pass "
-                "TraceReport.load(file)."
+                f"diff() expects another report of trace(), got {other!r}. For a file, pass TraceReport.load(file)."
             )
         return compare_traces(self, other)
 
     def unused_overrides(self) -> list[UnusedOverride]:
-        """Returns the overrides of regions and modules that no call in the block used, with who asked for them."""
+        """Returns the overrides of regions and modules that no call in the block used, with their sources."""
         return unused_overrides(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as values that JSON has. `save("NAME.json")` writes them, and `load` reads that file."""
+        """Returns the report as JSON-compatible values. `save("NAME.json")` writes them, and `load` reads that file."""
         return report_to_dict(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report to a file, whose name says how: "run.html", "run.json", "run.csv" or "run.trace.json".
+        """Saves the report. The extension selects the format: "run.html", "run.json", "run.csv", "run.trace.json".
 
         Args:
-            path: The file. An .html file is a page; .json is read by `load` and `torch-promote explain`; .csv has a row
-                for each call; .trace.json opens in Perfetto, beside a trace of torch.profiler.
+            path: The file. An .html file is a page; `load` and `torch-promote explain` read .json; .csv has a row for
+                each call; .trace.json opens in Perfetto, next to a trace of torch.profiler.
 
         Raises:
-            OptionError: The name ends in something else, or the file cannot be written, because its folder does not
-                exist, for instance. It is a ValueError. A file that was there is unchanged.
+            OptionError: The name has another ending, or the file cannot be written (for example because its folder does
+                not exist). It is a ValueError. An existing file is then unchanged.
             MissingPackageError: A page needs jinja2, which is not installed. It is an ImportError.
 
         Example:
@@ -109,8 +108,8 @@ class TraceReport(TraceRecords):
             path: The file.
 
         Raises:
-            OptionError: The file cannot be read, is no such report, or was written by an incompatible version. It is a
-                ValueError.
+            OptionError: The file cannot be read, is not such a report, or was written by an incompatible version. It is
+                a ValueError.
         """
         report = cls(max_calls=sys.maxsize)
         load(report, path)
@@ -120,7 +119,7 @@ class TraceReport(TraceRecords):
         """Plots the dtypes over time, and the bytes of casts by module.
 
         Returns:
-            A figure of matplotlib, which a notebook shows.
+            A matplotlib figure, which a notebook displays.
 
         Raises:
             MissingPackageError: matplotlib is not installed. It is an ImportError.

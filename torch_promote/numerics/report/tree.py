@@ -15,15 +15,15 @@ __all__ = ["ModuleNode", "ModuleTree", "module_tree"]
 
 @dataclass
 class ModuleNode:
-    """A module and those in it.
+    """A module and its submodules.
 
     Attributes:
         path: The module's path.
         name: The last part of it.
-        group: What its calls and those of the modules in it add up to.
-        children: The modules in it.
-        island: If all its floating results are in float32 or wider, while other modules' are narrower: the policies
-            that applied, or "no policy". Otherwise "". Modules in an island are not marked.
+        group: The sums over its calls and those of its submodules.
+        children: Its submodules.
+        island: If all its floating results are float32 or wider while other modules' are narrower: the policies that
+            applied, or "no policy". Otherwise "". Modules inside an island are not marked.
     """
 
     path: str
@@ -34,7 +34,7 @@ class ModuleNode:
 
     @property
     def dtypes(self) -> dict[str, int]:
-        """How many calls have results of each dtype."""
+        """The number of calls by the dtype of their results."""
         return result_dtypes(self.group.dtypes)
 
 
@@ -45,8 +45,8 @@ class ModuleTree:
     Attributes:
         nodes: The outermost modules.
         outside: The calls outside of modules, and in the model itself; None if there are none.
-        left_out: How many modules are left out, the deepest ones.
-        islands: How many float32 islands there are.
+        left_out: The number of modules left out (the deepest ones).
+        islands: The number of float32 islands.
     """
 
     nodes: list[ModuleNode]

@@ -1,4 +1,4 @@
-"""`TraceReport.unused_overrides`: what regions, modules and the default policy asked for and no call used."""
+"""`TraceReport.unused_overrides`: overrides of regions, modules and the default policy that no call used."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["UnusedOverride", "unused_overrides"]
 
 @dataclass(frozen=True, slots=True)
 class UnusedOverride:
-    """An override that no call used: a misspelt target, an op that the model does not call, or one that ran elsewhere.
+    """An override that no call used: it names the wrong op, or the op ran outside of the region or module.
 
     Attributes:
-        op: The op as it was written: "softmax", "linalg_*". "*" is all of a policy that has a name.
-        device: The device types that it is for: "cpu", "cpu, cuda".
+        op: The op as it was written: "softmax", "linalg_*". "*" stands for a named policy.
+        device: Its device types: "cpu", "cpu, cuda".
         policy: The cast policy's name, "float16" for a dtype, or 'policy "cuda"'.
-        said_by: Who asked for it: "region at FILE:LINE", 'module policy "NAME"', "install" or "the default policy".
+        said_by: Its source: "region at FILE:LINE", 'module policy "NAME"', "install" or "the default policy".
 
     Example:
         >>> print(UnusedOverride("exp", "cpu", "fp32", 'module policy "blocks.3"'))
@@ -32,7 +32,7 @@ class UnusedOverride:
     said_by: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the override as values that JSON has."""
+        """Returns the override as JSON-compatible values."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -41,9 +41,9 @@ class UnusedOverride:
 
 
 def unused_overrides(report: TraceRecords) -> list[UnusedOverride]:
-    """Returns the overrides that were asked for in a traced block and that no call in it used.
+    """Returns the overrides that were set in a traced block and that no call in it used.
 
-    An override that gives an op the policy that it has anyway counts as one. See NOTE [ What one override is ].
+    An override that repeats the op's existing policy counts as unused. See NOTE [ What one override is ].
 
     Args:
         report: The report of a block that has ended.

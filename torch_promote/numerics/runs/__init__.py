@@ -1,1 +1,1 @@
-"""Runs of a program's step under one policy after the other, from the same state each time."""
+"""Runs a program's step under different policies, each time from the same state."""

@@ -1,4 +1,4 @@
-"""What a step refers to: objects with state, and iterators, whose state nobody can restore."""
+"""Finds the objects that a step refers to: objects with state, and iterators, whose state cannot be restored."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["found_in", "iterators_in"]
 
 
 def found_in(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the objects with state that a function refers to, with the names that it has for them.
+    """Yields the objects with state that a function refers to, with the function's names for them.
 
-    It looks at the variables around the function, globals that its code names, the object of a bound method, arguments
-    of `functools.partial`, functions of the same module that it calls, and one level into lists, dicts and objects.
+    It searches the function's closure, the globals that its code names, the object of a bound method, arguments of
+    `functools.partial`, functions of the same module that it calls, and one level into lists, dicts and objects.
 
     Example:
         >>> import torch
@@ -37,7 +37,7 @@ def found_in(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def iterators_in(step: Callable[..., Any]) -> list[str]:
-    """Returns the names of iterators that a function refers to: what it draws from them does not come again.
+    """Returns the names of iterators that a function refers to. Items drawn from them cannot be drawn again.
 
     Example:
         >>> batches = iter([1, 2])
@@ -83,7 +83,7 @@ def _globals(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _names(code: types.CodeType) -> Iterable[str]:
-    """The names that code uses, and that of functions inside it."""
+    """The names that code uses, including those of nested functions."""
     found = dict.fromkeys(code.co_names)
     for one in code.co_consts:
         if isinstance(one, types.CodeType):
@@ -96,7 +96,7 @@ def _cells(function: types.FunctionType) -> dict[str, Any]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             found[name] = cell.cell_contents
-        except ValueError:  # a variable without a value yet
+        except ValueError:  # an unassigned variable
             continue
     return found
 

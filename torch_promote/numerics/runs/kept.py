@@ -1,11 +1,12 @@
-"""Keeps objects that a step changes, and restores them in place, so that whoever refers to them sees it.
+"""Saves the state of objects that a step changes, and restores it in place.
 
 NOTE [ What is kept of an object ]
-Of tensors the values, the gradient's identity and values, `requires_grad`, and the memory that `tensor.data = ...`
-replaces. Of modules the parameters, buffers and submodules, which of them train, their extra state, and attributes that
-are tensors; other attributes, such as counters, are the program's. Of optimizers, schedulers and scalers every
-attribute: `load_state_dict` casts an optimizer's state to the dtype of its weights, and a scaler's `state_dict` lacks
-which optimizers it has unscaled.
+- Tensors: the values, the gradient's identity and values, `requires_grad`, and the memory that `tensor.data = ...`
+  replaces.
+- Modules: the parameters, buffers and submodules, their training flags and extra state, and attributes that are
+  tensors. Other attributes, such as counters, are left to the program.
+- Optimizers, schedulers and scalers: every attribute. `load_state_dict` would cast an optimizer's state to the dtype of
+  its weights, and a scaler's `state_dict` does not contain which optimizers it has unscaled.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from torch_promote.numerics.runs.kept_tensor import KeptTensor, add_bytes
 
 __all__ = ["STATEFUL", "Keeper", "digest", "is_random"]
 
-#: Objects of which every attribute is state.
+#: Classes whose attributes are all saved.
 _WHOLE = (Optimizer, LRScheduler, torch.amp.GradScaler)
-#: Types whose state is kept wherever a step refers to one.
+#: Types whose state is saved if a step refers to an instance.
 STATEFUL = (*_WHOLE, nn.Module, torch.Generator, random.Random)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _SEQUENCES = (list, collections.deque)
@@ -40,22 +41,22 @@ _ATOMS = (bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.d
 
 
 class Keeper:
-    """Keeps objects and what they consist of, each once, and restores them."""
+    """Saves objects and their parts, each once, and restores them."""
 
     def __init__(self) -> None:
         self._restorers: list[Callable[[], None]] = []
-        self._known: dict[int, Any] = {}  # alive, so that no id is used again
+        self._known: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
 
     def knows(self, one: Any) -> bool:
-        """Whether the object is kept."""
+        """Whether the object is saved."""
         return id(one) in self._known
 
     def ids(self) -> set[int]:
-        """The ids of what is kept, as `digest` adds them to `seen`."""
+        """The ids of the saved objects, as `digest` adds them to `seen`."""
         return {key for key, one in self._known.items() if not isinstance(one, tuple)}
 
     def keep(self, one: Any) -> bool:
-        """Keeps an object. Returns False for one without state that can be kept."""
+        """Saves an object. Returns False if it has no state that can be saved."""
         if id(one) in self._known:
             return True
         if isinstance(one, _ATOMS):
@@ -70,13 +71,13 @@ class Keeper:
         return True
 
     def restore(self) -> None:
-        """Restores everything, in the order in which it was kept: dicts before what is in them."""
+        """Restores everything in the order of saving: dicts before their items."""
         for restorer in self._restorers:
             restorer()
 
 
 def digest(one: Any, seen: set[int]) -> str:
-    """Returns a hash of an object's present state, without the parts that are in `seen`, and adds them there."""
+    """Returns a hash of an object's current state, without the parts in `seen`, and adds its parts to `seen`."""
     found = hashlib.blake2b(digest_size=16)
     _add(found, one, seen)
     return found.hexdigest()
@@ -89,13 +90,13 @@ def is_random(one: Any) -> bool:
     return isinstance(one, (torch.Generator, random.Random, *of_numpy))
 
 
-# --- what an object consists of
+# --- the parts of an object
 
 
 def _parts(one: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(one, nn.Module):
         for name, kind in (("parameters", one._parameters), ("buffers", one._buffers), ("modules", one._modules)):
-            yield name, kind if type(kind) in _DICTS else tuple(kind.values())  # of torch.jit's modules
+            yield name, kind if type(kind) in _DICTS else tuple(kind.values())  # torch.jit modules
         yield from _tensors_of(one).items()
     elif isinstance(one, _WHOLE):
         yield "attributes", vars(one)
@@ -116,7 +117,7 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
 
 
-# --- how it is restored
+# --- restoring
 
 
 def _restorer(one: Any) -> Callable[[], None] | None:
@@ -125,7 +126,7 @@ def _restorer(one: Any) -> Callable[[], None] | None:
     if isinstance(one, nn.Module):
         return _of_module(one)
     if isinstance(one, (*_WHOLE, tuple)):
-        return lambda: None  # its parts are restored
+        return lambda: None  # its parts are restored separately
     if type(one) in _DICTS:
         return _of_dict(one)
     if type(one) in (*_SEQUENCES, set):
@@ -155,7 +156,7 @@ def _of_module(module: nn.Module) -> Callable[[], None]:
 def _of_dict(one: dict[Any, Any]) -> Callable[[], None]:
     items = list(one.items())
     if any(isinstance(value, torch.Tensor) and hasattr(value, "to_local") for _, value in items):
-        return lambda: None  # fully_shard puts other tensors there and back
+        return lambda: None  # fully_shard swaps these tensors itself
 
     def restore() -> None:
         now = list(one.items())
@@ -178,7 +179,7 @@ def _of_collection(one: Any) -> Callable[[], None]:
 
 
 def _of_state(one: Any) -> Callable[[], None] | None:
-    """For objects that give and take their state as a whole, arrays and random number generators among them."""
+    """For objects whose state is read and written as a whole, including arrays and random number generators."""
     access = _access(one)
     if access is None:
         return None
@@ -230,7 +231,7 @@ def _add(found: Any, one: Any, seen: set[int]) -> None:
         found.update(str(one.training).encode())
         if type(one).get_extra_state is not nn.Module.get_extra_state:
             _add_state(found, one.get_extra_state())
-    if not isinstance(one, tuple):  # some tuples are made for the occasion
+    if not isinstance(one, tuple):  # some tuples are temporary objects
         seen.add(id(one))
     for name, part in _parts(one):
         found.update(name.encode())
@@ -238,7 +239,7 @@ def _add(found: Any, one: Any, seen: set[int]) -> None:
 
 
 def _add_state(found: Any, state: Any) -> None:
-    """Adds a state that was made for the occasion, so that nothing of it has been seen."""
+    """Adds a state that is a temporary object, whose parts are therefore not in `seen`."""
     if type(state) in (*_DICTS, *_SEQUENCES, tuple) or isinstance(state, torch.Tensor):
         for name, part in _parts(state):
             found.update(name.encode())
@@ -246,5 +247,5 @@ def _add_state(found: Any, state: Any) -> None:
         if isinstance(state, torch.Tensor):
             add_bytes(found, state)
         return
-    with contextlib.suppress(Exception):  # an object that says nothing of its content
+    with contextlib.suppress(Exception):  # an object without access to its content
         found.update(pickle.dumps(state))

@@ -1,4 +1,4 @@
-"""A tensor as it was, and the bytes of one."""
+"""The saved state of a tensor, and hashes of tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["KeptTensor", "add_bytes"]
 
 
 class KeptTensor:
-    """A tensor as it is when this object is made. The gradient's values are kept by whoever keeps the gradient."""
+    """The state of a tensor at construction. The gradient's values are saved together with the gradient."""
 
     __slots__ = ("_gradient", "_is_leaf", "_memory", "_requires_grad", "_tensor", "_values")
 
@@ -29,7 +29,7 @@ class KeptTensor:
         tensor, memory = self._tensor, self._memory
         with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
             if self._is_leaf and tensor.grad_fn is not None:
-                with contextlib.suppress(RuntimeError):  # of a view, which cannot be detached in place
+                with contextlib.suppress(RuntimeError):  # a view cannot be detached in place
                     tensor.detach_()
             if memory is not None and _place(tensor) != _place(memory):
                 tensor.data = memory
@@ -68,7 +68,7 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _elements(tensor: torch.Tensor) -> torch.Tensor:
-    """Each element once: PyTorch does not copy into a tensor that was expanded."""
+    """The tensor with each element once: PyTorch does not copy into an expanded tensor."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return tensor
     repeated = [stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]

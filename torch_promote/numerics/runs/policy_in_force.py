@@ -1,4 +1,4 @@
-"""Puts a policy in force in every region that a block opens, ours and torch.autocast's."""
+"""Puts a policy in force in every region that a block opens, of ours and of torch.autocast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["present_policy", "put_policy_in_force"]
 
 
 def present_policy() -> Policy:
-    """Returns the policy of regions that name none: that of `install` if it has one, or the default."""
+    """Returns the policy of regions without a `policy`: that of `install` if it has one, or the default."""
     present = installed()
     policy = default_policy() or Policy.stock()
     if present is None:
@@ -33,23 +33,23 @@ def present_policy() -> Policy:
 def put_policy_in_force(
     policy: Policy, model: nn.Module | None = None, dtype: torch.dtype | None = None
 ) -> Iterator[None]:
-    """Has the regions that a block opens follow a policy, unless they name another. `torch.autocast` is installed.
+    """Puts a policy in force in regions that a block opens, unless they have a `policy`. Calls `install`.
 
-    Under the policy "off", those that `set_module_policy` has set on the model do not hold either.
+    Under the policy "off", policies from `set_module_policy` on the model are suspended as well.
 
     Args:
         policy: The policy.
-        model: The model that the policy's tables for modules are for.
-        dtype: The dtype of regions that name none; None: PyTorch's default.
+        model: The model for the policy's module tables.
+        dtype: The dtype of regions without a `dtype`. None: PyTorch's default.
 
     Raises:
-        OptionError: The policy has tables for modules, and there is no model.
+        OptionError: The policy has module tables, and there is no model.
     """
     present = installed()
     with contextlib.ExitStack() as stack:
         if policy.modules:
             if model is None:
-                raise OptionError(f"{policy!r} has tables for modules. Pass the model that they are for: model=...")
+                raise OptionError(f"{policy!r} has module tables. Pass the model to which they apply: model=...")
             stack.enter_context(policy.apply_to(model))
         if model is not None and policy == Policy.named("off"):
             stack.enter_context(without_module_policies(model))

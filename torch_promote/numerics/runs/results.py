@@ -1,4 +1,4 @@
-"""What a step returned, as named tensors, and how far two results are from each other."""
+"""Converts the results of a step to named tensors, and computes the distance of two results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["distance", "distances", "named_tensors", "read_result"]
 
 
 def read_result(result: Any) -> dict[str, torch.Tensor]:
-    """Returns what a step returned as detached copies of named tensors.
+    """Converts the result of a step to detached copies of named tensors.
 
     Args:
         result: A tensor ("loss" if it has one element, or "output"), a number ("loss"), or a mapping, dataclass or
             sequence of such, whose names are joined by dots.
 
     Raises:
-        StepError: There is no tensor and no number in it.
+        StepError: It contains no tensor and no number.
 
     Example:
         >>> read_result({"loss": 0.5, "logits": torch.zeros(2)})
@@ -33,15 +33,15 @@ def read_result(result: Any) -> dict[str, torch.Tensor]:
 
 
 def named_tensors(result: Any) -> dict[str, torch.Tensor]:
-    """Returns the tensors of what a step returned, by name; numbers become float64 tensors. They are not copied.
+    """Returns the tensors in the result of a step, by name, without copying. Numbers become float64 tensors.
 
     Raises:
-        StepError: There is none, or two have one name.
+        StepError: There is none, or two have the same name.
     """
     found: dict[str, torch.Tensor] = {}
     for name, tensor in _tensors("", result):
         if name in found:
-            raise StepError(f"step() returned two results with the name {name!r}. Give them names of their own.")
+            raise StepError(f"step() returned two results with the name {name!r}. Give them different names.")
         found[name] = tensor
     if not found:
         raise StepError(
@@ -71,10 +71,10 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def distance(candidate: torch.Tensor, reference: torch.Tensor) -> float:
-    """Returns how far a result is from the reference's, relative to the reference.
+    """Returns the distance of a result from the reference's, relative to the reference.
 
-    Of one number it is |a - b| / |b|, of several the relative L2 norm; both in float64. If the reference is zero it is
-    the absolute difference, and infinite if a value is not finite where the reference's is, or another one.
+    For one number it is |a - b| / |b|, for several the relative L2 norm, both in float64. If the reference is zero, it
+    is the absolute difference. It is infinite if a non-finite value is in only one of the two, or differs.
 
     Raises:
         StepError: The shapes differ.
@@ -85,8 +85,8 @@ def distance(candidate: torch.Tensor, reference: torch.Tensor) -> float:
     """
     if candidate.shape != reference.shape:
         raise StepError(
-            f"step() returned a tensor of shape {list(candidate.shape)}, and under the reference one of shape "
-            f"{list(reference.shape)}. Only results of one shape can be compared."
+            f"step() returned a tensor of shape {list(candidate.shape)}, but of shape {list(reference.shape)} under "
+            f"the reference. Only results of the same shape can be compared."
         )
     ours, theirs = _wide(candidate), _wide(reference)
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
@@ -118,5 +118,5 @@ def distances(candidate: Mapping[str, torch.Tensor], reference: Mapping[str, tor
     """
     if candidate.keys() != reference.keys():
         only = sorted(candidate.keys() ^ reference.keys())
-        raise StepError(f"step() returned other names than under the reference: {', '.join(only)} on one side only.")
+        raise StepError(f"step() returned other names than under the reference: only one side has {', '.join(only)}.")
     return {name: distance(candidate[name], reference[name]) for name in reference}

@@ -1,9 +1,9 @@
-"""The state that a step changes: kept, restored, and compared.
+"""Saves, restores and compares the state that a step changes.
 
 NOTE [ What is state ]
-Parameters, buffers and gradients of the model; the random number generators of Python, NumPy and PyTorch; what the
-caller lists; and what the step refers to: see `found_in`. An optimizer that the step reaches in another way is found
-when it takes its first step. kept.py says what is kept of an object.
+Parameters, buffers and gradients of the model; the random number generators of Python, NumPy and PyTorch; objects that
+the caller lists; and objects that the step refers to: see `found_in`. An optimizer that the step reaches in another way
+is found at its first step. kept.py describes the saved state of an object.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _GLOBAL = "random number generators and modes"
 
 
 class StepState:
-    """The state before a step, which `restore` restores in place: whoever refers to a part of it sees that.
+    """The state before a step. `restore` restores it in place.
 
-    It holds one copy of the state, each tensor once, on the tensor's device: for training with AdamW from its second
-    step on, that is the memory of weights, gradients and two moments.
+    It holds one copy of the state, each tensor once, on the tensor's device. For training with AdamW from its second
+    step on, that is the memory of the weights, the gradients and two moments.
 
     Args:
         model: The model; None if there is none.
         restore: More state: modules, optimizers, tensors, generators, lists, dicts, and objects with `state_dict` and
             `load_state_dict`, or with `get_state` and `set_state`.
-        step: The step, which is looked through for more.
+        step: The step, which is searched for more state.
 
     Raises:
-        OptionError: An object in `restore` is none of these.
-        StepError: A module has parameters that its first call will make.
+        OptionError: An object in `restore` is of another kind.
+        StepError: A module has lazy parameters, which its first call will initialize.
     """
 
     def __init__(self, model: nn.Module | None, restore: Iterable[Any] = (), step: Callable[..., Any] | None = None):
@@ -89,7 +89,7 @@ class StepState:
         return register_optimizer_step_pre_hook(about_to_step)
 
     def loss_scale(self) -> float:
-        """Returns the present scale of the GradScaler among the state; 1.0 if there is none."""
+        """Returns the current scale of the GradScaler in the state, or 1.0 if there is none."""
         scalers = [one for one in self._parts.values() if isinstance(one, torch.amp.GradScaler) and one.is_enabled()]
         return float(scalers[0].get_scale()) if scalers else 1.0
 
@@ -101,7 +101,7 @@ class StepState:
         """Seeds all generators, until `restore` is called.
 
         Args:
-            which: 1, 2, ...: each gives other numbers, which follow from the present state of PyTorch's generator.
+            which: 1, 2, ...: each gives other numbers, derived from the current state of PyTorch's generator.
         """
         seed = int(torch.randint(2**31, ())) ^ (0x5EED * which)
         torch.manual_seed(seed)
@@ -118,22 +118,22 @@ class StepState:
                 one.seed(seed)
 
     def hashes(self) -> dict[str, str]:
-        """Returns a hash of each part of the present state, by name. What several parts share counts for the first."""
+        """Returns a hash of each part of the current state, by name. Shared objects count for the first part."""
         seen: set[int] = set()
         return {name: digest(part, seen) for name, part in self._parts.items()}
 
     def check(self) -> None:
-        """Checks that the present state is the one that was kept.
+        """Checks that the current state equals the saved state.
 
         Raises:
-            StepError: It is not. The text names the parts.
+            StepError: It differs. The message names the parts.
         """
         now = self.hashes()
         different = [name for name in self._parts if now[name] != self._hashes[name]]
         if different:
             raise StepError(
                 f"the state before the step could not be restored: {', '.join(different)} "
-                f"{'differs' if len(different) == 1 else 'differ'}. Pass what the step changes there in restore=(...)."
+                f"{'differs' if len(different) == 1 else 'differ'}. Pass the changed objects in restore=(...)."
             )
 
 
@@ -141,13 +141,13 @@ def _check_lazy(name: str, module: nn.Module) -> None:
     lazy = [path for path, one in (*module.named_parameters(), *module.named_buffers()) if is_lazy(one)]
     if lazy:
         raise StepError(
-            f"{name} has parameters without a shape, which its first call makes, and that cannot be undone: "
-            f"{', '.join(lazy[:3])}{', ...' if lazy[3:] else ''}. Call it once on a batch before."
+            f"{name} has lazy parameters, whose initialization by the first call cannot be undone: "
+            f"{', '.join(lazy[:3])}{', ...' if lazy[3:] else ''}. Call it once on a batch first."
         )
 
 
 class _OfTheProcess:
-    """Random number generators, and modes that a step may leave changed."""
+    """Random number generators, and global modes that a step may change."""
 
     def __init__(self) -> None:
         self._numpy = sys.modules.get("numpy")

@@ -1,4 +1,4 @@
-"""Runs of a step under policies, each from the same state."""
+"""Runs a step under policies, each time from the same state."""
 
 from __future__ import annotations
 
@@ -23,32 +23,33 @@ from torch_promote.policy.policy import Policy
 
 __all__ = ["Results", "StepRuns"]
 
-#: The default policy, the installation and the generators are the process's.
+#: Runs change global state: the default policy, the installation and the random number generators.
 _one_at_a_time = threading.Lock()
 
-#: What a run returned: for each batch, named tensors.
+#: The results of a run: for each batch, named tensors.
 Results = list[dict[str, torch.Tensor]]
 
 
 class StepRuns:
-    """Runs a step under policies. A context manager, at whose end the state is what it was at the beginning.
+    """Runs a step under policies. A context manager that restores the state at its end.
 
     Args:
         step: The user's function: `step()`, or `step(i)` with the number of the batch if it has a parameter without a
             default. A run calls it `batches` times, one after the other.
         model: The model; None if there is none.
-        batches: How many calls a run has.
+        batches: The number of calls per run.
         restore: State besides the model's; see `StepState`.
-        dtype: The dtype of regions that name none; None: as it is.
+        dtype: The dtype of regions without a `dtype`. None: unchanged.
         eager: Whether compiled functions run uncompiled.
 
     Attributes:
         iterators: The names of iterators that the step refers to. What it draws from one is not repeated.
         count: How many runs have begun. Each has called the step at most `batches` times.
+        on_step: Called after each call of the step, with the number of calls so far.
 
     Raises:
         OptionError: An argument is invalid.
-        StepError: The state cannot be kept, or another object's block is open.
+        StepError: The state cannot be saved, or another object's block is open.
         RegionError: A region is open.
 
     Example:
@@ -74,17 +75,17 @@ class StepRuns:
     ) -> None:
         if not callable(step):
             got = f"a {type(step).__name__}. Pass the function itself" if isinstance(step, torch.Tensor) else repr(step)
-            raise OptionError(f"step is a function that runs a step and returns its loss, got {got}.")
+            raise OptionError(f"step must be a function that runs a step and returns its loss, got {got}.")
         if model is not None and not isinstance(model, nn.Module):
-            raise OptionError(f"model is an nn.Module, got {model!r}.")
+            raise OptionError(f"model must be an nn.Module, got {model!r}.")
         if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
-            raise OptionError(f"batches is how many times a run calls step, 1 or more, got {batches!r}.")
+            raise OptionError(f"batches (the number of times a run calls step) must be 1 or more, got {batches!r}.")
         if dtype is not None and dtype not in (torch.float16, torch.bfloat16):
-            raise OptionError(f"dtype is torch.float16 or torch.bfloat16, or None for the regions' own, got {dtype!r}.")
+            raise OptionError(f"dtype must be torch.float16, torch.bfloat16 or None, got {dtype!r}.")
         if not isinstance(restore, Iterable) or isinstance(restore, torch.Tensor):
             raise OptionError(
-                f"restore is a tuple or list of what else the step changes, got {type(restore).__name__}. Write "
-                f"restore=(...,) with a comma for one object."
+                f"restore must be a tuple or list of objects that the step changes, got {type(restore).__name__}. For "
+                f"one object, write restore=(...,) with a comma."
             )
         self.step = step
         self.model = model
@@ -92,6 +93,8 @@ class StepRuns:
         self.takes_number = _takes_number(step)
         self.iterators = iterators_in(step)
         self.count = 0
+        self.on_step: Callable[[int], None] | None = None
+        self._steps = 0
         self._restore = tuple(restore)
         self._dtype = dtype
         self._eager = eager
@@ -102,8 +105,8 @@ class StepRuns:
         _check_regions("begin")
         if not _one_at_a_time.acquire(blocking=False):
             raise StepError(
-                "a step is being compared or tuned already, and each run changes state of the whole process, such as "
-                "the default policy. End that first: one compare() or tune() cannot run inside of another."
+                "another compare() or tune() is running, and each run changes state of the whole process, such as the "
+                "default policy. Wait for its end: compare() and tune() cannot be nested."
             )
         with contextlib.ExitStack() as stack:
             stack.callback(_one_at_a_time.release)
@@ -134,23 +137,22 @@ class StepRuns:
         Args:
             policy: The policy of the step's regions.
             around: A block around the calls of the step.
-            on_result: Called with the number of the batch and what the step returned, before it is copied. It is inside
-                of `around`.
-            held_out: 0: the first batches. 1, 2, ...: others, each number its own: those with the next numbers, or the
-                same with other random numbers.
-            eager: Whether compiled functions run uncompiled; None: as the object was told.
+            on_result: Called with the number of the batch and the step's result, before the result is copied. It runs
+                inside of `around`.
+            held_out: 0: the first batches. 1, 2, ...: other batches: those with the next numbers, or the same ones with
+                other random numbers.
+            eager: Whether compiled functions run uncompiled. None: as set in the constructor.
 
         Returns:
-            For each batch what the step returned, as named tensors.
+            For each batch, the step's result as named tensors.
 
         Raises:
-            StepError: The step returned nothing to compare, has left a region open, or has come to the end of an
-                iterator.
+            StepError: The step returned nothing to compare, left a region open, or reached the end of an iterator.
             RegionError: A region is open.
         """
         state = self._state
         if state is None:
-            raise StepError("StepRuns.run() was called outside of the object's with block, where no state is kept.")
+            raise StepError("StepRuns.run() was called outside of its with block, so there is no saved state.")
         _check_regions("run")
         self.count += 1
         first = self.batches * held_out
@@ -158,7 +160,7 @@ class StepRuns:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(put_policy_in_force(policy, self.model, self._dtype))
-                # Without the module, nothing has been compiled, and it takes seconds to import.
+                # If the module has not been imported, nothing has been compiled. Importing it takes seconds.
                 if (self._eager if eager is None else eager) and "torch._dynamo" in sys.modules:
                     stack.enter_context(torch.compiler.set_stance("force_eager"))
                 if held_out and not self.takes_number:
@@ -171,6 +173,9 @@ class StepRuns:
                         on_result(number, result)
                     results.append(read_result(result))
                     del result
+                    self._steps += 1
+                    if self.on_step is not None:
+                        self.on_step(self._steps)
         finally:
             state.restore()
         return results
@@ -186,20 +191,20 @@ class StepRuns:
         except StopIteration as error:
             names = ", ".join(self.iterators) or "one"
             raise StepError(
-                f"step() has come to the end of an iterator ({names}), which does not begin again for the next run. "
+                f"step() has reached the end of an iterator ({names}), which does not restart for the next run. "
                 f"Take the batches from a list, and let step(i) use batch i."
             ) from error
         if _C.depth() != depth:
-            raise StepError("step() has left a region open. Open regions in `with` blocks.")
+            raise StepError("step() has left a region open. Open regions with `with`.")
         return result
 
 
 def _check_regions(verb: str) -> None:
-    """Regions in an open one follow it, and not the policy of the run."""
+    """Raises if a region is open, because nested regions would follow its policy instead of the run's."""
     if _C.depth() or any(map(torch.is_autocast_enabled, DEVICE_TYPES)):
         raise RegionError(
-            f"the runs of a step cannot {verb} inside of an open region: regions that the step opens would follow its "
-            f"policy. Let the step open its regions, and call compare() or tune() outside of them."
+            f"the runs of a step cannot {verb} inside of an open region: the step's regions would follow that region's "
+            f"policy. Open the regions in the step, and call compare() or tune() outside of them."
         )
 
 

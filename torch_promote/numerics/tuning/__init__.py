@@ -1,1 +1,1 @@
-"""tune: the smallest set of overrides that meets a tolerance."""
+"""`tune`: finds the smallest set of overrides that meets a tolerance."""

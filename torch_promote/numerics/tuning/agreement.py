@@ -1,4 +1,4 @@
-"""How the ranks of a process group agree on each verdict."""
+"""Makes the ranks of a process group agree on each verdict."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Agreement"]
 
 
 class Agreement:
-    """The ranks of the default process group, if there is one. Without one, everybody agrees.
+    """The ranks of the default process group. Without a process group, there is one rank.
 
     Attributes:
-        ranks: How many there are.
-        rank: This one's number.
+        ranks: Their number.
+        rank: The rank of this process.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Agreement:
         return found
 
     def verdict(self, passed: bool, errors: Mapping[str, float], error: str) -> tuple[bool, dict[str, float], str]:
-        """Returns the verdict of all ranks: passed if it did on all, with the largest errors.
+        """Returns the verdict of all ranks: passed if it passed on all, with the largest errors.
 
         Args:
             passed: Whether it passed here.
@@ -51,7 +51,7 @@ class Agreement:
         return agreed, worst, raised
 
     def raise_together(self, error: Exception | None) -> None:
-        """Raises an error of this rank, or says that there was one on another: that rank waits for nobody any more.
+        """Raises this rank's error, or an error about another rank's, so that no rank waits for one that has raised.
 
         Raises:
             TuningError: Another rank raised.
@@ -64,21 +64,21 @@ class Agreement:
                 raise TuningError(f"rank {rank} raised {text}")
 
     def of_first_rank(self, value: Any) -> Any:
-        """Returns the value that rank 0 has."""
+        """Returns rank 0's value."""
         return self._gather(value)[0]
 
     def order(self, names: list[str]) -> list[str]:
-        """Returns the order of names that rank 0 has.
+        """Returns rank 0's order of names.
 
         Raises:
-            TuningError: The ranks have other names.
+            TuningError: The ranks have different names.
         """
         found = self._gather(names)
         for rank, theirs in enumerate(found):
             if set(theirs) != set(found[0]):
                 differ = sorted(set(theirs) ^ set(found[0]))
                 raise TuningError(
-                    f"ranks 0 and {rank} run other ops in a lower dtype: {', '.join(differ[:5])} on one of them alone. "
-                    f"All ranks have to run the same model to be tuned together."
+                    f"ranks 0 and {rank} run different ops in a lower dtype: {', '.join(differ[:5])} on only one of "
+                    f"them. All ranks must run the same model to be tuned together."
                 )
         return list(found[0])

@@ -1,4 +1,4 @@
-"""What may get an override: ops, modules, or ops in modules."""
+"""The candidates for an override: ops, modules, or ops in modules."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def overridable(sites: Iterable[Site], value: str, closed: Iterable[str] = ()) -
     Args:
         sites: The sites of a comparison.
         value: The override: "fp32" or "lower_precision_fp".
-        closed: Modules in which autocast is off, with those inside.
+        closed: Modules in which autocast is off, including their submodules.
 
     Returns:
-        The sites, and those that run in such a dtype and cannot be changed, a sentence each.
+        The sites, and a sentence for each site that runs in such a dtype and cannot be changed.
     """
     found: list[Site] = []
     others: dict[tuple[str, str], int] = {}
@@ -48,14 +48,14 @@ def overridable(sites: Iterable[Site], value: str, closed: Iterable[str] = ()) -
 
 
 def rank_candidates(sites: Iterable[Site], level: str, seed: int, by_bytes: bool = False) -> list[Candidate]:
-    """Returns the candidates that sites are grouped into, the likeliest first.
+    """Groups sites into candidates, and returns them likeliest first.
 
     Args:
         sites: The sites, as `overridable` returns them.
         level: One of `LEVELS`.
-        seed: Orders those that no estimate tells apart.
-        by_bytes: Whether those with small results come first. Otherwise those that overflow, then those with a large
-            impact, then those with a large error.
+        seed: Orders candidates with equal estimates.
+        by_bytes: Whether to sort by the size of the results, smallest first. Otherwise: overflows first, then by
+            impact, then by error.
     """
     groups: dict[str, list[Site]] = {}
     for site in sites:
@@ -108,6 +108,6 @@ def _error(site: Site) -> float:
 
 
 def sites_of(candidates: Iterable[Candidate], sites: Iterable[Site], level: str) -> list[Site]:
-    """Returns the sites for which candidates stand."""
+    """Returns the sites of the candidates."""
     names = {one.name for one in candidates}
     return [site for site in sites if _name(site, level) in names]

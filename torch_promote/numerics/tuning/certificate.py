@@ -1,4 +1,4 @@
-"""What the runs of a search have proved, in words."""
+"""The certificate: sentences about what the runs of a search have proved."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch_promote.numerics.tuning.tuning import Certificate
 
 __all__ = ["certify", "violations"]
 
-#: How many violations are spelt out.
+#: The maximum number of violations listed.
 _SHOWN = 20
-#: How many members of a set.
+#: The maximum number of members listed per set.
 _NAMED = 6
 
 
@@ -43,14 +43,14 @@ def certify(
     Args:
         found: The names of the candidates that keep or get float32.
         order: The names of all candidates.
-        known: Which sets passed.
+        known: The sets that ran, and whether they passed.
         direction: "accuracy" or "speed".
-        budget: How many runs were allowed.
+        budget: The maximum number of runs.
         ended: Why the search ended early; "".
     """
     kind = prove(found, order, known)
     if direction == "speed" and kind == "minimum":
-        kind = "1-minimal"  # of bytes nothing was proved
+        kind = "1-minimal"  # a minimum of bytes was not proved
     pairs = violations(known)
     count = f"{len(found)} override{'' if len(found) == 1 else 's'}"
     number = sum(math.comb(len(order), size) for size in range(len(found)))
@@ -62,7 +62,7 @@ def certify(
         text = {
             "1-minimal": "It is 1-maximal: with "
             f"{'the other one' if len(found) == 1 else f'any one of the other {len(found)}'} lowered as well it fails.",
-            "passes": "It passed, and whether more may be lowered is not known.",
+            "passes": "It passed. Whether more can be lowered is unknown.",
         }[kind]
     else:
         text = {
@@ -70,7 +70,7 @@ def certify(
             if number == 1
             else f"It is a minimum: all {number} smaller sets of overrides were run and failed.",
             "1-minimal": f"It is 1-minimal: without any one of the {count} it fails.",
-            "passes": "It passed, and whether fewer overrides are enough is not known.",
+            "passes": "It passed. Whether fewer overrides are sufficient is unknown.",
         }[kind]
     if direction == "accuracy" and kind == "1-minimal":
         ran = sum(1 for subset in known if len(subset) < len(found))

@@ -1,4 +1,4 @@
-"""Whether a step runs compiled code."""
+"""Detects whether a step runs compiled code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import nn
 
 __all__ = ["is_compiled"]
 
-#: How deep functions that call functions are looked through.
+#: The depth to which functions that call functions are searched.
 _DEPTH = 3
 
 
 def is_compiled(step: Callable[..., Any], model: nn.Module | None) -> bool:
-    """Whether a step calls something that torch.compile returned, as far as its code shows.
+    """Whether a step calls an object returned by torch.compile, as far as its code shows.
 
     Args:
-        step: The step. Its closure, the globals that its code names, its object and its arguments are looked through,
-            and the functions among them.
-        model: The model, whose modules are looked through.
+        step: The step. Its closure, the globals that its code names, its object and its arguments are searched, and the
+            functions among them.
+        model: The model, whose modules are searched.
 
     Example:
         >>> is_compiled(lambda: 0.0, nn.Linear(2, 2))
@@ -43,7 +43,7 @@ def _has_compiled_modules(model: nn.Module) -> bool:
 
 
 def _reached(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
-    """Yields an object, and what it refers to."""
+    """Yields an object and the objects that it refers to."""
     if id(value) in seen or inspect.ismodule(value) or isinstance(value, type):
         return
     seen.add(id(value))

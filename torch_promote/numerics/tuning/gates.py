@@ -1,4 +1,4 @@
-"""The runs that a search begins with, and the errors that end it there."""
+"""The runs before a search, and the errors that can end it there."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from torch_promote.policy.policy import Policy
 
 __all__ = ["check_full", "check_noise", "check_untuned", "first_runs"]
 
-#: The run of the policy as it is.
+#: The purpose of the run without overrides.
 UNTUNED = "untuned"
 
 
 def first_runs(
     trials: Trials, file: ResumeFile, base: Policy, reserve: int
 ) -> tuple[Comparison, dict[str, float], Trial]:
-    """Runs the reference twice and the policy once, unless a file has what they gave.
+    """Runs the reference twice and the policy once, unless a file has the results.
 
     Args:
-        trials: Gets the reference's results.
-        file: The file to go on from.
+        trials: Receives the reference's results.
+        file: The file to resume from.
         base: The policy.
-        reserve: How many runs are needed after these.
+        reserve: The number of runs needed after these.
 
     Returns:
-        The comparison, the noise floor of each metric, and the trial of the policy as it is.
+        The comparison, the noise floor of each metric, and the trial of the policy without overrides.
 
     Raises:
-        OptionError: The file is of another state.
+        OptionError: The file belongs to another state.
         NothingToTuneError: The policy casts nothing.
         StepError: As `compare`.
     """
@@ -43,14 +43,14 @@ def first_runs(
     reference = Policy.named(REFERENCE)
     if base == reference:
         raise NothingToTuneError(
-            f"the policy in force is {base!r}, which casts in no op. Set the policy to tune with set_default_policy or "
+            f"the current policy is {base!r}, which casts no op. Set the policy to tune with set_default_policy or "
             f"install."
         )
     state = runs.hashes()
     if file.kept is not None:
         trials.earlier = dict(file.kept.trials)
         trials.reference = _reference_again(trials, file.kept, state)
-        runs.before = file.kept.runs - runs.count  # a run to see that nothing has changed is no part of the tuning
+        runs.before = file.kept.runs - runs.count  # a run to check that nothing has changed does not count
         judge.name_metrics(trials.reference)
         untuned = trials.earlier.pop(UNTUNED)
         trials.all.append(untuned)
@@ -62,7 +62,7 @@ def first_runs(
         trials.reference = of_reference[0].results
         judge.name_metrics(trials.reference)
         again = next(measured for measured in of_reference[1:] if not measured.error)
-        noise = judge.errors(again.results, trials.reference)  # of a third run, gradients may differ
+        noise = judge.errors(again.results, trials.reference)  # in a third run, gradients may differ
         runs.check_state()
     except Exception as error:
         raised = error
@@ -72,8 +72,8 @@ def first_runs(
     agreed, noise, _ = trials.group.verdict(of_reference[0].agreed, noise, "")
     if not agreed:
         raise Fp32FailsError(
-            "check does not agree to what step() returns under the reference, which casts nothing. No override helps "
-            "more than that. Correct check, or the step."
+            "check returns false for the result of step() under the reference, which casts nothing. No override can "
+            "help. Correct check or the step."
         )
     measured = next(one for policy, one in runs.log if policy == base)
     file.keep_gates(state=state, reference=trials.reference, noise_floor=noise, comparison=comparison)
@@ -83,7 +83,7 @@ def first_runs(
 
 
 def _reference_again(trials: Trials, kept: Kept, state: Mapping[str, str]) -> Results:
-    """The reference's results: those of the file if nothing can have changed, or else of a run."""
+    """The reference's results: from the file if nothing can have changed, otherwise from a run."""
     if kept.state == dict(state) and kept.reference is not None and trials.group.ranks == 1:
         return kept.reference
     measured = trials.run(Policy.named(REFERENCE))
@@ -95,17 +95,17 @@ def _reference_again(trials: Trials, kept: Kept, state: Mapping[str, str]) -> Re
         differ = [name for name in state if kept.state.get(name) != state[name]]
         raise OptionError(
             f"the step gives other results than when the file in resume= was written"
-            f"{'; what differs before the step: ' + ', '.join(differ) if differ else ''}. Build the model and seed the "
-            f"random number generators in the same way, or name another file."
+            f"{'; different before the step: ' + ', '.join(differ) if differ else ''}. Build the model and seed the "
+            f"random number generators in the same way, or use another file."
         )
     return measured.results
 
 
 def check_noise(noise: Mapping[str, float], judge: Judge, notes: Sequence[str]) -> None:
-    """Checks that the tolerance can be told from noise. The comparison's notes name the first call that differed.
+    """Checks that the tolerance is above the noise. The comparison's notes name the first call that differed.
 
     Raises:
-        NoiseFloorError: It cannot.
+        NoiseFloorError: It is not.
     """
     below = {name: error for name, error in noise.items() if error > judge.tolerance.get(name, float("inf"))}
     if below:
@@ -121,21 +121,21 @@ def check_untuned(untuned: Trial, judge: Judge, direction: str, candidates: int,
     """Checks that there is something to tune. The comparison's notes are the reason why there are no candidates.
 
     Raises:
-        NothingToTuneError: The policy meets the tolerance as it is, for "speed": nothing runs in float32.
-        Fp32FailsError: For "speed": the policy does not meet it.
+        NothingToTuneError: The policy meets the tolerance without overrides; for "speed", nothing runs in float32.
+        Fp32FailsError: For "speed", the policy does not meet the tolerance.
     """
     if direction == "speed":
         if not untuned.passed:
             raise Fp32FailsError(
-                f"the policy does not meet the tolerance before anything more is lowered: {_why(untuned, judge)}. "
-                f'Tune it with direction="accuracy" first, and put the policy that this finds in force.'
+                f"the policy does not meet the tolerance even before more ops are lowered: {_why(untuned, judge)}. "
+                f'Tune it with direction="accuracy" first, and set the resulting policy.'
             )
         if not candidates:
             raise NothingToTuneError("no op that may be lowered runs in float32 in a region of the step.")
     elif untuned.passed:
-        text = f"the policy in force meets the tolerance without an override: {judge.describe(untuned.errors)}."
+        text = f"the current policy meets the tolerance without an override: {judge.describe(untuned.errors)}."
         if candidates:
-            text += ' Tune with a smaller tolerance, or see with direction="speed" what else may run lower.'
+            text += ' Tune with a smaller tolerance, or use direction="speed" to lower more ops.'
         raise NothingToTuneError(" ".join([text, *([] if candidates else notes)]))
 
 
@@ -147,9 +147,9 @@ def check_full(
     Args:
         full: The run; None if there are no candidates.
         judge: Has the tolerance.
-        candidates: How many there are.
-        others: What runs in a lower dtype and cannot get an override, a sentence each.
-        not_aligned: Calls that only one of the runs made.
+        candidates: Their number.
+        others: A sentence for each site that runs in a lower dtype and cannot get an override.
+        not_aligned: Calls made in only one of the runs.
 
     Raises:
         Fp32FailsError: It does not.
@@ -157,7 +157,7 @@ def check_full(
     if full is not None and full.passed:
         return
     if full is None:
-        text = "the policy does not meet the tolerance, and no op that may get an override runs in a lower dtype."
+        text = "the policy does not meet the tolerance, and no op that can get an override runs in a lower dtype."
     else:
         text = (
             f"with all {candidates} candidates in float32 the step does not meet the tolerance either: "
@@ -168,8 +168,8 @@ def check_full(
     if not_aligned:
         text += f" {' '.join(not_aligned[:3])}"
     raise Fp32FailsError(
-        f"{text} Raise the tolerance, cast those to float32 in the program, or check that the step's regions name no "
-        f"policy of their own, which would win over the overrides."
+        f"{text} Raise the tolerance, cast to float32 in the program, or check that the step's regions have no policy= "
+        f"argument, which would take precedence over the overrides."
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs of a step that are judged, and of which there are at most so many."""
+"""Runs of a step that are judged, within a budget."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["MeasuredRuns"]
 
 
 class MeasuredRuns(StepRuns):
-    """Runs of a step, each with what the judge reads from it.
+    """Runs of a step, each with its metrics.
 
     Args:
         step: As in `StepRuns`.
         model: As in `StepRuns`.
         judge: Reads the metrics.
-        budget: How many runs there may be.
+        budget: The maximum number of runs.
         options: More arguments of `StepRuns`.
 
     Attributes:
-        log: What each run gave, in order, and its policy.
-        before: How many of the budget were made by an earlier process.
+        log: The results of each run, in order, and its policy.
+        before: The number of runs of the budget that an earlier process made.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class MeasuredRuns(StepRuns):
 
     @property
     def spent(self) -> int:
-        """How many runs have been made, those of an earlier process included."""
+        """The number of runs made, including those of an earlier process."""
         return self.before + self.count
 
     @property
     def left(self) -> int:
-        """How many runs there may be."""
+        """The number of runs left in the budget."""
         return self.budget - self.spent
 
     def hashes(self) -> dict[str, str]:
@@ -80,10 +80,10 @@ class MeasuredRuns(StepRuns):
         held_out: int = 0,
         eager: bool | None = None,
     ) -> Results:
-        """As `StepRuns.run`.
+        """Like `StepRuns.run`, within the budget.
 
         Raises:
-            OutOfBudgetError: There are no more runs.
+            OutOfBudgetError: No runs are left.
         """
         if self.left < 1:
             raise OutOfBudgetError
@@ -113,7 +113,7 @@ class MeasuredRuns(StepRuns):
 
 
 def _unobserved() -> contextlib.AbstractContextManager[Any]:
-    """Hides from observers what the judge computes."""
+    """Hides the judge's computations from observers."""
     keys: Any = torch._C
     guard: contextlib.AbstractContextManager[Any] = keys._ExcludeDispatchKeyGuard(
         keys.DispatchKeySet(keys._dispatch_key_parse(_C.dispatch_observer_key()))

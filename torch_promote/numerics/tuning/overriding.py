@@ -1,9 +1,9 @@
 """Policies that override exactly the ops, modules or sites that the search chose.
 
 NOTE [ Tables that reach inside ]
-A table for a module holds inside its submodules, too. A submodule that runs an overridden op and was not chosen gets a
-table that gives the op back the policy that it has without the override. The model itself stands for calls outside of
-modules as well, which no table reaches: its overrides are those of the whole policy.
+A module's table also applies inside its submodules. A submodule that runs an overridden op and was not chosen gets a
+table that restores the op's policy without the override. The model itself also stands for calls outside of modules,
+which no table covers, so its overrides become overrides of the whole policy.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Overriding:
 
     Args:
         base: The policy.
-        model: The model that its tables are for.
+        model: The model for its tables.
         level: "op", "module" or "site".
         value: The override: "fp32" or "lower_precision_fp".
 
     Attributes:
-        closed: The modules that the policy has run with autocast off.
-        sites: All sites that may be chosen; `choose_from` sets them.
+        closed: The modules in which the policy switches autocast off.
+        sites: All sites that can be chosen; `choose_from` sets them.
     """
 
     def __init__(self, base: Policy, model: nn.Module, level: str, value: str) -> None:
@@ -50,12 +50,12 @@ class Overriding:
         self._before: dict[Place, str] = {}
 
     def choose_from(self, sites: Iterable[Site]) -> list[str]:
-        """Sets the sites that may be chosen, without those whose module cannot have a table.
+        """Sets the sites that can be chosen, without those whose module cannot have a table.
 
-        Those that `set_module_policy` has given a policy are left out as well, since that wins.
+        Sites with a policy from `set_module_policy` are excluded as well, because it takes precedence.
 
         Returns:
-            Those, a sentence each.
+            A sentence for each excluded site.
         """
         self.sites, without = [], []
         set_on_modules = module_policies(self.model)
@@ -79,7 +79,7 @@ class Overriding:
         return without
 
     def _where_fixed(self, site: Site, policies: Mapping[str, Any]) -> str | None:
-        """The module whose own policy wins over the override of a site; None if there is none."""
+        """The module whose own policy takes precedence over the override of a site, or None."""
         for name in _and_parents(site.module) if self.level == "op" else [site.module]:
             policy = policies.get(name)
             if isinstance(policy, Mapping):
@@ -117,7 +117,7 @@ class Overriding:
         return policy.override_modules(tables)
 
     def _with_ops(self, overrides: Mapping[str, str]) -> Policy:
-        """Overrides ops, in the policy's tables as well: what those say of an op would win."""
+        """Overrides ops, also in the policy's tables, which would take precedence."""
         policy = self.base.override(overrides)
         overloads = {name for op in overrides for name in select(op, self.value)[1]}
         for module, table in policy.modules:
@@ -127,7 +127,7 @@ class Overriding:
         return policy
 
     def _own_entries(self, name: str) -> Mapping[str, str]:
-        """What the base policy says of a module: a table with its exact name takes the place of a pattern's."""
+        """The base policy's table for a module: an exact name takes precedence over a pattern."""
         own = self._own.get(name, {})
         return own if isinstance(own, Mapping) else {}
 
@@ -145,7 +145,7 @@ class Overriding:
         return dict(sorted(tables.items()))
 
     def _inherited(self, module: str, op: str, tables: Mapping[str, Mapping[str, str]]) -> str | None:
-        """The override of an op in a module, or None if it has what it has without overrides."""
+        """The override of an op in a module, or None if its policy is unchanged."""
         for name in _and_parents(module):
             if name in tables and op in tables[name]:
                 return self.value if tables[name][op] == self.value else None
@@ -153,7 +153,7 @@ class Overriding:
                 return None
         return None
 
-    # --- what tables come to
+    # --- the effect of tables
 
     def effect(self, overrides: Mapping[str, Any]) -> dict[Place, str | None]:
         """Returns the override that each site has, None for none. Patterns may be among the keys.

@@ -1,4 +1,4 @@
-"""Writes tables for modules as patterns: `blocks.*.attn` for the attention of every block."""
+"""Writes module tables as patterns: `blocks.*.attn` for the attention of every block."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch_promote.numerics.tuning.overriding import Overriding, Tables
 
 __all__ = ["compress"]
 
-#: How far apart in a sorted list two names are that are looked at for what they share.
+#: The maximum distance in a sorted list of two names that are compared for a common pattern.
 _FARTHEST = 8
 
 
 def compress(tables: Mapping[str, Mapping[str, str]], overriding: Overriding) -> Tables:
-    """Returns tables with the same effect on every site, fewer of them where patterns select several modules.
+    """Returns tables with the same effect on every site, merged with patterns that select several modules.
 
     Args:
         tables: The tables of modules.
-        overriding: Tells what tables come to.
+        overriding: Computes the effect of tables.
     """
     wanted = overriding.effect(tables)
     present: Tables = {name: dict(table) for name, table in tables.items()}
@@ -41,7 +41,7 @@ def compress(tables: Mapping[str, Mapping[str, str]], overriding: Overriding) ->
 
 
 def _groups(tables: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
-    """The names of modules that have the same table, as far as there are several."""
+    """The groups of two or more modules with the same table."""
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for name, table in tables.items():
         if name:
@@ -50,7 +50,7 @@ def _groups(tables: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
 
 
 def _patterns(names: Sequence[str]) -> Iterator[str]:
-    """Patterns that select several of some names: those that select the most first, of these the narrowest."""
+    """Patterns that select several of the names: most selected names first, then narrowest."""
     found: dict[str, int] = {}
     for distance in range(1, min(len(names), _FARTHEST + 1)):
         for one, other in zip(names, names[distance:], strict=False):

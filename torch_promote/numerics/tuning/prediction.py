@@ -10,7 +10,7 @@ from torch_promote.numerics.tuning.tuning_records import Candidate, Trial
 
 __all__ = ["Prediction"]
 
-#: What runs are for whose errors no impact predicts: they are on other batches, or compiled.
+#: The purposes of runs whose errors impacts cannot predict: they use other batches, or are compiled.
 _ELSEWHERE = ("held out", "compiled")
 
 
@@ -18,7 +18,7 @@ class Prediction:
     """Predicts the error of the first metric that is one number.
 
     Args:
-        comparison: Has the reference's values.
+        comparison: Provides the reference's values.
         candidates: The candidates, with their impacts.
         metrics: The names of the metrics that are judged.
         known: Whether the impacts are known.
@@ -36,7 +36,7 @@ class Prediction:
         self._candidates = candidates
 
     def error(self, given: frozenset[str]) -> float | None:
-        """Returns the error with the other candidates left low, first order; None if it cannot be predicted."""
+        """Returns the first-order error if the other candidates stay low, or None if it cannot be predicted."""
         if not self._name:
             return None
         left = math.sqrt(sum(one.impact**2 for one in self._candidates if one.name not in given))

@@ -1,4 +1,4 @@
-"""The file from which `tune` goes on after it was killed."""
+"""The file from which `tune` resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from torch_promote.policy.atomic_write import write_atomically
 __all__ = ["Kept", "ResumeFile", "digest"]
 
 _FORMAT = 1
-#: Results of the reference that are larger are not kept in the file: the reference runs again.
+#: Larger results of the reference are not stored in the file; the reference then runs again.
 _MOST_BYTES = 4 << 20
 
 
 @dataclasses.dataclass
 class Kept:
-    """What a file has of a tuning.
+    """The content of the file.
 
     Attributes:
         state: The hashes of the state before the step.
@@ -40,7 +40,7 @@ class Kept:
         noise_floor: The noise floor of each metric.
         comparison: The comparison.
         trials: The trials, by their keys.
-        runs: How many runs were made.
+        runs: The number of runs made.
     """
 
     state: dict[str, str]
@@ -53,14 +53,14 @@ class Kept:
 
 
 class ResumeFile:
-    """The file, which is written anew after each trial.
+    """The file, which is rewritten after each trial.
 
     Args:
-        path: The file; None: nothing is kept.
-        identity: What makes a tuning another one, as plain data.
+        path: The file; None to store nothing.
+        identity: The arguments that identify a tuning, as plain data.
 
     Raises:
-        OptionError: The file cannot be read or written, or is of another tuning.
+        OptionError: The file cannot be read or written, or belongs to another tuning.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: Mapping[str, Any]) -> None:
@@ -98,8 +98,8 @@ class ResumeFile:
             is_known = data["format"] == _FORMAT
         except (OSError, ValueError, KeyError, TypeError, AttributeError, TorchPromoteError) as error:
             raise OptionError(
-                f"resume={name!r} is not a file that tune wrote ({type(error).__name__}: {error}). Name another one, "
-                f"or a file that does not exist yet."
+                f"resume={name!r} was not written by tune ({type(error).__name__}: {error}). Use another file, or one "
+                f"that does not exist yet."
             ) from None
         if not is_known:
             raise OptionError(f"resume={name!r} has format {data['format']!r}; this release reads format {_FORMAT}.")
@@ -108,7 +108,7 @@ class ResumeFile:
             shown = "; ".join(
                 f"{key} {_short(self._identity.get(key))}, in the file {_short(theirs.get(key))}" for key in differ
             )
-            raise OptionError(f"resume={name!r} is of another tuning: {shown}. Name another file, or delete this one.")
+            raise OptionError(f"resume={name!r} belongs to another tuning: {shown}. Use another file, or delete it.")
         self._gates, self._trials = gates, trials
         return kept
 
@@ -120,7 +120,7 @@ class ResumeFile:
         noise_floor: Mapping[str, float],
         comparison: Comparison,
     ) -> None:
-        """Keeps what the runs before the search gave."""
+        """Stores the results of the runs before the search."""
         size = sum(tensor.numel() * tensor.element_size() for batch in reference for tensor in batch.values())
         self._gates = {
             "state": dict(state),
@@ -128,10 +128,10 @@ class ResumeFile:
             "reference": _to_text(reference) if size <= _MOST_BYTES else None,
             "noise_floor": to_plain(noise_floor),
             "comparison": comparison.to_dict(),
-        }  # written with the trial that follows
+        }  # written to the file with the next trial
 
     def keep(self, key: str, trial: Trial, runs: int) -> None:
-        """Keeps a trial."""
+        """Stores a trial."""
         self._trials[key] = to_plain(trial)
         self._write(runs)
 

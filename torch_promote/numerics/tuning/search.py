@@ -1,7 +1,7 @@
 """The search for a small set that passes, as functions of an oracle.
 
-The oracle is a `Memo`. Whatever the functions assume of it, such as that a superset of a passing set passes, only saves
-runs: what they return is read from what ran.
+The oracle is a `Memo`. Assumptions about it, such as that a superset of a passing set passes, only save runs: the
+functions return only sets that ran.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["MOST_FOR_MINIMUM", "Memo", "OutOfBudgetError", "minimise", "prove", "quick_xplain", "shortest_prefix"]
 
-#: With at most so many candidates, all smaller sets are run if the budget allows.
+#: Up to this number of candidates, all smaller sets are run if the budget allows.
 MOST_FOR_MINIMUM = 12
 
 Passes = Callable[[frozenset[str]], bool]
 
 
 class OutOfBudgetError(Exception):
-    """The oracle makes no more runs."""
+    """The oracle has no runs left."""
 
 
 class Memo:
-    """Whether a set of names passes. Each set is run once.
+    """Tests whether a set of names passes. Runs each set once.
 
     Args:
         passes: Runs a set.
-        known: What is known already.
-        weight: What the best passing set has least of; None: the number of its members.
+        known: The known results.
+        weight: The weight that the best passing set minimizes. None: the number of its members.
 
     Attributes:
-        known: What is known, in the order of the runs.
-        stage: What `minimise` is doing: "prefix", "shrink", "certify" or "smaller set".
+        known: The results, in the order of the runs.
+        stage: The stage of `minimise`: "prefix", "shrink", "certify" or "smaller set".
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Memo:
         """Whether a set passes.
 
         Raises:
-            OutOfBudgetError: It is not known, and cannot be run.
+            OutOfBudgetError: The result is unknown, and no runs are left.
         """
         subset = frozenset(names)
         if subset not in self.known:
@@ -58,22 +58,22 @@ class Memo:
         return self.known[subset]
 
     def best(self) -> frozenset[str] | None:
-        """The lightest set that passed, of several the first; None if none did."""
+        """The lightest set that passed (the first of several), or None."""
         passing = (subset for subset, passed in self.known.items() if passed)
         return min(passing, key=lambda subset: (self._weight(subset), len(subset)), default=None)
 
 
 def minimise(order: Sequence[str], passes: Memo, *, pinned: int = 0, spare: Callable[[], float] | None = None) -> None:
-    """Looks for a smallest set that passes; `passes.best()` is what it found.
+    """Searches for a smallest set that passes. `passes.best()` returns the result.
 
     Args:
-        order: The names, the likeliest member first. All of them together have passed.
+        order: The names, likeliest member first. All of them together have passed.
         passes: The oracle.
-        pinned: How many names at the start are most likely members.
-        spare: How many more runs there may be.
+        pinned: The number of names at the start that are most likely members.
+        spare: Returns the number of runs left.
 
     Raises:
-        OutOfBudgetError: The oracle makes no more runs.
+        OutOfBudgetError: The oracle has no runs left.
 
     Example:
         >>> passes = Memo(lambda names: {"b", "d"} <= names)
@@ -93,9 +93,9 @@ def minimise(order: Sequence[str], passes: Memo, *, pinned: int = 0, spare: Call
 
 
 def shortest_prefix(order: Sequence[str], passes: Passes | Memo, start: int = 0) -> int:
-    """Returns the length of a prefix that passes while the one shorter by one does not, if prefixes are monotone.
+    """Returns the length of the shortest prefix that passes, if prefixes are monotone.
 
-    Lengths double from `start` until one passes; then the gap is halved. All names together are taken to pass.
+    Lengths double from `start` until one passes, then a bisection follows. All names together are assumed to pass.
 
     Example:
         >>> shortest_prefix("abcde", lambda names: "c" in names)
@@ -115,10 +115,10 @@ def shortest_prefix(order: Sequence[str], passes: Passes | Memo, start: int = 0)
 
 
 def quick_xplain(background: Sequence[str], items: Sequence[str], passes: Passes | Memo) -> list[str]:
-    """Returns a part of `items` that passes with `background`; none of it is needless if the oracle is monotone.
+    """Returns a subset of `items` that passes with `background`. It is minimal if the oracle is monotone.
 
     Source: U. Junker, QUICKXPLAIN: Preferred Explanations and Relaxations for Over-Constrained Problems, AAAI 2004. The
-    background and all items together are taken to pass. Earlier items are preferred.
+    background and all items together are assumed to pass. Earlier items are preferred.
 
     Example:
         >>> quick_xplain([], "abcdefgh", lambda names: {"b", "g"} <= names)
@@ -142,7 +142,7 @@ def _explain(background: list[str], has_grown: bool, items: list[str], passes: P
 
 
 def _certify(order: Sequence[str], passes: Memo) -> None:
-    """Removes each member of the best set once, and goes on from a smaller one that passes."""
+    """Tries to remove each member of the best set, and continues from a smaller set that passes."""
     passes.stage = "certify"
     done = False
     while not done:
@@ -157,8 +157,9 @@ def _certify(order: Sequence[str], passes: Memo) -> None:
 def _run_smaller_sets(order: Sequence[str], passes: Memo, spare: Callable[[], float]) -> None:
     """Runs the sets that are smaller than the best one.
 
-    First without each of its members all others: if those fail, monotone oracles have no other set. Then sets that are
-    no subset of one that failed. The rest, which should fail, are run if all of them can be.
+    First, for each member, the set of all names except it: if these fail, a monotone oracle has no other solution. Then
+    sets that are not a subset of a failed set. The others, which should fail, run only if the budget covers all of
+    them.
     """
     passes.stage = "smaller set"
     best = passes.best() or frozenset(order)
@@ -179,7 +180,7 @@ def _run_smaller_sets(order: Sequence[str], passes: Memo, spare: Callable[[], fl
     if len(left) <= spare():
         for subset in left:
             if passes(subset):
-                break  # all that are smaller have been run
+                break  # all smaller sets have been run
         _certify(order, passes)
 
 
@@ -188,14 +189,14 @@ def _is_known_to_fail(subset: frozenset[str], passes: Memo) -> bool:
 
 
 def _subsets(order: Sequence[str], largest: int | None = None) -> Iterator[frozenset[str]]:
-    """Subsets by size, those of early names first."""
+    """Subsets by size, those with early names first."""
     for size in range(len(order) if largest is None else largest + 1):
         for names in itertools.combinations(order, size):
             yield frozenset(names)
 
 
 def prove(found: frozenset[str], order: Sequence[str], known: Mapping[frozenset[str], bool]) -> str:
-    """Returns what runs have proved of a set that passed: "minimum", "1-minimal" or "passes".
+    """Returns the property of a passing set that the runs have proved: "minimum", "1-minimal" or "passes".
 
     Example:
         >>> known = {frozenset("ab"): True, frozenset("a"): False, frozenset("b"): False}

@@ -1,4 +1,4 @@
-"""The runs under overrides: made once each, judged, agreed on, and kept."""
+"""The runs under overrides. Each is made once, judged on all ranks, and stored."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Trials:
         runs: Makes the runs.
         judge: Judges them.
         group: The ranks that agree on each verdict.
-        file: Where they are kept.
+        file: The file that stores them.
         show: Shows the progress.
 
     Attributes:
-        reference: What the reference gave.
-        more: What it gave on further batches, on which a set has to pass as well: those that were held out, until what
-            was found failed there.
+        reference: The results of the reference.
+        more: Its results on further batches, on which a set must pass as well: held-out batches on which an earlier
+            result failed.
         all: The trials, in order.
-        reserve: How many runs the search leaves for what comes after it.
-        predict: Returns the error that the impacts predict, from the names that have the override.
-        earlier: Trials of an earlier process, by key, that have not been asked for yet.
+        reserve: The number of runs that the search leaves for later steps.
+        predict: Returns the error that the impacts predict for the names that have the override.
+        earlier: Trials of an earlier process, by key, that have not been used yet.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Trials:
         self.earlier: dict[str, Trial] = {}
 
     def spare(self) -> int:
-        """How many more runs the search may make."""
+        """The number of runs that the search may still make."""
         return self.runs.left - self.reserve
 
     def search(self, policy: Policy, names: frozenset[str], why: str) -> Trial:
-        """A trial of the search, of one run, or of as many as there are sets of batches.
+        """Makes a trial of the search, with one run per set of batches.
 
         Returns:
-            The trial. If there are several, it has the largest errors.
+            The trial. With several sets of batches, it has the largest errors.
 
         Raises:
-            OutOfBudgetError: What is left is reserved.
+            OutOfBudgetError: The remaining runs are reserved.
         """
         trial = self._search(policy, names, why, 0)
         for number in range(1, len(self.more) + 1):
@@ -85,7 +85,7 @@ class Trials:
         return self.make(policy, names, why, key=key, reference=reference, held_out=number)
 
     def is_made(self, key: str) -> bool:
-        """Whether a trial was made, by an earlier process, too."""
+        """Whether a trial was made, possibly by an earlier process."""
         return key in self._made or key in self.earlier
 
     def make(
@@ -99,14 +99,14 @@ class Trials:
         held_out: int = 0,
         eager: bool | None = None,
     ) -> Trial:
-        """Makes a trial. One that was made is returned, by an earlier process, too.
+        """Makes a trial, or returns it if it was made before, possibly by an earlier process.
 
         Args:
             policy: The policy.
             names: The candidates that have the override.
-            why: What it is for.
-            key: What makes it another trial.
-            reference: What the reference gave, if not `reference`.
+            why: Its purpose.
+            key: The key that identifies it.
+            reference: The reference's results, if they are not `self.reference`.
             held_out: As in `StepRuns.run`.
             eager: As in `StepRuns.run`.
         """
@@ -123,7 +123,7 @@ class Trials:
         return trial
 
     def keep(self, key: str, trial: Trial) -> None:
-        """Adds a trial, to the file as well."""
+        """Adds a trial, also to the file."""
         self.all.append(trial)
         if self.group.rank == 0:
             self._file.keep(key, trial, self.runs.spent)
@@ -141,7 +141,7 @@ class Trials:
         return self.runs.log[-1][1]
 
     def judged(self, measured: Measured, names: frozenset[str], why: str, reference: Results | None = None) -> Trial:
-        """Returns a run with its verdict, on which all ranks agree."""
+        """Returns the trial of a run, with the verdict of all ranks."""
         error, errors = measured.error, dict.fromkeys(self.judge.tolerance, math.inf)
         if not error:
             try:

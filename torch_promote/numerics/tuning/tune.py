@@ -1,4 +1,4 @@
-"""`tune`: the smallest set of overrides with which a policy meets a tolerance."""
+"""`tune`: finds the smallest set of overrides with which a policy meets a tolerance."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from torch import nn
 
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 from torch_promote.numerics.runs.policy_in_force import present_policy
+from torch_promote.numerics.runs.progress import show_progress
 from torch_promote.numerics.tuning.agreement import Agreement
 from torch_promote.numerics.tuning.candidates import LEVELS
 from torch_promote.numerics.tuning.compiled import is_compiled
 from torch_promote.numerics.tuning.measured_runs import MeasuredRuns
-from torch_promote.numerics.tuning.progress import show_progress
 from torch_promote.numerics.tuning.resume import ResumeFile
 from torch_promote.numerics.tuning.trials import Trials
 from torch_promote.numerics.tuning.tuner import Tuner
 from torch_promote.numerics.tuning.tuning import Tuning
 from torch_promote.numerics.tuning.verdict import Judge
+from torch_promote.policy.dtype_names import parse_dtype
 
 __all__ = ["tune"]
 
@@ -41,19 +42,19 @@ def tune(
     budget: int = 60,
     level: Literal["op", "module", "site"] = "op",
     direction: Literal["accuracy", "speed"] = "accuracy",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     seed: int = 0,
     resume: str | os.PathLike[str] | None = None,
     progress: bool = True,
     restore: Iterable[Any] = (),
 ) -> Tuning:
-    """Finds the smallest set of overrides with which the policy in force meets a tolerance.
+    """Finds the smallest set of overrides with which the current policy meets a tolerance.
 
-    The policy in force is that of `install` or `set_default_policy`, or PyTorch's. The reference is the same step
-    without a cast. `compare` ranks the ops that the policy runs in a lower dtype by what they do to the loss. Runs
-    decide: tune looks for the shortest prefix of that ranking that passes in float32, removes from it what is not
-    needed, and checks the result on batches that it did not see. Precision is not monotone: `Tuning.certificate` says
-    what the runs have proved, and lists what they contradict.
+    The current policy is that of `install` or `set_default_policy`, or PyTorch's. The reference is the same step
+    without casts. `compare` ranks the ops that the policy runs in a lower dtype by their effect on the loss. `tune`
+    then runs the step: it searches for the shortest prefix of the ranking that passes in float32, removes overrides
+    that are not needed, and checks the result on held-out batches. More float32 does not always mean a smaller error,
+    so `Tuning.certificate` states what the runs have proved, and lists runs that contradict monotonicity.
 
     Args:
         step: A training or evaluation step, as in `compare`.
@@ -70,22 +71,22 @@ def tune(
         level: What gets overrides: "op", an op everywhere; "module", all ops of a module; "site", an op in a module.
         direction: "accuracy": the fewest overrides to float32 that meet the tolerance. "speed": the policy meets it,
             and what runs in float32 is lowered while it does, as many bytes as possible.
-        dtype: The dtype of regions that name none: torch.float16 or torch.bfloat16.
+        dtype: The dtype of regions that name none: torch.float16 or torch.bfloat16, or its name.
         seed: Orders candidates that no estimate tells apart.
         resume: A file that keeps each run. A later call with the same arguments goes on from it, in another process,
             too; runs in the file count as part of the budget.
         progress: Whether to show a bar, if stderr is a terminal and rich is installed.
-        restore: What else the step changes, as in `compare`.
+        restore: Other state that the step changes, as in `compare`.
 
     Returns:
-        The tuning. All state is what it was before. After Ctrl-C, what is known by then; in the first three runs
-        nothing is, and the KeyboardInterrupt goes on.
+        The tuning. All state is restored. After Ctrl-C, the results so far; during the first three runs there are none,
+        and the KeyboardInterrupt propagates.
 
     Raises:
-        OptionError: An argument is invalid, or the file in `resume` is of another tuning.
+        OptionError: An argument is invalid, or the file in `resume` belongs to another tuning.
         NoiseFloorError: Two runs of the reference differ by more than the tolerance.
-        NothingToTuneError: The policy meets the tolerance as it is.
-        Fp32FailsError: With all candidates in float32 the step does not meet it either.
+        NothingToTuneError: The policy meets the tolerance without overrides.
+        Fp32FailsError: With all candidates in float32, the step does not meet it either.
         StepError: As `compare`.
         TuningError: The ranks of the process group run different ops.
 
@@ -101,16 +102,18 @@ def tune(
     _check_choice("level", level, LEVELS)
     _check_choice("direction", direction, _DIRECTIONS)
     if not isinstance(model, nn.Module):
-        raise OptionError(f"model is the nn.Module that the step runs, got {model!r}.")
+        raise OptionError(f"model must be the nn.Module that the step runs, got {model!r}.")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise OptionError(f"seed is an int, got {seed!r}.")
+    if dtype is not None:
+        dtype = parse_dtype(dtype)
     judge = Judge(tolerance, metric, check)
     compiled = is_compiled(step, model)
     least = _LEAST + compiled + (direction == "speed")
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < least:
         raise OptionError(
-            f"budget is how many runs tune may make, {least} or more, got {budget!r}. It takes two runs of the "
-            f"reference, one of the policy as it is, one with all candidates overridden, two on held-out batches"
+            f"budget (the maximum number of runs) must be {least} or more, got {budget!r}: two runs of the "
+            f"reference, one of the policy, one with all candidates overridden, two on held-out batches"
             f"{', one of the compiled step' if compiled else ''}"
             f"{', one more of the policy to time it' if direction == 'speed' else ''}."
         )
@@ -132,7 +135,7 @@ def tune(
     }
     with MeasuredRuns(step, model, judge, budget, batches=batches, restore=restore, dtype=dtype) as runs:
         file = _file(resume, identity, group)
-        with show_progress(budget, wanted=progress and group.rank == 0) as show:
+        with show_progress("tune", budget, wanted=progress and group.rank == 0) as show:
             trials = Trials(runs, judge, group, file, show)
             tuner = Tuner(trials, file, base, model, level=level, direction=direction, seed=seed, compiled=compiled)
             return tuner.tune()

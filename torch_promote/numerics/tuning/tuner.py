@@ -24,7 +24,7 @@ from torch_promote.policy.policy import Policy
 
 __all__ = ["Tuner"]
 
-#: What an op in float32 gets lowered to, and what a low one gets.
+#: The override for each direction.
 _VALUES = {"accuracy": "fp32", "speed": "lower_precision_fp"}
 
 
@@ -33,7 +33,7 @@ class Tuner:
 
     Args:
         trials: Makes the runs.
-        file: Where they are kept.
+        file: The file that stores them.
         base: The policy to tune.
         model: The model.
         level: As in `tune`.
@@ -72,7 +72,7 @@ class Tuner:
         return self._direction == "speed"
 
     def tune(self) -> Tuning:
-        """Makes the runs, and returns the result."""
+        """Performs the runs, and returns the result."""
         self._after = 2 + self._compiled  # held-out batches take two runs
         self._last = self._first_runs(self._after)
         self._verified = Verified()
@@ -107,10 +107,10 @@ class Tuner:
             self._verified = verify(trials, self._policy, self._given(self._found))
 
     def _learn(self) -> bool:
-        """Makes held-out batches part of the tuning, since what was found failed there.
+        """Makes held-out batches part of the tuning, after the result failed on them.
 
         Returns:
-            Whether the search can go on: what passed before is run there, as far as it is asked for.
+            Whether the search can continue. Sets that passed before are run on these batches when they are needed.
         """
         trials = self._trials
         if trials.runs.left < 1 + self._after:
@@ -124,8 +124,8 @@ class Tuner:
         if self._memo(self._names):
             names = ", ".join(map(spell_op, self._names_of(self._found)))
             self._notes.append(
-                f"The overrides {names} met the tolerance at first and failed on held-out batches, which then "
-                f"became part of the tuning; others were held out instead."
+                f"The overrides {names} met the tolerance at first, but failed on held-out batches. These then became "
+                f"part of the tuning, and other batches were held out."
             )
             return True
         trials.more.pop()
@@ -157,7 +157,7 @@ class Tuner:
         self._others = others
         self._notes += [f"No override for {text}." for text in others]
         if any(self._noise.values()):
-            self._notes.append("The step does not repeat itself exactly: a run near the tolerance may go either way.")
+            self._notes.append("The step is not exactly repeatable: a run near the tolerance may pass or fail.")
         known = not self._is_speed and any(site.impact is not None for site in self._overriding.sites)
         self._prediction = Prediction(self._comparison, self._candidates, trials.judge.tolerance, known)
         trials.predict = self._prediction.error
@@ -165,7 +165,7 @@ class Tuner:
         return trials.all[0]
 
     def _extremes(self, memo: Memo) -> None:
-        """Runs all candidates overridden, and for "speed" once more none: observers slowed the first run of that."""
+        """Runs all candidates overridden; for "speed", also none, to time it without the observers of the first run."""
         everything = frozenset(self._names)
         if self._is_speed:
             self._untuned = self._trials.search(self._base, frozenset(), "gate")
@@ -181,13 +181,13 @@ class Tuner:
         pinned = 0 if self._is_speed else sum(one.nonfinite for one in self._candidates)
         try:
             if self._is_speed and memo(()):
-                return  # everything may be lowered
+                return  # everything can be lowered
             minimise(self._names, memo, pinned=pinned, spare=self._trials.spare)
         except OutOfBudgetError:
             budget = self._trials.runs.budget
             self._ended = (
-                f"The budget of {budget} runs was spent before more was known. Allow more runs; with a file in "
-                f"resume=, tune goes on from those that it has made."
+                f"The budget of {budget} runs was exhausted before the search ended. Allow more runs; with a file in "
+                f"resume=, tune resumes from the finished runs."
             )
         except KeyboardInterrupt:
             self._interrupted = True
@@ -201,7 +201,7 @@ class Tuner:
         given = self._given(found)
         self._overrides = self._overriding.overrides(self._places(given))
         self._policy = self._overriding.policy(self._overrides) if given else self._base
-        self._last = self._trials.search(self._policy, given, "")  # which has been made
+        self._last = self._trials.search(self._policy, given, "")  # the trial has been made
 
     def _compress(self, found: frozenset[str], spare: int) -> None:
         """Writes the tables as patterns, and runs the step under them."""
@@ -219,7 +219,7 @@ class Tuner:
     # --- names and policies
 
     def _given(self, found: frozenset[str]) -> frozenset[str]:
-        """The candidates that have the override: for "speed", the search looks for those that keep float32."""
+        """The candidates that have the override. For "speed", the search finds those that keep float32."""
         return frozenset(self._names) - found if self._is_speed else found
 
     def _names_of(self, found: frozenset[str] | None) -> list[str]:

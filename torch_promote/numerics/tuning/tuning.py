@@ -23,13 +23,13 @@ _MEANINGS = {".toml": "the policy", ".html": "a page", ".json": "to read it agai
 
 
 class Tuning(TuningRecords):
-    """What `tune` found. Its attributes are those of `TuningRecords`.
+    """The report of `tune`. `TuningRecords` describes its attributes.
 
-    `str` of it is a summary of 80 columns, and a notebook shows its page.
+    `str` returns a summary of 80 columns; a notebook displays the page.
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the result as values that JSON has. Infinite numbers and NaN are strings: "inf", "nan".
+        """Returns the result as JSON-compatible values. Infinite numbers and NaN are strings: "inf", "nan".
 
         `save("NAME.json")` writes them, and `load` reads that file.
         """
@@ -37,23 +37,23 @@ class Tuning(TuningRecords):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Tuning:
-        """Returns the result whose `to_dict` returned the data.
+        """Returns the result from the data of `to_dict`.
 
         Raises:
-            KeyError, TypeError, PolicyError: The data is incomplete, or was changed.
+            KeyError, TypeError, PolicyError: The data is incomplete or was changed.
         """
         return cls(**fields_from_dict(data))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Saves the policy, or the report as a page or as data, by the ending of the file's name.
+        """Saves the policy, or the report as a page or as data, depending on the file extension.
 
         Args:
             path: The file: "mine.toml", which `Policy.load` and `my_autocast(policy=...)` read; "run.html", a page that
                 needs no network; "run.json", which `load` reads.
 
         Raises:
-            OptionError: The name ends in something else, or the file cannot be written, because its folder does not
-                exist, for instance. It is a ValueError. A file that was there is unchanged.
+            OptionError: The name has another ending, or the file cannot be written (for example because its folder does
+                not exist). It is a ValueError. An existing file is then unchanged.
             MissingPackageError: A page needs jinja2, which is not installed. It is an ImportError.
         """
         formats = {
@@ -71,17 +71,17 @@ class Tuning(TuningRecords):
             path: The file.
 
         Raises:
-            OptionError: The file cannot be read, is no such result, or was written by an incompatible version. It is a
-                ValueError.
+            OptionError: The file cannot be read, is not such a result, or was written by an incompatible version. It is
+                a ValueError.
         """
         loaded: Tuning = read_json(path, "tuning", FORMAT, VERSION, cls.from_dict)
         return loaded
 
     def plot(self) -> Figure:
-        """Plots the error of each trial over its number of overrides, and the best errors among them.
+        """Plots the error of each trial against its number of overrides, and the best errors.
 
         Returns:
-            A figure of matplotlib, which a notebook shows.
+            A matplotlib figure, which a notebook displays.
 
         Raises:
             MissingPackageError: matplotlib is not installed. It is an ImportError.

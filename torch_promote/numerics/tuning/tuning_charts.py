@@ -1,4 +1,4 @@
-"""The charts of a tuning's page: predicted against measured errors, and errors over numbers of overrides."""
+"""The charts of a tuning's page: predicted vs. measured errors, and errors vs. numbers of overrides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS = {True: "passed", False: "failed"}
 
 
 def prediction_chart(tuning: TuningRecords) -> Chart | None:
-    """Returns the chart of predicted against measured errors; None if nothing was predicted.
+    """Returns the chart of predicted vs. measured errors, or None if nothing was predicted.
 
     Args:
         tuning: The result.
@@ -39,7 +39,7 @@ def prediction_chart(tuning: TuningRecords) -> Chart | None:
         )
         for names, predicted, measured in points
     ]
-    note = "Predictions are first order, from the impacts. They give the search its order; runs decide."
+    note = "Predictions are first order, from the impacts. They only order the search; runs decide."
     return Chart(
         "Predicted against measured",
         note,
@@ -55,7 +55,7 @@ def prediction_chart(tuning: TuningRecords) -> Chart | None:
 
 
 def frontier_chart(tuning: TuningRecords) -> Chart | None:
-    """Returns the chart of errors over numbers of overrides; None without trials.
+    """Returns the chart of errors vs. numbers of overrides, or None without trials.
 
     Args:
         tuning: The result.

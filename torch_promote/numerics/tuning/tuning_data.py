@@ -1,4 +1,4 @@
-"""The result of `tune` as the values that JSON has."""
+"""The result of `tune` as JSON-compatible values."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def tuning_to_dict(tuning: TuningRecords) -> dict[str, Any]:
 
 
 def fields_from_dict(data: dict[str, Any]) -> dict[str, Any]:
-    """Returns the attributes of the result that `tuning_to_dict` was given, by name.
+    """Returns the attributes of a result, by name, from the data of `tuning_to_dict`.
 
     Args:
-        data: What it returned.
+        data: The data that `tuning_to_dict` returned.
 
     Raises:
-        KeyError, TypeError, PolicyError: The data is incomplete, or was changed.
+        KeyError, TypeError, PolicyError: The data is incomplete or was changed.
     """
     fields = {name: value for name, value in data.items() if name not in ("format", "version")}
     fields |= {name: numbers(data[name]) for name in _NUMBERS}

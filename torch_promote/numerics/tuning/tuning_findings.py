@@ -1,4 +1,4 @@
-"""What the summary, the page and the plot of a tuning say: the verdict, and which trials matter."""
+"""Facts for the summary, the page and the plot of a tuning: the verdict, and the most important trials."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = [
     "tuning_verdict",
 ]
 
-#: What runs of the final policy are for, which no trial is compared with.
+#: The purposes of runs of the final policy, which are not part of the search.
 FINAL = ("held out", "compiled")
 _NAMED = 3
 
 
 def tuning_verdict(tuning: TuningRecords) -> str:
-    """Returns what `tune` found, in a sentence.
+    """Returns the result of `tune` in one sentence.
 
     Args:
         tuning: The result.
@@ -58,7 +58,7 @@ def _subject(tuning: TuningRecords) -> str:
             _spell_candidate(", ".join(value) if isinstance(value, Mapping) else name, name, tuning)
             for name, value in tuning.overrides.items()
         ]
-    # At level "site" a name is that of a table, of several overrides.
+    # At level "site", a name stands for a table with several overrides.
     noun = "more table" if tuning.level == "site" and len(chosen) > _NAMED else ""
     return f"{count(len(chosen), 'override')}, {_names(names, noun)},"
 
@@ -109,17 +109,17 @@ def _gain(gain: Mapping[str, float]) -> str:
     return " and ".join(
         size(value) if name == "bytes" else f"{spell_number(value)} {'s' if name == 'seconds' else name}"
         for name, value in gain.items()
-        if value > 0  # what is not faster saves no time
+        if value > 0  # no saving otherwise
     )
 
 
 def spell_runs(tuning: TuningRecords) -> str:
-    """Returns how many runs were made: "17 of 60 runs"."""
+    """Returns the number of runs made: "17 of 60 runs"."""
     return f"{tuning.runs:,} of {count(tuning.budget, 'run')}"
 
 
 def about_tuning(tuning: TuningRecords) -> list[str]:
-    """Returns what was searched, and what it took.
+    """Returns the settings and the effort of the search.
 
     Args:
         tuning: The result.
@@ -149,7 +149,7 @@ def spell_overrides(tuning: TuningRecords) -> Iterator[tuple[str, str]]:
 
 
 def marked_modules(tuning: TuningRecords) -> dict[str, str]:
-    """Returns the modules that have an override, with what the page says of them.
+    """Returns the modules that have an override, with their text for the page.
 
     Args:
         tuning: The result.
@@ -166,7 +166,7 @@ def marked_modules(tuning: TuningRecords) -> dict[str, str]:
 
 
 def spell_use(tuning: TuningRecords) -> str:
-    """Returns Python that uses the saved policy.
+    """Returns Python code that uses the saved policy.
 
     Args:
         tuning: The result.
@@ -181,7 +181,7 @@ def spell_use(tuning: TuningRecords) -> str:
 
 
 def error_of(errors: Mapping[str, float], tuning: TuningRecords) -> float:
-    """Returns an error to draw: that of the only metric, or of several the largest relative to its tolerance.
+    """Returns the error to plot: that of the only metric, or the largest relative to its tolerance.
 
     Args:
         errors: The errors of a trial. Without any, the step raised, and the error is infinite.
@@ -206,9 +206,9 @@ def _ratio(error: float, limit: float) -> float:
 
 
 def frontier(tuning: TuningRecords) -> list[Trial]:
-    """Returns the trials that are better than all with fewer overrides; for "speed", than all with more.
+    """Returns the trials that are better than all trials with fewer overrides (for "speed", with more).
 
-    Better is a trial that passed, and among those that did, or did not, the one with the smaller error.
+    A trial that passed is better than one that failed; otherwise, a smaller error is better.
 
     Args:
         tuning: The result.

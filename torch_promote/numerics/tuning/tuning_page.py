@@ -1,4 +1,4 @@
-"""The page of a tuning. Its template is tuning.html.j2, which gets plain values from here."""
+"""The page of a tuning. This module passes plain values to the template tuning.html.j2."""
 
 from __future__ import annotations
 

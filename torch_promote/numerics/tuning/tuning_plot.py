@@ -1,4 +1,4 @@
-"""The plot of a tuning for a notebook: the error of each trial over its number of overrides."""
+"""The plot of a tuning for a notebook: the error of each trial against its number of overrides."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_tuning"]
 
-#: Whether trials passed: their colour, marker and label. Okabe and Ito's colours, which the colour-blind tell apart.
+#: The colour, marker and label of trials that passed or failed, in Okabe and Ito's colour-blind safe palette.
 _STYLES = {True: ("#0072b2", "o", "passed"), False: ("#d55e00", "x", "failed")}
 
 
 def plot_tuning(tuning: TuningRecords, axes: Axes | None = None) -> Figure:
     """Plots the trials: the number of overrides and the error, and a line through the best of them.
 
-    Infinite errors are at the upper edge, zeros at the lower one.
+    Infinite errors are drawn at the upper edge, zeros at the lower edge.
 
     Args:
         tuning: The result.
-        axes: Where to draw. By default a new figure.
+        axes: The axes to draw on. Default: a new figure.
 
     Returns:
         The figure.
@@ -45,7 +45,7 @@ def plot_tuning(tuning: TuningRecords, axes: Axes | None = None) -> Figure:
     limit = tolerance_line(tuning)
     errors = [error_of(trial.errors, tuning) for trial in trials]
     finite = [value for value in [*errors, limit] if 0 < value < math.inf] or [1.0]
-    low, high = max(min(finite) / 5, 1e-300), min(max(finite) * 5, 1e300)  # inside of what an axis can show
+    low, high = max(min(finite) / 5, 1e-300), min(max(finite) * 5, 1e300)  # within the range that an axis can show
 
     def drawn(error: float) -> float:
         return min(max(error, low), high) if error == error else high

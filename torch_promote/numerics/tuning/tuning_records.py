@@ -1,4 +1,4 @@
-"""What `tune` records: candidates, trials, what they proved, and what was found."""
+"""The records of `tune`: candidates, trials, the certificate, and the result."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Candidate", "Certificate", "Trial", "TuningRecords"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What may get an override: an op, a module, or an op in a module.
+    """A candidate for an override: an op, a module, or an op in a module.
 
     Attributes:
         name: Its name in trials: "aten::softmax", "blocks.0.attn", "blocks.0.attn: aten::softmax".
         op: The op; "" at level "module".
         module: The module; "" at level "op", and for the model itself.
-        impact: What its sites do to the loss together: the root of the sum of squares of their impacts.
+        impact: The effect of its sites on the loss: the root of the sum of squares of their impacts.
         nonfinite: Whether a local run of one of its sites overflows.
-        calls: How many calls a run has.
+        calls: The number of calls per run.
     """
 
     name: str
@@ -39,13 +39,13 @@ class Trial:
 
     Attributes:
         overrides: The names of the candidates that had the override.
-        errors: The error of each metric, of the worst batch, relative to the reference.
-        passed: Whether all were within the tolerance, and `check` agreed.
-        why: What the run was for: "gate", "prefix", "shrink", "certify", "smaller set", "pattern", "held out",
+        errors: The error of each metric, relative to the reference, for the worst batch.
+        passed: Whether all errors were within the tolerance, and `check` returned true.
+        why: The purpose of the run: "gate", "prefix", "shrink", "certify", "smaller set", "pattern", "held out",
             "compiled", "speed".
         predicted: The error of the first metric that the impacts predict; None if they cannot.
-        seconds: How long it took.
-        error: The exception that the step raised; "".
+        seconds: Its duration.
+        error: The exception that the step raised, or "".
     """
 
     overrides: tuple[str, ...]
@@ -59,13 +59,13 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What the runs have proved of the set of overrides.
+    """The property of the set of overrides that the runs have proved.
 
     Attributes:
         kind: "minimum": every smaller set was run and failed. "1-minimal": without any one member it fails. "passes":
-            it passed, and the budget was out before more was known.
+            it passed, and the budget ran out before more was proved.
         text: A sentence.
-        violations: What was seen that is not monotone: a set that passes inside of one that fails, a sentence each.
+        violations: Violations of monotonicity (a passing set inside of a failing one), one sentence each.
         held_out: The errors on held-out batches; None if there are none, and `text` says why.
         compiled: The errors of the compiled step; None if nothing is compiled.
     """
@@ -82,29 +82,29 @@ class Certificate:
 
 @dataclass(eq=False)
 class TuningRecords:
-    """What `tune` records.
+    """The records of `tune`.
 
     Attributes:
-        policy: The whole policy: the candidate, with what was found on top.
-        overrides: What was found: ops and their policies at level "op"; else paths or patterns of modules, and their
-            tables. A table gives an op back what it has without overrides, "fallthrough" or the policy's own, where
-            the table of a module around it would reach too far. The overrides of "" hold outside of modules as well.
-        met: Whether the policy met the tolerance in every run that was made of it, on held-out batches, too.
+        policy: The whole policy: the candidate with the overrides.
+        overrides: The result: ops and their policies at level "op"; otherwise paths or patterns of modules, and their
+            tables. A table may restore an op's own policy (or "fallthrough") where a parent's table would override it.
+            The overrides of "" also apply outside of modules.
+        met: Whether the policy met the tolerance in every run of it, including held-out batches.
         level: "op", "module" or "site".
         direction: "accuracy" or "speed".
         tolerance: The tolerance of each metric.
         errors: The errors of the last run of `policy`.
-        certificate: What has been proved.
+        certificate: The certificate.
         trials: All runs, in order.
         noise_floor: For each metric, the difference between two runs of the reference.
-        candidates: What could get an override, in the order of the search.
+        candidates: The candidates, in the order of the search.
         predicted_against_measured: For each trial, the names that had the override, the predicted and the measured
             error.
-        comparison: What the order came from.
-        budget: How many runs were allowed.
-        runs: How many were made.
-        gain: For direction "speed", what is gained: {"bytes": ..., "seconds": ...}.
-        notes: What else a reader has to know, a sentence each.
+        comparison: The comparison that determined the order.
+        budget: The maximum number of runs.
+        runs: The number of runs made.
+        gain: For direction "speed", the savings: {"bytes": ..., "seconds": ...}.
+        notes: Other remarks, one sentence each.
         interrupted: Whether Ctrl-C ended the search.
         found: The names of the candidates that have the override.
     """

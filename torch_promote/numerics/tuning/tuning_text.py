@@ -1,10 +1,10 @@
-"""The result of `tune` as text for the terminal: the verdict, the overrides, and the ten trials that matter."""
+"""The result of `tune` as text for the terminal: the verdict, the overrides, and the ten most important trials."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from torch_promote.numerics.pages.report_text import fitted_table, list_of, report_text, wrapped
+from torch_promote.numerics.pages.report_text import STR, Layout, fitted_table, list_of, report_text, wrapped
 from torch_promote.numerics.pages.spelling import spell_number, spell_op, spell_tolerance
 from torch_promote.numerics.tuning.tuning_findings import (
     about_tuning,
@@ -20,18 +20,23 @@ __all__ = ["tuning_text"]
 _ROWS, _NAMED = 10, 2
 
 
-def tuning_text(tuning: TuningRecords) -> str:
-    """Returns the summary as plain text of at most 80 columns.
+def tuning_text(tuning: TuningRecords, layout: Layout = STR) -> str:
+    """Returns the summary as plain text.
 
     Args:
         tuning: The result.
+        layout: The layout.
     """
-    return report_text(f"tuning: {', '.join(about_tuning(tuning))}", tuning_verdict(tuning), _parts(tuning))
+    return report_text(
+        f"tuning: {', '.join(about_tuning(tuning))}", tuning_verdict(tuning), _parts(tuning, layout), layout
+    )
 
 
-def _parts(tuning: TuningRecords) -> Iterator[list[str]]:
+def _parts(tuning: TuningRecords, layout: Layout) -> Iterator[list[str]]:
     certificate = tuning.certificate
-    yield fitted_table(("override", "policy"), list(spell_overrides(tuning)), most=_ROWS, noun="override")
+    yield fitted_table(
+        ("override", "policy"), list(spell_overrides(tuning)), most=_ROWS, noun="override", layout=layout
+    )
     yield fitted_table(
         ("metric", "tolerance", "error", "held out", "compiled", "noise"),
         [
@@ -45,6 +50,7 @@ def _parts(tuning: TuningRecords) -> Iterator[list[str]]:
         ],
         most=_ROWS,
         noun="metric",
+        layout=layout,
     )
     one = len(tuning.tolerance) == 1
     yield fitted_table(
@@ -61,10 +67,12 @@ def _parts(tuning: TuningRecords) -> Iterator[list[str]]:
         ],
         most=_ROWS,
         noun="trial",
+        layout=layout,
+        prose=("which",),
     )
-    yield wrapped(certificate.text)
-    yield list_of("Not monotone:", certificate.violations)
-    yield list_of("Notes:", tuning.notes)
+    yield wrapped(certificate.text, layout)
+    yield list_of("Not monotone:", certificate.violations, layout)
+    yield list_of("Notes:", tuning.notes, layout)
 
 
 def _spell_names(names: Sequence[str]) -> str:

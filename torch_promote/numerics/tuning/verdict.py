@@ -1,4 +1,4 @@
-"""Whether a run meets the tolerance: what is compared, and how far it may be from the reference."""
+"""Judges whether a run meets the tolerance."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Results = list[dict[str, torch.Tensor]]
 
 @dataclass
 class Measured:
-    """What a run gave.
+    """The measurements of a run.
 
     Attributes:
         results: For each batch the metrics.
-        agreed: Whether `check` agreed to each batch's result.
-        seconds: How long it took.
-        error: The exception that the step raised; "".
+        agreed: Whether `check` returned true for each batch's result.
+        seconds: Its duration.
+        error: The exception that the step raised, or "".
     """
 
     results: Results = field(default_factory=list)
@@ -41,8 +41,8 @@ class Judge:
 
     Args:
         tolerance: For all metrics, or by name.
-        metric: What to compare: a function of what the step returned, the name of a part of it, or None for all.
-        check: A function of what the step returned that has to be true of each batch.
+        metric: The value to compare: a function of the step's result, the name of a part of it, or None for all.
+        check: A function of the step's result that must return true for each batch.
 
     Attributes:
         tolerance: The tolerance of each metric; empty before `name_metrics`.
@@ -66,30 +66,30 @@ class Judge:
         values = list(tolerance.values()) if isinstance(tolerance, Mapping) else [tolerance]
         if not values or not all(map(_is_tolerance, values)):
             raise OptionError(
-                f"tolerance is a finite number above 0, relative to what the reference gives, or such a number for "
-                f"each metric, got {tolerance!r}. For example tolerance=1e-3 or tolerance={{'loss': 1e-3}}."
+                f"tolerance must be a finite number above 0 (relative to the reference), or a mapping of metrics to "
+                f"such numbers, got {tolerance!r}. For example tolerance=1e-3 or tolerance={{'loss': 1e-3}}."
             )
         if metric is not None and not isinstance(metric, str) and not callable(metric):
             raise OptionError(
-                f"metric is a function of what step returns, the name of a part of it, or None for all of it, got "
+                f"metric must be a function of the step's result, the name of a part of it, or None for all of it, got "
                 f"{metric!r}."
             )
         if check is not None and not callable(check):
-            raise OptionError(f"check is a function of what step returns that says whether it is good, got {check!r}.")
+            raise OptionError(f"check must be a function of the step's result that returns a bool, got {check!r}.")
         self._asked = dict(tolerance) if isinstance(tolerance, Mapping) else float(tolerance)
         self._metric = metric
         self._check = check
         self.tolerance: dict[str, float] = {}
 
     def agrees(self, result: Any) -> bool:
-        """Whether `check` agrees to what a step returned."""
+        """Whether `check` returns true for a step's result."""
         return self._check is None or bool(self._check(result))
 
     def compute(self, result: Any) -> dict[str, torch.Tensor] | None:
-        """Returns what a function as metric makes of what a step returned; None without such a function.
+        """Returns the results of the metric function for a step's result; None if the metric is not a function.
 
         Raises:
-            StepError: There is nothing to compare in it.
+            StepError: The function returned nothing to compare.
         """
         return self._named(read_result(self._metric(result))) if callable(self._metric) else None
 
@@ -97,7 +97,7 @@ class Judge:
         """Returns the metrics among the named tensors that a step returned.
 
         Raises:
-            OptionError: None has the metric's name.
+            OptionError: There is no metric of that name.
         """
         if not isinstance(self._metric, str):
             return found
@@ -109,7 +109,7 @@ class Judge:
         return {self._metric: found[self._metric]}
 
     def _named(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """One number that a function returned has the name that the tolerance has for it, or the function's."""
+        """Names the single number that a function returned: by the tolerance's only name, or by the function."""
         if list(found) != ["loss"]:
             return found
         asked = list(self._asked) if isinstance(self._asked, dict) else []
@@ -135,7 +135,7 @@ class Judge:
         self.tolerance = {name: float(value) for name, value in self._asked.items()}
 
     def errors(self, results: Results, reference: Results) -> dict[str, float]:
-        """Returns the error of each metric, of the worst batch.
+        """Returns the error of each metric for the worst batch.
 
         Raises:
             StepError: The names, the shapes or the number of batches differ.
@@ -153,12 +153,12 @@ class Judge:
         return all(errors.get(name, math.inf) <= limit for name, limit in self.tolerance.items())
 
     def describe(self, errors: Mapping[str, float]) -> str:
-        """Returns errors and what is allowed, as text: "loss 0.02 (tolerance 1e-3)"."""
+        """Returns errors and tolerances as text: "loss 0.02 (tolerance 1e-3)"."""
         return describe({name: errors.get(name, math.inf) for name in self.tolerance}, self.tolerance)
 
 
 def describe(errors: Mapping[str, float], tolerance: Mapping[str, float]) -> str:
-    """Returns errors as text, those furthest beyond their tolerance first.
+    """Returns errors as text, furthest beyond their tolerance first.
 
     Example:
         >>> describe({"loss": 0.02, "output": 0.5}, {"loss": 0.001, "output": 0.1})
@@ -169,7 +169,7 @@ def describe(errors: Mapping[str, float], tolerance: Mapping[str, float]) -> str
 
 
 def _digits(error: float) -> str:
-    """Three digits, so that an error near its tolerance does not look equal to it."""
+    """Formats with three digits, so that an error near its tolerance does not look equal to it."""
     return spell_tolerance(float(f"{error:.3g}"))
 
 

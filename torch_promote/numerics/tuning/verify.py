@@ -1,4 +1,4 @@
-"""Runs of what the search found on batches that it did not see, and compiled."""
+"""Verifies the result of a search: runs it on held-out batches, and compiled."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch_promote.policy.policy import Policy
 
 __all__ = ["Verified", "verify", "verify_compiled"]
 
-#: The text of a trial that was not made, since there is nothing held out.
+#: The text of a trial that was not made because there are no held-out batches.
 _NONE = "no held-out batches"
 
 
 @dataclass
 class Verified:
-    """What these runs said.
+    """The results of these runs.
 
     Attributes:
         met: Whether all met the tolerance.
         held_out: The errors on held-out batches; None if there are none.
-        reference: What the reference gave there; None if it has not run.
+        reference: The results of the reference on them; None if it has not run.
         compiled: The errors of the compiled step; None if nothing is compiled.
         texts: Sentences for the certificate.
         notes: Sentences for the notes.
@@ -51,8 +51,8 @@ def verify(trials: Trials, policy: Policy, names: frozenset[str]) -> Verified:
     found = Verified()
     try:
         _on_held_out(trials, policy, names, found)
-    except OutOfBudgetError:  # the budget was larger in the process that wrote the file to go on from
-        found.texts.append("The budget left no run on held-out batches.")
+    except OutOfBudgetError:  # the process that wrote the file had a larger budget
+        found.texts.append("The budget left no run for held-out batches.")
     return found
 
 
@@ -68,7 +68,7 @@ def verify_compiled(trials: Trials, policy: Policy, names: frozenset[str], found
         else:
             found.texts.append("The compiled step does not meet the tolerance.")
             found.notes.append(
-                f"The step was tuned uncompiled, and does not meet the tolerance compiled: {verdict}. Compare the "
+                f"The step was tuned uncompiled, but does not meet the tolerance compiled: {verdict}. Compare the "
                 f"reference compiled and uncompiled, or tune with a smaller tolerance."
             )
 
@@ -105,7 +105,7 @@ def _on_held_out(trials: Trials, policy: Policy, names: frozenset[str], found: V
     number = trials.runs.batches
     batches = "a held-out batch" if number == 1 else f"{number} held-out batches"
     if trial.passed:
-        found.texts.append(f"On {batches} it meets the tolerance, too: {verdict}.")
+        found.texts.append(f"On {batches} it also meets the tolerance: {verdict}.")
     else:
         found.texts.append(f"On {batches} it does not meet the tolerance: {verdict}.")
         found.notes.append(

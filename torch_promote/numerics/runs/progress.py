@@ -1,4 +1,4 @@
-"""The progress of `tune` on a terminal."""
+"""The progress of `compare` and `tune` on a terminal."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ Show = Callable[[int, str], None]
 
 
 @contextlib.contextmanager
-def show_progress(total: int, wanted: bool) -> Iterator[Show]:
+def show_progress(what: str, total: int, wanted: bool) -> Iterator[Show]:
     """Shows a bar on stderr while the block runs, if that is a terminal and rich is installed.
 
     Args:
-        total: How many runs there may be.
+        what: What runs.
+        total: How many runs there may be. If there are more, the total grows.
         wanted: False: show nothing.
 
     Example:
-        >>> with show_progress(60, wanted=False) as show:
+        >>> with show_progress("tune", 60, wanted=False) as show:
         ...     show(1, "gate")
     """
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
@@ -33,7 +34,7 @@ def show_progress(total: int, wanted: bool) -> Iterator[Show]:
     except ModuleNotFoundError:
         yield lambda done, remark: None
         return
-    columns = (TextColumn("tune"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[remark]}"), console=Console(stderr=True)) as shown:
-        task = shown.add_task("tune", total=total, remark="")
-        yield lambda done, remark: shown.update(task, completed=done, remark=remark)
+        task = shown.add_task(what, total=total, remark="")
+        yield lambda done, remark: shown.update(task, total=max(total, done), completed=done, remark=remark)

@@ -1,0 +1,74 @@
+"""The code blocks of README.md and docs/, with the marker that says why one cannot run here."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["PAGES", "ROOT", "Block", "blocks", "blocks_of", "commands"]
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_BLOCK = re.compile(
+    r"^(?:<!-- (?P<marker>[^\n]*?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+class Block(NamedTuple):
+    """A code block of a page.
+
+    Attributes:
+        page: The page's path, from the root of the repository.
+        line: The line of its first line of code.
+        language: The word after the backticks, or "".
+        text: The code.
+        not_run: Why the block cannot run here: the text after `not run:` in the comment before it. "" if it can.
+    """
+
+    page: str
+    line: int
+    language: str
+    text: str
+    not_run: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+@cache
+def blocks() -> tuple[Block, ...]:
+    """The code blocks of all pages."""
+    return tuple(block for page in PAGES for block in blocks_of(page))
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    name = page.relative_to(ROOT).as_posix()
+    return [
+        Block(
+            name,
+            text.count("\n", 0, match.start("text")) + 1,
+            match["language"],
+            match["text"],
+            (match["marker"] or "").removeprefix("not run: ") if (match["marker"] or "").startswith("not run:") else "",
+        )
+        for match in _BLOCK.finditer(text)
+    ]
+
+
+def commands(program: str) -> list[tuple[str, str]]:
+    """The lines of blocks of commands that call a program, with the place of each: comments and prompts are cut off."""
+    found = []
+    for block in blocks():
+        if block.language not in ("sh", "console"):
+            continue
+        for number, line in enumerate(block.text.splitlines(), start=block.line):
+            line = re.sub(r"\s+#.*", "", line.strip().removeprefix("$ "))
+            line = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line)
+            if line.split(" ")[0] == program:
+                found.append((f"{block.page}:{number}", line))
+    return found
