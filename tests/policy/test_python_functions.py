@@ -64,7 +64,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "F.tanh": lambda: F.tanh(IMAGE),
     "F.upsample": lambda: [F.upsample(IMAGE, 3, mode=mode) for mode in MODES],
     "Tensor.__getitem__": lambda: (IMAGE[0], IMAGE[:, 0:1], IMAGE[torch.tensor([0])]),
-    "Tensor.__setitem__": lambda: [rand(3, 2).__setitem__(0, rand(2)), rand(3).__setitem__(torch.tensor([0, 1]), rand(2))],
+    "Tensor.__setitem__": lambda: [rand(3, 2).__setitem__(index, rand(2)) for index in (0, (torch.tensor([0]),))],
     "Tensor.istft": lambda: torch.stft(rand(64), 16, return_complex=True).istft(16),
     "Tensor.lu": lambda: rand(3, 3).lu(),
     "Tensor.norm": lambda: (IMAGE.norm(), rand(3, 3).norm("nuc")),
