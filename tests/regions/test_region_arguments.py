@@ -271,11 +271,11 @@ def test_a_copy_of_an_open_region_is_not_open() -> None:
         (tp.my_autocast(["cpu", "cuda"], enabled=False), "my_autocast(['cpu', 'cuda'], enabled=False)"),
         (
             tp.my_autocast("cpu", BF16, overrides={"mm": "fp16", torch.ops.aten.exp: FP32}),
-            "my_autocast('cpu', dtype=torch.bfloat16, overrides={'mm': 'fp16', 'aten.exp': 'torch.float32'})",
+            "my_autocast('cpu', dtype=torch.bfloat16, overrides={'mm': 'fp16', 'aten::exp': 'torch.float32'})",
         ),
         (
             tp.my_autocast("cpu", overrides={torch.ops.aten.softmax.int: tp.CastPolicy.keep}),
-            "my_autocast('cpu', overrides={'aten.softmax.int': 'keep'})",
+            "my_autocast('cpu', overrides={'aten::softmax.int': 'keep'})",
         ),
     ],
 )
