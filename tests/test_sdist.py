@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
@@ -26,7 +28,7 @@ WRITTEN = {"PKG-INFO", "setup.cfg"}
 
 SMOKE = """
 import torch, torch_promote as tp
-with tp.my_autocast("cpu", overrides={"softmax": "fp16"}):
+with tp.my_autocast("cpu", overrides={"softmax": "lower"}):
     y = torch.softmax(torch.ones(2, 2) @ torch.ones(2, 2), -1)
 assert y.dtype is torch.bfloat16
 with tp.promotion("jax"):
@@ -50,9 +52,15 @@ def call(*command: str | Path, folder: Path, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive. Its metadata is written elsewhere, so that the source tree stays as it is."""
+    """The archive. Its metadata is written elsewhere, so that the source tree stays as it is.
+
+    setuptools collects the files in a folder of the source tree, which two workers must not share.
+    """
     folder = tmp_path_factory.mktemp("sdist")
-    call(sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder, folder=ROOT)
+    command = (sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder)
+    with Path(tempfile.gettempdir(), f"torch_promote_sdist_{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        call(*command, folder=ROOT)
     (archive,) = folder.glob("*.tar.gz")
     return archive
 
