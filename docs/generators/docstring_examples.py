@@ -5,11 +5,13 @@ mkdocs.yml names this file as an extension of griffe, which reads the docstrings
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any
 
+Extension: Any
 try:
-    from griffe import Extension
+    Extension = importlib.import_module("griffe").Extension
 except ImportError:  # nothing builds the site here
     Extension = object
 
