@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
+import pty
 import re
+import struct
 import sys
+import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -187,6 +192,37 @@ def test_a_pipe_gets_each_row_as_one_line(capsys: Capture, monkeypatch: pytest.M
     row = render(draw_bench(_bench()), io.StringIO()).splitlines()[2]
     assert row.startswith(_NAME)
     assert row.endswith("4.97 us")
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("command", [["policies", "--op", "sofmax"], ["why", "float33[2] + 1"], ["bench", "--nothing"]])
+def test_errors_on_a_terminal(command: list[str], width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a real terminal, whose width is not in the environment."""
+    monkeypatch.delenv("COLUMNS")
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    with open(reader, "rb", buffering=0) as terminal, open(writer, "w") as stderr:
+        with contextlib.redirect_stderr(stderr):
+            assert status_of(command) == 2
+        stderr.write("end")
+        stderr.flush()
+        read = b""
+        while not read.endswith(b"end"):
+            read += terminal.read(4000)
+    lines = read.decode().splitlines()[:-1]
+    assert lines[0].startswith(("torch-promote: error: ", "torch-promote why: "))
+    assert all(len(line) <= width for line in lines)
+    assert len(lines) > 1 or width == 200
+    with contextlib.redirect_stderr(io.StringIO()) as pipe:
+        assert status_of(command) == 2
+    assert words_of("\n".join(lines)) == words_of(pipe.getvalue())
+
+
+def status_of(command: list[str]) -> int | str | None:
+    try:
+        return main(command)
+    except SystemExit as end:  # from argparse
+        return end.code
 
 
 def test_the_width_is_that_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:

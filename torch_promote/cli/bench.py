@@ -122,7 +122,13 @@ def add_parser(commands: Any) -> None:
         "--suite", choices=list(SUITES), action="append", metavar="SUITE", help="run only this suite; repeatable"
     )
     chosen.add_argument("--case", action="append", metavar="GLOB", help="run only cases whose name matches; repeatable")
-    chosen.add_argument("--device", default="cpu", choices=("cpu", "cuda", STAND_IN), help="the device (default cpu)")
+    chosen.add_argument(
+        "--device",
+        default="cpu",
+        choices=("cpu", "cuda", STAND_IN),
+        metavar="DEVICE",
+        help=f"cpu (the default), cuda, or {STAND_IN}, which counts kernels, casts and bytes",
+    )
     chosen.add_argument("--list", action="store_true", help="run nothing; print the cases")
     how = parser.add_argument_group("execution and output")
     how.add_argument(

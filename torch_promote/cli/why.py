@@ -126,6 +126,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--rule",
         choices=RULE_NAMES,
+        metavar="RULE",
         default="torch",
         help="the promotion rule: torch (the default) is PyTorch's; jax and numpy are those libraries'; array_api is "
         "the standard's; strict refuses tensors of different dtypes",

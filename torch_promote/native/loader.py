@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -77,7 +76,8 @@ def do_once(function: Callable[[], None], errors: type[Exception]) -> None:
 
     Args:
         function: The function.
-        errors: Errors that end the command `torch-promote` with status 2 and one line, as its other errors do.
+        errors: Errors that end `python -m torch_promote` with status 2 and one line. For the script
+            `torch-promote`, torch_promote_command.py does that.
     """
     from torch_promote import _C
 
@@ -86,19 +86,17 @@ def do_once(function: Callable[[], None], errors: type[Exception]) -> None:
     try:
         function()
     except errors as error:
-        if not _is_command():
+        if not _is_run_as_module():
             raise
         print(f"torch-promote: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     vars(_C)["_done"] = True
 
 
-def _is_command() -> bool:
-    """Whether this process is `torch-promote` or `python -m torch_promote`, which is importing the package."""
-    program = os.path.basename(sys.argv[0]) if sys.argv else ""
-    if program == "-m":  # Python has not looked for the module yet
-        return _PACKAGE in sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
-    return program.removesuffix(".exe") == "torch-promote"
+def _is_run_as_module() -> bool:
+    """Whether this process is `python -m torch_promote`, which is importing the package."""
+    has_not_looked_for_it = sys.argv[:1] == ["-m"]
+    return has_not_looked_for_it and _PACKAGE in sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
 
 
 def _put_back(module: ModuleType) -> None:

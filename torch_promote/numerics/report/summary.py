@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -43,31 +42,12 @@ _STYLES = {0: "bold", 2: "cyan"}
 
 
 def summarize(report: TraceRecords) -> str:
-    """Returns the summary as plain text of at most 100 columns.
+    """Returns the summary as plain text, laid out for 100 columns. Nothing is cut.
 
     Args:
         report: The report.
     """
-    lines = [_title(report), *textwrap.wrap(verdict(report), _WIDTH), ""]
-    for label, text in numbers(report):
-        lines += textwrap.wrap(
-            text, _WIDTH, initial_indent=f"{label:<9}", subsequent_indent=" " * 9, break_on_hyphens=False
-        )
-    rows = [_COLUMNS, *_rows(report)]
-    if rows[1:]:
-        lines += ["", *_aligned(rows)]
-        lines += _left_out(report)
-    for title, sentences in _lists(report):
-        lines += ["", title]
-        for sentence in sentences:
-            lines += textwrap.wrap(
-                sentence,
-                _WIDTH,
-                initial_indent="  ",
-                subsequent_indent="    ",
-                break_on_hyphens=False,
-            )
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in _lines(report, _WIDTH))
 
 
 def drawings(report: TraceRecords, width: int | None) -> list[Text]:
@@ -86,16 +66,23 @@ def drawings(report: TraceRecords, width: int | None) -> list[Text]:
         raise MissingPackageError(
             "the summary of a trace in colours needs rich: pip install rich. str(report) works without it."
         ) from error
+    return [Text.assemble(*line) for line in _lines(report, width)]
 
-    def sentence(text: str, style: str = "", indent: str = "") -> list[Text]:
-        return [Text(line, style=style) for line in wrapped(text, width, indent, indent and f"{indent}  ")]
 
-    def table(lines: list[list[Piece]], style: Callable[[Piece], str]) -> list[Text]:
-        return [Text.assemble(*((piece.text, style(piece)) for piece in line)) for line in lines]
+def _lines(report: TraceRecords, width: int | None) -> Iterator[list[tuple[str, str]]]:
+    """Yields lines, each of them parts with their styles."""
 
+    def sentence(text: str, style: str = "", indent: str = "") -> Iterator[list[tuple[str, str]]]:
+        yield from ([(line, style)] for line in wrapped(text, width, indent, indent and f"{indent}  "))
+
+    def table(lines: list[list[Piece]], style: Callable[[Piece], str]) -> Iterator[list[tuple[str, str]]]:
+        yield from ([(piece.text, style(piece)) for piece in line] for line in lines)
+
+    yield from sentence(_title(report), "dim")
+    yield from sentence(verdict(report), "bold")
+    yield []
     figures = lay_out(("", "text"), numbers(report), width, prose=["text"], show_header=False)
-    drawn = [*sentence(_title(report), "dim"), *sentence(verdict(report), "bold"), Text()]
-    drawn += table(figures, lambda piece: "" if piece.column else "dim")
+    yield from table(figures, lambda piece: "" if piece.column else "dim")
     rows = _rows(report)
     if rows:
 
@@ -104,12 +91,14 @@ def drawings(report: TraceRecords, width: int | None) -> list[Text]:
                 return "bold"
             return _STYLES.get(piece.column, "") if rows[piece.row][_CASTS] != "0" else ""
 
-        ops = lay_out(_COLUMNS, rows, width, prose=["dtypes"], note="policy", align_numbers=True)
-        drawn += [Text(), *table(ops, style), *(Text(line, style="dim") for line in _left_out(report))]
+        yield []
+        yield from table(lay_out(_COLUMNS, rows, width, prose=["dtypes"], note="policy", align_numbers=True), style)
+        yield from ([(line, "dim")] for line in _left_out(report))
     for title, sentences in _lists(report):
-        drawn += [Text(), Text(title, style="bold")]
-        drawn += [line for each in sentences for line in sentence(each, indent="  ")]
-    return drawn
+        yield []
+        yield [(title, "bold")]
+        for each in sentences:
+            yield from sentence(each, indent="  ")
 
 
 def numbers(report: TraceRecords) -> list[tuple[str, str]]:
@@ -139,9 +128,6 @@ def _left_out(report: TraceRecords) -> list[str]:
 def _title(report: TraceRecords) -> str:
     steps = f", {count(report.steps, 'optimizer step')}" if report.steps else ""
     return f"trace: torch {report.torch_version}{steps}"
-
-
-_RIGHT = (1, 3, 4)
 
 
 def _rows(report: TraceRecords) -> list[tuple[str, ...]]:
@@ -176,28 +162,6 @@ def _short_policy(text: str) -> str:
     head, region, place = source.partition("region at ")
     source = f"{head}{region}{shorten(place, folders=False)}" if region else source
     return policy if source == STOCK else f"{policy} ({source})"
-
-
-_WIDTHS = (30, 7, 20, 6, 8, 0)  # the maximum widths; the last column gets the rest
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [min(max(len(row[i]) for row in rows), most) for i, most in enumerate(_WIDTHS)]
-    widths[-1] = _WIDTH - sum(widths[:-1]) - 2 * (len(widths) - 1)
-    for row in rows:
-        cells = [_fit(cell, width) for cell, width in zip(row, widths, strict=True)]
-        yield "  ".join(
-            cell.rjust(width) if index in _RIGHT else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-
-
-def _fit(text: str, width: int) -> str:
-    """Cuts a cell at a blank; within a word only if the word itself is too wide."""
-    if len(text) <= width:
-        return text
-    cut = text[: width - 3]
-    return f"{cut if text[width - 3] == ' ' or ' ' not in cut else cut.rpartition(' ')[0]}..."
 
 
 def _lists(report: TraceRecords) -> Iterator[tuple[str, list[str]]]:
