@@ -23,7 +23,7 @@ PyObject* on_first_count_of_replays = nullptr;
 // Whether a function returns True.
 bool call_python(PyObject* function) {
   if (function == nullptr || function == Py_None || Py_IsInitialized() == 0) {
-    return false;
+    return false; // GCOVR_EXCL_LINE: there is nothing to ask, or Python has ended
   }
   const PyGILState_STATE gil = PyGILState_Ensure();
   PyObject *kind, *error, *trace; // of the program: a region may end while it propagates

@@ -5,6 +5,7 @@
 #include "cache/capture.h"
 #include "cache/cast_data.h"
 #include "policy/fork_safe_mutex.h"
+#include "policy/registry_sizes.h"
 
 #include <ATen/ops/_to_copy_ops.h>
 #include <ATen/ops/equal_ops.h>
@@ -60,6 +61,11 @@ FirstCasts& first_casts() {
 
 // Made at import: see NOTE [ Fork ].
 [[maybe_unused]] const FirstCasts& first_casts_at_import = first_casts();
+
+[[maybe_unused]] const bool noted_lines_of_first_casts = note_registry("lines of first casts", [] {
+  const std::lock_guard<std::mutex> lock(first_casts().mutex);
+  return first_casts().by_address.size();
+});
 
 // Uses of a plain cast share its storage; a cast that is not plain is one tensor for all uses.
 const void* address_of(const at::Tensor& cast) {
@@ -228,7 +234,7 @@ void raise_stale_cast(const Source& source, const at::Tensor& cast) {
     cast_check_callbacks.raise(
         source.tensor, found.kept, found.fresh, kCacheModeNames[static_cast<size_t>(tls_cache_mode)], line);
   }
-  TORCH_CHECK(false, "a kept cast is stale");
+  TORCH_CHECK(false, "a kept cast is stale"); // GCOVR_EXCL_LINE: the callback raises
 }
 
 CastCheckCounts cast_check_counts() {

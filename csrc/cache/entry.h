@@ -52,12 +52,23 @@ class CastEntry {
   // `sequence_nr` is the number that an earlier use has taken for the node of this cast, which has none.
   void fill(const Source& source, const at::Tensor& cast, std::optional<uint64_t> sequence_nr = {});
 
+  // After `fill` with a cast that has no node: gives uses the node of `other`, a cast of the same source on another
+  // stream. Stock has one cast for all streams, so its gradients are summed in one place.
+  void join_graph_of(const CastEntry& other) {
+    node_ = other.node_;
+    sequence_nr_ = other.sequence_nr_;
+  }
+
   bool is_dead() const {
     return meta_.has_value() ? meta_->expired() : owner_->expired();
   }
   // Whether `source`, whose owner's epoch is now `epoch`, is unchanged since it was cast.
   bool is_fresh(const Source& source, uint64_t epoch = 0) const {
     return data_.is_fresh(source) && epoch == epoch_;
+  }
+  // The same, but the data may be that of another stream.
+  bool is_unchanged(const Source& source, uint64_t epoch = 0) const {
+    return data_.is_unchanged(source) && epoch == epoch_;
   }
   // Whether the source, or the weight that it is a view of, is among what was written to.
   bool is_among(const WritesSince& writes) const {

@@ -5,6 +5,7 @@
 #include "cache/persistent_cache.h"
 #include "cache/refresh.h"
 #include "cache/write_log.h"
+#include "policy/registry_sizes.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -54,6 +55,11 @@ Recordings& recordings() {
 
 // Made at import: see NOTE [ Fork ].
 [[maybe_unused]] const Recordings& recordings_at_import = recordings();
+
+[[maybe_unused]] const bool noted_captures_under_way = note_registry("captures under way", [] {
+  const std::lock_guard<std::mutex> lock(recordings().mutex);
+  return recordings().under_way.size();
+});
 
 VersionsAndEpochs weights_now() {
   VersionsAndEpochs now;

@@ -2,6 +2,7 @@
 #include "cache/held_casts.h"
 
 #include "cache/casts_mutex.h"
+#include "policy/registry_sizes.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -27,6 +28,11 @@ AllCasts& all_casts() {
 
 // Made at import: see NOTE [ Fork ].
 [[maybe_unused]] const AllCasts& all_casts_at_import = all_casts();
+
+[[maybe_unused]] const bool noted_sets_of_casts = note_registry("sets of casts", [] {
+  const std::lock_guard<std::mutex> lock(all_casts().mutex);
+  return all_casts().sets.size();
+});
 
 constinit thread_local bool tls_runs_forwards = false;
 

@@ -1,6 +1,8 @@
 // file: memory that may be written to without an op of PyTorch's, and so without a trace
 #include "cache/outside_writers.h"
 
+#include "policy/registry_sizes.h"
+
 #include <ATen/MapAllocator.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/flat_hash_map.h>
@@ -28,6 +30,11 @@ CapturedWrites& captured_writes() {
 
 // Made at import: see NOTE [ Fork ].
 [[maybe_unused]] const CapturedWrites& captured_writes_at_import = captured_writes();
+
+[[maybe_unused]] const bool noted_captured_writes = note_registry("captured writes", [] {
+  const std::lock_guard<std::mutex> lock(captured_writes().mutex);
+  return captured_writes().storages.size();
+});
 
 bool is_written_by_a_graph(const c10::StorageImpl& storage) {
   CapturedWrites& captured = captured_writes();

@@ -177,11 +177,13 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
       here.weights.insert(key, entry, began);
     }
   };
-  if (const std::shared_ptr<CastEntry> entry = here.weights.find(source, key, epoch)) {
+  std::shared_ptr<CastEntry> on_another_stream;
+  if (const std::shared_ptr<CastEntry> entry = here.weights.find(source, key, epoch, &on_another_stream)) {
     if (at::Tensor cast = use(entry); cast.defined()) {
       return cast;
     }
   }
+  const bool joins = on_another_stream != nullptr && !data_only && source.plain && !source.in_inference_mode;
   if (const std::shared_ptr<CastEntry> entry = data_only ? nullptr : borrow_cast(source, key)) {
     keep(entry);
     if (at::Tensor cast = use(entry); cast.defined()) {
@@ -195,6 +197,9 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   if (persistent && key.capture == 0) {
     if (std::optional<at::Tensor> data = find_persistent(source, weight, dtype)) {
       entry->fill(source, *data, number);
+      if (joins) {
+        entry->join_graph_of(*on_another_stream);
+      }
       keep(entry);
       return reused(here, source, entry->use(source), [&] { return is_persistent(source, weight, *data); });
     }
@@ -202,21 +207,31 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   const uint64_t aliases = persistent ? alias_epoch(*weight.owner) : 0;
   // Asked again: a tensor over the data that was made in between increased the epoch before it was read.
   const bool may_persist = persistent && key.capture == 0 && has_unique_storage(source.tensor, weight.is_view);
-  at::Tensor result = data_only ? at::Tensor() : cast_in_advance(here, source, dtype, began, number);
-  if (!result.defined()) {
+  at::Tensor result = data_only || joins ? at::Tensor() : cast_in_advance(here, source, dtype, began, number);
+  if (!result.defined() && joins) {
+    const at::AutoGradMode no_grad(false);
+    result = cast(source.tensor, dtype);
+  } else if (!result.defined()) {
     result = number.has_value() && source.needs_node ? cast_with_number(source, dtype, *number)
                                                      : cast_to_keep(source, dtype, weight.reuse);
   }
   if (!may_be_kept(source, result)) {
-    return result;
+    return joins ? cast(source, dtype) : result;
   }
   made(here, result);
   entry->fill(source, result, number);
+  if (joins) {
+    entry->join_graph_of(*on_another_stream);
+  }
   if (may_persist) {
     CastData& data = entry->data();
     store_persistent(source, weight, data.signature(), data.held(source.impl), {began.writes, aliases});
   }
   keep(entry);
+  if (joins) {
+    at::Tensor joined = entry->use(source);
+    return joined.defined() ? joined : cast(source, dtype);
+  }
   return result;
 }
 

@@ -40,7 +40,8 @@ WeightCache::~WeightCache() {
   }
 }
 
-std::shared_ptr<CastEntry> WeightCache::find(const Source& source, const WeightKey& key, uint64_t epoch) {
+std::shared_ptr<CastEntry> WeightCache::find(
+    const Source& source, const WeightKey& key, uint64_t epoch, std::shared_ptr<CastEntry>* on_another_stream) {
   const auto found = index_.find(key);
   if (found == index_.end()) {
     return nullptr;
@@ -48,6 +49,9 @@ std::shared_ptr<CastEntry> WeightCache::find(const Source& source, const WeightK
   const std::shared_ptr<CastEntry>& entry = places_[found->second].entry;
   if (entry->is_fresh(source, epoch)) {
     return entry;
+  }
+  if (on_another_stream != nullptr && entry->is_unchanged(source, epoch)) {
+    *on_another_stream = entry;
   }
   ++stale_;
   std::shared_ptr<CastEntry> gone;
@@ -197,7 +201,7 @@ void WeightCache::make_room(const WeightKey& key, size_t bytes, std::vector<std:
       }
     }
     if (oldest == places_.size()) {
-      return;
+      return; // GCOVR_EXCL_LINE: a weight that holds bytes has a place
     }
     gone.push_back(take_out(oldest));
   }

@@ -43,7 +43,12 @@ class WeightCache {
   ~WeightCache();
 
   // Null if there is none. Drops it if the source has changed.
-  std::shared_ptr<CastEntry> find(const Source& source, const WeightKey& key, uint64_t epoch);
+  // `on_another_stream`: takes the entry that only another stream may use, which is dropped.
+  std::shared_ptr<CastEntry> find(
+      const Source& source,
+      const WeightKey& key,
+      uint64_t epoch,
+      std::shared_ptr<CastEntry>* on_another_stream = nullptr);
   // Of one weight, the casts that stock would make again (its views, for example) take at most as many bytes as the
   // weight, or as one cast. A program may use thousands of views of a weight. The oldest go first, as with persistent
   // casts, so that both caches hold the same data.

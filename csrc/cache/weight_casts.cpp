@@ -1,6 +1,8 @@
 // file: the casts that hang on one weight
 #include "cache/weight_casts.h"
 
+#include "policy/registry_sizes.h"
+
 #include <array>
 #include <typeinfo>
 
@@ -22,6 +24,11 @@ ForkSafeMutex& mutex_of(const at::TensorImpl* weight) {
 // Made at import: see NOTE [ Fork ].
 [[maybe_unused]] const WeightRegistry& weight_registry_at_import = weight_registry();
 [[maybe_unused]] const ForkSafeMutex& mutexes_at_import = mutex_of(nullptr);
+
+[[maybe_unused]] const bool noted_weights = note_registry("weights with casts", [] {
+  const std::lock_guard<std::mutex> lock(weight_registry().mutex);
+  return weight_registry().weights.size();
+});
 
 std::atomic<uint64_t> last_weight = 0;
 
@@ -95,12 +102,7 @@ LockedCasts lock_casts_of(const at::TensorBase& weight) {
   if (meta == nullptr || typeid(*meta) != typeid(WeightCasts)) {
     return {nullptr, {}};
   }
-  auto* const casts = static_cast<WeightCasts*>(meta);
-  if (&casts->mutex() != lock.mutex()) { // a swap of tensors has moved the casts here
-    lock.unlock();
-    lock = std::unique_lock<std::mutex>(casts->mutex());
-  }
-  return {casts, std::move(lock)};
+  return {static_cast<WeightCasts*>(meta), std::move(lock)};
 }
 
 WeightCasts* casts_of(const at::TensorBase& weight) {

@@ -125,7 +125,8 @@ class WeightCasts final : public c10::BackendMeta {
   uint64_t number() const {
     return number_;
   }
-  // Guards what follows. A swap of tensors moves the casts to another TensorImpl; the mutex stays.
+  // Guards what follows. It is found by the address of the weight's TensorImpl: the casts stay there. A swap of tensors
+  // gives the TensorImpl to another Python object, and a copy of its metadata gets no casts.
   ForkSafeMutex& mutex() const {
     return mutex_;
   }

@@ -2,6 +2,7 @@
 #include "cache/write_log.h"
 
 #include "cast/source.h"
+#include "policy/registry_sizes.h"
 
 #include <c10/util/flat_hash_map.h>
 
@@ -32,6 +33,11 @@ WriteLog& write_log() {
 
 // Made at import: see NOTE [ Fork ].
 [[maybe_unused]] const WriteLog& write_log_at_import = write_log();
+
+[[maybe_unused]] const bool noted_written_storages = note_registry("written storages", [] {
+  const std::lock_guard<std::mutex> lock(write_log().mutex);
+  return write_log().last.size();
+});
 
 std::atomic<size_t> threads_with_casts{0};
 

@@ -2,6 +2,7 @@
 #include "policy/op_numbers.h"
 
 #include "policy/fork_safe_mutex.h"
+#include "policy/registry_sizes.h"
 
 #include <mutex>
 #include <unordered_map>
@@ -36,6 +37,11 @@ OpNumbers& op_numbers() {
 
 // Created at import: see NOTE [ Fork ].
 [[maybe_unused]] const OpNumbers& op_numbers_at_import = op_numbers();
+
+[[maybe_unused]] const bool noted_op_numbers = note_registry("op numbers", [] {
+  const std::lock_guard<std::mutex> lock(op_numbers().mutex);
+  return op_numbers().names.size();
+});
 
 } // namespace
 

@@ -3,6 +3,7 @@
 
 #include "policy/fork_safe_mutex.h"
 #include "policy/op_numbers.h"
+#include "policy/registry_sizes.h"
 
 #include <c10/util/Exception.h>
 
@@ -55,6 +56,7 @@ struct Registry {
   std::map<PolicyChange, uint32_t> numbers{{{}, 0}};
   std::unordered_map<uint32_t, KeptChange> changes; // does not contain number 0, the empty change
   Tables tables;
+  size_t trim_tables_at = kMostTables + kMostTables / 8;
   Composed composed;
   PolicyPtr registered{&stock_policy_table()};
   PolicyPtr by_default{&stock_policy_table()};
@@ -68,6 +70,16 @@ Registry& registry() {
 
 // Created at import: see NOTE [ Fork ].
 [[maybe_unused]] const Registry& registry_at_import = registry();
+
+template <auto container>
+size_t registry_size_of() {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  return (registry().*container).size();
+}
+
+[[maybe_unused]] const bool noted_policies = note_registry("policy changes", &registry_size_of<&Registry::changes>) &&
+                                             note_registry("policy tables", &registry_size_of<&Registry::tables>) &&
+                                             note_registry("compositions", &registry_size_of<&Registry::composed>);
 
 class Hash {
  public:
@@ -160,10 +172,10 @@ void trim_changes(Registry& all, size_t most) {
   all.composed.clear();
 }
 
-// Drops half of the registry at once, which amortizes the cost.
 void make_room(Registry& all) {
-  if (all.tables.size() >= 2 * kMostTables) {
+  if (all.tables.size() >= all.trim_tables_at) {
     trim_tables(all, kMostTables);
+    all.trim_tables_at = std::max(all.tables.size(), kMostTables) + kMostTables / 8; // some may have holders
   }
 }
 
@@ -181,7 +193,7 @@ const KeptTable* find_or_add(Registry& all, PolicyTable& table) {
       return place.get();
     }
   }
-  TORCH_CHECK(
+  TORCH_CHECK( // GCOVR_EXCL_LINE: equal rules are one object
       false,
       "torch_promote: 256 policies in use have the same fingerprint, so torch.compile cannot distinguish another one. "
       "They differ only in their promotion rules, which have equal names and tables: create the rule once.");
@@ -226,6 +238,9 @@ PolicyPtr compose_locked(Registry& all, const PolicyTable* registered, const Pol
     if (!(table == stock_policy_table())) {
       result = find_or_add(all, table);
     }
+    if (all.composed.size() >= kMostCompositions) {
+      all.composed.clear();
+    }
     known = all.composed.emplace(key, result).first;
   }
   if (known->second->serial != 0) {
@@ -265,7 +280,7 @@ uint32_t intern_change(PolicyChange change) {
   TORCH_CHECK(
       all.last_number < kLastNumber, "torch_promote: this process has made ", kLastNumber,
       " different sets of overrides. Make the regions outside of the loop, or fewer different ones.");
-  if (all.changes.size() >= 2 * kMostChanges) {
+  if (all.changes.size() >= kMostChanges + kMostChanges / 8) {
     trim_changes(all, kMostChanges);
   }
   const uint32_t number = ++all.last_number;
@@ -343,12 +358,6 @@ bool drop_promotion_changes(const Promotion* rule) {
     place = next;
   }
   return true;
-}
-
-std::pair<size_t, size_t> registry_sizes() {
-  Registry& all = registry();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  return {all.changes.size(), all.tables.size()};
 }
 
 std::vector<Override> overrides_of(const PolicyTable& table) {

@@ -52,8 +52,11 @@ struct PolicyChange {
 // - A table is referenced by the open regions that hold a PolicyPtr to it. A thread to which PyTorch carries a
 //   fingerprint holds the table that it found last. Of the tables without holders, the registry keeps the last
 //   kMostTables: a task may have been started in a region that has ended since.
+// It drops an eighth of these numbers at once, which amortizes the cost of finding the oldest. What changes make of
+// tables is looked up in a third container, which is emptied then, and when it is full.
 constexpr size_t kMostChanges = 16384;
 constexpr size_t kMostTables = 1024;
+constexpr size_t kMostCompositions = 16384;
 
 // A table in the registry.
 struct KeptTable : PolicyTable {
@@ -136,9 +139,6 @@ std::vector<Override> overrides_of(const PolicyTable& table);
 // that does not override them. Open regions keep their policy. If it raises, nothing has changed.
 void set_defaults(uint32_t registered, uint32_t policy);
 PolicyPtr default_policy_table();
-
-// The number of changes and of tables in the registry.
-std::pair<size_t, size_t> registry_sizes();
 
 // NOTE [ Policy fingerprint ]
 // PyTorch does not know our policy tables, but three parts of it must distinguish policies:

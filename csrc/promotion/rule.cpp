@@ -3,6 +3,7 @@
 
 #include "policy/fork_safe_mutex.h"
 #include "policy/policy_registry.h"
+#include "policy/registry_sizes.h"
 #include "promotion/callbacks.h"
 
 #include <c10/core/DefaultDtype.h>
@@ -28,6 +29,11 @@ Promotions& promotions() {
 
 // Created at import: see NOTE [ Fork ].
 [[maybe_unused]] const Promotions& promotions_at_import = promotions();
+
+[[maybe_unused]] const bool noted_promotion_rules = note_registry("promotion rules", [] {
+  const std::lock_guard<std::mutex> lock(promotions().mutex);
+  return promotions().all.size();
+});
 
 uint64_t mix(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 1099511628211ULL; // FNV-1a

@@ -28,7 +28,7 @@ class NotCompiled {
     const py::error_scope error; // the hook's
     try {
       set_(before_);
-    } catch (const py::error_already_set&) { // cannot happen: the callback was valid before
+    } catch (const py::error_already_set&) { // GCOVR_EXCL_LINE: cannot happen, the callback was valid before
     }
   }
   NotCompiled(const NotCompiled&) = delete;
@@ -62,11 +62,15 @@ const CastCheckCallbacks kCastCheckCallbacks = {
         },
 };
 
+// At import: later, a thread that checks may be reading them.
+[[maybe_unused]] const bool cast_check_callbacks_set_at_import = (cast_check_callbacks = kCastCheckCallbacks, true);
+
 } // namespace
 
 void set_cast_check_hooks(py::object hooks) {
-  cast_check_hooks = hooks.release().ptr();
-  cast_check_callbacks = kCastCheckCallbacks;
+  if (cast_check_hooks == nullptr) {
+    cast_check_hooks = hooks.release().ptr();
+  }
 }
 
 } // namespace torch_promote

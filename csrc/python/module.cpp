@@ -18,6 +18,7 @@
 #include "policy/op_numbers.h"
 #include "policy/op_table.h"
 #include "policy/policy_registry.h"
+#include "policy/registry_sizes.h"
 #include "promotion/call.h"
 #include "python/call_on_store.h"
 #include "python/cast_check_hooks.h"
@@ -228,7 +229,7 @@ std::vector<std::vector<unsigned int>> bytes_of(const PolicyTable& table) {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The C++ part of torch_promote: the wrappers on AutocastPrivateUse1, the regions and the cast cache.";
   if (!add_region_functions(m.ptr()) || !add_call_on_store(m.ptr())) {
-    throw py::error_already_set();
+    throw py::error_already_set(); // GCOVR_EXCL_LINE: out of memory, or another Python
   }
   py::object parameter = py::module_::import("torch.nn").attr("Parameter");
   set_parameter_type(reinterpret_cast<PyTypeObject*>(parameter.release().ptr()));

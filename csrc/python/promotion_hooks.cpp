@@ -114,11 +114,13 @@ const PromotionCallbacks kPromotionCallbacks = {
         },
 };
 
+// At import: later, another thread may be reading them.
+[[maybe_unused]] const bool promotion_callbacks_set_at_import = (promotion_callbacks = kPromotionCallbacks, true);
+
 } // namespace
 
 void set_promotion_hooks(py::object hooks) {
   promotion_hooks = hooks.release().ptr();
-  promotion_callbacks = kPromotionCallbacks;
 }
 
 } // namespace torch_promote

@@ -114,8 +114,8 @@ bool without_throwing(const Function& function) {
     return true;
   } catch (const c10::Error& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (const std::exception& error) {              // GCOVR_EXCL_LINE: out of memory
+    PyErr_SetString(PyExc_RuntimeError, error.what()); // GCOVR_EXCL_LINE: as above
   }
   return false;
 }
@@ -204,7 +204,7 @@ PyObject* py_open_regions(PyObject* /*module*/, PyObject* /*unused*/) {
     PyObject* region = Py_BuildValue(
         "(KI)", static_cast<unsigned long long>(open[i].first), static_cast<unsigned int>(open[i].second));
     if (region == nullptr) {
-      Py_CLEAR(regions);
+      Py_CLEAR(regions); // GCOVR_EXCL_LINE: out of memory
     } else {
       PyTuple_SET_ITEM(regions, static_cast<Py_ssize_t>(i), region);
     }
@@ -350,12 +350,14 @@ bool add_region_functions(PyObject* module) {
   python.cuda = import_dict("torch.cuda");
   python.amp_common = import_dict("torch.cuda.amp.common");
   python.get_running_loop = asyncio == nullptr ? nullptr : PyDict_GetItemString(asyncio, "_get_running_loop");
+  // GCOVR_EXCL_START: another Python or PyTorch
   if (python.get_running_loop == nullptr || python.cuda == nullptr || python.amp_common == nullptr) {
     if (!PyErr_Occurred()) {
       PyErr_SetString(PyExc_ImportError, "asyncio has no _get_running_loop");
     }
     return false;
   }
+  // GCOVR_EXCL_STOP
   Py_INCREF(python.get_running_loop);
   return PyModule_AddFunctions(module, kRegionFunctions) == 0 &&
          PyModule_AddIntConstant(module, "TORCH_FUNCTION_MODE", kTorchFunctionMode) == 0 &&

@@ -66,9 +66,12 @@ void end_below(size_t position) {
 
 } // namespace
 
-void enter_region(const void* owner, const RegionSpec& spec) {
+void enter_region(const void* owner, const RegionSpec& unpacked) {
   ThreadKeys keys = ThreadKeys::read();
-  Frame frame{owner, spec, ThreadState::read(keys), {}, {}};
+  Frame frame{owner, unpacked, ThreadState::read(keys), {}, {}};
+  // Not `unpacked`: the casts that are dropped below may run Python, in this thread or in another one, and the next
+  // region that Python enters is unpacked to the same place.
+  const RegionSpec& spec = frame.spec;
   frame.around = policy_around(frame.before);
   std::shared_ptr<const NamedOps> named;
   frame.policy = compose(frame.around.get(), spec.change, &named);

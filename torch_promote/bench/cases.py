@@ -108,7 +108,8 @@ class Measured:
         peak_bytes: The peak memory, in bytes above the memory held before.
         kernels: The number of kernels; None if they were not counted.
         copies: More about the casts, on the stand-in device; None elsewhere.
-        compiled: The counts of `count_compiled` for the step; empty for steps that run eagerly.
+        compiled: The counts of `count_compiled` for the step, and of a compilation also the calls that it takes; empty
+            for steps that run eagerly.
     """
 
     casts: Mapping[str, int]

@@ -51,18 +51,19 @@ def _on_cuda(step: Callable[[], Any], warm: bool) -> int:
 
 
 def _on_cpu(step: Callable[[], Any], warm: bool) -> int:
-    from torch.profiler import ProfilerActivity, profile, record_function  # here, because the import is slow
+    from torch.autograd.profiler import profile, record_function  # here, because the import is slow
 
-    # acc_events has no effect with one cycle; without it, some releases of PyTorch warn.
-    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+    # Not torch.profiler.profile: some of its releases warn without acc_events, and with it, each run would also build
+    # the tree of all events, which takes a hundred times as long as a small step.
+    profiler = profile(profile_memory=True, use_kineto=True)
     with _quiet_profiler(), profiler:
         if warm:
             step()
         with record_function(_BEGIN):
             pass
         step()
-    results: Any = profiler.profiler
-    events = results.kineto_results.events()
+    results: Any = profiler.kineto_results
+    events = results.events()
     begin = next(event.start_ns() for event in events if event.name() == _BEGIN)
     changes: list[int] = [
         event.nbytes() for event in events if event.name() == "[memory]" and event.start_ns() >= begin

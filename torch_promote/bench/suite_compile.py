@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import torch_promote as tp
 from torch_promote.bench.cases import LOW, OURS, STOCK, Case, Measured, Prepared, Settings, Timer
-from torch_promote.bench.compiling import count_compiled, on_its_own, without_disk_caches
+from torch_promote.bench.compiling import count_calls_of_compiler, count_compiled, on_its_own, without_disk_caches
 from torch_promote.bench.memory import peak_bytes
 from torch_promote.bench.steps import Step, forward, subject, train
 from torch_promote.bench.timing import stopwatch
@@ -145,7 +145,17 @@ def _measured(steps: Mapping[str, Step]) -> dict[str, Measured]:
 def _prepare_compilation(model: str, settings: Settings) -> Prepared:
     """Prepares the compilation of a step. It uses the small models, which have as many graph nodes per layer."""
     steps = _steps(model, _inside, train_it=True, settings=replace(settings, tiny=True))
-    return Prepared({name: _compiling(step) for name, step in steps.items()})
+    return Prepared(
+        {name: _compiling(step) for name, step in steps.items()}, measure=partial(_compiler_measured, steps)
+    )
+
+
+def _compiler_measured(steps: Mapping[str, Step]) -> dict[str, Measured]:
+    measured = _measured(steps)
+    return {
+        name: replace(measured[name], compiled={**measured[name].compiled, "calls": count_calls_of_compiler(step)})
+        for name, step in steps.items()
+    }
 
 
 def _compiling(step: Step) -> Timer:

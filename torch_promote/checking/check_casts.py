@@ -18,6 +18,7 @@ from torch_promote import _C
 from torch_promote.checking.call_site import calling_line
 from torch_promote.errors import OptionError, StaleCastError
 from torch_promote.native.fork_safe_lock import fork_safe_lock
+from torch_promote.regions.interrupts import without_interrupt_at_start
 
 __all__ = ["VARIABLE", "check_casts", "use_environment"]
 
@@ -88,20 +89,33 @@ class check_casts:  # noqa: N801 (what people write after `with`)
 
     def __enter__(self) -> check_casts:
         self._begin = _C.cast_check_counts()
-        with _lock:
-            _open.append(self)
-            _switch()
+        try:
+            with _lock:
+                _open.append(self)
+                _switch()
+        except BaseException:  # includes one from a signal handler, after the check was switched on
+            self._close()
+            raise
         return self
 
+    @without_interrupt_at_start
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        try:
+            self._close()
+        except BaseException:  # from a signal handler, before the check was switched off
+            self._close()
+            raise
+
+    def _close(self) -> None:
         with _lock:
+            self._end = _C.cast_check_counts()
             # Blocks of several threads may end in any order.
-            position = max(i for i, block in enumerate(_open) if block is self)
-            del _open[position]
+            position = max((i for i, block in enumerate(_open) if block is self), default=None)
+            if position is not None:
+                del _open[position]
             _switch()
-        self._end = _C.cast_check_counts()
 
 
 def use_environment() -> None:

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def overload_name(op: torch._ops.OpOverload) -> str:
     """Returns an overload's name as the dispatcher spells it: `aten::add.Tensor`, `aten::mm`.
 
@@ -35,7 +35,7 @@ def overload_name(op: torch._ops.OpOverload) -> str:
     return schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def find_overload(name: str) -> torch._ops.OpOverload:
     """Returns the overload of a name that the dispatcher spells.
 
@@ -50,7 +50,7 @@ def find_overload(name: str) -> torch._ops.OpOverload:
     return found
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def is_composite(op: torch._ops.OpOverload, device_type: str) -> bool:
     """Whether an op has no kernel for a device type, and calls other ops instead, each of which is dispatched.
 
@@ -74,7 +74,7 @@ def has_our_kernel(op: torch._ops.OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload_name(op), AUTOCAST_KEY))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
     """Returns the names of an overload's arguments, in the schema's order.
 

@@ -36,7 +36,7 @@ def pretend_cuda() -> Iterator[None]:
         ...     torch.is_autocast_enabled("cuda")
         True
     """
-    if torch.cuda.is_available():
+    if torch.cuda.is_available():  # pragma: no cover: needs a GPU
         yield
         return
     # Functions, not mocks: a call of a mock takes longer than a region.

@@ -1,4 +1,4 @@
-"""Waits for a program that a command runs as a child process. Signals go to the program, whose end is the command's."""
+"""Runs a program as a command's child process. Signals go to the program, whose end is the command's."""
 
 from __future__ import annotations
 
@@ -6,27 +6,50 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
-__all__ = ["end_as", "wait_for"]
+__all__ = ["end_as", "run_to_end"]
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def wait_for(program: subprocess.Popen[bytes]) -> int:
-    """Passes signals on to a program until it ends, and returns its status: negative if a signal ended it."""
+def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts the program with all files that are open for it, such as those of `<(command)` in a shell."""
+    return subprocess.Popen(command, env=variables, close_fds=False)
+
+
+def run_to_end(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Runs a program, and passes signals on to it until it ends.
+
+    Args:
+        command: The command line.
+        variables: The environment.
+
+    Returns:
+        The ended program. Its return code is negative if a signal ended it.
+    """
+    program: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGINT or not _in_foreground():  # Ctrl-C reaches the program by itself
+        if program is None:
+            early.append(number)
+        elif number != signal.SIGINT or not _in_foreground():  # Ctrl-C reaches the program by itself
             with contextlib.suppress(ProcessLookupError):
                 program.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in _PASSED_ON if _is_ours(number)}
     try:
-        return program.wait()
+        program = start(command, variables)
+        for number in early:
+            with contextlib.suppress(ProcessLookupError):
+                program.send_signal(number)
+        program.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return program
 
 
 def _is_ours(number: signal.Signals) -> bool:

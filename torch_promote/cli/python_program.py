@@ -9,9 +9,8 @@ import argparse
 import importlib.util
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch_promote.cli.autoloading import why_not_loaded
@@ -21,7 +20,7 @@ from torch_promote.regions import environment
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import Installation
 
-__all__ = ["add_policy_options", "command_of", "settings", "split", "start"]
+__all__ = ["add_policy_options", "command_of", "settings", "split"]
 
 #: The commands whose command line ends in a program.
 _COMMANDS = ("run", "trace", "find-nan")
@@ -168,8 +167,3 @@ def _interpreter_options() -> list[str]:
         flags = options.pop()[:-1]
         options += [flags] if flags != "-" else []
     return options
-
-
-def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts the program with all files that are open for it, such as those of `<(command)` in a shell."""
-    return subprocess.Popen(command, env=variables, close_fds=False)

@@ -20,9 +20,9 @@ from typing import get_args
 from torch_promote.checking import crosscheck_process
 from torch_promote.checking.checker import Level
 from torch_promote.checking.report import CrosscheckReport
-from torch_promote.cli.child_process import end_as, wait_for
+from torch_promote.cli.child_process import end_as, run_to_end
 from torch_promote.cli.progress import follow
-from torch_promote.cli.python_program import add_policy_options, command_of, settings, start
+from torch_promote.cli.python_program import add_policy_options, command_of, settings
 from torch_promote.cli.terminal import say
 
 __all__ = ["add_parser"]
@@ -105,7 +105,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return _run_checked(command, variables, arguments.crosscheck, arguments.is_process)
     if arguments.is_process:
         os.execve(sys.executable, command, variables)
-    return end_as(wait_for(start(command, variables)), arguments.is_process)
+    return end_as(run_to_end(command, variables).returncode, arguments.is_process)
 
 
 # --- under crosscheck
@@ -115,12 +115,11 @@ def _run_checked(command: list[str], variables: dict[str, str], level: str, is_p
     """Runs the program, prints the report of its processes, and returns the exit status."""
     with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:
         variables[crosscheck_process.VARIABLE] = f"{level}:{folder}"
-        program = start(command, variables)
         began = time.monotonic()
         watched = sys.stderr is not None and sys.stderr.isatty()
         line = f"torch-promote: crosscheck, level {level}, "
         with follow(lambda: f"{line}{time.monotonic() - began:.0f} s so far", quiet=not watched):
-            status = wait_for(program)
+            program = run_to_end(command, variables)
         reports = crosscheck_process.read_reports(Path(folder))
     whole = CrosscheckReport()
     for _, report in sorted(reports.items()):
@@ -134,6 +133,6 @@ def _run_checked(command: list[str], variables: dict[str, str], level: str, is_p
             "torch-promote: the program left no report: it did not import torch, or it ended without Python's exit "
             "handlers (a signal, os._exit)."
         )
-    if status == 0 and (not whole.ok or program.pid not in reports):
+    if program.returncode == 0 and (not whole.ok or program.pid not in reports):
         return 1
-    return end_as(status, is_process)
+    return end_as(program.returncode, is_process)

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torch_promote.cli.child_process import wait_for
+from torch_promote.cli.child_process import run_to_end
 from torch_promote.cli.progress import follow
-from torch_promote.cli.python_program import add_policy_options, command_of, settings, start
+from torch_promote.cli.python_program import add_policy_options, command_of, settings
 from torch_promote.errors import OptionError
 from torch_promote.numerics.traced_process import VARIABLE, Record, Request, read_progress, read_records
 from torch_promote.regions import environment
@@ -121,10 +121,9 @@ def run_program(arguments: argparse.Namespace, what: str, request: Request) -> t
     watched = sys.stderr is not None and sys.stderr.isatty()
     with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:
         variables[VARIABLE] = replace(request, folder=folder, shows_progress=watched).to_text()
-        program = start(command, variables)
         with follow(lambda: _progress(Path(folder)), quiet=not watched):
-            status = wait_for(program)
-        return status, program.pid, read_records(Path(folder))
+            program = run_to_end(command, variables)
+        return program.returncode, program.pid, read_records(Path(folder))
 
 
 def _progress(folder: Path) -> str:

@@ -107,7 +107,7 @@ def skip_frames(*functions: Any) -> None:
         eval_frame.set_code_exec_strategy(function.__code__, skip)
 
 
-def _autocast_state() -> dict[str, torch.dtype]:
+def _autocast_state() -> dict[str, torch.dtype]:  # pragma: no cover: PyTorch whose keys lack the dtypes
     """Returns the autocast dtypes of the device types on which autocast is enabled."""
     return {
         device_type: torch.get_autocast_dtype(device_type)
@@ -135,7 +135,7 @@ def _complete_disk_cache_keys() -> None:
         if digest := "/".join(filter(None, (part() for part in digests))):
             self.torch_promote_policy = digest
         if not has_dtypes and (state := _autocast_state()):
-            self.autocast_state = state
+            self.autocast_state = state  # pragma: no cover: as _autocast_state
 
     details.__init__ = init
 

@@ -41,7 +41,7 @@ def forget_after_steps() -> None:
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_dynamo_compiling():
         _note_step(optimizer)
-    elif not _is_exporting():
+    elif not _is_exporting():  # pragma: no cover: Dynamo traces it, and nothing calls it
         # See NOTE [ After a compiled frame ]. In this frame, `stored` reads as the earlier steps.
         _after_frame.stored = (optimizer, _after_frame.stored)
 

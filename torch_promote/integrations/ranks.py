@@ -133,7 +133,7 @@ def _watch_groups() -> None:
     """
     c10d: Any = sys.modules[C10D]
     update = getattr(c10d, "_update_default_pg", None)
-    if update is None:
+    if update is None:  # pragma: no cover: another PyTorch
         return
 
     @functools.wraps(update)
@@ -171,7 +171,7 @@ def _watch_sharded_models() -> None:
 def _note_after(wrapper: Any, name: str, models_of: Callable[[Any], Iterable[torch.nn.Module]]) -> None:
     """Makes a method of a class record the models that it has wrapped."""
     method = getattr(wrapper, name, None)
-    if method is None:
+    if method is None:  # pragma: no cover: another PyTorch
         return
 
     @functools.wraps(method)

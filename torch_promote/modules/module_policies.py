@@ -341,8 +341,6 @@ def _check_can_have_policy(module: nn.Module, name: str) -> None:
         why = "it is a TorchScript module, whose forward is not Python. Set policies before torch.jit.script"
     elif isinstance(module, torch.fx.GraphModule):
         why = "it is a graph module, which recreates its class. Set policies before tracing, or on its modules"
-    elif not _has_forward(module):
-        why = "it has no forward. Select the modules that are called"
     elif _is_generator_or_coroutine(module.forward):
         why = "its forward is a generator or a coroutine. Decorate it with my_autocast(...), which applies in each step"
     if why is not None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map
 
 from torch_promote.errors import PolicyError, RegionError
@@ -159,8 +158,6 @@ def _to_float32(devices: list[str], value: Any) -> Any:
 
     Source: torch/amp/autocast_mode.py, _cast (v2.13).
     """
-    if isinstance(value, PackedSequence):
-        return value._replace(data=_to_float32(devices, value.data))
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.device.type not in devices:
         return value
     return value if value.dtype is torch.float64 else value.to(torch.float32)

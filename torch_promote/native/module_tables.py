@@ -8,12 +8,19 @@ each of its overloads holds one digit per device type. A region whose `policy` a
 also replaces the number; a region with `overrides` keeps it.
 A number identifies tables and the model that `my_autocast(model=...)` names, or only the tables if the model is None.
 It is valid only in this process, and is never reused.
+
+NOTE [ Numbers that are kept ]
+A program may make new policies with tables at every step. Objects that need a number hold it: a `Binding`, which a
+region with a model, the handle of `apply_to` and an open checkpoint have. Of the numbers that nothing holds, the last
+`_MOST_KEPT` are kept, so that equal tables get one number, and Dynamo does not recompile. Under a number that was
+dropped, no tables are in force.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,9 +53,13 @@ _OVERLOADS = tuple(f"{_OP}.digit_{place}" for place in range(6))
 _MOST = _BASE ** (len(_OVERLOADS) * len(DEVICE_TYPES))
 #: The maximum number of policies whose lookup results are cached.
 _KEPT_LOOKUPS = 1024
+#: How many numbers are kept that nothing holds.
+_MOST_KEPT = 256
 
 _lock = fork_safe_lock()
-_tables: dict[int, Tables] = {}
+_last_number = 0
+#: The tables of the numbers that are kept, and the dict below that they are in. The last that was used comes last.
+_tables: OrderedDict[int, tuple[Tables, dict[Tables, int]]] = OrderedDict()
 _of_any: dict[Tables, int] = {}
 _of_model: weakref.WeakKeyDictionary[Any, dict[Tables, int]] = weakref.WeakKeyDictionary()
 #: Objects that must live as long as a number may be in force, keyed by the number.
@@ -63,14 +74,34 @@ def number_of(tables: Tables, model: torch.nn.Module | None) -> int:
     with _lock:
         known = _of_any if model is None else _of_model.setdefault(model, {})
         if tables not in known:
-            if len(_tables) + 1 >= _MOST:
-                raise PolicyError(
-                    f"this process has used {len(_tables)} different policies with module tables, the maximum. Create "
-                    f"the policies once, outside of the loop."
-                )
-            known[tables] = len(_tables) + 1
-            _tables[known[tables]] = tables
+            known[tables] = _next_number()
+            _tables[known[tables]] = tables, known
+            _drop_oldest()
+        _tables.move_to_end(known[tables])
         return known[tables]
+
+
+def _next_number() -> int:
+    global _last_number
+    if _last_number + 1 >= _MOST:
+        raise PolicyError(
+            f"this process has used {_last_number} different policies with module tables, the maximum. Create the "
+            f"policies once, outside of the loop."
+        )
+    _last_number += 1
+    return _last_number
+
+
+def _drop_oldest() -> None:
+    """Drops half of the numbers that nothing holds, if there are twice as many as are kept."""
+    if len(_tables) < 2 * _MOST_KEPT:
+        return
+    free = [number for number in _tables if not _applied.get(number) and not _kept.get(number)]
+    for number in free[:-_MOST_KEPT]:
+        tables, known = _tables.pop(number)
+        del known[tables]
+        _applied.pop(number, None)
+        _kept.pop(number, None)
 
 
 def note_applied(tables: Tables, change: int) -> None:
@@ -136,8 +167,8 @@ def _read(policy_id: int) -> int:
 
 def tables_in_force() -> Tables:
     """Returns the module tables that are in force in this thread."""
-    number = number_in_force()
-    return _tables[number] if number else ()
+    kept = _tables.get(number_in_force())
+    return () if kept is None else kept[0]
 
 
 def keep(number: int, kept: Any) -> None:

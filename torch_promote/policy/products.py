@@ -13,7 +13,7 @@ __all__ = ["with_addend"]
 _WITH_ADDEND = re.compile(r"aten::b?add(?P<product>\w+)")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def with_addend(op: str) -> tuple[str, ...]:
     """Returns the rows of the op table that compute what another row computes, and add a tensor.
 

@@ -6,6 +6,7 @@ calls `aten::cross_entropy_loss`), one of several, or several: torch_promote/pol
 
 from __future__ import annotations
 
+import contextlib
 import types
 from typing import Any, TypeGuard
 
@@ -167,8 +168,6 @@ def _op_of_module(kind: type[nn.Module]) -> str | None:
     """The op that a module of PyTorch is made of, by the function of the same letters."""
     for name in dir(functional) if kind.__module__.startswith("torch.nn.") else ():
         if name.replace("_", "") == kind.__name__.lower():
-            try:
+            with contextlib.suppress(PolicyError):  # of F._max_pool2d, say, which comes before F.max_pool2d
                 return op_of_function(getattr(functional, name)).removeprefix("aten::")
-            except PolicyError:
-                return None
     return None

@@ -80,7 +80,7 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         if kinds is not None and not isinstance(kinds, str):
             kinds = tuple(kinds) if isinstance(kinds, Iterable) else kinds
         handler = on_promotion if callable(on_promotion) else None
-        if handler is not None and torch.compiler.is_dynamo_compiling():
+        if handler is not None and torch.compiler.is_dynamo_compiling():  # pragma: no cover: as below
             raise OptionError(
                 "in a compiled function, on_promotion is 'warn', 'raise' or None, since its ops are looked at while "
                 "it is compiled, and not afterwards. Open the region outside of the function, or do not compile it."
@@ -88,7 +88,7 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         if handler is not None:
             check_handler(handler)
         mode = on_promotion if handler is None else _CALL
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling():  # pragma: no cover: Dynamo traces it, and nothing calls it
             change, self._owner = _traced_change_of(rule, mode, matmul, kinds), None
         else:
             change, self._owner = _change_of(rule, mode, matmul, kinds)

@@ -237,7 +237,7 @@ def policy_number(
         return number
     except (AttributeError, TypeError):  # not a mapping, or a value without a hash, which has an error of its own
         parse_overrides(overrides)  # type: ignore[arg-type]
-        raise
+        raise  # pragma: no cover: an error of the mapping's own methods
 
 
 # Dynamo calls it while it traces, and keeps the number.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_promote._C import pack_plain_region
+from torch_promote._C import UNUSED_OVERRIDES, pack_plain_region
 from torch_promote.native.region_spec import RegionSpec
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.op_names import find_op, name_op
@@ -27,7 +27,7 @@ from torch_promote.regions.arguments import (
     read_policy,
 )
 from torch_promote.regions.base import Region
-from torch_promote.regions.unused_overrides import Line, line_of
+from torch_promote.regions.unused_overrides import Line, line_of, warn_of_unused_overrides
 
 __all__ = ["my_autocast"]
 
@@ -135,9 +135,13 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides, model, binding)
         self._arguments += () if line is None else (line,)
 
-    @property
-    def _line(self) -> Line | None:
-        return _Arguments(*self._arguments).line
+    def _tell_end(self, surroundings: int, returned: bool) -> None:
+        """Also tells the author of the overrides which of them had no effect."""
+        super()._tell_end(surroundings, returned)
+        # After an exception, calls may be missing that the overrides are for.
+        line = _Arguments(*self._arguments).line if surroundings & UNUSED_OVERRIDES and returned else None
+        if line is not None:
+            warn_of_unused_overrides(line)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy keeps the defaults that the original read. Numbers of policy changes are not valid in other processes.

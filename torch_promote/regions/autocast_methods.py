@@ -109,7 +109,7 @@ _installation: InForce | None = None
 _opened_by_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 _GraphAutocast: Any = getattr(_mode, "_UnmanagedAutocast", None)
 _opens_in_graph: Any = None
-if _GraphAutocast is None:
+if _GraphAutocast is None:  # pragma: no cover: PyTorch before 2.12
 
     class _OfGraph(_Autocast):
         pass

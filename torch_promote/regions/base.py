@@ -13,7 +13,6 @@ from torch_promote._C import (
     RUNNING_LOOP,
     TORCH_FUNCTION_MODE,
     UNCHECKED_RANKS,
-    UNUSED_OVERRIDES,
     WATCHED,
     enter_region,
     exit_region,
@@ -25,7 +24,6 @@ from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.regions.decorate import decorate
 from torch_promote.regions.interrupts import without_interrupt_at_start
-from torch_promote.regions.unused_overrides import Line, warn_of_unused_overrides
 from torch_promote.regions.watching import tell_watchers
 
 __all__ = ["Region"]
@@ -75,17 +73,9 @@ class Region:
         return decorate(self, func)
 
     def _tell_end(self, surroundings: int, returned: bool) -> None:
-        """Tells the modes of torch.export, and the author of its overrides, that the region has ended."""
+        """Tells the modes of torch.export that the region has ended, by an exception or not (`returned`)."""
         if surroundings & TORCH_FUNCTION_MODE:
             record_exit(self._packed)
-        # After an exception, calls may be missing that the overrides are for.
-        if surroundings & UNUSED_OVERRIDES and returned and self._line is not None:
-            warn_of_unused_overrides(self._line)
-
-    @property
-    def _line(self) -> Line | None:
-        """The line that made the region, if it has overrides."""
-        return None
 
     def _tell_surroundings(self, surroundings: int) -> None:
         """Notifies other ranks, the event loop, torch.export's modes and traces that the region was entered."""

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from torch_promote import _C
+from torch_promote.regions.interrupts import without_interrupt_at_start
 
 __all__ = ["Awaited", "Steps", "drive"]
 
@@ -32,11 +33,16 @@ class Steps:
 
     def __enter__(self) -> None:
         self._base = _C.depth()
-        if self._suspended is None:
-            self._region.__enter__()
-        else:
-            _C.resume_regions(self._suspended)
+        try:
+            if self._suspended is None:
+                self._region.__enter__()
+            else:
+                _C.resume_regions(self._suspended)
+        except BaseException:  # includes one from a signal handler, right after the call
+            self._suspended = _C.suspend_regions(self._base)
+            raise
 
+    @without_interrupt_at_start
     def __exit__(self, *error: object) -> None:
         self._suspended = _C.suspend_regions(self._base)
 

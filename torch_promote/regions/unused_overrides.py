@@ -5,6 +5,7 @@ csrc/region/named_use.h, NOTE [ Unused overrides ], says how the extension finds
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from collections.abc import Sequence
@@ -38,11 +39,11 @@ class Line(NamedTuple):
 #: The lines, by a place in their code. Python takes long to find a frame's line.
 _lines: dict[tuple[str, str, int, int], Line | None] = {}
 
-#: How many lines are kept, for programs that compile code again and again.
+#: How many lines are kept at most, for programs that compile code again and again.
 _MOST_LINES = 4096
 
-#: What `warnings` keeps of its warnings of a line and an op.
-_registries: dict[tuple[Line, str], dict[str | tuple[str, type[Warning], int], int]] = {}
+#: What `warnings` keeps of its warnings of a line, by op.
+_registries: dict[Line, dict[str, dict[str | tuple[str, type[Warning], int], int]]] = {}
 
 
 def line_of(frame: FrameType | None) -> Line | None:
@@ -56,17 +57,23 @@ def line_of(frame: FrameType | None) -> Line | None:
     except KeyError:
         pass
     if len(_lines) >= _MOST_LINES:
-        _lines.clear()
-        _registries.clear()
+        _drop_oldest()
     line = Line(code.co_filename, frame.f_lineno, module)
     return _lines.setdefault(place, None if code.co_filename.startswith(_OURS) else line)
+
+
+def _drop_oldest() -> None:
+    for place in list(itertools.islice(_lines, _MOST_LINES // 8)):
+        line = _lines.pop(place, None)
+        if line is not None:
+            _registries.pop(line, None)
 
 
 def warn_of_unused_overrides(line: Line) -> None:
     """Warns of the overrides without effect in the region of a line that this thread has just ended."""
     unused = _C.take_unused_overrides()
     for op in dict.fromkeys(one[0] for one in unused):
-        registry = _registries.setdefault((line, op), {})
+        registry = _registries.setdefault(line, {}).setdefault(op, {})
         # `warnings` shows a text once for each line. Counts in it may differ, so the text of the first time is kept.
         text = next((key[0] for key in registry if isinstance(key, tuple)), "") or _text(op, unused)
         warnings.warn_explicit(text, UnusedOverrideWarning, line.filename, line.lineno, line.module, registry)

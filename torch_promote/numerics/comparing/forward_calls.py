@@ -122,7 +122,7 @@ class ForwardCalls(Tracer):
             self.abandoned(kept[1])
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def _computes(op: torch._ops.OpOverload) -> bool:
     if op.namespace in (*BETWEEN_PROCESSES, "fsdp"):  # FSDP's ops move data
         return False

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def has_row(name: str, device_type: str) -> bool:
     """Whether PyTorch's table has a policy for an op on a device type."""
     return has_policy(name, device_type, AutocastState.region(device_type))
@@ -79,7 +79,7 @@ def autograd_may_call(op: torch._ops.OpOverload) -> bool:
     return torch.is_grad_enabled() and (_is_in_place(op) or _saved_tensors_hooks(True) is not None)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def _is_in_place(op: torch._ops.OpOverload) -> bool:
     return op._schema.is_mutable and op._schema.name.endswith("_")
 

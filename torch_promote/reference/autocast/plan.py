@@ -271,7 +271,7 @@ def _has_stock_kernel(name: str, device: str) -> bool:
     return (_in_aten if name.startswith("aten::") else is_registered)(name, _STOCK_KEYS[device])
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def _policy_of_row(name: str, device: str) -> CastPolicy:
     """The table's policy, if the running PyTorch registers the op for the device type."""
     row = _rows().get(name)

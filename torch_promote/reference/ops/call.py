@@ -104,7 +104,7 @@ def _argument(argument: Any) -> Argument:
     )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def signature_of(op: torch._ops.OpOverload) -> Signature:
     """Returns the schema of an overload.
 

@@ -211,7 +211,7 @@ def _written(op: torch._ops.OpOverload, call: Call) -> Inference:
     return Inference("written", dtypes, shape, strides_of(out) if shape == tuple(out.shape) else None)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def functional_of(op: torch._ops.OpOverload) -> str | None:
     """Returns the overload that computes the same without writing, or None: `aten::add.Tensor` for add_ and add.out.
 
