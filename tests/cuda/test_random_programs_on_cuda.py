@@ -1,0 +1,56 @@
+"""Random programs on a CUDA device (tests/fuzz): training, writes and captured graphs have stock's bits."""
+
+from __future__ import annotations
+
+import pytest
+
+import cuda_stand_in
+from fuzz.drawing import MODES, draw_program
+from fuzz.report import Counts
+from fuzz.running import check, computes_in_host_memory, quiet
+from fuzz.script import script_of
+
+pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks", "stand_in")
+
+
+def checked(seed: int, programs: range, mode: str | None = None) -> Counts:
+    """Runs programs, and counts."""
+    computes_in_host_memory(cuda_stand_in.running())
+    counts = Counts()
+    with quiet():
+        for number in programs:
+            program = draw_program(seed, number, "cuda", mode)
+            verdict = check(program)
+            assert not verdict.found, script_of(program, f"{number}: {verdict.detail}")
+            counts.add(program, verdict)
+    return counts
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_bits_of_programs_are_stocks(part: int) -> None:
+    counts = checked(0, range(part * 25, (part + 1) * 25))
+    assert counts.outcomes["same"] >= 20
+    assert counts.losses > 30
+    assert counts.others > 150
+
+
+def test_graphs_are_captured_and_replayed() -> None:
+    """Programs that capture: of these, every mode has some."""
+    for mode in MODES:
+        numbers = [n for n in range(600) if {"capture", "replay"} <= set(_names(n, mode))][:6]
+        assert len(numbers) >= 3
+        for number in numbers:
+            checked(7, range(number, number + 1), mode)
+
+
+def _names(number: int, mode: str) -> list[str]:
+    from fuzz.tree import names
+
+    return names(draw_program(7, number, "cuda", mode))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_bits_of_many_programs_are_stocks(mode: str) -> None:
+    counts = checked(2, range(2000), mode)
+    assert counts.outcomes["same"] > 1900

@@ -1,0 +1,69 @@
+"""A weight that a region uses on several streams: its gradients are summed in one place, as under stock."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_promote as tp
+from helpers.comparison import assert_same
+
+pytestmark = pytest.mark.usefixtures("nothing_persists")
+
+MODES = ("weights", "persistent", "all", "none")
+#: The streams of the uses, 0 for the current one, and whether each use wants a gradient.
+USES = {
+    "there and back": ((0, True), (1, True), (0, True)),
+    "three streams": ((1, True), (2, True), (0, True), (2, True)),
+    "first without a gradient": ((1, False), (0, True), (1, True)),
+    "without a gradient between": ((0, True), (1, False), (1, True)),
+}
+
+
+def gradients(region: Any, uses: tuple[tuple[int, bool], ...]) -> list[torch.Tensor]:
+    """The gradients of two weights, in regions with the backward outside and inside."""
+    torch.manual_seed(0)
+    first, second = (nn.Parameter(torch.randn(8, 8, device="cuda")) for _ in range(2))
+    x = torch.linspace(-2, 2, 32, device="cuda").view(4, 8)
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    seen = []
+    for inside in (False, True):
+        with region():
+            h = x
+            for stream, wants in uses:
+                streams[stream].wait_stream(streams[0])
+                with torch.cuda.stream(streams[stream]), torch.set_grad_enabled(wants):
+                    h = torch.tanh(h @ first) @ second
+                streams[0].wait_stream(streams[stream])
+            loss = h.float().square().mean()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        seen += [loss.detach(), *(w.grad.clone() for w in (first, second) if w.grad is not None)]
+    return seen
+
+
+@pytest.mark.parametrize("cache", MODES)
+@pytest.mark.parametrize("uses", USES.values(), ids=USES)
+def test_gradients_have_stocks_bits(uses: tuple[tuple[int, bool], ...], cache: str) -> None:
+    expected = gradients(functools.partial(tp.stock_autocast, "cuda", cache_enabled=cache != "none"), uses)
+    assert len(expected) == 6
+    assert_same(gradients(functools.partial(tp.my_autocast, "cuda", cache=cache), uses), expected)
+
+
+def test_each_stream_makes_a_cast_of_its_own() -> None:
+    """Another stream may use the weight before the first one has made its cast."""
+    w, x = nn.Parameter(torch.randn(8, 8, device="cuda")), torch.randn(4, 8, device="cuda")
+    side = torch.cuda.Stream()
+    before = tp.cache_info()["misses"]
+    with tp.my_autocast("cuda"):
+        x @ w
+        with torch.cuda.stream(side):
+            x @ w
+            x @ w
+    assert tp.cache_info()["misses"] - before == 2

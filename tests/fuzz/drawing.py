@@ -1,0 +1,95 @@
+"""Draws programs."""
+
+from __future__ import annotations
+
+import random
+
+import fuzz.blocks
+import fuzz.changes
+import fuzz.graphs
+from fuzz.changes import OPTIMIZERS
+from fuzz.ops import LAYERS, OPS
+from fuzz.rules import State, Unfit
+from fuzz.tree import KINDS, Program, Statement
+
+__all__ = ["MODES", "draw_program"]
+
+#: What each program's regions have for a cache mode.
+MODES = (*fuzz.blocks.MODES, "mixed")
+
+#: In every program; of the others, each program has some, so that some programs repeat a few.
+_ALWAYS = ("region", "loss", "backward", "step", "layer", "tanh")
+_GRAPHS = ("capture", "replay", "drop_graph")
+
+
+def draw_program(seed: int, number: int, device: str, mode: str | None = None) -> Program:
+    """Draws program `number` of a seed.
+
+    Args:
+        seed: The seed of all programs.
+        number: Which of them.
+        device: The device type.
+        mode: The cache mode; by default it is drawn too.
+    """
+    draw = random.Random(f"{seed}/{number}")
+    drawn = draw.choice(MODES)
+    kinds = draw.choices(list(LAYERS), weights=[weight for _, weight in LAYERS.values()], k=draw.randint(1, 5))
+    if not {"linear", "no_bias"} & set(kinds):
+        kinds.append("linear")
+    optimizer = draw.choice(list(OPTIMIZERS))
+    share = draw.choice((0.1, 0.25, 0.5))
+    some = [
+        name
+        for name, one in KINDS.items()
+        if device in one.devices and name not in _GRAPHS
+        if name in _ALWAYS or draw.random() < share * min(one.weight, 1)
+    ]
+    if device == "cuda" and draw.random() < 0.3:
+        some += _GRAPHS
+    state = State(device, mode or drawn, kinds)
+    program = Program(device, mode or drawn, kinds, optimizer, [])
+    _Drawing(draw, state, some).fill(program.body, draw.randint(4, 16), 0)
+    return program
+
+
+class _Drawing:
+    """One program's kinds, by what they are."""
+
+    def __init__(self, draw: random.Random, state: State, some: list[str]) -> None:
+        self.draw, self.state = draw, state
+        self.ops = [name for name in some if name in OPS]
+        self.others = [name for name in some if name not in OPS]
+        self.weights = {id(names): [KINDS[name].weight for name in names] for names in (self.ops, self.others)}
+        self.left = 40
+
+    def fill(self, body: list[Statement], length: int, depth: int) -> None:
+        """Draws the statements of a body."""
+        share = 0.35 if depth == 0 else 0.65 if depth == 1 else 0.8
+        for _ in range(length):
+            if self.left <= 0:
+                return
+            names = self.ops if self.draw.random() < share else self.others
+            self.statement(body, names, depth)
+
+    def statement(self, body: list[Statement], names: list[str], depth: int) -> None:
+        """Draws a statement that fits; none if a few do not."""
+        draw, state = self.draw, self.state
+        for _ in range(6):
+            (name,) = draw.choices(names, weights=self.weights[id(names)])
+            one = KINDS[name]
+            if one.has_body and depth >= 4:
+                continue
+            frames = len(state.frames)
+            try:
+                values = one.draw(draw, state)
+                one.open(values, state)
+            except Unfit:
+                del state.frames[frames:]
+                continue
+            self.left -= 1
+            statement = Statement(name, values)
+            body.append(statement)
+            if one.has_body:
+                self.fill(statement.body, draw.randint(1, 5), depth + 1)
+                one.close(values, state)
+            return
