@@ -4,7 +4,9 @@ Everything else about the package is in pyproject.toml. Run it through pip with 
 extension is built against the PyTorch that it will run with.
 
 TORCH_PROMOTE_EXTENSION=DIR takes the extension from a folder in which it was built before, instead of compiling it:
-tests/test_sdist.py installs the source distribution with it.
+tests/test_sdist.py installs the source distribution with it. TORCH_PROMOTE_CXXFLAGS and TORCH_PROMOTE_LDFLAGS are added
+to the options of the compiler and the linker, last, so that they override those here: `make coverage` and
+`make sanitize` build a copy of the sources with them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sysconfig
 from pathlib import Path
@@ -137,7 +140,9 @@ setup(
                 "-Werror",
                 # No warnings from PyTorch's own headers.
                 *(flag for path in include_paths() for flag in ("-isystem", path)),
+                *shlex.split(os.environ.get("TORCH_PROMOTE_CXXFLAGS", "")),
             ],
+            extra_link_args=shlex.split(os.environ.get("TORCH_PROMOTE_LDFLAGS", "")),
         )
     ],
     cmdclass={"build_ext": Build},

@@ -54,6 +54,7 @@ def command(target: Path) -> list[str]:
         *("-I", str(HERE), "-isystem", str(torch / "include")),
         *("-isystem", str(torch / "include" / "torch" / "csrc" / "api" / "include")),
         *("-L", str(torch / "lib"), "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch / 'lib'}"),
+        *os.environ.get("TORCH_PROMOTE_CXXFLAGS", "").split(),  # as in setup.py
     ]
 
 

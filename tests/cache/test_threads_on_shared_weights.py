@@ -1,0 +1,195 @@
+"""Threads that serve, clear, free and end in regions, while another trains or freezes the weights that they share."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.threads_at_once import CountedDown, at_once
+
+pytestmark = pytest.mark.usefixtures("nothing_persists")
+
+CACHES = ("weights", "all", "persistent")
+ROUNDS = [30, pytest.param(200, marks=pytest.mark.slow)]
+ours = functools.partial(tp.my_autocast, "cpu")
+
+
+def by_optimizer(weights: CountedDown, fused: bool) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(weights.weights, lr=1.0, fused=fused, foreach=not fused)
+
+    def train() -> None:
+        weights.give_gradients()
+        with weights.writing():
+            optimizer.step()
+
+    return train
+
+
+def through_data(weights: CountedDown) -> Callable[[], None]:
+    def write() -> None:
+        with weights.writing():
+            for weight in weights.weights:
+                weight.data.sub_(1)
+
+    return write
+
+
+def while_frozen(weights: CountedDown) -> Callable[[], None]:
+    def freeze_and_write() -> None:
+        for weight in weights.weights:
+            weight.requires_grad_(False)
+        with weights.writing():
+            for weight in weights.weights:
+                weight.sub_(1)
+        for weight in weights.weights:
+            weight.requires_grad_(True)
+
+    return freeze_and_write
+
+
+WRITES = {
+    "step": functools.partial(by_optimizer, fused=False),
+    "fused step": functools.partial(by_optimizer, fused=True),
+    "data": through_data,
+    "frozen": while_frozen,
+}
+
+
+def clear(weights: CountedDown) -> None:
+    tp.clear_cache()
+    torch.clear_autocast_cache()
+    with torch.autocast("cpu"):  # its end clears PyTorch's cache
+        weights.use(ours)
+
+
+def end_inside(weights: CountedDown) -> None:
+    """A thread that ends with open regions and their casts."""
+
+    def work() -> None:
+        for cache in CACHES:
+            region = ours(cache=cache)
+            region.__enter__()
+            weights.use(torch.no_grad)
+            regions.append(region)
+
+    regions: list[object] = []  # destroyed in this thread
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(regions) == len(CACHES)
+
+
+def hand_over(to: queue.Queue[torch.Tensor]) -> None:
+    """Puts a weight that has casts into the queue. If the other thread does not take any, frees it here."""
+    weight = torch.ones(8, 8, requires_grad=True)
+    with ours(cache="persistent"), torch.no_grad():
+        weight @ weight
+        with contextlib.suppress(queue.Full):
+            to.put(weight, timeout=0.01)
+
+
+def free(weights: queue.Queue[torch.Tensor]) -> None:
+    with contextlib.suppress(queue.Empty):
+        weights.get(timeout=0.01)
+
+
+def suspend(weights: CountedDown) -> None:
+    """Each step of a generator in another thread: the casts of its region move between them."""
+
+    @ours(cache="all")
+    def steps() -> Iterator[None]:
+        for _ in range(3):
+            weights.use(torch.no_grad)
+            yield
+
+    generator = steps()
+    for _ in range(2):
+        thread = threading.Thread(target=next, args=(generator,))
+        thread.start()
+        thread.join()
+    assert len(list(generator)) == 1
+
+
+@pytest.mark.usefixtures("stale_casts_on_purpose")  # a cast of what is being written
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("write", WRITES)
+def test_no_thread_gets_a_cast_from_before_a_step(write: str, rounds: int) -> None:
+    weights = CountedDown("cpu")
+    to_free: queue.Queue[torch.Tensor] = queue.Queue(8)
+    actions: dict[str, Callable[[], object]] = {
+        "write": WRITES[write](weights),
+        "clear": functools.partial(clear, weights),
+        "hand over": functools.partial(hand_over, to_free),
+        "free": functools.partial(free, to_free),
+        "backward": functools.partial(weights.use, functools.partial(ours, cache="persistent"), backward=True),
+    }
+    if write != "data":  # within a region, that is a write that no cache sees, as under stock
+        actions["end inside"] = functools.partial(end_inside, weights)
+        actions["suspend"] = functools.partial(suspend, weights)
+    for cache in CACHES:
+        actions[f"serve {cache}"] = functools.partial(weights.use, functools.partial(ours, cache=cache))
+    ran = at_once(actions, "write", rounds)
+    assert ran["write"] == rounds == weights.done
+    assert min(ran.values()) > 0
+    for cache in CACHES:
+        weights.use(functools.partial(ours, cache=cache))
+
+
+def test_checks_that_one_thread_switches_while_others_reuse_casts() -> None:
+    weights = CountedDown("cpu")
+
+    def switch() -> None:
+        with tp.check_casts() as checks:
+            weights.use(functools.partial(ours, cache="persistent"))
+        assert checks.checked > 0
+        with tp.check_casts(False):
+            weights.use(functools.partial(ours, cache="persistent"))
+
+    actions: dict[str, Callable[[], object]] = {
+        f"use {cache}": functools.partial(use_twice, weights, functools.partial(ours, cache=cache)) for cache in CACHES
+    }
+    weights.use(functools.partial(ours, cache="persistent"))
+    assert at_once({"switch": switch, **actions}, "switch", 30)["switch"] == 30
+
+
+def use_twice(weights: CountedDown, region: Callable[[], AbstractContextManager[object]]) -> None:
+    with region():
+        weights.use(torch.enable_grad)
+        weights.use(torch.enable_grad)
+
+
+@pytest.mark.usefixtures("nothing_installed", "stale_casts_on_purpose")
+def test_installed_and_in_threads_of_both_kinds() -> None:
+    weights = CountedDown("cpu")
+    stock = functools.partial(tp.stock_autocast, "cpu")
+    with tp.installed_as(cache="persistent"):
+        ran = at_once(
+            {
+                "train": by_optimizer(weights, fused=False),
+                "installed": functools.partial(weights.use, functools.partial(torch.autocast, "cpu")),
+                "installed, backward": functools.partial(
+                    weights.use, functools.partial(torch.autocast, "cpu"), backward=True
+                ),
+                "ours": functools.partial(weights.use, ours),
+                "stock": functools.partial(stock_alone, stock),
+                "clear": tp.clear_cache,
+            },
+            "train",
+            30,
+        )
+    assert ran["train"] == weights.done == 30
+
+
+def stock_alone(stock: Callable[[], torch.autocast]) -> None:
+    """Stock's cache belongs to all threads, and its casts may be old. It has to leave ours alone."""
+    weight = torch.ones(8, 8, requires_grad=True)
+    with stock():
+        assert (weight @ weight).dtype is torch.bfloat16

@@ -1,0 +1,99 @@
+"""Bugs that the sanitizers have to find: `make sanitize ARGS=--planted` builds them into the copy of the checkout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports import Report
+
+__all__ = ["PLANTED", "Planted", "plant", "undetected"]
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A bug.
+
+    Attributes:
+        file: The file that it changes.
+        old: What it replaces there, once.
+        new: What with.
+        test: A test that runs the changed code.
+        kind: The kind of the reports.
+        within: A word that each of these reports has.
+    """
+
+    file: str
+    old: str
+    new: str
+    test: str
+    kind: str
+    within: str
+
+
+PLANTED: dict[str, tuple[Planted, ...]] = {
+    "address": (
+        Planted(
+            file="csrc/cache/weight_casts.cpp",
+            old="    weight_registry().weights.erase(this);\n",
+            new="",
+            test="tests/cache/test_cache_persistent.py",
+            kind="heap-use-after-free",
+            within="torch_promote::WeightCasts",
+        ),
+        Planted(
+            file="csrc/cache/weight_cache.cpp",
+            old="static_cast<size_t>(view.storage_offset()) + 1",
+            new="static_cast<size_t>(view.storage_offset() + INT64_MAX)",
+            test="tests/cache/test_cache_persistent.py",
+            kind="signed integer overflow",
+            within="csrc/cache/weight_cache.cpp",
+        ),
+        Planted(
+            file="csrc/cache/cast_data.cpp",
+            old="void CastData::leak_unless_plain() {\n  if (!plain_) {",
+            new="void CastData::leak_unless_plain() {\n  if (plain_) {",
+            test="tests/regions/test_region_threads.py",
+            kind="Direct leak",
+            within="torch_promote::",
+        ),
+    ),
+    "thread": (
+        Planted(
+            file="csrc/cache/persistent_cache.cpp",
+            old="    const std::lock_guard<std::mutex> lock_weight(weight->mutex());\n",
+            new="",
+            test="tests/cache/test_threads_on_shared_weights.py",
+            kind="data race",
+            within="csrc/cache/persistent_cache.cpp",
+        ),
+        Planted(
+            file="csrc/cache/entry.cpp",
+            old="    const std::lock_guard<std::mutex> lock(casts_mutex());\n    cast_.swap(",
+            new="    cast_.swap(",
+            test="tests/cache/test_casts_and_other_threads.py::test_a_cast_is_borrowed_while_its_owner_uses_it",
+            kind="data race",
+            within="csrc/cache/entry.cpp",
+        ),
+    ),
+}
+
+
+def plant(sanitizer: str, copy: Path) -> None:
+    """Changes a copy of the checkout."""
+    for bug in PLANTED[sanitizer]:
+        file = copy / bug.file
+        text = file.read_text(encoding="utf-8")
+        assert text.count(bug.old) == 1, f"{bug.file} has changed: adapt planted.py"
+        file.write_text(text.replace(bug.old, bug.new), encoding="utf-8")
+
+
+def undetected(sanitizer: str, found: Iterable[Report]) -> list[Planted]:
+    """Returns the planted bugs without a report."""
+    reports = list(found)
+    return [
+        bug
+        for bug in PLANTED[sanitizer]
+        if not any(report.kind.startswith(bug.kind) and bug.within in report.text for report in reports)
+    ]
