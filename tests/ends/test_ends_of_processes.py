@@ -1,0 +1,43 @@
+"""A process may end in any way, whatever torch_promote holds: its status is right, and it says nothing on stderr."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.ends import ENDS, STATES, program
+from helpers.subprocesses import Program, run_together
+
+#: The pairs of a state and an end that every test run has. They meet each state; `make test-all` has all pairs.
+EVERYDAY = {(state, list(ENDS)[place % len(ENDS)]) for place, state in enumerate(STATES)}
+
+
+def check(cells: list[tuple[str, str]]) -> None:
+    """Runs programs together. A program that hangs raises TimeoutExpired."""
+    ended = run_together([Program(program(state, end)) for state, end in cells], timeout=60 + 5 * len(cells))
+    wrong = {
+        (state, end): (done.returncode, done.stdout, done.stderr[-1500:])
+        for (state, end), done in zip(cells, ended, strict=True)
+        if not ENDS[end].is_met(done.returncode, done.stdout, done.stderr)
+    }
+    assert wrong == {}
+
+
+def test_each_state_at_one_end() -> None:
+    assert {state for state, _ in EVERYDAY} == set(STATES)
+    assert {end for _, end in EVERYDAY} == set(ENDS)
+    check(sorted(EVERYDAY))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ENDS)
+def test_every_state_at_each_end(end: str) -> None:
+    check([(state, end) for state in STATES])
+
+
+@pytest.mark.parametrize(
+    ("status", "out", "err"),
+    [(1, "", ""), (0, "x", ""), (0, "", "a warning"), (-6, "", "terminate called without an active exception")],
+)
+def test_another_end_is_seen(status: int, out: str, err: str) -> None:
+    assert ENDS["shutdown"].is_met(0, "", "")
+    assert not ENDS["shutdown"].is_met(status, out, err)
