@@ -1,0 +1,3 @@
+"""Keeps pytest out: this folder is `make coverage`."""
+
+collect_ignore_glob = ["*"]
