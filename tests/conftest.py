@@ -1,10 +1,8 @@
-"""Fixtures of all tests."""
+"""The options of the tests, and their order. Fixtures are in helpers/fixtures.py."""
 
 from __future__ import annotations
 
-import gc
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,23 +10,23 @@ from cuda_stand_in import for_pytest
 
 for_pytest.start_if_asked()  # before anything imports torch
 
-import torch
-
-import torch_promote as tp
-from helpers import under_install
-from helpers.installed import installed_marked, nothing_installed  # noqa: F401
-from helpers.thread_state import thread_state
-from torch_promote.checking import pretend_cuda as cuda
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     for_pytest.add_option(parser)
-    under_install.add_option(parser)
+    parser.addoption("--installed", action="store_true", help="run the tests with install() in force")
+    parser.addoption(
+        "--installed-policy",
+        metavar="POLICY",
+        help='run them with install(policy=POLICY); "off" finds tests that take torch.autocast for stock',
+    )
 
 
+@pytest.hookimpl(trylast=True)  # pytest-xdist has said by then what this process is
 def pytest_configure(config: pytest.Config) -> None:
     for_pytest.check(config)
-    under_install.watch(config)
+    # The process that distributes tests to others runs none. Importing torch there would only delay the others.
+    if not config.pluginmanager.has_plugin("dsession"):
+        config.pluginmanager.import_plugin("helpers.fixtures")
     # A shell starts what it runs in the background with Ctrl-C ignored, and the processes of tests would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,93 +35,3 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs the longest tests first, so that no process ends with a long test while the others are idle."""
     items.sort(key=lambda item: item.path.name != "test_cuda.py")
-
-
-def pytest_collection_finish() -> None:
-    """Freezes the millions of objects of the collected tests, so that the garbage collector does not scan them."""
-    gc.collect()
-    gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_switched_on() -> Iterator[None]:
-    """Every test leaves the thread's autocast state, and our cache, as it found them."""
-    before = thread_state()
-    yield
-    assert thread_state() == before
-    assert tp.cache_info()["entries"] == 0
-
-
-@pytest.fixture
-def nothing_persists() -> Iterator[None]:
-    """Checks that no weight has persistent casts before the test, and clears them after it."""
-    tp.clear_cache()
-    yield
-    tp.clear_cache()
-    info = tp.cache_info()
-    assert (info["persistent_entries"], info["persistent_bytes"]) == (0, 0)
-
-
-@pytest.fixture
-def stale_casts_on_purpose() -> Iterator[None]:
-    """For tests of documented limits: with TORCH_PROMOTE_CHECK_CASTS=1 their stale casts would raise."""
-    with tp.check_casts(False):
-        yield
-
-
-@pytest.fixture
-def no_cast_checks() -> Iterator[None]:
-    """For tests that count kernels or bytes, to which TORCH_PROMOTE_CHECK_CASTS=1 would add its comparisons."""
-    with tp.check_casts(False):
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def no_seeds_for_absent_devices() -> Iterator[None]:
-    """`torch.manual_seed` does not queue seeds for devices that are absent.
-
-    PyTorch formats and keeps the stack for each: a sixth of the time of tests that seed each sample.
-    """
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        for device, module in (
-            (torch.cuda, torch.cuda.random),
-            (torch.xpu, torch.xpu.random),
-            (torch.mtia, torch.mtia),
-        ):
-            if not device.is_available():
-                monkeypatch.setattr(module, "_lazy_call", lambda *_, **__: None, raising=False)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def no_timings_of_guards() -> Iterator[None]:
-    """Dynamo does not time the guards of each frame that it compiles, for its statistics.
-
-    It empties the processor's caches first, which takes 20 ms for each frame.
-    """
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Uses one thread, because the bits of a sum depend on how threads split it."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    """Clears compiled code before and after, and raises the limit on versions of a function."""
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(recompile_limit=64):
-        yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def pretend_cuda() -> Iterator[None]:
-    """Allows enabled regions of "cuda", stock's and ours, without a GPU, for use with fake tensors."""
-    with cuda.pretend_cuda():
-        yield

@@ -32,12 +32,13 @@ def test_what_a_program_finds(tmp_path: Path) -> None:
     assert [line.split("|")[6] for line in (quiet, plain.stdout)] == ["0", "1"]
 
 
-def test_nothing_but_torch_is_imported() -> None:
+@pytest.mark.parametrize("compiler", [False, True])
+def test_nothing_but_torch_is_imported(compiler: bool) -> None:
     code = (
         "import sys; print(*(name in sys.modules for name in ('torch', 'torch._dynamo', 'torch_promote', 'helpers')))"
     )
-    assert output_of(code) == "True False False False\n"
-    assert output_of("import os; print(len(os.listdir('/proc/self/task')))") == "1\n"
+    assert output_of(code, compiler=compiler) == f"True {compiler} False False\n"
+    assert output_of("import os; print(len(os.listdir('/proc/self/task')))", compiler=compiler) == "1\n"
 
 
 @pytest.mark.parametrize(

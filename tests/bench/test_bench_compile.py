@@ -11,7 +11,7 @@ import torch
 from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of, wide
 from torch_promote.bench import Case, Result, Settings, list_cases, run
 from torch_promote.bench.cases import COMPILE, OURS, STOCK
-from torch_promote.bench.compiling import count_compiled, on_its_own
+from torch_promote.bench.compiling import count_calls_of_compiler, count_compiled, on_its_own
 
 __all__ = ["terminal_of_80_columns", "wide"]
 
@@ -34,14 +34,13 @@ def test_every_case_runs(name: str) -> None:
     [result] = run([CASES[name]], TINY)
     assert set(result.times_ns) == {STOCK, OURS}
     assert result.ratio is not None
-    if name.endswith("compilation"):
-        assert not result.measured
-        return
     counts = {contender: dict(result.measured[contender].compiled) for contender in (STOCK, OURS)}
     assert counts[STOCK]["kernels"] > 0
     assert counts[STOCK]["graphs"] >= 1
     for compiled in counts.values():
         del compiled["guards"]  # tests/integrations/test_compile_costs.py
+    if name.endswith("compilation"):
+        assert 0 < counts[OURS].pop("calls") <= 1.02 * counts[STOCK].pop("calls")
     assert counts[OURS] == counts[STOCK]
     assert result.measured[OURS].peak_bytes == result.measured[STOCK].peak_bytes > 0
 
@@ -58,6 +57,22 @@ def test_counts() -> None:
     assert once == {"kernels": 0, "graphs": 2, "graph_breaks": 1, "frames": 2}
     twice = count_compiled(lambda: [compiled(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.float64)])
     assert (twice["graphs"], twice["frames"]) == (4, 4)
+
+
+def test_calls_of_the_compiler() -> None:
+    def chain(x: torch.Tensor, length: int) -> torch.Tensor:
+        for _ in range(length):
+            x = x * 2
+        return x
+
+    def calls(length: int) -> int:
+        compiled = torch.compile(on_its_own(chain), backend="eager")
+        compiled(torch.ones(3), length)
+        return count_calls_of_compiler(lambda: compiled(torch.ones(3), length))
+
+    short, again, long = calls(2), calls(2), calls(40)
+    assert abs(again - short) <= 0.001 * short
+    assert long > 1.5 * short
 
 
 def test_copies_of_a_function_share_nothing_compiled() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import torch_promote as tp
@@ -316,6 +317,24 @@ def test_a_larger_cast_is_held_only_while_autograd_holds_it() -> None:
             x**2
             x**2
         assert held() == (1, 0)
+
+
+def test_a_larger_cast_with_other_strides_is_not_held() -> None:
+    x = torch.randn(8, 4, dtype=BF16)[::2]
+    with ours(overrides={"pow": "fp32"}), CastCount32(of=x) as count:
+        for _ in range(2):
+            assert torch.equal(x**2, x.float() ** 2)
+            assert held() == (0, 0)
+        assert count.casts == 2 + 2
+
+
+def test_a_cast_that_a_mode_made_of_another_kind_is_not_held() -> None:
+    x = torch.randn(4, 4)
+    with ours():
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert type(used(x)) is FakeTensor
+            assert held() == (0, 0)
+        assert right(x)
 
 
 def test_a_larger_cast_has_stocks_gradients() -> None:

@@ -121,6 +121,31 @@ def test_each_step_has_another_loss(name: str) -> None:
     assert len(set(losses[::2])) == 3
 
 
+@ALL_MODES
+def test_a_weight_used_without_a_gradient_first_and_after_its_views_later(cache: str) -> None:
+    """The position of its gradient in the sum is that of its first use in the region."""
+    wide, narrow = torch.linspace(-1, 1, 128).view(8, 16), torch.linspace(-1, 1, 128).view(8, 16).bfloat16()
+
+    def gradients(region: Region) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        w, seen = nn.Parameter(torch.randn(16, 16)), []
+        for _ in range(2):
+            with region():
+                with torch.no_grad():
+                    wide @ w
+                views = (narrow @ w[:, :3]).float().pow(2).sum() / 7 + (w.t() @ narrow.t()).float().exp().sum() / 31
+                loss = views + (wide @ w).float().pow(2).sum() + (narrow @ w[:, :3]).float().pow(2).sum()
+                loss.backward()
+            assert w.grad is not None
+            seen.append(w.grad.clone())
+        return seen
+
+    assert_same(
+        gradients(functools.partial(ours, cache=cache)),
+        gradients(functools.partial(stock, cache_enabled=cache != "none")),
+    )
+
+
 # --- counts: (of weights, of activations) in a forward; a mode with nothing to reuse would make those of "none"
 
 COUNTS: dict[tuple[str, str], tuple[int, int]] = {

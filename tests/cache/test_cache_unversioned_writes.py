@@ -258,3 +258,16 @@ print(len(stale), stale[:3])
 @pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_threads_that_serve_while_one_trains(rounds: int) -> None:
     assert output_of(SERVING, str(rounds)) == "0 []\n"
+
+
+def test_an_op_that_raises_has_written_to_some() -> None:
+    w = weight()
+    with ours():
+        X @ w
+        before = w.detach().clone()
+        with pytest.raises(NotImplementedError):
+            step(w, torch.ones(2).long())
+        assert not torch.equal(before, w), "it wrote to the first before it raised for the second"
+        with CastCount(of=w) as count:
+            assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
+        assert count.casts == 1

@@ -108,6 +108,26 @@ def test_a_thread_without_a_region_borrows_and_keeps_nothing() -> None:
     assert torch.equal(product, first)
 
 
+def test_a_cast_is_borrowed_while_its_owner_uses_it() -> None:
+    """Each use without an older one gives the owner's entry a new tensor, and the borrower copies the entry."""
+    w = weight()
+
+    def borrow() -> int:
+        with torch._C._ForceDispatchKeyGuard(*keys):
+            return sum(torch.equal(X @ w, right) for _ in range(300))
+
+    with ThreadPoolExecutor(1) as pool, ours():
+        keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        right, hits = X @ w, tp.cache_info()["hits"]
+        node, uses = node_of_cast(right), 0
+        borrowing = pool.submit(in_backward, borrow)
+        while not borrowing.done() or uses < 300:
+            assert node_of_cast(X @ w) is node
+            uses += 1
+        assert borrowing.result() == 300
+        assert tp.cache_info()["hits"] - hits == uses
+
+
 def clear_ours(w: torch.Tensor) -> None:
     w.data.mul_(3)
     tp.clear_cache()

@@ -86,6 +86,7 @@ def repeat(index, action):
         rounds[index] += 1
 
 
+train("weights")  # imports what a checkpoint needs: beside the other threads that takes many times as long
 actions = [train, hand_over, serve, clear, end_inside, suspend]
 pool = ThreadPoolExecutor(len(actions))
 running = [pool.submit(repeat, index, action) for index, action in enumerate(actions)]

@@ -53,7 +53,8 @@ def test_a_process_may_end_inside_regions(where: str) -> None:
         else:
             enter()
         print("done")
-        """
+        """,
+        finalize=True,
     )
     assert result == "done\n"
 

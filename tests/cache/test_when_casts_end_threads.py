@@ -17,6 +17,7 @@ import torch
 from helpers.casts import CastCount, Region, X, entries, ours, stock, weight, write_unseen
 from helpers.comparison import assert_same
 from helpers.probes import in_thread
+from helpers.subprocesses import output_of
 
 
 @pytest.mark.parametrize("end", ["region of ours", "nested regions of ours", "suspended"])
@@ -106,6 +107,46 @@ def test_a_thread_that_ended_inside_a_region_does_not_keep_casts() -> None:
     del w
     gc.collect()
     assert kept() is None
+
+
+def test_a_thread_that_ended_inside_a_region_runs_no_python_for_the_casts_of_a_subclass() -> None:
+    """The cast is leaked: its end would call Python, in which the thread has no state any more."""
+    program = """
+        import threading
+
+        import torch
+        import torch_promote as tp
+
+        from torch.utils._pytree import tree_map_only
+
+        class Wrapped(torch.Tensor):
+            @staticmethod
+            def __new__(cls, inner):
+                return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+            def __init__(self, inner):
+                self.inner = inner
+
+            @classmethod
+            def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+                args, kwargs = tree_map_only(Wrapped, lambda wrapped: wrapped.inner, (args, kwargs or {}))
+                return tree_map_only(torch.Tensor, Wrapped, func(*args, **kwargs))
+
+        w = torch.nn.Parameter(Wrapped(torch.ones(16, 4)))
+
+        def work():
+            tp.my_autocast("cpu").__enter__()
+            torch.ones(8, 16) @ w
+            print(tp.cache_info()["entries"])
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        print(tp.cache_info()["entries"])
+        with tp.my_autocast("cpu"):
+            print((torch.ones(8, 16) @ w).dtype)
+    """
+    assert output_of(program) == "1\n0\ntorch.bfloat16\n"
 
 
 # --- threads of the autograd engine

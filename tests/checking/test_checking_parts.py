@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch_promote.checking.comparison import compare
 from torch_promote.checking.expectation import Finding
 from torch_promote.checking.known_gaps import GapError, dispatch_gaps, explained, parse_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
+from torch_promote.checking.strided_copy import copy_with_strides
 
 NAN = float("nan")
 
@@ -187,3 +189,19 @@ def test_a_report_as_json() -> None:
     data = json.loads(json.dumps(report.to_dict()))
     assert (data["ok"], data["calls"], data["coverage"], data["checked"]) == (False, 1, 1.0, {"a": 1})
     assert data["mismatches"][0]["where"] == "file.py:1 in f: x"
+
+
+@pytest.mark.parametrize("view", [torch.Tensor.conj, torch._neg_view])
+def test_a_copy_of_a_lazy_view_is_one(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensor = view(torch.complex(torch.arange(12.0), torch.ones(12))[::2])
+    copy = copy_with_strides(tensor)
+    assert torch.equal(copy, tensor)
+    assert (copy.is_conj(), copy.is_neg(), copy.stride()) == (tensor.is_conj(), tensor.is_neg(), tensor.stride())
+    assert copy.data_ptr() != tensor.data_ptr()
+
+
+def test_the_report_in_one_line() -> None:
+    with tp.crosscheck() as report:
+        torch.ones(2).exp()
+    assert repr(report) == f"<CrosscheckReport: 0 mismatches in {report.calls} calls>"
+    assert report.calls >= 1

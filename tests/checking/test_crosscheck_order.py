@@ -178,5 +178,5 @@ print("done")
 
 @pytest.mark.parametrize("attempt", range(3))
 def test_threads_that_used_one_do_not_abort_the_process_at_its_end(attempt: int) -> None:
-    process = run_python(THREADS, quiet=True)
+    process = run_python(THREADS, quiet=True, finalize=True)
     assert (process.returncode, process.stdout) == (0, "done\n"), process.stderr

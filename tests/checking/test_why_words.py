@@ -123,3 +123,9 @@ def test_the_reference_alone_explains_operators() -> None:
 def test_names_of_dtypes(name: str, dtype: str) -> None:
     assert tp.why(f"{name}[2] * {name}[2]").dtype is getattr(torch, dtype)
     assert f"{dtype}[2]" in str(tp.why(f"{name}[2] * {name}[2]"))
+
+
+def test_an_op_that_is_kept_runs_with_autocast_off() -> None:
+    policy = tp.Policy.stock().override({"mm": "keep"})
+    text = str(tp.why("torch.mm(float32[2, 2], float32[2, 2])", autocast="cpu", policy=policy))
+    assert "it runs as it is, with autocast off" in text

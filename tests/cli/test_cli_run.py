@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.autoloading import COMMAND, entry_point, folder, ran
 from helpers.command_line import Capture, error_of, terminal_of_80_columns
+from torch_promote.cli import child_process
 from torch_promote.cli.program import main
 
 __all__ = ["entry_point", "folder", "terminal_of_80_columns"]  # fixtures
@@ -166,6 +169,23 @@ def test_signals_reach_the_program(folder: Path, options: list[str], number: int
     process.send_signal(number)
     out, _ = process.communicate(timeout=100)
     assert (process.returncode, out) == (9, f"got {int(number)}\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_at_the_start_reach_the_program(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program exists, and the command does not yet know it."""
+    as_it_is = child_process.start
+
+    def start(*arguments: Any) -> subprocess.Popen[bytes]:
+        started = as_it_is(*arguments)
+        os.kill(os.getpid(), number)
+        return started
+
+    monkeypatch.setattr(child_process, "start", start)
+    before = signal.getsignal(number)
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); signal.pause()"
+    assert child_process.run_to_end([sys.executable, "-S", "-c", code], os.environ).returncode == -number
+    assert signal.getsignal(number) is before
 
 
 def test_a_program_that_a_signal_ends_under_crosscheck(folder: Path) -> None:

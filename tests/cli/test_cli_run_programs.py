@@ -11,8 +11,9 @@ import pytest
 from helpers.autoloading import COMMAND, entry_point, folder, ran, variables
 from helpers.command_line import Capture
 from helpers.subprocesses import output_of, plain_environment
+from helpers.traced_commands import warm
 
-__all__ = ["entry_point", "folder"]  # fixtures
+__all__ = ["entry_point", "folder", "warm"]  # fixtures
 
 pytestmark = pytest.mark.usefixtures("one_thread_there")
 
@@ -79,11 +80,17 @@ def hashes() -> list[str]:
 
 
 def test_a_training_has_the_same_bits(folder: Path, capfd: Capture, hashes: list[str]) -> None:
-    """And others under a policy that changes them, which shows that ours ran."""
     (folder / "train.py").write_text(ALONE)
     assert ran(capfd, "train.py", "--lr", "1") == (0, f"{hashes[0]} --lr 1\n", "")
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_policy_changes_them(folder: Path, capfd: Capture, hashes: list[str]) -> None:
+    """Which shows that ours runs."""
+    (folder / "train.py").write_text(ALONE)
     status, out, err = ran(capfd, "--policy", "off", "-m", "train")
     assert (status, err) == (0, "")
+    assert len(out) == len(f"{hashes[0]}\n")
     assert out != f"{hashes[0]}\n"
 
 
@@ -187,6 +194,7 @@ def test_crosscheck_of_a_program_and_its_children(folder: Path, capfd: Capture) 
     assert err.count("bad.py:7 in wrong: torch.ones(3, dtype=torch.int8)") == 3
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_status_of_a_failing_program_stays(folder: Path, capfd: Capture) -> None:
     (folder / "bad.py").write_text(MISMATCH)
     status, out, err = ran(capfd, "--crosscheck=bits", "bad.py", "7")
@@ -195,6 +203,7 @@ def test_the_status_of_a_failing_program_stays(folder: Path, capfd: Capture) -> 
     assert "mismatches                             1\n" in err
 
 
+@pytest.mark.usefixtures("warm")
 def test_crosscheck_finds_nothing(folder: Path, capfd: Capture, hashes: list[str]) -> None:
     (folder / "train.py").write_text(ALONE)
     status, out, err = ran(capfd, "--crosscheck=bits", "train.py")

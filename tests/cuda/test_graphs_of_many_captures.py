@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cuda_stand_in
 import torch_promote as tp
 from helpers.captured_forwards import Captured, Region, layers, ours, stock
 from helpers.comparison import assert_same
+from torch_promote import _C
 
 pytestmark = pytest.mark.usefixtures("stand_in", "no_cast_checks")
 
@@ -83,6 +86,39 @@ def test_a_capture_that_does_not_begin_leaves_the_one_under_way_alone(monkeypatc
         return result.clone()
 
     assert_same(run(ours), run(stock))
+
+
+@torch.no_grad()
+def test_a_capture_that_ends_twice_has_its_casts() -> None:
+    first, last, x = pair()
+    with ours():
+        last(first(x))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), ours():
+        result = last(first(x))
+    _C.end_graph(graph._torch_promote_casts)  # type: ignore[attr-defined]
+    first.weight.mul_(2)
+    graph.replay()
+    with stock():
+        assert_same(result.clone(), last(first(x)))
+
+
+def test_a_replay_whose_casts_fail_leaves_them_to_the_next() -> None:
+    class FailingCopies(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "copy" in func.name():
+                raise RuntimeError("no copies")
+            return func(*args, **(kwargs or {}))
+
+    model = layers()
+    captured = Captured(model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(2)
+    with FailingCopies(), pytest.raises(RuntimeError, match="no copies"):
+        captured.graph.replay()
+    with stock(), torch.no_grad():
+        assert_same(captured(), model(captured.x))
 
 
 def test_a_graph_that_is_reset_keeps_no_casts() -> None:

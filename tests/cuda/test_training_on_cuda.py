@@ -16,7 +16,6 @@ import torch_promote as tp
 from helpers.casts import Region
 from helpers.comparison import assert_same
 from helpers.models import EVERY_MODEL, MODELS, loss_of, made
-from helpers.random_programs import OF_VIEWS, STEPS, Step, check_random_programs, use_frozen, use_in_inference_mode
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 
@@ -129,29 +128,6 @@ def test_steps_in_one_region_are_steps_in_a_region_each(optimizer: str, cache: s
         return [p.detach() for p in model.parameters()]
 
     assert_same(run(one_region=True), run(one_region=False))
-
-
-# --- random programs
-
-
-def check_programs(cache: str, steps: list[Step], programs: int) -> None:
-    def with_its_mode(**arguments: Any) -> Any:
-        return tp.my_autocast("cuda", **arguments) if arguments else tp.my_autocast("cuda", cache=cache)
-
-    measure = functools.partial(tp.stock_autocast, "cuda")
-    check_random_programs(measure, with_its_mode, steps, programs, "cuda")
-
-
-@pytest.mark.parametrize("cache", MODES[:3])
-def test_random_programs(cache: str) -> None:
-    check_programs(cache, [*OF_VIEWS, use_in_inference_mode, use_frozen], 25)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cache", MODES[:3])
-@pytest.mark.parametrize("steps", [STEPS, OF_VIEWS, [*OF_VIEWS, use_in_inference_mode, use_frozen]], ids=len)
-def test_more_random_programs(steps: list[Step], cache: str) -> None:
-    check_programs(cache, steps, 150)
 
 
 # --- GradScaler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch_promote as tp
 from helpers.cast_together import BESIDE, LAYERS, Layers, batch, casts_of, forward, layers, ours, step, stock, trained
 from helpers.casts import CastCount
 from helpers.comparison import assert_same
+from helpers.probes import in_thread
 
 pytestmark = pytest.mark.usefixtures("stand_in", "nothing_persists", "no_cast_checks")
 
@@ -194,3 +195,27 @@ def test_a_region_that_goes_on_for_a_whole_training_remembers_no_inputs() -> Non
     with ours():
         before = use(2_000)
         assert use(20_000) - before < 3 << 20
+
+
+def test_the_oldest_plan_is_dropped() -> None:
+    models = [Layers(2).cuda() for _ in range(65)]  # kMaxPlans, and one more
+    for model in models:
+        forward(ours, model)
+    assert casts_of(lambda: forward(ours, models[-1])) == (BESIDE, 1)
+    assert casts_of(lambda: forward(ours, models[0])) == (2 + BESIDE, 0)
+    assert casts_of(lambda: forward(ours, models[0])) == (BESIDE, 1)
+
+
+def test_a_region_that_ends_in_another_thread_leaves_the_plan(trained: tuple[Layers, torch.optim.Optimizer]) -> None:
+    model, _ = trained
+
+    @ours()
+    def steps() -> Iterator[Tensor]:
+        yield model(batch(), skip=frozenset({2}))
+
+    for _ in range(3):  # here, the casts that are not used would end it
+        running = steps()
+        assert casts_of(lambda running=running: next(running))[1] == 1  # type: ignore[misc]
+        in_thread(lambda running=running: next(running, None))  # type: ignore[misc]
+    assert casts_of(lambda: forward(ours, model)) == (BESIDE, 1)
+    assert_same(forward(ours, model), forward(stock, model))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import torch_promote as tp
+from helpers.subprocesses import run_python
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
@@ -22,7 +23,7 @@ from gpt.data import SYMBOLS
 from gpt.model import GPT, Config
 
 EXAMPLES = Path(train_gpt.__file__).parent
-STEPS = 30
+STEPS = 20
 NAMES = ["fp32", "torch.autocast", "tp.my_autocast"]
 
 # --- the whole of it, once
@@ -193,9 +194,6 @@ def test_a_package_that_is_missing_is_named(missing: str) -> None:
         f"import runpy, sys; sys.modules[{missing!r}] = None; sys.path.insert(0, {str(EXAMPLES)!r}); "
         f"runpy.run_path({str(EXAMPLES / 'train_gpt.py')!r}, run_name='__main__')"
     )
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-    process = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    process = run_python(program)
     assert (process.returncode, process.stdout) == (2, "")
     assert process.stderr == f"train_gpt.py: error: {missing} is not installed: pip install {missing}\n"

@@ -262,6 +262,27 @@ def test_a_weight_used_in_stock_and_in_ours_inside_it_has_two_casts() -> None:
     torch.testing.assert_close(two, one, rtol=0.02, atol=0.02)
 
 
+def test_a_weight_used_in_stock_inside_a_disabled_region_of_ours_has_two_casts() -> None:
+    x = torch.randn(8, 8)
+
+    def program(outer: Region) -> torch.Tensor:
+        torch.manual_seed(0)
+        w = nn.Parameter(torch.randn(8, 8))
+        with outer():
+            y = x @ w
+            with outer(enabled=False), stock():
+                z = x @ w
+        (y.square() + z).float().sum().backward()
+        assert w.grad is not None
+        return w.grad
+
+    assert casts_made(program, ours) == casts_made(program, stock) + 1
+    one, two = program(stock), program(ours)
+    assert torch.equal(one, one.bfloat16().float())  # summed in bfloat16
+    assert not torch.equal(two, two.bfloat16().float())
+    torch.testing.assert_close(two, one, rtol=0.02, atol=0.02)
+
+
 SAME: dict[Callable[[Region], Any], Any] = {
     mm_of_float8: BF16,
     mm_of_double: FP64,

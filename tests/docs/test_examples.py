@@ -35,8 +35,8 @@ def lines_of(script: Path, done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def run(script: Path) -> list[str]:
-    """Returns the lines that a script prints."""
-    return lines_of(script, run_python(SCRIPT, str(script)))
+    """Returns the lines that a script prints. Most optimizers and checkpoints import Dynamo."""
+    return lines_of(script, run_python(SCRIPT, str(script), compiler=True))
 
 
 def rewritten(name: str, old: str, new: str, folder: Path) -> Path:
@@ -112,7 +112,8 @@ def run_in_two_processes(script: Path, *arguments: str) -> list[str]:
     """The same without the launcher."""
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
     ranks = [
-        Program(SCRIPT, str(script), *arguments, env=environment(RANK=rank, LOCAL_RANK=rank, **job)) for rank in "01"
+        Program(SCRIPT, str(script), *arguments, env=environment(RANK=rank, LOCAL_RANK=rank, **job), compiler=True)
+        for rank in "01"
     ]
     return [line for done in run_together(ranks) for line in lines_of(script, done)]
 

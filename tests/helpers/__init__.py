@@ -5,7 +5,9 @@ Any test
     thread_state: the autocast state of a thread, to compare before and after.
     subprocesses: Python processes that tests start, most of them forks of one that has imported torch.
     warm_python: the program of that process.
-    under_install: the options --installed and --installed-policy, and the check that a region is stock's.
+    source_copies: copies of the sources with a separate build of the extension, for commands of the tests.
+    fixtures: the fixtures of all tests.
+    under_install: applies the options --installed and --installed-policy, and checks that a region is stock's.
     doc_blocks: the code blocks and commands of README.md and docs/.
     on_stand_in: runs tests and programs on the CUDA device made of host memory (tests/cuda_stand_in).
 
@@ -23,13 +25,12 @@ One op call
 Programs
     program_comparison: runs code under stock's regions and ours, and compares all results.
     casts: makers of both kinds of regions, what is cast in them, and a count of casts.
+    threads_at_once: threads that work on weights which one of them trains, and the check of what the others compute.
     forking: forks a process repeatedly while its threads work.
+    interrupted_calls: interrupts an operation at each point at which CPython looks for signals.
+    interrupted_operations: the operations, and the state that they must restore; also a script.
+    ends: programs that end in every way while torch_promote holds state.
     fast_cast: one cast by itself, its bits, and which kernel made it.
-    random_programs: random programs that use one weight in many ways.
-    random_trainings: random programs that train, write to weights and capture CUDA graphs, under stock and under ours.
-    random_training_state: its layers, its optimizer, and what it has computed.
-    random_training_actions: its actions.
-    random_training_graphs: its actions with CUDA graphs.
     planted_sites: models with ops that lose accuracy in a lower dtype, at known places, and steps of them.
     overrides_without_effect: programs whose overrides have no effect, and the warnings that they get.
     overflowing_steps: a step that needs one override.
@@ -74,7 +75,7 @@ Reference
 Commands and checks
     command_line: runs the command line inside the test's process.
     autoloading: processes in which PyTorch finds this package's entry point.
-    traced_commands: runs programs of the commands trace and find-nan in forks of a process that has torch.
+    traced_commands: runs programs of the commands run, trace and find-nan in forks of a process that has torch.
     stand_in_runner: a parity runner with made-up entries, importable by worker processes.
     parity_reports: reports of those entries.
     planted_bugs: bugs for the tests of parity to plant.

@@ -28,7 +28,7 @@ def in_ranks(functions: Mapping[str, Function], world_size: int, folder: Path) -
     The result of a function that raises is the error as text.
     """
     folder.joinpath("functions").write_bytes(pickle.dumps(dict(functions)))
-    ranks = [Program(WORK, str(rank), str(world_size), str(folder)) for rank in range(world_size)]
+    ranks = [Program(WORK, str(rank), str(world_size), str(folder), compiler=True) for rank in range(world_size)]
     for done in run_together(ranks, SECONDS):
         assert done.returncode == 0, done.stderr
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]

@@ -19,6 +19,11 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
+#: What programs that compile or shard import, and what Inductor asks the C++ compiler first. Both take seconds.
+COMPILER = (
+    *("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp"),
+    "torch._inductor.cpu_vec_isa:pick_vec_isa",
+)
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -37,14 +42,17 @@ class Program:
 
     `import torch` takes two seconds. The process is a fork of a process that has only imported torch. So start Python
     itself if the test depends on a variable that PyTorch reads during its import, or on options of the interpreter.
-    OMP_NUM_THREADS is 1.
+    OMP_NUM_THREADS is 1. A program that returns, or calls `sys.exit`, runs its exit handlers and is not finalized.
 
     Args:
         code: The program, which may be indented.
         arguments: Its `sys.argv` after "-c".
         env: Its environment; `environment()` if not given.
         cwd: Its working directory.
+        compiler: Whether torch.compile and FSDP have been imported, too.
         quiet: Whether it ignores warnings, as under `-W ignore`.
+        finalize: Whether Python is finalized at its end: objects are destroyed, and daemon threads are stopped. For
+            tests of that.
         stdout: An open file for its output, which `wait` then does not return.
         stderr: The same for its errors.
     """
@@ -55,19 +63,23 @@ class Program:
         *arguments: str,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        compiler: bool = False,
         quiet: bool = False,
+        finalize: bool = False,
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> None:
         code = textwrap.dedent(code)
         self.arguments = ["python", "-c", code, *arguments]
-        request = {"code": code, "arguments": arguments, "quiet": quiet, "folder": os.fspath(cwd or Path.cwd())}
-        request["env"] = dict(environment() if env is None else env)
+        request = {"code": code, "arguments": arguments, "quiet": quiet, "finalize": finalize}
+        request |= {"folder": os.fspath(cwd or Path.cwd()), "env": dict(environment() if env is None else env)}
         self._out, self._err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 (`wait` closes them)
         self._status, status = os.pipe()
         out = self._out.fileno() if stdout is None else stdout
         err = self._err.fileno() if stderr is None else stderr
-        socket.send_fds(_warm_python()[0], [json.dumps(request).encode()], [out, err, status])
+        socket.send_fds(
+            _warm_python(COMPILER if compiler else ())[0], [json.dumps(request).encode()], [out, err, status]
+        )
         os.close(status)
         self.pid = self._number(timeout=400)
         self._ended = False
@@ -129,10 +141,14 @@ def run_together(programs: Sequence[Program], timeout: float = 120) -> list[subp
 
 
 @functools.cache
-def _warm_python() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Starts the process from which programs are forked, and returns its request socket."""
+def _warm_python(more: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Starts the process from which programs are forked, and returns its request socket.
+
+    Args:
+        more: What it imports besides torch: modules, and functions that it calls, as `module:function`.
+    """
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, str(TESTS / "helpers" / "warm_python.py"), str(there.fileno())]
+    command = [sys.executable, str(TESTS / "helpers" / "warm_python.py"), str(there.fileno()), *more]
     env = {**plain_environment(), "OMP_NUM_THREADS": "1"}
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Runs `torch-promote trace` and `find-nan` in the test's process, and their program in a fork of one with torch."""
+"""Runs commands in the test's process, and the program of `run`, `trace` or `find-nan` in a fork of one with torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from helpers.command_line import Capture
 from helpers.subprocesses import Program
-from torch_promote.cli import traced_program
+from torch_promote.cli import child_process
 from torch_promote.cli.program import main
 
 #: In the fork, torch is imported already, so its entry point does not load this package.
@@ -18,7 +18,11 @@ import sys
 import torch_promote_autoload, runpy
 torch_promote_autoload.autoload()
 sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+if sys.argv[0] == "-m":
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+else:
+    runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 #: A training loop: its arguments are the number of steps, and code that runs before each. The optimizer has the hooks
@@ -61,9 +65,11 @@ class _Started:
     def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
         self._program = Program(_AS_SCRIPT, *command[1:], env=variables, stdout=1, stderr=2)
         self.pid = self._program.pid
+        self.returncode: int | None = None
 
     def wait(self) -> int:
-        return self._program.wait().returncode
+        self.returncode = self._program.wait().returncode
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -72,7 +78,7 @@ class _Started:
 @pytest.fixture
 def warm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs start in forks. Their process id is that of the fork."""
-    monkeypatch.setattr(traced_program, "start", _Started)
+    monkeypatch.setattr(child_process, "start", _Started)
 
 
 def command_run(capfd: Capture, *arguments: str) -> tuple[int, str, str]:

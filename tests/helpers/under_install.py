@@ -1,4 +1,4 @@
-"""The options --installed and --installed-policy: they run the tests with `install` in force.
+"""Applies the options --installed and --installed-policy: they run the tests with `install` in force.
 
 With `install` in force, `torch.autocast` opens regions of ours. A test that compares ours with stock uses
 `tp.stock_autocast` for stock:
@@ -21,16 +21,6 @@ from torch_promote import _C
 
 #: Modules whose doctests show `install` and `uninstall`.
 _SHOW_INSTALL = ("installation.py",)
-
-
-def add_option(parser: pytest.Parser) -> None:
-    """Declares the options."""
-    parser.addoption("--installed", action="store_true", help="run the tests with install() in force")
-    parser.addoption(
-        "--installed-policy",
-        metavar="POLICY",
-        help='run them with install(policy=POLICY); "off" finds tests that take torch.autocast for stock',
-    )
 
 
 def watch(config: pytest.Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from typing import Any
 
@@ -88,6 +89,36 @@ def test_unknown_checkpointing_is_refused_where_it_is_called(changes: dict[str, 
         module._get_autocast_kwargs("cpu")
 
 
+class FrameWithOwnDescriptor(stock_checkpoint._CheckpointFrame):
+    recompute_fn = None
+
+
+def test_install_refuses_checkpointing_that_keeps_its_functions_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    keepers = uninstall()
+    module = imitation(_CheckpointFrame=FrameWithOwnDescriptor)
+    monkeypatch.setitem(sys.modules, "torch.utils.checkpoint", module)
+    try:
+        _checkpoint.install.__wrapped__()
+    finally:
+        for (kind, name), keeper in keepers.items():
+            setattr(kind, name, keeper)
+    with (
+        ours(OVERRIDES),
+        pytest.raises(tp.RegionError, match=r"\(_CheckpointFrame does not accept a descriptor for 'recompute_fn'\)"),
+    ):
+        module._get_autocast_kwargs("cpu")
+
+
+def test_the_attribute_of_a_function_is_as_without_the_descriptor() -> None:
+    kind = stock_checkpoint._CheckpointFrame
+    frame = kind.__new__(kind)
+    with pytest.raises(AttributeError, match="'_CheckpointFrame' object has no attribute 'recompute_fn'"):
+        _ = frame.recompute_fn
+    assert kind.recompute_fn is vars(kind)["recompute_fn"]
+    frame.recompute_fn = len
+    assert frame.recompute_fn("abc") == 3
+
+
 def test_checkpointing_that_cannot_be_refused_either() -> None:
     module = types.ModuleType("imitation")
     with pytest.raises(tp.RegionError, match="Only the stock policy works"):
@@ -123,5 +154,5 @@ with tp.my_autocast("cpu"):
 y.sum().backward()
 print(len(seen), len(set(seen)), seen[0][1] is torch.float16)
 """
-    done = run_python(program)
+    done = run_python(program, compiler=True)
     assert done.stdout.split() == ["2", "1", "False"], done.stderr

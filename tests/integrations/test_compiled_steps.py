@@ -189,7 +189,7 @@ for function in (optimizer.step, update, write):
 """
 
     def run(*arguments: str) -> str:
-        done = run_python(program, *arguments, timeout=200)
+        done = run_python(program, *arguments, compiler=True, timeout=200)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -218,5 +218,5 @@ for step in (*steps, *steps):
 
 
 def test_a_step_that_was_compiled_before_the_first_region() -> None:
-    done = run_python(COMPILED_FIRST, timeout=200)
+    done = run_python(COMPILED_FIRST, compiler=True, timeout=200)
     assert done.stdout.split() == ["-1.0", "-2.0", "-3.0", "-4.0"], done.stderr

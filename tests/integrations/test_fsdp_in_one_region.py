@@ -58,5 +58,5 @@ end_group()
 @pytest.mark.parametrize("world_size", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_gathered_weights_are_cast_again(tmp_path: Path, world_size: int) -> None:
     arguments = f"{tmp_path}/rendezvous", str(world_size)
-    for done in run_together([Program(TRAIN, *arguments, str(rank)) for rank in range(world_size)]):
+    for done in run_together([Program(TRAIN, *arguments, str(rank), compiler=True) for rank in range(world_size)]):
         assert done.stdout.split() == ["True", "True", "False"] * 4, done.stdout + done.stderr

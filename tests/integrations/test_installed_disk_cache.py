@@ -39,7 +39,7 @@ def compiled(directory: Path, arguments: dict[str, Any] | None) -> tuple[int, to
     return counters["autograd_cache_hit"] - before, dtype
 
 
-@pytest.mark.usefixtures("nothing_installed", "fresh_dynamo")
+@pytest.mark.usefixtures("nothing_installed", "fresh_dynamo", "vector_instructions_are_known")
 @pytest.mark.parametrize("has_digest", [True, False])
 def test_entries_of_their_own(has_digest: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_digest:
@@ -86,7 +86,7 @@ RUNS = (
 def test_processes_that_share_the_cache(tmp_path: Path) -> None:
     for arguments, hits, dtype in RUNS:
         variables = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
-        done = run_python(PROGRAM, arguments, env=variables, quiet=True, timeout=250)
+        done = run_python(PROGRAM, arguments, env=variables, compiler=True, quiet=True, timeout=250)
         assert done.stdout.split() == [hits, dtype], done.stderr
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,11 +15,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import torch_promote as tp
+from fuzz.calls import Installed
+from fuzz.drawing import draw_program
+from fuzz.running import check, quiet
+from fuzz.script import script_of
 from helpers.comparison import assert_same
 from helpers.models import EVERY_MODEL, made
 from helpers.probes import leaves_no_trace
 from helpers.program_comparison import grads
-from helpers.random_programs import OF_VIEWS, check_random_programs
 from torch_promote import _C
 
 pytestmark = [
@@ -69,15 +73,13 @@ def test_dtypes_and_cache(dtype: torch.dtype, cache_enabled: bool) -> None:
     assert_like_stock(lambda: steps(*made("qkv"), dtype, cache_enabled=cache_enabled))
 
 
-def test_random_programs() -> None:
-    def ours(**arguments: Any) -> Any:
-        return torch.autocast("cpu", **arguments)
-
-    def stock(**arguments: Any) -> Any:
-        return tp.stock_autocast("cpu", **arguments)
-
-    with leaves_no_trace(), tp.installed_as():
-        check_random_programs(stock, ours, OF_VIEWS, programs=30)
+@pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
+def test_random_programs(cache: str) -> None:
+    with quiet(), leaves_no_trace():
+        for number in range(40):
+            program = draw_program(8, number, "cpu", cache)
+            verdict = check(program, functools.partial(Installed, cache=cache))
+            assert not verdict.found, script_of(program, f"{number}: {verdict.detail}")
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

@@ -56,3 +56,14 @@ def test_an_import_of_the_name_raises_the_same_error(plugins: ModuleType) -> Non
 def test_a_name_that_does_not_exist_is_an_attribute_error(plugins: ModuleType) -> None:
     with pytest.raises(AttributeError, match="has no attribute 'MixedPrecison'"):
         plugins.MixedPrecison  # noqa: B018
+
+
+def test_an_error_of_an_installed_lightning_is_not_hidden(plugins: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    class LacksTorchmetrics(MetaPathFinder):
+        def find_spec(self, fullname: str, *unused: Any) -> None:
+            if fullname == "lightning":
+                raise ModuleNotFoundError("No module named 'torchmetrics'", name="torchmetrics")
+
+    monkeypatch.setattr(sys, "meta_path", [LacksTorchmetrics(), *sys.meta_path])
+    with pytest.raises(ModuleNotFoundError, match="torchmetrics"):
+        _ = plugins.MixedPrecision

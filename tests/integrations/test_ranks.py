@@ -225,7 +225,7 @@ def test_a_job_whose_ranks_differ_ends(arguments: Any, variables: Any, fails: bo
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2", **variables}
-    ended = run_together([Program(JOB, *arguments, env=environment(RANK=rank, **job)) for rank in "01"])
+    ended = run_together([Program(JOB, *arguments, env=environment(RANK=rank, **job), compiler=True) for rank in "01"])
     errors = [done.stderr for done in ended]
     assert [done.returncode != 0 for done in ended] == [fails, fails], errors
     assert ("PolicyMismatchError: ranks of this job differ" in errors[1]) == fails, errors[1]

@@ -65,5 +65,5 @@ end_group()
 @pytest.mark.parametrize("cache", [pytest.param("weights", marks=pytest.mark.slow), "persistent"])
 def test_weights_are_cast_again_after_each_step(tmp_path: Path, cache: str) -> None:
     arguments = f"{tmp_path}/rendezvous", cache
-    for done in run_together([Program(TRAIN, *arguments, str(rank)) for rank in range(2)]):
+    for done in run_together([Program(TRAIN, *arguments, str(rank), compiler=True) for rank in range(2)]):
         assert done.stdout.split() == ["True"] * 6, done.stdout + done.stderr

@@ -282,5 +282,5 @@ end_group()
 
 def test_fsdp2_and_ddp(tmp_path: Any) -> None:
     """Policies set before and after, and taken off again."""
-    done = run_python(DISTRIBUTED, str(tmp_path / "rendezvous"), timeout=200)
+    done = run_python(DISTRIBUTED, str(tmp_path / "rendezvous"), compiler=True, timeout=200)
     assert done.stdout.split() == ["True"] * 7, done.stdout + done.stderr

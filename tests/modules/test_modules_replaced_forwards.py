@@ -388,3 +388,13 @@ def test_a_replica_whose_forward_is_called_directly_uses_its_own_weights() -> No
     replica.weight, replica.bias = torch.zeros(2, 2), torch.zeros(2)
     assert torch.equal(replica.forward(torch.ones(1, 2)), torch.zeros(1, 2))
     assert not torch.equal(module.forward(torch.ones(1, 2)), torch.zeros(1, 2))
+
+
+def test_a_forward_in_the_place_of_an_attribute_has_no_function() -> None:
+    """Code that rebinds methods asks for their function."""
+    linear = nn.Linear(2, 2)
+    linear.forward = lambda x: x  # type: ignore[method-assign]
+    set_module_policy(linear, {"": "fp32"})
+    with pytest.raises(AttributeError, match="a forward that replaced an attribute of the module has no function"):
+        _ = linear.forward.__func__  # type: ignore[attr-defined]
+    assert not hasattr(linear.forward, "__func__")

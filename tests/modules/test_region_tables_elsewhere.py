@@ -21,6 +21,7 @@ from helpers.module_policies import dtype_of, model_of
 from helpers.region_tables import FP16, FP32, HALF, LOW, SINGLE, X, policy_of, region, state_of
 from torch_promote.integrations import compare_ranks
 from torch_promote.integrations.compile import policy_digest
+from torch_promote.modules import region_tables
 from torch_promote.native import module_tables
 from torch_promote.native.policy_changes import policies_beyond_stock
 
@@ -199,3 +200,35 @@ def test_numbers_of_any_size_come_back() -> None:
         finally:
             tp._C.exit_region(owner)
     assert module_tables.number_in_force() == 0
+
+
+# --- bounds
+
+
+def test_the_number_of_tables_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_tables, "_MOST", len(module_tables._tables) + 1)
+    with pytest.raises(tp.PolicyError, match=r"this process has used \d+ different policies with module tables"):
+        region(policy_of({"2": {"bmm": "float16"}}), model_of())
+
+
+def test_lookups_are_forgotten_and_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_tables, "_KEPT_LOOKUPS", 0)
+    model = model_of()
+    for _ in range(3):
+        with region(FP16, model):
+            assert module_tables.number_in_force() > 0
+        assert module_tables.number_in_force() == 0
+    assert len(module_tables._numbers) == 1
+
+
+def test_tables_that_die_during_a_change_are_detached_at_its_end() -> None:
+    """The garbage collector may run in the middle of another change."""
+    model = model_of()
+    before = state_of(model)
+    bound = region(FP16, model)
+    assert state_of(model) != before
+    with region_tables._changing():
+        del bound
+        gc.collect()
+        assert state_of(model) != before
+    assert state_of(model) == before

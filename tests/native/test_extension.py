@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import torch_promote as tp
 from helpers.subprocesses import run_python
 from torch_promote import _C, ExtensionError
 from torch_promote.native import loader as _extension
@@ -85,3 +86,27 @@ def test_importing_changes_nothing() -> None:
         "print('same')\n"
     )
     assert result.stdout == "same\n", result.stderr
+
+
+def test_functions_in_c_check_their_arguments() -> None:
+    with pytest.raises(TypeError, match=r"enter_region\(owner, packed\) takes two arguments"):
+        _C.enter_region(object())  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"pack_plain_region\(.*\) takes five arguments"):
+        _C.pack_plain_region("cpu")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="function"):
+        _C.CallOnStore()  # type: ignore[call-arg]
+    stored: list[object] = []
+    store = _C.CallOnStore(stored.append)
+    with pytest.raises(AttributeError, match=r"CallOnStore\.stored cannot be deleted, only assigned"):
+        del store.stored
+    store.stored = 3
+    assert stored == [3]
+
+
+def test_no_regions_can_be_suspended_and_resumed() -> None:
+    regions = _C.suspend_regions(0)
+    _C.resume_regions(regions)
+    assert _C.depth() == 0
+    with tp.my_autocast("cpu"):
+        _C.resume_regions(_C.suspend_regions(1))
+        assert _C.depth() == 1

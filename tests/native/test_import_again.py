@@ -51,7 +51,7 @@ AGAIN = {
 
 def run(code: str, **variables: str) -> str:
     before = "import importlib, sys, warnings, torch\nwarnings.simplefilter('error', RuntimeWarning)\n"
-    done = run_python(before + code, env=environment(**variables), timeout=200)
+    done = run_python(before + code, env=environment(**variables), finalize=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -123,6 +123,12 @@ NOT_OPS: list[tuple[Any, str]] = [
         for key in (nn.LayerNorm, nn.LayerNorm(3), "nn.LayerNorm", "torch.nn.LayerNorm")
     ),
     (Mine(3), f'Mine {MODULE}(model, {{Mine: "fp32"}}).'),
+    (
+        nn.MaxPool2d,  # F._max_pool2d is no op
+        f'nn.MaxPool2d {MODULE}(model, {{nn.MaxPool2d: "fp32"}}). Or name the op, wherever it is called: '
+        "'max_pool2d'.",
+    ),
+    (nn.Softmin, f'nn.Softmin {MODULE}(model, {{nn.Softmin: "fp32"}}).'),
     ("nn.Transformer", f'nn.Transformer {MODULE}(model, {{nn.Transformer: "fp32"}}).'),
     (
         "Linear",

@@ -262,6 +262,12 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "(policy_tests::many.dtype), no entry (policy_tests::many.out). Name one of them, such as "
         "'policy_tests::many.default'.",
     ),
+    "a name for changes": (
+        lambda: Policy("cuda"),  # type: ignore[arg-type]
+        PolicyError,
+        "Policy(...) takes a tuple of (overload, device, policy) triples, got 'cuda'. To get a policy by name, use "
+        "Policy.named(...).",
+    ),
     "an override of no mapping": (
         lambda: Policy.stock().override("mm"),  # type: ignore[arg-type]
         PolicyError,

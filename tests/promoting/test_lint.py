@@ -259,3 +259,12 @@ class TestBadInput:
             tp.promotion("torch", on_promotion=lambda: None)  # type: ignore[arg-type,misc]
         with pytest.raises(OptionError, match="does not take one argument"):
             tp.promotion("torch", on_promotion=lambda event, more: None)  # type: ignore[arg-type,misc]
+
+
+def test_a_builtin_without_a_signature_may_be_the_callable() -> None:
+    with pytest.raises(ValueError, match="no signature found"):
+        inspect.signature(dict.update)
+    events: dict[str, int] = {}
+    with tp.promotion("torch", on_promotion=events.update):
+        pass
+    assert events == {}

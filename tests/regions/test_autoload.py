@@ -9,10 +9,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
 
+import torch_promote_autoload
 from helpers.autoloading import ROOT, entry_point, entry_points, variables, write_metadata
 from helpers.subprocesses import output_of, run_python
 
@@ -278,3 +280,16 @@ def test_child_processes_inherit_it(entry_point: Path, tmp_path: Path, contexts:
     )
     assert done.stdout.splitlines() == [f"{kind} torch.float64" for kind in (*contexts, "mp.spawn")]
     assert done.stderr == ""
+
+
+def test_an_interrupt_of_the_import_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(MetaPathFinder):
+        def find_spec(self, fullname: str, *unused: object) -> None:
+            if fullname == "torch_promote":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "torch_promote")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    monkeypatch.setenv("TORCH_PROMOTE_AUTOCAST", "1")
+    with pytest.raises(KeyboardInterrupt):
+        torch_promote_autoload.autoload()

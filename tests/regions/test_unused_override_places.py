@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ import torch_promote as tp
 from helpers.overrides_without_effect import BATCH, NET, Body, W, X, linear_12_times, program, region, told
 from helpers.subprocesses import run_python
 from torch_promote import _C
+from torch_promote.regions import autocast, unused_overrides
 
 
 @pytest.fixture(autouse=True)
@@ -157,3 +159,29 @@ with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
 """
     done = run_python(program_text)
     assert "<string>:3: UnusedOverrideWarning" in done.stderr or "UnusedOverrideWarning: the override of" in done.stderr
+
+
+def test_a_region_that_no_line_makes_has_no_author(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread calls the class itself."""
+    asked = threading.Event()
+    lines, errors = [], []
+
+    def line_of(frame: FrameType | None) -> Any:
+        lines.append((frame, unused_overrides.line_of(frame)))
+        asked.set()
+        return lines[-1][1]
+
+    monkeypatch.setattr(autocast, "line_of", line_of)
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
+    _thread.start_new_thread(tp.my_autocast, ("cpu",), {"overrides": {"mm": "fp32"}})
+    assert asked.wait(60)
+    assert (lines, errors) == ([(None, None)], [])
+
+
+def test_lines_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unused_overrides, "_lines", {})
+    monkeypatch.setattr(unused_overrides, "_MOST_LINES", 16)
+    for number in range(40):
+        code = compile("tp.my_autocast('cpu', overrides={'mm': 'fp32'})", f"<line {number}>", "eval")
+        eval(code, {"tp": tp})
+        assert 1 <= len(unused_overrides._lines) <= 16

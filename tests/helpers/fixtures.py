@@ -1,0 +1,123 @@
+"""Fixtures of all tests, and what happens before the first."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers import under_install
+from helpers.installed import installed_marked, nothing_installed
+from helpers.thread_state import thread_state
+from torch_promote.checking import pretend_cuda as cuda
+
+__all__ = ["installed_marked", "nothing_installed"]  # fixtures
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    under_install.watch(config)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def earlier_objects_are_frozen() -> None:
+    """The garbage collector does not scan what was there before a file's tests: the collected tests, imported modules.
+
+    These are millions of objects, and `gc.collect` in a test would take up to a second.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_switched_on() -> Iterator[None]:
+    """Every test leaves the thread's autocast state, and our cache, as it found them."""
+    before = thread_state()
+    yield
+    assert thread_state() == before
+    assert tp.cache_info()["entries"] == 0
+
+
+@pytest.fixture
+def nothing_persists() -> Iterator[None]:
+    """Checks that no weight has persistent casts before the test, and clears them after it."""
+    tp.clear_cache()
+    yield
+    tp.clear_cache()
+    info = tp.cache_info()
+    assert (info["persistent_entries"], info["persistent_bytes"]) == (0, 0)
+
+
+@pytest.fixture
+def stale_casts_on_purpose() -> Iterator[None]:
+    """For tests of documented limits: with TORCH_PROMOTE_CHECK_CASTS=1 their stale casts would raise."""
+    with tp.check_casts(False):
+        yield
+
+
+@pytest.fixture
+def no_cast_checks() -> Iterator[None]:
+    """For tests that count kernels or bytes, to which TORCH_PROMOTE_CHECK_CASTS=1 would add its comparisons."""
+    with tp.check_casts(False):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_seeds_for_absent_devices() -> Iterator[None]:
+    """`torch.manual_seed` does not queue seeds for devices that are absent.
+
+    PyTorch formats and keeps the stack for each: a sixth of the time of tests that seed each sample.
+    """
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for device, module in (
+            (torch.cuda, torch.cuda.random),
+            (torch.xpu, torch.xpu.random),
+            (torch.mtia, torch.mtia),
+        ):
+            if not device.is_available():
+                monkeypatch.setattr(module, "_lazy_call", lambda *_, **__: None, raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_timings_of_guards() -> Iterator[None]:
+    """Dynamo does not time the guards of each frame that it compiles, for its statistics.
+
+    It empties the processor's caches first, which takes 20 ms for each frame.
+    """
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Uses one thread, because the bits of a sum depend on how threads split it."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Clears compiled code before and after, and raises the limit on versions of a function."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=64):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="session")
+def vector_instructions_are_known() -> None:
+    """Inductor compiles no tests of vector instructions in a new cache folder: it has found them in the usual one."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    pick_vec_isa()
+
+
+@pytest.fixture
+def pretend_cuda() -> Iterator[None]:
+    """Allows enabled regions of "cuda", stock's and ours, without a GPU, for use with fake tensors."""
+    with cuda.pretend_cuda():
+        yield
