@@ -4,13 +4,21 @@
 #                (TORCH_PROMOTE_CHECK_CASTS=1 make test compares every reused cast with a fresh one)
 # make test-all  also runs the tests that are marked slow
 # make test-installed  runs the tests with install() in force: torch.autocast opens regions of ours
+# make coverage  lists the lines of the package, of Python and C++, that no test executes (an extra build, an hour;
+#                ARGS=tests/cache for some tests; ARGS=--report for the last run again; ARGS=--json)
 # make test-pytorch  runs PyTorch's own autocast tests under stock and with install() in force, and compares their
 #                outcomes; PYTORCH= names PyTorch's sources (without it, the command explains how to get them)
 # make test-jax  also compares the promotion rules with JAX and ml_dtypes, which it installs
 # make test-ecosystem  runs programs of training frameworks under stock autocast and ours, each framework in a separate
 #                environment (ARGS=accelerate for one of them; ARGS=--list; not run in CI)
+# make sanitize  the tests of the C++ code with AddressSanitizer and UndefinedBehaviorSanitizer in the extension, then with
+#                ThreadSanitizer (ARGS=address or ARGS=thread for one; ARGS="thread tests/cache"; not run in CI)
+# make soak      makes new modules, policies, rules, ops and threads 20,000 times, and looks for growth of memory and
+#                registries (ARGS=--each for each feature by itself; not run in CI)
 # make tuned-models  tunes small models of transformers and timm, which it installs, and prints the table of docs/tuning.md
 # make parity    PyTorch's op database under stock and ours (make parity ARGS=--quick for a minute's worth)
+# make fuzz      random training programs under stock and ours, compared bit for bit (ARGS="--programs 100000 --seed 1",
+#                ARGS="--device cuda-stand-in", ARGS=--help)
 # make docs      builds README, docs/ and the API reference as a site, in build/site; a warning or a dead link is an error
 # make docs-pages  writes the generated parts of docs/promotion.md and docs/promotion_rules.md, and docs/images/
 # make lint      ruff, mypy and clang-format
@@ -34,14 +42,16 @@ export PYTHONDONTWRITEBYTECODE :=
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+# The requirements of an extra, without the package and PyTorch.
+extra = $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])')
 SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
 
 # The extension is in the source tree, so a build for one PyTorch replaces that for another.
 BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
-.PHONY: demo demo-tune docs docs-pages test test-all test-installed test-pytorch test-jax test-ecosystem tuned-models parity \
-	lint bench bench-instructions gpu build clean force
+.PHONY: demo demo-tune docs docs-pages test test-all test-installed coverage test-pytorch test-jax test-ecosystem \
+	tuned-models sanitize soak fuzz parity lint bench bench-instructions gpu build clean force
 
 demo: build
 	$(PY) examples/train_gpt.py $(ARGS)
@@ -58,6 +68,10 @@ test-all: build
 test-installed: build
 	$(PY) -m pytest --installed --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
+coverage: build
+	$(PIP) $(call extra,coverage)
+	$(PY) tests/line_coverage --jobs $(JOBS) $(ARGS)
+
 test-pytorch: build
 	$(PY) tests/pytorch_suite $(PYTORCH) $(ARGS)
 
@@ -68,6 +82,12 @@ test-jax: build
 test-ecosystem: build
 	$(PY) tests/ecosystem $(ARGS)
 
+sanitize: build
+	$(PY) tests/sanitizers $(ARGS)
+
+soak: build
+	$(PY) tests/soak $(ARGS)
+
 # The pin prevents torchvision, which timm needs, from installing another PyTorch.
 tuned-models: build
 	$(PIP) torch==$(TORCH_VERSION) 'transformers>=5' 'timm>=1'
@@ -75,6 +95,9 @@ tuned-models: build
 
 parity: build
 	$(PY) -m torch_promote parity $(ARGS)
+
+fuzz: build
+	$(PY) tests/fuzz --jobs $(JOBS) $(ARGS)
 
 lint: build
 	$(VENV)/bin/ruff check .
@@ -94,7 +117,7 @@ docs: $(VENV)/.docs
 
 $(VENV)/.docs: pyproject.toml
 	$(PYTHON3) -m venv $(VENV)
-	$(PIP) $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	$(PIP) $(call extra,docs)
 	touch $@
 
 bench: build
