@@ -74,6 +74,11 @@ def test_policies_as_text_has_a_line_for_each_row(capsys: Capture, wide: None) -
 
 def test_policies_of_an_op_that_calls_another_overload(capsys: Capture) -> None:
     text = text_of(capsys, "policies", "--op", "norm")
+    # Releases differ in the overloads of named dimensions.
+    head, first, rest = text.partition("overloads without")
+    overloads, blank, last = rest.partition("\n\n")
+    kept = [word.rstrip(",") for word in overloads.partition(":")[2].split() if "names_" not in word]
+    text = "\n".join([f"{head}{first}:", *kept]) + f"{blank}{last}"
     assert_expected_inline(
         text.replace(torch.__version__, "VERSION"),
         """\
@@ -88,9 +93,13 @@ fp32_append_dtype  0    2     Cast nothing; call the overload that takes an
 fallthrough        2    0     Do nothing; ops inside a composite op still see
                               autocast.
 
-overloads without a row, and so without a policy: norm.ScalarOpt_dim_dtype,
-  norm.ScalarOpt_dtype, norm.ScalarOpt_dtype_out, norm.Scalar_out,
-  norm.dtype_out, norm.out
+overloads without:
+norm.ScalarOpt_dim_dtype
+norm.ScalarOpt_dtype
+norm.ScalarOpt_dtype_out
+norm.Scalar_out
+norm.dtype_out
+norm.out
 
 rows: 2. torch VERSION registers the ops as shown.
 """,

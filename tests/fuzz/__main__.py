@@ -73,6 +73,9 @@ def main(argv: list[str] | None = None) -> int:
             path.write_text(found.script, encoding="utf-8")
             found.path = str(path)
     print(as_json(report) + "\n" if options.json else as_text(report), end="")
+    if not status and report.counts.is_mostly_errors:
+        print("make fuzz: error: too many programs end with an error, so too little was compared", file=sys.stderr)
+        status = 2
     return status or int(bool(report.found))
 
 

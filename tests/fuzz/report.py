@@ -44,6 +44,11 @@ class Counts:
         if verdict.what in ("same error", "documented"):
             self.errors[verdict.detail[:100]] += 1
 
+    @property
+    def is_mostly_errors(self) -> bool:
+        """Whether more than one program in five ends with an error under both, which compares little."""
+        return self.outcomes["same error"] * 5 > self.programs
+
     def merge(self, other: Counts) -> None:
         """Adds other counts."""
         for name in self.__slots__:

@@ -24,6 +24,7 @@ _FINITE = {
     torch.float32: float(2**128 - 2**104),
     torch.float64: math.inf,
 }
+_CLAMPS = ("clamp", "clamp_min", "clamp_max", "clip")
 #: The least number that rounds to infinity.
 _TO_INFINITY = {torch.float16: 65520.0, torch.bfloat16: float(2**128 - 2**119), torch.float32: float(2**128 - 2**103)}
 
@@ -52,6 +53,8 @@ def overflow_of_number(number: Number, computed: torch.dtype, op: str = "", comp
     """
     name = dtype_name(computed)
     wrapped = wrapped_value(number, computed)
+    if isinstance(number, int) and wrapped != number and op in _CLAMPS:  # others than these raise
+        return f" {number} does not fit {name}, so it bounds nothing."
     if isinstance(number, int) and wrapped != number:
         return f" {number} does not fit {name} and wraps to {wrapped}."
     real = to_real(computed)
