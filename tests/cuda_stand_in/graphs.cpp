@@ -37,6 +37,28 @@ std::vector<at::Tensor> cuda_tensors(const std::vector<IValue>& values) {
   return tensors;
 }
 
+// The same memory without the autograd graph: a CUDA graph owns memory, and keeps no node alive.
+// A view refers to its base, and so to the node of that.
+at::Tensor without_node(const at::Tensor& tensor) {
+  const bool has_node = tensor.defined() && (tensor.grad_fn() != nullptr || tensor.is_view());
+  return has_node ? at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false))
+                  : tensor;
+}
+
+IValue without_node(const IValue& value) {
+  if (value.isTensor()) {
+    return without_node(value.toTensor());
+  }
+  if (!value.isList()) {
+    return value;
+  }
+  c10::impl::GenericList copy(value.toList().elementType());
+  for (const IValue& element : value.toListRef()) {
+    copy.push_back(without_node(element));
+  }
+  return copy;
+}
+
 std::vector<IValue> top(const Stack& stack, size_t count) {
   return {stack.end() - static_cast<int64_t>(count), stack.end()};
 }
@@ -65,12 +87,22 @@ class Written {
   std::vector<std::pair<at::Tensor, std::vector<char>>> saved_;
 };
 
-// One recorded kernel. It owns its tensors, as a graph owns its memory.
+// One recorded kernel. It owns the memory of its tensors, as a graph does.
 struct Recorded {
   c10::OperatorHandle op;
   Kernel kernel;
   std::vector<IValue> arguments;
   std::vector<at::Tensor> results; // the results with their own memory
+
+  // After the capture: results get their nodes after their kernels.
+  void drop_nodes() {
+    for (IValue& argument : arguments) {
+      argument = without_node(argument);
+    }
+    for (at::Tensor& result : results) {
+      result = without_node(result);
+    }
+  }
 
   void run() const {
     Stack stack = arguments;
@@ -186,9 +218,16 @@ __attribute__((visibility("default"))) int64_t stand_in_graph_begin(int device, 
 }
 
 __attribute__((visibility("default"))) void stand_in_graph_end(int64_t id) {
-  auto& graphs = cuda_stand_in::graphs();
-  const std::lock_guard<std::mutex> lock(graphs.mutex);
-  graphs.stop(graphs.all.at(id).get());
+  cuda_stand_in::Graph* graph = nullptr;
+  {
+    auto& graphs = cuda_stand_in::graphs();
+    const std::lock_guard<std::mutex> lock(graphs.mutex);
+    graph = graphs.all.at(id).get();
+    graphs.stop(graph);
+  }
+  for (auto& recorded : graph->kernels) { // without the lock: freeing a node may run code
+    recorded.drop_nodes();
+  }
 }
 
 __attribute__((visibility("default"))) void stand_in_graph_replay(int64_t id) {
