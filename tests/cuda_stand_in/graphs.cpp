@@ -38,9 +38,9 @@ std::vector<at::Tensor> cuda_tensors(const std::vector<IValue>& values) {
 }
 
 // The same memory without the autograd graph: a CUDA graph owns memory, and keeps no node alive.
-// A view refers to its base, and so to the node of that.
+// A view refers to its base, and so to the node of that; its own may be out of date, which grad_fn() reports.
 at::Tensor without_node(const at::Tensor& tensor) {
-  const bool has_node = tensor.defined() && (tensor.grad_fn() != nullptr || tensor.is_view());
+  const bool has_node = tensor.defined() && (tensor.is_view() || tensor.grad_fn() != nullptr);
   return has_node ? at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false))
                   : tensor;
 }
