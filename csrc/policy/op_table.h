@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -164,5 +165,14 @@ const std::array<OpEntryInfo, kNumOpEntries>& op_entries();
 // The table's policies for the running PyTorch: an op that this PyTorch does not register on a device's Autocast key is
 // `unlisted` for that device.
 const PolicyTable& stock_policy_table();
+
+// One op's policy on one device type.
+struct Override {
+  OpNumber op;
+  Device device;
+  PolicyByte policy;
+
+  auto operator<=>(const Override& other) const = default;
+};
 
 } // namespace torch_promote

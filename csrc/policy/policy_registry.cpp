@@ -1,8 +1,8 @@
 // file: the policy changes and policy tables that this process has used recently
 #include "policy/policy_registry.h"
 
+#include "policy/fingerprint.h"
 #include "policy/fork_safe_mutex.h"
-#include "policy/op_numbers.h"
 #include "policy/registry_sizes.h"
 
 #include <c10/util/Exception.h>
@@ -13,30 +13,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
 namespace torch_promote {
 
 namespace {
-
-using c10::ScalarType;
-
-constexpr unsigned kBitsPerSlot = 5;
-// Dtypes that Python has a name for on every supported version, without kNoFingerprint.
-// clang-format off
-constexpr ScalarType kDigits[1U << kBitsPerSlot] = {
-    ScalarType::Byte,          ScalarType::Char,            ScalarType::Short,           ScalarType::Int,
-    ScalarType::Long,          ScalarType::Float,           ScalarType::Double,          ScalarType::ComplexHalf,
-    ScalarType::ComplexFloat,  ScalarType::ComplexDouble,   ScalarType::Bool,            ScalarType::BFloat16,
-    ScalarType::UInt16,        ScalarType::UInt32,          ScalarType::UInt64,          ScalarType::Float8_e5m2,
-    ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2fnuz, ScalarType::Float8_e4m3fnuz, ScalarType::Float8_e8m0fnu,
-    ScalarType::Bits1x8,       ScalarType::Bits2x4,         ScalarType::Bits4x2,         ScalarType::Bits8,
-    ScalarType::Bits16,        ScalarType::UInt1,           ScalarType::UInt2,           ScalarType::UInt3,
-    ScalarType::UInt4,         ScalarType::UInt5,           ScalarType::UInt6,           ScalarType::UInt7,
-};
-// clang-format on
 
 struct KeptChange {
   const PolicyChange* change; // the key in Registry::numbers
@@ -80,57 +63,6 @@ size_t registry_size_of() {
 [[maybe_unused]] const bool noted_policies = note_registry("policy changes", &registry_size_of<&Registry::changes>) &&
                                              note_registry("policy tables", &registry_size_of<&Registry::tables>) &&
                                              note_registry("compositions", &registry_size_of<&Registry::composed>);
-
-class Hash {
- public:
-  void mix(PolicyByte byte) {
-    hash_ = (hash_ ^ byte) * 1099511628211ULL;
-  }
-  void mix_number(uint64_t number) {
-    for (; number != 0; number >>= 8) {
-      mix(static_cast<PolicyByte>(number & 0xFF));
-    }
-  }
-  void mix(const std::string& name) {
-    for (const char c : name) {
-      mix(static_cast<uint8_t>(c));
-    }
-  }
-  uint64_t value() const {
-    return hash_ ^ hash_ >> 32;
-  }
-
- private:
-  uint64_t hash_ = 14695981039346656037ULL; // FNV-1a: the same in every process, which a cache on disk needs
-};
-
-// Hashes the ops' names, because their numbers depend on the version of the table and on the order in which a program
-// names other ops. `salt` is 0 unless another table of this process has that fingerprint.
-Fingerprint fingerprint_of(const PolicyTable& table, PolicyByte salt) {
-  std::map<std::string, std::array<PolicyByte, kNumDevices>> changed;
-  for (const Override& change : overrides_of(table)) {
-    auto& bytes = changed[op_name(change.op)];
-    for (size_t device = 0; device < kNumDevices; ++device) {
-      bytes[device] = table.lookup(static_cast<Device>(device), change.op);
-    }
-  }
-  Hash hash;
-  if (salt != 0) {
-    hash.mix(salt);
-  }
-  for (const auto& [name, bytes] : changed) {
-    hash.mix(name);
-    for (const PolicyByte byte : bytes) {
-      hash.mix(byte);
-    }
-  }
-  hash.mix_number(table.promotion.content);
-  Fingerprint result{};
-  for (size_t slot = 0; slot < result.size(); ++slot) {
-    result[slot] = kDigits[(hash.value() >> (slot * kBitsPerSlot)) & ((1U << kBitsPerSlot) - 1)];
-  }
-  return result;
-}
 
 bool is_free(const Tables::value_type& entry) {
   return entry.second->holders.load(std::memory_order_acquire) == 0;
@@ -358,20 +290,6 @@ bool drop_promotion_changes(const Promotion* rule) {
     place = next;
   }
   return true;
-}
-
-std::vector<Override> overrides_of(const PolicyTable& table) {
-  std::vector<Override> result;
-  for (OpNumber op = 0; op < kNumOpEntries + table.extra.size(); ++op) {
-    for (size_t index = 0; index < kNumDevices; ++index) {
-      const Device device = static_cast<Device>(index);
-      const PolicyByte policy = table.lookup(device, op);
-      if (policy != stock_policy_table().lookup(device, op)) {
-        result.push_back({op, device, policy});
-      }
-    }
-  }
-  return result;
 }
 
 void set_defaults(uint32_t registered, uint32_t policy) {

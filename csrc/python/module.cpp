@@ -15,6 +15,7 @@
 #include "dispatch/registration.h"
 #include "dispatch/typed_wrapper.h"
 #include "dispatch/unversioned_writers.h"
+#include "policy/fingerprint.h"
 #include "policy/op_numbers.h"
 #include "policy/op_table.h"
 #include "policy/policy_registry.h"

@@ -1,6 +1,7 @@
 // file: the policy table in force in this thread
 #include "region/current_policy.h"
 
+#include "policy/fingerprint.h"
 #include "policy/torch_declarations.h"
 
 namespace torch_promote {

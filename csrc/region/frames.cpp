@@ -3,6 +3,7 @@
 
 #include "cache/stock_cache.h"
 #include "cache/thread_casts.h"
+#include "policy/fingerprint.h"
 #include "policy/torch_declarations.h"
 #include "region/current_policy.h"
 #include "region/promotion_state.h"
