@@ -242,7 +242,7 @@ def with_out(region: Region) -> Any:
 
 
 def assert_has_two_casts(use: Callable[[Region, Any], tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """`use` multiplies by a weight in a region of stock and in another region. If that is ours, it makes a second cast."""
+    """`use` multiplies by a weight in a region of stock and in another one. If that is ours, it makes a second cast."""
 
     def program(region: Region) -> torch.Tensor:
         torch.manual_seed(0)
