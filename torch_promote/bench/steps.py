@@ -111,7 +111,9 @@ def forward(net: Callable[[Tensor], Tensor], x: Tensor, region: Region = nullcon
     return step
 
 
-def train(subject: Subject, net: nn.Module, region: Region = nullcontext, batches: int = 1) -> Step:
+def train(
+    subject: Subject, net: nn.Module, region: Region = nullcontext, batches: int = 1, around: Region = nullcontext
+) -> Step:
     """Returns a training step without the optimizer: forward, loss, backward. It then frees the gradients.
 
     Args:
@@ -119,15 +121,17 @@ def train(subject: Subject, net: nn.Module, region: Region = nullcontext, batche
         net: One of its models.
         region: Makes the region of a forward.
         batches: The number of forwards and backwards in a step. Their gradients add up.
+        around: Makes the region of the whole step.
     """
     x, target = subject.x, subject.target
 
     def step() -> None:
-        for _ in range(batches):
-            with region():
-                # The cast of the loss is written out; autocast computes mse_loss in float32 too.
-                loss = functional.mse_loss(net(x).float(), target)
-            loss.backward()
+        with around():
+            for _ in range(batches):
+                with region():
+                    # The cast of the loss is written out; autocast computes mse_loss in float32 too.
+                    loss = functional.mse_loss(net(x).float(), target)
+                loss.backward()
         net.zero_grad(set_to_none=True)
 
     return step

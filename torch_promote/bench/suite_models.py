@@ -11,7 +11,7 @@ from torch_promote.bench.cases import ALREADY_CAST, HAND, LOW, OURS, PLAIN, STOC
 from torch_promote.bench.steps import MODELS, Region, Step, Subject, evaluate, forward, measured, subject, train
 from torch_promote.bench.timing import stopwatch
 
-__all__ = ["cases", "evaluation_steps", "forward_steps", "prepare_steps", "training_steps"]
+__all__ = ["accumulation_steps", "cases", "evaluation_steps", "forward_steps", "prepare_steps", "training_steps"]
 
 #: Makes the steps of all contenders.
 _Steps = Callable[[Subject, Region, Region], Mapping[str, Step]]
@@ -77,6 +77,22 @@ def training_steps(made: Subject, stock: Region, ours: Region, batches: int = 1)
         OURS: train(made, made.net, ours, batches),
         HAND: train(made, made.by_hand, batches=batches),
         ALREADY_CAST: train(made, cast_before(made.by_hand), batches=batches),
+        PLAIN: train(made, made.net, batches=batches),
+    }
+
+
+def accumulation_steps(made: Subject, stock: Region, ours: Region, batches: int = 4) -> dict[str, Step]:
+    """Makes training steps of several batches, forwards and backwards in one region.
+
+    Args:
+        made: The model.
+        stock: Makes stock's regions.
+        ours: Makes ours.
+        batches: The number of forwards and backwards in a step.
+    """
+    return {
+        STOCK: train(made, made.net, batches=batches, around=stock),
+        OURS: train(made, made.net, batches=batches, around=ours),
         PLAIN: train(made, made.net, batches=batches),
     }
 
