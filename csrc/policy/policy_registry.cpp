@@ -25,6 +25,7 @@ struct KeptChange {
   const PolicyChange* change; // the key in Registry::numbers
   uint64_t used;              // the clock when it was used last
   std::shared_ptr<const NamedOps> named;
+  uint32_t holders = 0;
 };
 
 using Tables = std::map<Fingerprint, std::unique_ptr<const KeptTable>>;
@@ -38,6 +39,7 @@ struct Registry {
   uint32_t last_number = 0;
   std::map<PolicyChange, uint32_t> numbers{{{}, 0}};
   std::unordered_map<uint32_t, KeptChange> changes; // does not contain number 0, the empty change
+  size_t trim_changes_at = kMostChanges + kMostChanges / 8;
   Tables tables;
   size_t trim_tables_at = kMostTables + kMostTables / 8;
   Composed composed;
@@ -91,12 +93,17 @@ void erase_change(Registry& all, std::unordered_map<uint32_t, KeptChange>::itera
   all.changes.erase(place);
 }
 
-// Drops all changes but the `most` that were used last.
+// Drops the changes without holders, except for the `most` that were used last.
 void trim_changes(Registry& all, size_t most) {
   std::vector<std::pair<uint64_t, uint32_t>> used;
   used.reserve(all.changes.size());
   for (const auto& [number, kept] : all.changes) {
-    used.emplace_back(kept.used, number);
+    if (kept.holders == 0) {
+      used.emplace_back(kept.used, number);
+    }
+  }
+  if (used.size() <= most) {
+    return;
   }
   const auto first_kept = used.end() - static_cast<std::ptrdiff_t>(most);
   std::nth_element(used.begin(), first_kept, used.end());
@@ -108,6 +115,13 @@ void make_room(Registry& all) {
   if (all.tables.size() >= all.trim_tables_at) {
     trim_tables(all, kMostTables);
     all.trim_tables_at = std::max(all.tables.size(), kMostTables) + kMostTables / 8; // some may have holders
+  }
+}
+
+void make_room_for_change(Registry& all) {
+  if (all.changes.size() >= all.trim_changes_at) {
+    trim_changes(all, kMostChanges);
+    all.trim_changes_at = std::max(all.changes.size(), kMostChanges) + kMostChanges / 8; // some may have holders
   }
 }
 
@@ -212,13 +226,28 @@ uint32_t intern_change(PolicyChange change) {
   TORCH_CHECK(
       all.last_number < kLastNumber, "torch_promote: this process has made ", kLastNumber,
       " different sets of overrides. Make the regions outside of the loop, or fewer different ones.");
-  if (all.changes.size() >= kMostChanges + kMostChanges / 8) {
-    trim_changes(all, kMostChanges);
-  }
+  make_room_for_change(all);
   const uint32_t number = ++all.last_number;
   const auto place = all.numbers.emplace(std::move(change), number).first;
   all.changes.emplace(number, KeptChange{&place->first, ++all.clock, named_ops_of(place->first)});
   return number;
+}
+
+HeldChange::HeldChange(uint32_t change) : change_(change) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (change != 0) {
+    ++find_change(all, change).holders;
+  }
+}
+
+HeldChange::~HeldChange() {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto held = all.changes.find(change_);
+  if (held != all.changes.end()) { // not if its promotion rule was dropped
+    --held->second.holders;
+  }
 }
 
 bool touch_change(uint32_t change) {

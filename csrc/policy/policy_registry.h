@@ -32,9 +32,10 @@ struct PolicyChange {
 // NOTE [ What the registry keeps ]
 // A program may create regions with new overrides or promotion rules at every step, so the registry keeps a bounded
 // number of changes and of tables, and drops the least recently used ones.
-// - A change is referenced by its number: in the packed spec of a region object, which may also be a constant of a
-//   compiled graph, and in checkpoints. The registry cannot count these references, so it keeps the last kMostChanges.
-//   Numbers are not reused: a region whose change was dropped raises.
+// - A change is referenced by its number, in the packed spec of a region. Objects that enter regions later hold a
+//   HeldChange, which keeps the change; so does Python for the graphs of torch.compile. A checkpoint has only the
+//   number. Of the changes that nothing holds, the registry keeps the last kMostChanges. Numbers are not reused: a
+//   region whose change was dropped raises.
 // - A table is referenced by the open regions that hold a PolicyPtr to it. A thread to which PyTorch carries a
 //   fingerprint holds the table that it found last. Of the tables without holders, the registry keeps the last
 //   kMostTables: a task may have been started in a region that has ended since.
@@ -95,6 +96,19 @@ class PolicyPtr {
 
 // Returns the number of a change. Equal changes have the same number, and the empty change has number 0.
 uint32_t intern_change(PolicyChange change);
+
+// Keeps a change as long as this lives.
+class HeldChange {
+ public:
+  // Raises if the registry has dropped the change.
+  explicit HeldChange(uint32_t change);
+  HeldChange(const HeldChange&) = delete;
+  HeldChange& operator=(const HeldChange&) = delete;
+  ~HeldChange();
+
+ private:
+  uint32_t change_;
+};
 
 // Marks a change as used now. Returns false if the registry has dropped it.
 bool touch_change(uint32_t change);

@@ -311,6 +311,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("policy_is_stock", [] { return &current_policy() == &stock_policy_table(); });
   m.def("current_policy_id", [] { return current_policy().serial; });
   m.def("touch_change", &touch_change);
+  py::class_<HeldChange>(m, "HeldChange").def(py::init<uint32_t>());
   m.def("registry_sizes", &registry_sizes); // for tests
   m.def("forget_named_calls", [] {          // for tests; see NOTE [ Unused overrides ]
     forget_named_calls();

@@ -326,6 +326,7 @@ class Double(Kind):
     def open(self, values: Values, state: State) -> list[str]:
         state.need_top()
         state.need(not state.inside["double"] and not state.inside["hooks"])
+        state.need(not (state.inside["step_each"] and state.frames))  # it has a backward, which steps weights
         state.inside["double"] += 1
         state.inside["function"] += 1
         return ["def twice(h):"]

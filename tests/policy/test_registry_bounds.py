@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import weakref
@@ -9,15 +10,20 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
 
 import torch_promote as tp
 from torch_promote import _C
+from torch_promote.native.region_spec import RegionSpec
 from torch_promote.promoting import hooks
 from torch_promote.reference.promotion_rules import make_rule
 from torch_promote.regions.arguments import policy_number
+from torch_promote.regions.base import Region
 
 POLICIES = ("fp16", "fp32", "promote", "fallthrough", "keep")
 OPS = ("softmax.int", *(f"{op}.default" for op in ("mm", "bmm", "addmm", "mv", "dot", "exp", "log")))
+#: Not among `different_overrides`.
+UNUSUAL = {"mm.default": "keep", "exp.default": torch.float64}
 #: What csrc/policy/policy_registry.h keeps, and an eighth more before it drops that.
 MOST_CHANGES, MOST_TABLES = 16384, 1024
 
@@ -55,16 +61,60 @@ def test_an_open_region_keeps_its_policy_while_others_are_dropped() -> None:
         assert torch.mm(x, x).dtype is torch.float64
 
 
-@pytest.mark.slow
-def test_changes_are_dropped_and_a_region_whose_change_was_dropped_says_so() -> None:
-    first = tp.my_autocast("cpu", overrides={"mm.default": "keep", "exp.default": torch.float64})
+def use_other_changes() -> None:
     for overrides in itertools.islice(different_overrides(), MOST_CHANGES + MOST_CHANGES // 8 + 100):
         policy_number(None, overrides)
-    assert sizes("policy changes") <= MOST_CHANGES + MOST_CHANGES // 8
+    assert sizes("policy changes") <= MOST_CHANGES + MOST_CHANGES // 8 + 100
+
+
+@pytest.mark.slow
+def test_changes_that_nothing_holds_are_dropped_and_regions_of_their_numbers_say_so() -> None:
+    region = Region(RegionSpec(policy_change=policy_number(None, UNUSUAL)).pack())
+    use_other_changes()
     with pytest.raises(RuntimeError, match=r"16384 others have been used since this one\. Make the region anew"):
-        first.__enter__()
-    with tp.my_autocast("cpu", overrides={"mm.default": "keep", "exp.default": torch.float64}):
+        region.__enter__()
+    with tp.my_autocast("cpu", overrides=UNUSUAL):
         assert torch.exp(torch.ones(2)).dtype is torch.float64
+
+
+@pytest.mark.slow
+def test_what_enters_regions_later_keeps_its_change() -> None:
+    x, module = torch.ones(2), nn.Softmax(0)
+    tp.set_module_policy(module, {"": {"softmax.int": torch.float64}})
+    region = tp.my_autocast("cpu", overrides=UNUSUAL)
+    copied = copy.deepcopy(tp.my_autocast("cpu", overrides={**UNUSUAL, "log.default": "keep"}))
+    decorated = tp.my_autocast("cpu", overrides={**UNUSUAL, "mv.default": "keep"})(torch.exp)
+    promoted = tp.promotion("numpy", matmul=True, kinds=None)
+    tp.install(overrides={"exp.default": torch.float64, "dot.default": "keep"})
+    try:
+        use_other_changes()
+        with torch.autocast("cpu"):
+            assert torch.exp(x).dtype is torch.float64
+    finally:
+        tp.uninstall()
+    for one in (region, copied):
+        with one:
+            assert torch.exp(x).dtype is torch.float64
+    assert decorated(x).dtype is torch.float64
+    with tp.my_autocast("cpu"):
+        assert module(x).dtype is torch.float64
+    with promoted:
+        assert (torch.ones(2, dtype=torch.int32) + torch.ones(2, dtype=torch.float16)).dtype is torch.float64
+
+
+@pytest.mark.slow
+def test_a_change_is_dropped_after_its_last_holder() -> None:
+    regions = [tp.my_autocast("cpu", overrides=UNUSUAL) for _ in range(3)]
+    packed = regions[0]._packed
+    use_other_changes()
+    with Region(packed):
+        del regions[1:]
+    use_other_changes()
+    with Region(packed):
+        regions.clear()
+    use_other_changes()
+    with pytest.raises(RuntimeError, match="was dropped"):
+        Region(packed).__enter__()
 
 
 def test_equal_overrides_are_one() -> None:
@@ -126,3 +176,16 @@ def test_defaults_are_unchanged_if_the_second_policy_is_unknown() -> None:
     with tp.my_autocast("cpu"):
         assert torch.relu(torch.ones(2, dtype=torch.bfloat16)).dtype is torch.bfloat16
     assert sizes("policy changes") == before
+
+
+@pytest.mark.slow
+def test_a_compiled_graph_keeps_the_change_of_its_region() -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with tp.my_autocast("cpu", overrides={**UNUSUAL, "bmm.default": "keep"}):
+            return torch.exp(x)
+
+    assert run(torch.ones(2)).dtype is torch.float64
+    use_other_changes()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert run(torch.ones(2)).dtype is torch.float64

@@ -75,17 +75,6 @@ def test_registered_policies_act() -> None:
             assert dtypes()[1] is HALF
 
 
-def test_a_policy_that_the_extension_does_not_have_is_registered_again() -> None:
-    with tp.installed_as(overrides={"matmul": HALF}) as installation:
-        region = torch.autocast("cpu")
-        number = installation._change
-        installation._change, installation._specs = 0xFFFFF0, {}  # a number that nobody got
-        with leaves_no_trace():
-            assert dtypes(region)[0] is HALF
-            assert dtypes()[0] is HALF
-        assert installation._change == number
-
-
 # --- the cache
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from features import PATTERNS, new_overrides
 from registries import LIMITS
+from tool_features import unused_overrides
 
-import torch_promote as tp
+from torch_promote.native.module_tables import number_in_force
 from torch_promote.native.policy_changes import Named
 from torch_promote.native.region_spec import RegionSpec
 from torch_promote.policy.op_table import DEVICE_TYPES
@@ -33,10 +34,9 @@ def fill() -> None:
         change = arguments.register_policy_change(changes, named=named)
         if number < LIMITS["policy tables"]:
             with Region(RegionSpec(policy_change=change).pack()):
-                pass
+                number_in_force()
     for number in range(LIMITS["regions.unused_overrides._lines"]):
-        code = compile("tp.my_autocast('cpu', overrides={'mm': 'fp32'})", f"<filling {number}>", "exec")
-        exec(code, {"tp": tp, "__name__": f"filling {number}"})
+        unused_overrides(draw, -number)  # iterations have positive numbers, and so other lines
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from torch_promote._C import HeldChange
 from torch_promote.errors import PolicyError, RegionError
 from torch_promote.native.region_spec import RegionSpec
 from torch_promote.policy.cast_policy import CastPolicy
@@ -37,7 +38,7 @@ class ModulePolicy:
         PolicyError: The policy does not exist, or is not legal.
     """
 
-    __slots__ = ("change", "value")
+    __slots__ = ("_held", "change", "value")
 
     def __init__(self, value: object) -> None:
         self.value: dict[str, str] | Policy | str
@@ -47,6 +48,7 @@ class ModulePolicy:
         else:
             self.value = _by_name(value) if isinstance(value, Mapping) else _policy(value)
             self.change = _change_of(self.value)
+            self._held = HeldChange(self.change)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ModulePolicy) and self.value == other.value

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_promote._C import HeldChange
 from torch_promote.errors import OptionError, RuleDefinitionError
 from torch_promote.native.region_spec import RegionSpec
 from torch_promote.promoting import lint as promotion_lint
@@ -92,6 +93,7 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
             change, self._owner = _traced_change_of(rule, mode, matmul, kinds), None
         else:
             change, self._owner = _change_of(rule, mode, matmul, kinds)
+            self._held = HeldChange(change)
         self._packed = RegionSpec(policy_change=change).pack()
         self._arguments = (rule, on_promotion, matmul, kinds)
         self._lint = None

@@ -47,6 +47,9 @@ __all__ = [
 
 _CPU_DTYPES = (torch.bfloat16, torch.float16)
 
+#: Keeps the changes whose numbers are constants of compiled graphs.
+_traced: dict[int, _C.HeldChange] = {}
+
 #: How many names of modules an error shows.
 _SHOWN = 3
 
@@ -234,6 +237,8 @@ def policy_number(
         if not _C.touch_change(number):  # the extension has dropped it since: others were used in between
             _register.cache_clear()
             number = _register(chosen, asked, tables, has_author)
+        if torch._guards.TracingContext.try_get() is not None:
+            _traced.setdefault(number, _C.HeldChange(number))
         return number
     except (AttributeError, TypeError):  # not a mapping, or a value without a hash, which has an error of its own
         parse_overrides(overrides)  # type: ignore[arg-type]

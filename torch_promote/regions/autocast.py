@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_promote._C import UNUSED_OVERRIDES, pack_plain_region
+from torch_promote._C import UNUSED_OVERRIDES, HeldChange, pack_plain_region
 from torch_promote.native.region_spec import RegionSpec
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.op_names import find_op, name_op
@@ -130,6 +130,8 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
             binding = None if model is None else bind_model(model, policy)
             number = 0 if binding is None else binding.number
             change = policy_number(policy, overrides, number, line is not None)
+            if not torch.compiler.is_dynamo_compiling():
+                self._held = HeldChange(change)
         cache_flag = bool(torch.is_autocast_cache_enabled() if allowed is None else allowed)
         self._packed = RegionSpec(devices, cache_flag, cache_mode(cache), change).pack()
         self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides, model, binding)
@@ -187,6 +189,7 @@ def _rebuild(packed: str, asked: _Arguments, named: Sequence[tuple[Any, Any]] | 
     if asked.policy is not None or overrides is not None:
         number = 0 if binding is None else binding.number
         change = policy_number(asked.policy, overrides, number, asked.line is not None)
+        region._held = HeldChange(change)
         region._packed = RegionSpec.unpack(packed)._replace(policy_change=change).pack()
     region._arguments = asked._replace(overrides=overrides, binding=binding)
     return region

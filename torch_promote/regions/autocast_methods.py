@@ -45,9 +45,6 @@ class InForce(Protocol):
     def spec_of(self, region: Any) -> str | None:
         """Returns the packed spec of a torch.autocast object, or None if PyTorch has to handle it (or raise)."""
 
-    def renew(self) -> bool:
-        """Registers the policy again if the extension has dropped it. Returns whether it had."""
-
     @property
     def is_plain(self) -> bool:
         """Whether regions take the policy and the cache mode from their surroundings."""
@@ -142,11 +139,9 @@ def _enter(self: Any) -> Any:
         surroundings = _C.enter_region(self, packed)
         if surroundings:
             _tell_surroundings(surroundings, packed, self)
-    except BaseException as error:  # includes one from a signal handler, right after a call
+    except BaseException:  # includes one from a signal handler, right after a call
         _C.undo_enter(self)
         _remove(objects, self)
-        if isinstance(error, RuntimeError) and installation.renew():
-            return _enter(self)
         raise
     if _installation is None:  # another thread has called uninstall meanwhile, and may have missed this region
         _keep_exit()

@@ -14,6 +14,7 @@ from torch_promote._C import (
     TORCH_FUNCTION_MODE,
     UNCHECKED_RANKS,
     WATCHED,
+    HeldChange,
     enter_region,
     exit_region,
     undo_enter,
@@ -36,7 +37,9 @@ class Region:
         packed: A packed `RegionSpec`.
     """
 
-    __slots__ = ("__weakref__", "_packed")
+    __slots__ = ("__weakref__", "_held", "_packed")
+
+    _held: HeldChange  # keeps the policy change registered whose number is in _packed, if there is one
 
     def __init__(self, packed: str) -> None:
         self._packed = packed

@@ -38,13 +38,14 @@ class Installation:
         cache: The cache mode. None: the mode of the surrounding region, or "weights" if there is none.
     """
 
-    __slots__ = ("_change", "_specs", "_tables", "cache", "overrides", "policy")
+    __slots__ = ("_change", "_held", "_specs", "cache", "overrides", "policy")
 
     def __init__(self, policy: _PolicyArgument, overrides: Mapping[Any, Any] | None, cache: str | None) -> None:
         given = dict(overrides) if isinstance(overrides, Mapping) else overrides
         self.policy = read_policy(policy)
-        self._tables = 0 if self.policy is None else number_of_applied(Policy.of(self.policy))
-        self._change = policy_number(self.policy, given, self._tables)
+        tables = 0 if self.policy is None else number_of_applied(Policy.of(self.policy))
+        self._change = policy_number(self.policy, given, tables)
+        self._held = _C.HeldChange(self._change)
         if cache is not None:
             allows_cache(cache, None)
         self.overrides: Mapping[Any, Any] = MappingProxyType(given or {})
@@ -75,17 +76,8 @@ class Installation:
         packed = self._specs[device_type, dtype, enabled, reuses] = spec.pack()
         return packed
 
-    def renew(self) -> bool:
-        """Registers the policy again if the extension has dropped it. Returns whether it had."""
-        if _C.touch_change(self._change):
-            return False
-        self._change = policy_number(self.policy, self.overrides, self._tables)
-        self._specs = {}
-        return True
-
     def digest(self) -> str:
         """Returns a digest of the settings of a region entered now. It is the same in every process."""
-        self.renew()
         owner = object()
         _C.enter_region(owner, RegionSpec(policy_change=self._change).pack())
         try:
