@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.probes import leaves_no_trace
 from torch_promote import _C
 
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
