@@ -194,4 +194,4 @@ def test_the_command(tmp_path: Path) -> None:
     assert "16 iterations with seed 0: modules 16" in done.stdout
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert found["counts"] == {"modules": 16}
-    assert len(found["series"]["allocated"]) == len(found["iterations"]) == 17
+    assert len(found["series"]["allocated"]) == len(found["iterations"]) == 9

@@ -3,6 +3,7 @@
 
 #include "policy/fingerprint.h"
 #include "policy/fork_safe_mutex.h"
+#include "policy/gone_ops.h"
 #include "policy/registry_sizes.h"
 
 #include <c10/util/Exception.h>
@@ -91,6 +92,17 @@ void trim_tables(Registry& all, size_t most) {
 void erase_change(Registry& all, std::unordered_map<uint32_t, KeptChange>::iterator place) {
   all.numbers.erase(all.numbers.find(*place->second.change));
   all.changes.erase(place);
+}
+
+template <class Test>
+void erase_changes_if(Registry& all, const Test& test) {
+  for (auto place = all.changes.begin(); place != all.changes.end();) {
+    const auto next = std::next(place);
+    if (test(*place->second.change)) {
+      erase_change(all, place);
+    }
+    place = next;
+  }
 }
 
 // Drops the changes without holders, except for the `most` that were used last.
@@ -310,15 +322,30 @@ bool drop_promotion_changes(const Promotion* rule) {
   }
   all.composed.clear();
   std::erase_if(all.tables, has_rule);
-  for (auto place = all.changes.begin(); place != all.changes.end();) {
-    const auto next = std::next(place);
-    const auto& promotion = place->second.change->promotion;
-    if (promotion.has_value() && promotion->rule == rule) {
-      erase_change(all, place);
-    }
-    place = next;
-  }
+  erase_changes_if(all, [rule](const PolicyChange& change) {
+    return change.promotion.has_value() && change.promotion->rule == rule;
+  });
   return true;
+}
+
+std::vector<OpNumber> drop_policies_of(const std::vector<OpNumber>& gone) {
+  GoneOps ops(gone);
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  for (const auto& [number, kept] : all.changes) {
+    if (kept.holders != 0) {
+      ops.hold_those_in(*kept.change);
+    }
+  }
+  for (const auto& entry : all.tables) {
+    if (!is_free(entry)) {
+      ops.hold_those_in(*entry.second);
+    }
+  }
+  erase_changes_if(all, [&ops](const PolicyChange& change) { return ops.are_free_in(change); });
+  all.composed.clear();
+  std::erase_if(all.tables, [&ops](const auto& entry) { return ops.are_free_in<PolicyTable>(*entry.second); });
+  return ops.free();
 }
 
 void set_defaults(uint32_t registered, uint32_t policy) {

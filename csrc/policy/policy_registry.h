@@ -1,8 +1,8 @@
 // file: the policy changes and policy tables that this process has used recently
 #pragma once
 
-#include "policy/named_ops.h"
 #include "policy/op_table.h"
+#include "policy/policy_change.h"
 
 #include <atomic>
 #include <cstdint>
@@ -12,22 +12,6 @@
 #include <vector>
 
 namespace torch_promote {
-
-// How a region changes the policy around it.
-struct PolicyChange {
-  enum class Base : uint8_t {
-    around,     // adds to the policy of the region around it
-    registered, // replaces it: starts from stock's policy and the policies of `register_policy`
-    stock,      // replaces it: starts from stock's policy
-  };
-
-  Base base = Base::around;
-  std::optional<PromotionReference> promotion; // nullopt: keeps that of the region around it
-  std::vector<Override> overrides;
-  std::vector<NamedOp> named = {}; // of the overrides, to report those without effect
-
-  auto operator<=>(const PolicyChange& other) const = default;
-};
 
 // NOTE [ What the registry keeps ]
 // A program may create regions with new overrides or promotion rules at every step, so the registry keeps a bounded
@@ -128,6 +112,10 @@ bool sets_promotion(uint32_t change);
 
 // Drops the changes and tables that contain this promotion rule. Returns false, and drops nothing, if one has a holder.
 bool drop_promotion_changes(const Promotion* rule);
+
+// Of ops that do not exist any more, those that no policy refers to which something holds. Drops the other changes and
+// tables that refer to these.
+std::vector<OpNumber> drop_policies_of(const std::vector<OpNumber>& gone);
 
 // Returns the number of the change that turns any table into this one.
 uint32_t change_to(const PolicyTable& table);

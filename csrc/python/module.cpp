@@ -65,7 +65,7 @@ uint32_t register_change(
   PolicyChange change;
   change.base = replaces ? PolicyChange::Base::registered : PolicyChange::Base::around;
   for (const auto& [op, device, byte] : overrides) {
-    TORCH_CHECK_INDEX(op < count_of_op_numbers(), "op number ", op, " out of range: ", count_of_op_numbers(), " ops");
+    TORCH_CHECK_INDEX(is_op_number(op), "no op has the number ", op);
     TORCH_CHECK_INDEX(device < kNumDevices, "device index ", device, " out of range: ", kNumDevices, " device types");
     change.overrides.push_back({op, static_cast<Device>(device), checked_byte(byte)});
   }
