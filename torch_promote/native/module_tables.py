@@ -55,6 +55,7 @@ _MOST = _BASE ** (len(_OVERLOADS) * len(DEVICE_TYPES))
 _KEPT_LOOKUPS = 1024
 #: How many numbers are kept that nothing holds.
 _MOST_KEPT = 256
+_drop_at = 2 * _MOST_KEPT
 
 _lock = fork_safe_lock()
 _last_number = 0
@@ -93,8 +94,9 @@ def _next_number() -> int:
 
 
 def _drop_oldest() -> None:
-    """Drops half of the numbers that nothing holds, if there are twice as many as are kept."""
-    if len(_tables) < 2 * _MOST_KEPT:
+    """Drops the oldest numbers that nothing holds, at every `_MOST_KEPT`-th new number."""
+    global _drop_at
+    if len(_tables) < _drop_at:
         return
     free = [number for number in _tables if not _applied.get(number) and not _kept.get(number)]
     for number in free[:-_MOST_KEPT]:
@@ -102,6 +104,7 @@ def _drop_oldest() -> None:
         del known[tables]
         _applied.pop(number, None)
         _kept.pop(number, None)
+    _drop_at = len(_tables) + _MOST_KEPT
 
 
 def note_applied(tables: Tables, change: int) -> None:
