@@ -229,6 +229,7 @@ def capture(function: Callable[[], Tensor], m: nn.Module, graphs: list[Any], war
     for p in m.parameters():
         p.grad = None if p.grad is None else p.grad.clone()
     graph = graphs.pop()[0] if reuse and graphs else torch.cuda.CUDAGraph()
+    gc.collect()  # garbage may hold nodes of autograd from outside, which a capture refuses
     with torch.cuda.graph(graph):
         result = function()
     graphs.append((graph, result))

@@ -26,12 +26,8 @@ __all__ = ["DOCUMENTED", "Outcome", "Verdict", "check", "check_function", "compu
 #: What is noted of a tensor: dtype, shape, strides, whether it requires a gradient, and its bytes.
 Bits = tuple[torch.dtype, torch.Size, tuple[int, ...], bool, bytes]
 Maker = Callable[[str], Any]
-#: Errors of stock where ours has a result. `rules` keeps most of them out.
-DOCUMENTED = (
-    "Unexpected floating ScalarType",  # row 7 of docs/differences.md
-    # Garbage that Python has not collected yet may hold stock's casts with their graph. Ours are held without it.
-    "autograd node 'torch::autograd::AccumulateGrad' has a stale reference",
-)
+#: Errors of stock where ours has a result: row 7 of docs/differences.md. `rules` keeps most of them out.
+DOCUMENTED = ("Unexpected floating ScalarType",)
 
 
 @dataclass(slots=True)

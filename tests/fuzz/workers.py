@@ -93,11 +93,12 @@ def _serve(work: Work, pipe: Any, at: Any) -> None:
     faulthandler.disable()  # pytest's; a crash is reported by its signal
     for stream in (1, 2):  # PyTorch's profiler prints
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    gc.collect()
-    gc.freeze()
     done, early = 0, 0.0
     with quiet():
         while True:
+            if done < 1000:  # programs import modules, which later collections need not look through
+                gc.collect()
+                gc.freeze()
             try:
                 start, stop = pipe.recv()
             except EOFError:

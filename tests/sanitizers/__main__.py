@@ -38,8 +38,9 @@ def main() -> int:
             shutil.rmtree(out, ignore_errors=True)
             (out / "reports").mkdir(parents=True)
             outcomes = []
-            chosen = sorted({bug.test for bug in PLANTED[sanitizer]}) if options.planted else options.tests
-            for name, tests in _chosen(sanitizer, chosen).items():
+            # Each planted bug has a process of its own, which it may end.
+            planted = {f"planted-{number}": [bug.test] for number, bug in enumerate(PLANTED[sanitizer])}
+            for name, tests in (planted if options.planted else _chosen(sanitizer, options.tests)).items():
                 outcomes.append(run(sanitizer, name, tests, copy, out, options.limit))
                 print(_line(outcomes[-1]), file=sys.stderr, flush=True)
             found = list(counted(read(out / "reports")))
