@@ -76,7 +76,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)]
+    "method",
+    ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)],
 )
 def test_workers_that_start_in_a_region(tmp_path: Path, method: str) -> None:
     script = tmp_path / "loads.py"
