@@ -1,4 +1,4 @@
-"""Worker processes of a DataLoader and of torch.multiprocessing that start while a region is open and casts are kept."""
+"""Worker processes of a DataLoader and of torch.multiprocessing that start while a region is open."""
 
 from __future__ import annotations
 
