@@ -17,9 +17,8 @@ namespace torch_promote {
 // A program may create regions with new overrides or promotion rules at every step, so the registry keeps a bounded
 // number of changes and of tables, and drops the least recently used ones.
 // - A change is referenced by its number, in the packed spec of a region. Objects that enter regions later hold a
-//   HeldChange, which keeps the change; so does Python for the graphs of torch.compile. A checkpoint has only the
-//   number. Of the changes that nothing holds, the registry keeps the last kMostChanges. Numbers are not reused: a
-//   region whose change was dropped raises.
+//   HeldChange, which keeps the change; so does Python for the graphs of torch.compile. Of the changes that nothing
+//   holds, the registry keeps the last kMostChanges. Numbers are not reused: a region whose change was dropped raises.
 // - A table is referenced by the open regions that hold a PolicyPtr to it. A thread to which PyTorch carries a
 //   fingerprint holds the table that it found last. Of the tables without holders, the registry keeps the last
 //   kMostTables: a task may have been started in a region that has ended since.

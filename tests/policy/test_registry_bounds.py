@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from torch_promote import _C
@@ -85,6 +86,9 @@ def test_what_enters_regions_later_keeps_its_change() -> None:
     copied = copy.deepcopy(tp.my_autocast("cpu", overrides={**UNUSUAL, "log.default": "keep"}))
     decorated = tp.my_autocast("cpu", overrides={**UNUSUAL, "mv.default": "keep"})(torch.exp)
     promoted = tp.promotion("numpy", matmul=True, kinds=None)
+    leaf = torch.ones(2, 2, requires_grad=True)
+    with tp.my_autocast("cpu", overrides={**UNUSUAL, "dot.default": "fp32"}):
+        checkpointed = checkpoint(lambda x: torch.exp(x).sin().sum(), leaf, use_reentrant=False)
     tp.install(overrides={"exp.default": torch.float64, "dot.default": "keep"})
     try:
         use_other_changes()
@@ -98,6 +102,7 @@ def test_what_enters_regions_later_keeps_its_change() -> None:
     assert decorated(x).dtype is torch.float64
     with tp.my_autocast("cpu"):
         assert module(x).dtype is torch.float64
+    checkpointed.backward()
     with promoted:
         assert (torch.ones(2, dtype=torch.int32) + torch.ones(2, dtype=torch.float16)).dtype is torch.float64
 

@@ -40,7 +40,7 @@ class _Captured(NamedTuple):
         number: The number of a change that results in this policy, independent of where it is entered.
         stock: Whether the policy is stock's.
         cache_mode: The mode of the cast cache.
-        kept: Objects that the policy's module tables need.
+        kept: Keeps the number valid, and what the policy's module tables need.
     """
 
     active: bool
@@ -73,9 +73,15 @@ def _capture() -> _Captured:
     cache_mode = _C.cache_mode()
     included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
     if included and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY):
-        return _Captured(True, _C.capture_policy(), _C.policy_is_stock(), cache_mode, kept_in_force())
+        return _captured(True, cache_mode)
     with _PolicyRegion(0, cache_mode):
-        return _Captured(False, _C.capture_policy(), _C.policy_is_stock(), cache_mode, kept_in_force())
+        return _captured(False, cache_mode)
+
+
+def _captured(active: bool, cache_mode: str) -> _Captured:
+    number, stock = _C.capture_policy(), _C.policy_is_stock()
+    kept = kept_in_force() if stock else (_C.HeldChange(number), *kept_in_force())
+    return _Captured(active, number, stock, cache_mode, kept)
 
 
 #: For functions that were checkpointed before `install`, when only stock's policy and cache mode were in use.
