@@ -223,10 +223,13 @@ def test_runs_as_a_module() -> None:
 
 @pytest.mark.parametrize("arguments", [["policies"], ["info", "--json"], ["--help"]], ids=" ".join)
 def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
+    """With a buffer, the text of --help is written at the end."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        process = run_module("torch_promote", *arguments, stdout=writer)
+        process = run_module(
+            "torch_promote", *arguments, stdout=writer, finalize=True, env=environment(PYTHONUNBUFFERED="")
+        )
     finally:
         os.close(writer)
     assert (process.returncode, process.stderr) == (0, "")

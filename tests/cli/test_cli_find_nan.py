@@ -151,6 +151,19 @@ def test_ranks(folder: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) ->
     assert json.loads((folder / "nan.rank1.json").read_text()) == {"process": 3}
 
 
+def test_a_file_that_cannot_be_written_after_all(folder: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "nan.rank1.json").mkdir()
+    run_with(monkeypatch, 0, [record(2, False, 0), record(3, False, 1)])
+    status, _, err = command_run(capfd, "find-nan", "--json", "nan.json", "x.py")
+    assert status == 1
+    assert err.splitlines()[-3:] == [
+        "torch-promote: rank 1",
+        "text 3",
+        "torch-promote: error: nan.rank1.json cannot be written: Is a directory.",
+    ]
+    assert json.loads((folder / "nan.rank0.json").read_text()) == {"process": 2}
+
+
 def test_no_report(folder: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     run_with(monkeypatch, 0, [])
     status, _, err = command_run(capfd, "find-nan", "x.py")

@@ -259,6 +259,9 @@ blocks.*.attn  policy_tests::join  fp32
 policy mine.toml in torch VERSION. ops: 0, different from stock: 0.
 """,
     )
+    text = shown(capsys, "policies", "--policy", "mine.toml", "--op", "gelu")
+    assert text.startswith("aten::gelu\n  in a region  It has no policy")
+    assert text.endswith("gelu.out\n\nmodules      aten op         policy\n(the model)  (whole module)  off\n")
     assert json_of(capsys, "policies", "--policy", "mine.toml", "--op", "mm")["modules"] == {
         "": {"policy": "off"},
         "blocks.*.attn": {"aten::mm": "keep"},

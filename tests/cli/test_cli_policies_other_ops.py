@@ -48,6 +48,7 @@ aten::gelu
             "Promoting: it computes in the common dtype of its operands, or in the default dtype if that is integral.",
         ),
         ("embedding", "It returns the dtype of its first tensor."),
+        ("inner", "A matrix product: its operands need one dtype, which it returns."),
     ],
 )
 def test_how_an_op_promotes(capsys: Capture, op: str, promotion: str) -> None:
@@ -78,7 +79,7 @@ def test_every_op_of_the_dispatcher_is_described(capsys: Capture) -> None:
     assert ops  # rows of the table come first
     described = json_of(capsys, "policies", "--op", "aten::[s-u]*_backward*")["other_ops"]
     assert len(described) > 10
-    assert all(op["region"] and op["promotion"] and op["overloads"] for op in described)
+    assert all(op["region"] and op["promotion"] and op["overloads"] and op["override"] for op in described)
 
 
 def test_a_pattern_is_a_list(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import textwrap
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,6 +190,24 @@ def test_signals_at_the_start_reach_the_program(number: int, monkeypatch: pytest
     assert signal.getsignal(number) is before
 
 
+def test_ctrl_c_of_a_terminal_reaches_a_program_in_the_foreground_by_itself() -> None:
+    """In the group to which the terminal sends it, in another group, and without a terminal."""
+    child, terminal = pty.fork()
+    if child == 0:
+        status = 1
+        try:
+            in_front = child_process._in_foreground()
+            if (grandchild := os.fork()) == 0:
+                os.setpgid(0, 0)
+                os._exit(child_process._in_foreground())
+            status = 0 if in_front and os.waitpid(grandchild, 0)[1] == 0 else 2
+        finally:
+            os._exit(status)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.close(terminal)
+    assert ended == 0
+
+
 def test_a_program_that_a_signal_ends_under_crosscheck(folder: Path) -> None:
     """The command ends by the same signal."""
     program(folder / "script.py", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
@@ -208,6 +228,7 @@ def test_a_program_that_a_signal_ends_under_crosscheck(folder: Path) -> None:
         (["gone.py", "--policy"], "there is no file 'gone.py' to run. For a module, write -m gone."),
         (["empty"], "the folder 'empty' has no __main__.py. Name a file in it."),
         (["-m", "no_such.module"], "there is no module 'no_such' to run. Python looks in '{folder}' and in sys.path."),
+        (["-m", ".relative"], "there is no module '' to run. Python looks in '{folder}' and in sys.path."),
         (["--policy", "cudda", "x.py"], "--policy cudda: no policy is called 'cudda'. Closest: cuda."),
         (["--policy", "gone.toml", "x.py"], "--policy gone.toml: "),
         (["--cache", "al", "x.py"], "got 'al'. Legal: 'weights', 'persistent', 'all', 'none'. Closest: all."),
@@ -227,6 +248,17 @@ def test_a_wrong_command_line_is_one_line_and_runs_nothing(
     assert error.startswith("torch-promote: error: ")
     assert message.format(folder=folder) in error
     assert not (folder / "ran").exists()
+
+
+def test_safe_path_leaves_out_the_working_directory(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under `python -P`, with which the command also starts the program."""
+    program(folder / "a_module_here.py", "")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(folder))])
+    flags = {name: getattr(sys.flags, name) for name in dir(sys.flags) if not name.startswith("_")}
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(**{**flags, "safe_path": True}))
+    assert "there is no module 'a_module_here' to run." in error_of(capsys, "run", "-m", "a_module_here")
 
 
 @pytest.mark.parametrize(

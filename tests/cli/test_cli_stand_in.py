@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -35,6 +38,23 @@ def test_parity_runs_there(capfd: pytest.CaptureFixture[str]) -> None:
 def test_an_error_keeps_its_exit_status(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *STAND_IN, "--case", "no such case"]) == 2
     assert "--case 'no such case' matches no selected case." in capfd.readouterr().err
+
+
+def test_a_process_of_the_command_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, list[str], str]] = []
+
+    def execve(path: str, command: list[str], environment: dict[str, str]) -> NoReturn:
+        started.append((path, command[1:], environment["PYTHONPATH"]))
+        raise SystemExit(7)
+
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr(sys, "argv", ["torch-promote", "parity", *STAND_IN])
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    with pytest.raises(SystemExit):
+        main()
+    root = Path(torch_promote.__file__).parents[1]
+    again = ["-m", "cuda_stand_in", "-m", "torch_promote", "parity", *STAND_IN]
+    assert started == [(sys.executable, again, f"{root}:{root / 'tests'}:mine")]
 
 
 def test_an_installed_package_has_none(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

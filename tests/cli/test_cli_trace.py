@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,11 +16,11 @@ import pytest
 from helpers.autoloading import entry_point, folder
 from helpers.command_line import Capture, error_of, terminal_of_80_columns
 from helpers.traced_commands import TRAINING, command_run, line_of, warm
-from torch_promote.cli import progress, trace
+from torch_promote.cli import progress, trace, traced_program
 from torch_promote.cli.traced_program import name_records, why_nothing
 from torch_promote.numerics.records.calls import Call
 from torch_promote.numerics.report.trace_report import TraceReport
-from torch_promote.numerics.traced_process import Record
+from torch_promote.numerics.traced_process import Record, read_records
 from torch_promote.policy.cast_policy import CastPolicy
 
 __all__ = ["entry_point", "folder", "terminal_of_80_columns", "warm"]  # fixtures
@@ -258,6 +259,32 @@ def test_progress_in_lines(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> N
     with progress.follow(lambda: "never", quiet=True):
         time.sleep(0.05)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("command", "expected"), [("trace", r"([\d,]+) calls and 4"), ("find-nan", "4")])
+def test_progress_of_a_program(
+    script: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch, command: str, expected: str
+) -> None:
+    """With a terminal, the program writes how far it is: here at each call and step."""
+    found: list[str] = []
+
+    def read(folder: Path) -> dict[int, Record]:
+        (folder / "1.progress").write_text("part of a")  # another process is writing it
+        found.append(traced_program._progress(folder))
+        return read_records(folder)
+
+    monkeypatch.setattr(traced_program, "read_records", read)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    often = "import torch_promote.numerics.traced_process as p; p._SECONDS, p._CALLS = -1, 1"
+    assert command_run(capfd, command, "train.py", "4", often)[0] == 0
+    match = re.fullmatch(f"torch-promote: {expected} optimizer steps so far", found[0])
+    assert match
+    if command == "trace":
+        assert int(match[1]) > 4 * 7
+
+
+def test_no_progress_yet(tmp_path: Path) -> None:
+    assert traced_program._progress(tmp_path) == ""
 
 
 # --- what is wrong

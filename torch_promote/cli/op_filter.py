@@ -32,13 +32,17 @@ def no_match(pattern: str, others: Iterable[str] = ()) -> OptionError:
         pattern: The value of --op.
         others: The full names of ops that the pattern could match besides the rows of the table.
     """
-    if find_ops(pattern):
+    try:
+        find_overloads(pattern)
+    except PolicyError as error:
+        reason = str(error)
+    else:
         return OptionError(
             f"--op {pattern!r}: these ops have no row in the op table, so there is nothing to compare. See "
             f"`torch-promote policies --op {pattern!r}`."
         )
-    reason = _reason(pattern)
-    if reason:
+    # The error about an unknown op is the command's own, which names --import.
+    if "::" not in pattern and not is_pattern(pattern) and HOW_TO_NAME not in reason:
         return OptionError(f"--op {pattern!r}: {reason}")
     names = (*(row.name for row in op_table()), *others)
     ops = (name.partition("::")[2].partition(".")[0] for name in names)
@@ -48,16 +52,3 @@ def no_match(pattern: str, others: Iterable[str] = ()) -> OptionError:
         f"--op {pattern!r} matches no op.{close} `torch-promote policies` lists the op table. If a library defines the "
         f"op, import it: --import MODULE."
     )
-
-
-def _reason(pattern: str) -> str:
-    """Why a name selects no op, in the words of `find_overloads`, if it is a module or function of PyTorch, or close.
-
-    The name of an unknown op has the error of the command, which names --import.
-    """
-    try:
-        find_overloads(pattern)
-    except PolicyError as error:
-        text = str(error)
-        return "" if "::" in pattern or is_pattern(pattern) or HOW_TO_NAME in text else text
-    return ""

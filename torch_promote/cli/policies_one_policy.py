@@ -106,7 +106,7 @@ def _draw(data: Mapping[str, Any]) -> list[Any]:
     devices, rows = data["devices"], data["rows"]
     tables = _draw_tables(data["modules"])
     if data["other_ops"]:
-        return [*draw_other_ops(data["other_ops"]), *([""] if tables else []), *tables]
+        return [*draw_other_ops(data["other_ops"]), *(["", *tables[:-1]] if tables else [])]
     if not rows and not tables:
         names = ", ".join(name.removeprefix("aten::") for name in data["without_policy"])
         return [f"The policy {data['policy']} does nothing on {', '.join(devices)} for: {names}"]

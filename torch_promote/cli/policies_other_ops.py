@@ -27,7 +27,7 @@ __all__ = ["draw_other_ops", "import_modules", "other_ops", "other_overloads"]
 
 #: With more ops than this, each gets one line.
 _IN_FULL = 4
-#: The policies that an example of an override tries, in this order.
+#: The policies that an example of an override tries, in this order. The last is legal for every op with a tensor.
 _EXAMPLES = ("fp32", "fp16", "match_self", "keep")
 
 
@@ -171,18 +171,21 @@ def _of_rule(rule: str, family: str, spelled: str) -> str:
 # --- the line that overrides it
 
 
-def _override(op: str, overloads: Sequence[str]) -> str | None:
-    """Returns a call of my_autocast that overrides the op; None if no policy is legal for it."""
+def _override(op: str, overloads: Sequence[str]) -> str:
+    """Returns a call of my_autocast that overrides the op. An overload has to take a tensor."""
     name = op.removeprefix("aten::")
     exact = [overload.removeprefix("aten::") for overload in overloads]
-    for key in dict.fromkeys([name, *(overload if "." in overload else f"{overload}.default" for overload in exact)]):
-        for policy in _EXAMPLES:
-            try:
-                parse_overrides({key: policy})
-            except PolicyError:
-                continue
-            return f'my_autocast(overrides={{"{key}": "{policy}"}})'
-    return None
+    keys = dict.fromkeys([name, *(overload if "." in overload else f"{overload}.default" for overload in exact)])
+    key, policy = next((key, policy) for key in keys for policy in _EXAMPLES if _is_legal(key, policy))
+    return f'my_autocast(overrides={{"{key}": "{policy}"}})'
+
+
+def _is_legal(key: str, policy: str) -> bool:
+    try:
+        parse_overrides({key: policy})
+    except PolicyError:
+        return False
+    return True
 
 
 # --- text output
