@@ -18,7 +18,7 @@ import torch
 import torch_promote as tp
 from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of, wide
 from torch_promote import cli
-from torch_promote.bench import Case, Result, Settings
+from torch_promote.bench import Case, Result, Settings, report
 from torch_promote.bench.cases import Measured, Prepared
 from torch_promote.bench.figures import Overhead, Spread
 from torch_promote.cli import bench as cli_bench
@@ -53,6 +53,15 @@ def test_json_says_where_it_was_measured(capsys: Capture) -> None:
         "cases": 1,
         "skipped": [],
     }
+
+
+def test_without_linuxs_list_of_processors_the_platform_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_text(path: Path, **_options: Any) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr("platform.processor", lambda: "arm")
+    assert report([], Settings())["device_name"] == "arm"
 
 
 def test_json_of_a_region(capsys: Capture) -> None:
@@ -127,6 +136,7 @@ FOUND = [
             "already_cast": Overhead(ONE),
         },
     ),
+    Result(_case("models", "MLP, evaluation"), ONE, overheads={"hand": Overhead(HALF)}),
 ]
 
 
@@ -150,6 +160,7 @@ def test_the_text_has_ratios_first_and_absolute_times_last(capsys: Capture) -> N
         ["case", "ours / stock", "ours / hand", "over hand", "over cast before", "ours", "stock", "hand"],
         ["MLP, forward", one, half, half, "noise", "1 us", "5 ms", "4 ns"],
         ["LSTM, forward", one, "-", "no cost", one, "-", "-", "-"],
+        ["MLP, evaluation", one, "-", half, "-", "-", "-", "-"],
         [""],
         ["case: contender", "casts of weights", "of activations", "of gradients", "peak, KiB"],
         ["MLP, forward: stock", "40", "1", "2", "2.0"],

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
 
+import torch_promote as tp
 from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of, wide
 from torch_promote.bench import Case, Result, Settings, list_cases, run
-from torch_promote.bench.cases import COMPILE, OURS, STOCK
+from torch_promote.bench.cases import COMPILE, LOW, OURS, STOCK
 from torch_promote.bench.compiling import count_calls_of_compiler, count_compiled, on_its_own
+from torch_promote.bench.steps import forward, subject
+from torch_promote.bench.suite_compile import PLACES
 
 __all__ = ["terminal_of_80_columns", "wide"]
 
@@ -43,6 +47,52 @@ def test_every_case_runs(name: str) -> None:
         assert 0 < counts[OURS].pop("calls") <= 1.02 * counts[STOCK].pop("calls")
     assert counts[OURS] == counts[STOCK]
     assert result.measured[OURS].peak_bytes == result.measured[STOCK].peak_bytes > 0
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
+    """The graphs that Dynamo makes. They run as they are, because Inductor takes seconds for each."""
+    made: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object) -> torch.fx.GraphModule:
+        made.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    return made
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_wherever_the_region_is_compiled_code_has_the_bits_of_eager_code(
+    place: str, graphs: list[torch.fx.GraphModule]
+) -> None:
+    made = subject("MLP", TINY)
+    with tp.stock_autocast("cpu", LOW), torch.no_grad():
+        y = made.net(made.x)
+        square = y @ y.mT
+    expected = {"several regions": square.float().relu() + 1, "graph break in a region": square.relu()}.get(place, y)
+    for autocast in (tp.stock_autocast, tp.my_autocast):
+        step = forward(PLACES[place](made.net, autocast), made.x)
+        assert torch.equal(step(), expected)
+        assert graphs
+        with torch.compiler.set_stance("force_eager"):
+            assert torch.equal(step(), expected)
+        graphs.clear()
+
+
+def test_a_compilation_is_of_a_training_step_and_begins_anew_each_time(graphs: list[torch.fx.GraphModule]) -> None:
+    prepared = CASES["MLP, compilation"].prepare(TINY)
+    assert list(prepared.timers) == [STOCK, OURS]
+    for timer in prepared.timers.values():
+        for _ in range(2):
+            assert timer() > 0
+            [graph] = graphs
+            assert any(node.target is torch.nn.functional.linear for node in graph.graph.nodes)
+            graphs.clear()
+    counts = {name: dict(found.compiled) for name, found in prepared.measure().items()}
+    calls = {name: found.pop("calls") for name, found in counts.items()}
+    assert min(calls.values()) > 1000
+    assert [found["graphs"] for found in counts.values()] == [1, 1]
 
 
 def test_counts() -> None:

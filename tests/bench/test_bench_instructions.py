@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+import json
 import re
 import shutil
 import sys
@@ -10,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of, wide
-from torch_promote.bench import INSTRUCTIONS, Case, Result, Settings, list_cases, run
+from torch_promote.bench import INSTRUCTIONS, Case, Result, Settings, list_cases, run, suite_instructions
 from torch_promote.bench import callgrind as counting
 from torch_promote.bench.callgrind import CountingProcess, ValgrindError, instructions_of, total_of
 from torch_promote.bench.cases import ALREADY_CAST, HAND, OURS, PLAIN, STOCK, Prepared, Target
@@ -61,30 +65,59 @@ def test_the_total_of_a_file() -> None:
         total_of("version: 1")
 
 
+class Counter:
+    """Writes files like callgrind's, with the value of `count`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.count, self._folder, self._dumps = 0, folder, 0
+        monkeypatch.setattr("torch._C._valgrind_toggle", self._start)
+        monkeypatch.setattr("torch._C._valgrind_toggle_and_dump_stats", self._dump)
+
+    def _start(self) -> None:
+        self.count = 0
+
+    def _dump(self) -> None:
+        self._dumps += 1
+        (self._folder / f"callgrind.{self._dumps}").write_text(f"events: Ir\nsummary: {self.count}\n")
+
+
 def test_instructions_of_one_run_exclude_the_surrounding_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A run takes 700 instructions, the first one 5,000 more, and the loop around them 90."""
-    counted, first, dumps = 0, 5000, 0
+    counter, first = Counter(monkeypatch, tmp_path), 5000
     ran: list[int] = []
 
-    def toggle() -> None:
-        nonlocal counted
-        counted = 0
-
-    def toggle_and_dump() -> None:
-        nonlocal dumps
-        dumps += 1
-        (tmp_path / f"callgrind.{dumps}").write_text(f"events: Ir\nsummary: {counted}\n")
-
     def loop(runs: int) -> None:
-        nonlocal counted, first
+        nonlocal first
         ran.append(runs)
-        counted, first = counted + 90 + 700 * runs + first, 0
+        counter.count, first = counter.count + 90 + 700 * runs + first, 0
 
-    monkeypatch.setattr("torch._C._valgrind_toggle", toggle)
-    monkeypatch.setattr("torch._C._valgrind_toggle_and_dump_stats", toggle_and_dump)
     assert instructions_of(loop, tmp_path) == 700
     assert ran == [1, 10, 100, 300]
     assert [file.name for file in tmp_path.iterdir()] == ["callgrind.3"]  # for `keep`
+
+
+def test_the_process_counts_the_cases_that_it_reads(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One instruction for each call of torch.exp: a run makes one, in an open region where the contender has one."""
+    counter, exp = Counter(monkeypatch, tmp_path), torch.exp
+    in_region: list[bool] = []
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        counter.count += 1
+        in_region.append(torch.is_autocast_enabled("cpu"))
+        return exp(x)
+
+    monkeypatch.setattr(torch, "exp", counted)
+    monkeypatch.setattr(torch.backends.mkldnn, "set_flags", lambda _enabled: None)
+    monkeypatch.setattr(sys, "argv", ["-c", str(tmp_path)])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("exp, a row of CUDA only\n" * 2))
+    suite_instructions.serve()
+    ready, *answers = capsys.readouterr().out.splitlines()
+    assert ready == counting.READY
+    assert [json.loads(answer) for answer in answers] == [{OURS: 1.0, STOCK: 1.0, PLAIN: 1.0}] * 2
+    assert {file.name for file in tmp_path.iterdir()} == {OURS, STOCK, PLAIN}
+    assert [is_open for is_open, _ in itertools.groupby(in_region)] == [True, False] * 2
 
 
 # --- the process
@@ -135,6 +168,18 @@ def test_one_process_counts_all_cases(pretended: Path, monkeypatch: pytest.Monke
     ((arguments, environment), _) = started  # the other one is callgrind_control
     assert arguments[:2] == ["valgrind", "--tool=callgrind"]
     assert (environment["PYTHONHASHSEED"], environment["OMP_NUM_THREADS"]) == ("0", "1")
+
+
+def test_the_files_of_each_contender_are_kept(pretended: Path) -> None:
+    counted = "import pathlib\nfor name in ('ours', 'stock'):\n    pathlib.Path(sys.argv[-1], name).write_text(name)\n"
+    _program(pretended, "valgrind", ANSWERS.replace("import sys\n", f"import sys\n{counted}"))
+    kept = pretended / "new" / "folder"
+    with CountingProcess(kept) as process:
+        process.count("mm")
+    assert {file.name: file.read_text() for file in kept.iterdir()} == {
+        "mm, ours.callgrind": "ours",
+        "mm, stock.callgrind": "stock",
+    }
 
 
 def test_a_process_that_ends_says_why(pretended: Path) -> None:

@@ -73,6 +73,17 @@ def test_a_subject_is_the_same_at_every_call_and_leaves_the_seed_alone(model: st
             assert torch.equal(net.state_dict()[name], tensor)
 
 
+def test_models_have_sizes_for_tests_for_counts_and_for_times_on_a_gpu() -> None:
+    def size(settings: Settings) -> int:
+        with torch.device("meta"):
+            net, same, x = MODELS["Llama-like"](settings)
+            assert net(x).shape == same(x).shape == x.shape
+        return sum(parameter.numel() for parameter in net.parameters()) + x.numel()
+
+    sizes = [size(settings) for settings in (TINY, Settings("cuda", counted=True), Settings(), Settings("cuda"))]
+    assert sizes == sorted(set(sizes))
+
+
 def test_a_model_that_is_cast_before_leaves_its_original_alone(model: str) -> None:
     made = subject(model, TINY)
     low = cast_before(made.by_hand)

@@ -71,6 +71,12 @@ def test_nothing_to_draw(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_is_gone_when_the_run_ends(tmp_path: Path) -> None:
+    file = tmp_path / "nowhere" / "bench.png"
+    with pytest.raises(PlotError, match=re.escape(f"cannot write {file}: No such file or directory.")):
+        save_plot(file, RESULTS, Settings())
+
+
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PlotError, match=re.escape("--plot needs matplotlib: pip install matplotlib.")):

@@ -251,7 +251,7 @@ def _growing_slices(settings: Settings) -> Program:
 # --- transformers
 
 
-def _of_transformers(kind: str, settings: Settings) -> Any:
+def _of_transformers(kind: str, settings: Settings) -> Any:  # pragma: no cover: needs transformers
     transformers = importlib.import_module("transformers")
     width = 32 if settings.tiny else 64
     sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -260,16 +260,16 @@ def _of_transformers(kind: str, settings: Settings) -> Any:
     return getattr(transformers, name)(config).to(settings.device)
 
 
-def _tokens(settings: Settings) -> Tensor:
+def _tokens(settings: Settings) -> Tensor:  # pragma: no cover: needs transformers
     return torch.arange(32).reshape(2, 16).to(settings.device)
 
 
-def _hf_training(kind: str, settings: Settings) -> Program:
+def _hf_training(kind: str, settings: Settings) -> Program:  # pragma: no cover: needs transformers
     net, tokens = _of_transformers(kind, settings), _tokens(settings)
     return _training(net.train(), tokens, lambda ids: net(input_ids=ids).logits)
 
 
-def _hf_generation(settings: Settings) -> Program:
+def _hf_generation(settings: Settings) -> Program:  # pragma: no cover: needs transformers
     net, tokens = _of_transformers("Llama", settings).eval(), _tokens(settings)
     generate = partial(net.generate, tokens, attention_mask=torch.ones_like(tokens), do_sample=False, pad_token_id=0)
     return _without_gradients(net, partial(generate, max_new_tokens=4, min_new_tokens=4))

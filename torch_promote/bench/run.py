@@ -62,7 +62,7 @@ def _counted(prepared: Prepared, measured: Mapping[str, Measured]) -> dict[str, 
     for name, timer in prepared.timers.items():
         assert isinstance(timer, Stopwatch)
         peak = peak_bytes(timer.run_twice, "cuda")
-        if stand_in() is None:
+        if stand_in() is None:  # pragma: no cover: needs a GPU
             casts = measured[name].casts if name in measured else {}
             found[name] = Measured(casts, peak, timer.counted(count_kernels))
         else:
