@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["Piece", "html_table", "lay_out", "text_table", "wrapped"]
+__all__ = ["Piece", "are_numbers", "html_table", "lay_out", "text_table", "wrapped"]
 
 _GAP = 2
 _NARROWEST_LABEL = 18
@@ -164,7 +164,7 @@ class _Table:
         self.rows = rows
         self.prose = prose
         self.show_header = show_header
-        self.right = {column for column in range(len(header)) if align_numbers and _are_numbers(self._cells(column))}
+        self.right = {column for column in range(len(header)) if align_numbers and are_numbers(self._cells(column))}
 
     def labels(self, columns: Sequence[int]) -> int:
         """The number of columns that tell the rows apart: two if the first does not."""
@@ -256,7 +256,8 @@ def _longest(texts: Iterable[str]) -> int:
     return max((len(line) for text in texts for line in text.split("\n")), default=0)
 
 
-def _are_numbers(cells: Sequence[str]) -> bool:
+def are_numbers(cells: Sequence[str]) -> bool:
+    """Whether the cells of a column are numbers; "-" and "" are none."""
     present = [cell for cell in cells if cell not in _NO_NUMBER]
     return bool(present) and all(map(_is_number, present))
 

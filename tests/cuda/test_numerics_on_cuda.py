@@ -94,3 +94,21 @@ def test_nothing_synchronizes_while_a_graph_is_captured(cuda: torch.device, monk
             optimizer.step()
     assert captured == [False]
     assert [call.values[0].amax for call in report.calls.where(op="exp")] == [1.0]
+
+
+def test_tune_restores_the_generators_of_the_device(cuda: torch.device) -> None:
+    """All runs, and those of single calls, draw the same random numbers."""
+    model = nn.Sequential(small_model(cuda), nn.Dropout(0.5))
+
+    def step() -> torch.Tensor:
+        with torch.autocast("cuda", torch.float16):
+            return (model(torch.ones(4, 8, device=cuda)) * 1e6).float().square().mean()
+
+    state = torch.cuda.get_rng_state(cuda)
+    tuning = tp.tune(step, model=model, tolerance=0.01)
+    assert torch.equal(torch.cuda.get_rng_state(cuda), state)
+    assert tuning.met
+    assert tuning.overrides == {"aten::mul": "fp32"}
+    assert tuning.noise_floor == {"loss": 0.0}
+    assert not [note for note in tuning.comparison.notes if "not run alone" in note]
+    assert {site.module: site.local for site in tuning.comparison.sites if site.op == "aten::dropout"}["1"] < 1e-3

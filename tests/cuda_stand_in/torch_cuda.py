@@ -183,6 +183,7 @@ def provide() -> None:
         "_sleep": nothing,
         "memory_allocated": lambda device=None: stand_in.live_bytes(_index(device)),
         "max_memory_allocated": lambda device=None: stand_in.peak_bytes(_index(device)),
+        "mem_get_info": lambda device=None: (MEMORY, MEMORY),
         "reset_peak_memory_stats": lambda device=None: stand_in.reset_peak(),
         "manual_seed": manual_seed,
         "manual_seed_all": manual_seed,

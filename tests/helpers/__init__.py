@@ -47,6 +47,7 @@ Programs
     region_tables: policies with module tables, their regions, and the state that regions leave on a model.
     checkpointing: a block with several policies, and a training step of it.
     compiling: inputs, gradients and regions for torch.compile.
+    counted_collectives: an op like PyTorch's collectives, which counts its calls.
     process_groups: `end_group`, which ends the default process group at the end of a rank's program.
     gloo_ranks: runs functions in several processes over gloo.
     differing_ranks: regions that are the same on all ranks, or differ.

@@ -149,7 +149,7 @@ def _warm_python(more: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen
     """
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, str(TESTS / "helpers" / "warm_python.py"), str(there.fileno()), *more]
-    env = {**plain_environment(), "OMP_NUM_THREADS": "1"}
+    env = {**plain_environment(), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}  # a program's own is `prepared`
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(
         command, env=env, pass_fds=[there.fileno()], stdin=nothing, stdout=nothing, start_new_session=True

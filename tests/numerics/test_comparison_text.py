@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import expecttest
@@ -144,8 +145,15 @@ def test_no_line_is_longer_than_80_columns_whatever_names_there_are() -> None:
 def test_a_path_loses_its_first_parts() -> None:
     rows = [["model.decoder.layers.11.self_attn.q_proj", "a" * 60, "12"]]
     table = fitted_table(("module", "op", "calls"), rows, most=10, noun="site")
-    assert table[1].split()[0] == "...decoder.layers.11.self_attn.q_proj"
+    path, op, calls = table[1].split()
+    assert (path, calls) == ("...layers.11.self_attn.q_proj", "12")
+    assert re.fullmatch(r"a{30,}\.\.\.", op)
     assert len(table[1]) <= 80
+
+
+def test_columns_stay_wide_enough_to_read() -> None:
+    _, row = fitted_table("abcdefghij", [["x" * 20] * 9 + ["1" * 20]], most=10, noun="site")
+    assert row.split() == ["xxxxxxx..."] * 9 + ["1" * 20]
 
 
 def test_words_are_not_broken() -> None:

@@ -111,19 +111,6 @@ def test_default_is_the_overload_without_a_name(report: TraceReport) -> None:
     assert {row.op for row in report.explain("mm.default").rows} == {"aten::mm"}
 
 
-def test_no_policy() -> None:
-    with tp.trace() as report:
-        X.exp()
-        with tp.my_autocast("cpu"):
-            X.sin()
-            X.cos()
-        X.cos()
-    assert "No call had a cast policy: autocast was off." in report.explain("exp").paragraph
-    assert "No call had a cast policy: autocast has none for it." in report.explain("sin").paragraph
-    assert "autocast was off for 1 of 2, and has none for it where it was on." in report.explain("cos").paragraph
-    assert report.explain("exp").paragraph.endswith("Autocast cast no argument.")
-
-
 def test_promotion_without_a_policy() -> None:
     with tp.trace() as report:
         X + X.half()
@@ -361,12 +348,3 @@ def test_a_row_says_that_its_calls_had_other_dtypes_too(report: TraceReport) -> 
     rows = {(row.op, row.module): row for row in report.explain("blocks.0.q").rows}
     assert rows["aten::_to_copy", "blocks.0.q"].dtypes == "float32 -> bfloat16 (+1)"
     assert rows["aten::mm", "blocks.0.q"].dtypes == "bfloat16 -> bfloat16"
-
-
-def test_it_says_how_often_autocast_was_off() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    tp.set_module_policy(net, {"1": "fp32"})
-    with tp.trace(net) as found, tp.my_autocast("cpu"):
-        net(X)
-    text = one_line(found.explain("1").paragraph)
-    assert re.search(r"No call had a cast policy: autocast was off for \d+ of \d+, and has none for these ops", text)

@@ -18,7 +18,7 @@ import torch_promote as tp
 from helpers.nonfinite_blocks import HALF, NAN, big, find, nothing_is_left, origin_of
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.errors import OptionError
-from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteError, find_nonfinite
+from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteError, NonfiniteReport, find_nonfinite
 from torch_promote.numerics.trace import trace
 
 __all__ = ["nothing_is_left"]  # a fixture
@@ -276,6 +276,12 @@ def test_a_report_can_be_pickled_and_copied() -> None:
         assert again.ops_in("") == report.ops_in("") != []
         assert again.origin.call.op == "aten::mm"
         assert again.suggest(lambda: torch.ones(1)) is None
+
+
+def test_a_report_whose_block_has_not_begun_is_empty() -> None:
+    report = NonfiniteReport(None, ())
+    assert (report.found, report.checked, report.benign) == (False, 0, [])
+    assert report.ops_in("") == report.ops_at("", "") == []
 
 
 def test_a_model_that_was_not_called() -> None:

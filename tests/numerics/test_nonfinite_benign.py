@@ -88,6 +88,18 @@ def test_infinite_values_that_end_in_integers_are_no_alarm() -> None:
     assert origin_of(lambda: torch.log(torch.zeros(2)).relu()) is not None
 
 
+def test_infinite_values_in_a_sparse_tensor_are_an_alarm() -> None:
+    """They cannot be followed there."""
+    sparse = torch.tensor([-1.0, 1.0]).to_sparse()
+    assert origin_of(lambda: sparse.log1p()) == ("aten::log1p", "aten::log1p", "mathematics")
+    assert origin_of(lambda: torch.log(torch.zeros(2)).to_sparse()) == ("aten::log", "aten::log", "mathematics")
+
+
+def test_an_infinite_value_of_the_data_beside_a_nan_is_passed_on() -> None:
+    data = torch.tensor([NAN, 1.0])
+    assert origin_of(lambda: torch.fmax(data, torch.tensor([INF, 2.0]))) is None
+
+
 LOWEST = torch.full((4, 4), torch.finfo(torch.float32).min)
 
 

@@ -136,6 +136,8 @@ def test_gradients_that_only_the_scale_makes_infinite_are_benign(
     skipped = [one for one in report.benign if one.kind == "GradScaler"]
     assert skipped
     assert all(one.scaled == one.unscaled * one.scale for one in skipped if one.unscaled)
+    for one in skipped:
+        assert str(one).endswith(f": {one.scaled:.4g} with the scale {one.scale:g}, {one.unscaled:.4g} without")
     expected = train(make, torch.float16, 2.0**30, watched=False)[1]
     assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import torch_promote as tp
 from torch_promote.errors import OptionError
+from torch_promote.modules.module_forward import policy_of
 from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteReport, find_nonfinite
-from torch_promote.numerics.nonfinite.suggestion import next_override
+from torch_promote.numerics.nonfinite.suggestion import _of_called_ops, next_override
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import installed
 
@@ -183,6 +184,102 @@ def test_suggest_gives_a_module_only_the_overrides_that_it_needs() -> None:
     assert str(last) == f"set_module_policy(model, {{{path!r}: {policy!r}}}): finite"
     tp.set_module_policy(model, {path: policy})
     assert find(step, model=model).origin is None
+
+
+def test_a_module_gets_its_own_policy_back() -> None:
+    class Product(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.mm(x, x) * 1e-6
+
+    model = nn.Sequential(nn.Identity(), Product())
+
+    def step() -> Tensor:
+        with tp.my_autocast("cpu", HALF, policy="stock"):
+            return model(big(200.0))
+
+    tp.set_module_policy(model, {"1": {"tanh": "fp32"}})
+    before = policy_of(model[1])
+    assert find(step, model=model).suggest(step) is not None
+    assert policy_of(model[1]) == before is not None
+
+
+def test_a_step_that_raises_under_an_override() -> None:
+    """It needs a lower dtype, and bfloat16 has the range."""
+
+    def step() -> Tensor:
+        with tp.my_autocast("cpu", HALF):
+            product = torch.mm(big(200.0), big(200.0))
+        if product.dtype is torch.float32:
+            raise TypeError("expected a lower dtype")
+        return product
+
+    report = find(step)
+    policy = report.suggest(step)
+    assert policy is not None
+    assert {one.overload for one in policy.diff("stock")} == {"aten::mm"}
+    assert [attempt.to_dict() for attempt in report.tried] == [
+        {"overrides": {}, "modules": {}, "finite": False, "result": "overflow in the op in aten::mm, no module"},
+        {
+            "overrides": {"aten::mm.default": "fp32"},
+            "modules": {},
+            "finite": False,
+            "result": "raises TypeError: expected a lower dtype",
+        },
+        {"overrides": {"aten::mm.default": "bfloat16"}, "modules": {}, "finite": True, "result": "finite"},
+    ]
+
+
+def test_overrides_come_on_top_of_those_that_are_installed() -> None:
+    seen = []
+
+    def step() -> Tensor:
+        with torch.autocast("cpu", HALF):
+            seen.append((torch.exp(big(1.0, HALF)).dtype, tp.installed().cache))
+            return torch.mm(big(200.0), big(200.0))
+
+    with tp.installed_as(overrides={"exp": "fp32"}, cache="none"):
+        report = find(step)
+        policy = report.suggest(step)
+    assert policy is not None
+    assert [attempt.finite for attempt in report.tried] == [False, True]
+    assert seen == [(torch.float32, "none")] * 3
+
+
+def test_a_module_keeps_overrides_of_ops_that_its_calls_do_not_name() -> None:
+    """An op that the module calls may call others, which overflow without the override."""
+    ran = []
+
+    class Runs:
+        devices = ("cpu",)
+
+        def run(self, module: tuple[str, tp.Policy]) -> NonfiniteReport:
+            ran.append(module)
+            report = NonfiniteReport(None, ())
+            report.origin = None if module[1] == whole else origin
+            return report
+
+    origin = find(lambda: torch.log(torch.zeros(1))).origin
+    result = find(lambda: torch.mm(big(1.0), big(1.0)))
+    whole = tp.Policy.stock().override({"mm": "fp32", "bmm": "fp32"}, "cpu")
+    assert _of_called_ops(Runs(), "", whole, result) == whole  # type: ignore[arg-type]
+    assert ran == [("", tp.Policy.stock().override({"mm.default": "fp32"}, "cpu")), ("", whole)]
+
+
+def test_no_override_for_a_backward_that_is_not_of_an_op() -> None:
+    class Overflows(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * 1e5
+
+    x = big(1.0, HALF).requires_grad_()
+    report = find(lambda: Overflows.apply(x).sum().backward())
+    assert report.origin is not None
+    assert report.origin.phase == "backward"
+    assert next_override(report) is None
 
 
 def test_suggest_keeps_to_the_device_types_of_the_program() -> None:

@@ -75,6 +75,7 @@ class Numbered:
         (lambda *numbers: 1, False),
         (lambda **names: 1, False),
         (float, False),
+        (int, False),  # has no signature
     ],
 )
 def test_whether_the_step_takes_a_number(step: Any, takes_number: bool) -> None:

@@ -108,19 +108,24 @@ def test_what_the_caller_lists() -> None:
         def load_state_dict(self, state: Any) -> None:
             self.position = state["position"]
 
-    averages, loader, log = {"weight": torch.zeros(2)}, Loader(), [1]
+    averages, loader, log, names = {"weight": torch.zeros(2)}, Loader(), [1], {"a"}
     array, tensor = numpy.zeros(2), torch.zeros(2)
     shadow = averages["weight"]
-    state = StepState(None, [averages, loader, log, array, tensor])
+    state = StepState(None, [averages, loader, log, array, tensor, names])
+    hashes = state.hashes()
     for _ in range(2):
         averages["weight"].add_(1)
         averages["bias"] = torch.ones(1)
         loader.position, array[0] = 7, 1
         tensor.add_(1)
         log.append(2)
+        names.add("b")
+        assert [name for name, now in state.hashes().items() if now != hashes[name]] == [
+            f"restore[{number}]" for number in range(6)
+        ]
         state.restore()
         state.check()
-        assert averages == {"weight": shadow}
+        assert (averages, names) == ({"weight": shadow}, {"a"})
         assert (shadow.tolist(), loader.position, log, array.tolist()) == ([0, 0], 0, [1], [0, 0])
         assert tensor.tolist() == [0, 0]
 
@@ -128,6 +133,8 @@ def test_what_the_caller_lists() -> None:
 def test_what_it_cannot_restore() -> None:
     with pytest.raises(OptionError, match=r"restore\[1\] is a int, whose state cannot be restored. Legal: modules"):
         StepState(None, [nn.Linear(1, 1), 5])
+    with pytest.raises(OptionError, match=r"restore\[0\] is a type, whose state cannot be restored."):
+        StepState(None, [nn.Linear])  # which has the functions state_dict and load_state_dict
 
 
 def test_a_state_that_cannot_be_restored_is_an_error() -> None:

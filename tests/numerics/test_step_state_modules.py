@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+from helpers.process_groups import end_group
 from helpers.state_bits import snapshot
 from torch_promote.errors import StepError
 from torch_promote.numerics.runs.state import StepState
@@ -74,6 +80,7 @@ def test_tensors_that_are_no_parameters() -> None:
         def forward(self) -> torch.Tensor:
             self.state.add_(self.weight)  # it is part of the graph now
             self.seen = self.state.detach() + 1
+            self.made = torch.ones(2)
             return self.state.sum()
 
     model = Recurrent()
@@ -82,6 +89,7 @@ def test_tensors_that_are_no_parameters() -> None:
         model().backward()
         state.restore()
         assert (model.state.tolist(), model.state.grad_fn, model.seen) == ([0, 0], None, None)
+        assert not hasattr(model, "made")
     state.check()
 
 
@@ -110,6 +118,17 @@ def test_a_sparse_gradient() -> None:
     assert before.to_dense().tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
 
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # one is in beta state, the other is deprecated
+    COMPRESSED, QUANTIZED = torch.eye(2).to_sparse_csr(), torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)
+
+
+def other_values(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_quantized:
+        return torch.quantize_per_tensor(tensor.dequantize() + 1, 0.5, 0, torch.qint8)
+    return tensor * 2 if tensor.layout is torch.sparse_csr else torch.ones_like(tensor)
+
+
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -122,6 +141,8 @@ def test_a_sparse_gradient() -> None:
         torch.zeros(2, dtype=torch.float8_e4m3fn),
         torch.zeros(2, dtype=torch.bfloat16),
         torch.eye(2).to_sparse(),
+        COMPRESSED,
+        QUANTIZED,
         torch.zeros(2, device="meta"),
     ],
     ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout} {tensor.device}",
@@ -134,7 +155,7 @@ def test_unusual_buffers(tensor: torch.Tensor) -> None:
     state.check()
     if tensor.device.type == "cpu" and tensor.numel() and not tensor.is_sparse:
         hashes = state.hashes()
-        model.buffer = torch.ones_like(tensor)
+        model.buffer = other_values(tensor)
         assert state.hashes() != hashes
         model.buffer = tensor
         assert state.hashes() == hashes
@@ -185,3 +206,28 @@ def test_a_script_module() -> None:
     state.restore()
     assert torch.equal(model.weight, before["weight"])
     state.check()
+
+
+def test_sharded_weights(tmp_path: Path) -> None:
+    """Between a forward and its backward, modules hold whole weights in place of their shards."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.ones(3, 4)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        before = [weight.to_local().clone() for weight in model.parameters()]  # type: ignore[attr-defined]
+        state = StepState(model, [optimizer])
+        outputs = []
+        for _ in range(2):
+            outputs.append(model(x).detach())
+            state.restore()
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            state.restore()
+            state.check()
+            now = [weight.to_local() for weight in model.parameters()]  # type: ignore[attr-defined]
+            assert all(map(torch.equal, now, before))
+        assert torch.equal(*outputs)
+    finally:
+        end_group()

@@ -13,6 +13,11 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from helpers.subprocesses import Program, run_together
 from helpers.traced_programs import Block
+from torch_promote.checking.dispatch_observer import observe_dispatch
+from torch_promote.numerics.observing import node_origins, tracer
+from torch_promote.numerics.observing.node_origins import NodeOrigins, Origin
+from torch_promote.numerics.observing.running_modules import RunningModules
+from torch_promote.numerics.records.calls import Call
 from torch_promote.numerics.report.trace_report import TraceReport
 from torch_promote.numerics.trace import trace
 
@@ -106,6 +111,53 @@ def test_autograd_functions() -> None:
         model(torch.ones(1, 4)).sum().backward()
     assert _modules(report, "mul") == ["1"]
     assert _modules(report, "sinh") == ["1"]
+
+
+def test_what_runs_when_a_backward_has_ended_has_its_own_line() -> None:
+    """As the callbacks of DistributedDataParallel, which autograd calls after the last node."""
+    x = torch.ones(2, requires_grad=True)
+
+    def callback() -> None:
+        torch.ones(2).exp()
+
+    def hook(gradient: torch.Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+    with trace() as report:
+        y = x.sin()
+        y.register_hook(hook)
+        y.sum().backward()
+    [call] = report.calls.where(op="exp")
+    assert (call.phase, call.module) == ("backward", "")
+    assert call.line == f"{__file__}:{callback.__code__.co_firstlineno + 1}"
+
+
+def test_the_oldest_nodes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_origins, "_MOST", 4)
+    origins, x = NodeOrigins(RunningModules()), torch.ones(2, requires_grad=True)
+    seen: list[Origin | None] = []
+    for number in range(10):
+        first = origins.next_number()
+        x = x * 2
+        origins.add(first, Origin("", f"line {number}"))
+        x.register_hook(lambda gradient: seen.append(origins.of_running_node()))
+    assert len(origins._first) <= 4
+    x.sum().backward()
+    assert seen[1:4] == [Origin("", f"line {number}") for number in (8, 7, 6)][:3]
+    assert seen[-1] is None
+
+
+def test_different_tensors_keep_their_own_descriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal ones share an object, as long as there are not too many."""
+    monkeypatch.setattr(tracer, "_MOST_EQUAL", 2)
+    calls: list[Call] = []
+    watching = tracer.Tracer(RunningModules(), lambda call, _tensors: calls.append(call))
+    made = [torch.ones(size) for size in (1, 2, 3, 4, 5, 1)]
+    with observe_dispatch(watching):
+        for one in made:
+            torch.exp(one)
+    assert [call.inputs[0].shape for call in calls] == [one.shape for one in made]
+    assert len(watching._equal) <= 3
 
 
 def test_double_backward() -> None:

@@ -80,6 +80,18 @@ def test_a_hook_of_the_program_is_called_and_put_back() -> None:
     assert seen[-1] is True
 
 
+def test_a_hook_that_the_program_sets_in_the_block_stays() -> None:
+    def hook(hit: bool) -> bool:
+        return hit
+
+    try:
+        with trace():
+            _get_hook(hook)
+        assert _get_hook(None) is hook
+    finally:
+        _get_hook(None)
+
+
 def test_a_model_that_was_not_called() -> None:
     model, other = torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Linear(2, 2)
     with trace(model) as report:

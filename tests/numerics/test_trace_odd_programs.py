@@ -40,6 +40,11 @@ def _nested() -> torch.Tensor:
     return torch.nested.to_padded_tensor(nn.functional.linear(nested, torch.eye(3)), 0.0)  # type: ignore[no-any-return]
 
 
+def _float4() -> torch.Tensor:
+    """PyTorch has no op that reads its numbers."""
+    return torch.arange(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).clone().view(torch.uint8)
+
+
 def _hessian() -> torch.Tensor:
     return torch.func.hessian(lambda x: (x @ x).sum())(torch.ones(2, 2))  # type: ignore[no-any-return]
 
@@ -50,7 +55,7 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("block", _BLOCKS)
-@pytest.mark.parametrize("program", [_compiled, _sparse, _nested, _hessian])
+@pytest.mark.parametrize("program", [_compiled, _sparse, _nested, _float4, _hessian])
 def test_a_block_does_not_make_a_program_fail(block: str, program: Callable[[], torch.Tensor]) -> None:
     with tp.my_autocast("cpu"):
         alone = program()
@@ -83,11 +88,32 @@ def test_calls_and_casts_in_transforms_are_counted_once(transform: Callable[[Any
     assert all(call.ran_with[0].dtype is torch.bfloat16 for call in casting)
 
 
+def test_a_call_in_a_transform_that_raises() -> None:
+    with tp.trace() as report:
+        with pytest.raises(RuntimeError, match="size"):
+            torch.vmap(lambda x: torch.mm(x, x))(torch.ones(2, 3, 4))
+        torch.exp(torch.ones(2))
+    calls = {call.op: call.error for call in report.calls}
+    assert (calls["aten::bmm"], calls["aten::exp"]) == (True, False)
+
+
 def test_a_cast_of_a_sparse_tensor_has_the_bytes_of_what_it_stores() -> None:
     with tp.trace() as report, tp.my_autocast("cpu"):
         _sparse()
     casts = [cast for call in report.calls for cast in call.casts]
     assert 3 * 2 in [cast.bytes for cast in casts]
+
+
+def test_a_fault_beside_a_tensor_that_no_op_reads() -> None:
+    with torch.library._scoped_library("odd_programs", "DEF") as library:
+        library.define("divided(Tensor x, Tensor packed) -> Tensor")
+        library.impl("divided", lambda x, packed: x / 0, "CompositeExplicitAutograd")
+        with tp.find_nonfinite() as report:
+            torch.ops.odd_programs.divided(
+                torch.ones(2), torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+            )
+    assert report.origin is not None
+    assert [str(one) for one in report.origin.inputs] == ["x: float32[2] from 1 to 1", "packed: float4_e2m1fn_x2[4]"]
 
 
 def test_a_generator_of_the_program_stays_where_it_is() -> None:

@@ -242,6 +242,30 @@ def test_regions_that_were_open_before() -> None:
     with tp.my_autocast("cpu", overrides={"mm": "fp32"}), trace() as report:
         torch.mm(X, X)
     assert said(report, "mm") == ["a region that was open before the trace"]
+    with tp.my_autocast("cpu", enabled=False), trace() as report:
+        torch.mm(X, X)
+    assert said(report, "mm") == [""]
+
+
+def test_a_recomputation_of_a_region_before() -> None:
+    x = X.clone().requires_grad_()
+    with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
+        y = checkpoint(lambda x: torch.mm(x, x).sin(), x, use_reentrant=False)
+    with trace() as report:
+        y.sum().backward()
+    assert said(report, "mm", "recompute") == ["a region that was open before the trace"]
+
+
+def test_a_librarys_autocast_kernel() -> None:
+    with torch.library._scoped_library("traced_here", "DEF") as library:
+        library.define("op(Tensor x) -> Tensor")
+        library.impl("op", torch.clone, "CompositeExplicitAutograd")
+        torch.library.register_autocast("traced_here::op", "cpu", torch.bfloat16, lib=library)
+        with trace() as report, tp.my_autocast("cpu"):
+            torch.ops.traced_here.op(X)
+    assert said(report, "traced_here::op") == ["a kernel on PyTorch's autocast key"]
+    text = report.explain("traced_here::op").paragraph
+    assert "1 call went to a kernel on PyTorch's autocast key, which decides about casts itself." in text
 
 
 class Rotary(nn.Module):

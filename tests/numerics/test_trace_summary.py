@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import io
+import re
 from typing import Any
 
 import expecttest
@@ -13,8 +14,10 @@ import torch
 
 import torch_promote as tp
 from helpers.made_up_traces import BF16, F32, cast, info, linear, made_up_call, report_of, small_report
+from helpers.parsed_pages import Page, words
 from torch_promote.errors import MissingPackageError
 from torch_promote.numerics.report.findings import by_weight, repeated_casts, time_in_casts, verdict
+from torch_promote.numerics.report.page import make_page
 from torch_promote.numerics.report.savings import savings
 from torch_promote.numerics.report.summary import drawings
 from torch_promote.numerics.trace import trace
@@ -132,6 +135,20 @@ def test_only_a_name_that_is_longer_makes_a_line_longer_than_100_columns() -> No
 )
 def test_the_verdict(calls: list[Any], expected: str) -> None:
     assert verdict(report_of(*calls)) == expected
+
+
+def test_threads_and_errors_are_counted() -> None:
+    report = report_of(made_up_call(), made_up_call(thread=12, error=True))
+    assert re.search(r"^ *errors +1 call raised$", str(report), re.MULTILINE)
+    numbers = words(Page(make_page(report)).sections["numbers"])
+    assert "Threads 2 Errors 1 calls that raised" in numbers
+
+
+def test_8_bit_floating_dtypes_count_as_one() -> None:
+    report = report_of(
+        *(made_up_call(outputs=(info("0", dtype),)) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, F32))
+    )
+    assert re.search(r"results +33 % float32, 67 % float8", str(report))
 
 
 def test_repeated_casts_are_listed_once_for_tensors_that_are_cast_at_the_same_places() -> None:

@@ -30,6 +30,16 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return theirs
 
 
+def test_an_error_of_another_rank_is_raised(two_ranks: list[Any]) -> None:
+    group = Agreement()
+    two_ranks += ["", "ValueError: mine", "ValueError: mine"]
+    group.raise_together(None)
+    with pytest.raises(TuningError, match="rank 1 raised ValueError: mine"):
+        group.raise_together(None)
+    with pytest.raises(KeyError, match="ours"):
+        group.raise_together(KeyError("ours"))
+
+
 def test_a_trial_passes_if_it_does_on_all_ranks(two_ranks: list[Any]) -> None:
     group = Agreement()
     two_ranks += [(True, {"loss": 0.5}, ""), (False, {"loss": math.inf}, "ValueError: mine"), (True, {"loss": 0.1}, "")]

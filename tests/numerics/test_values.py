@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_promote as tp
 from torch_promote.numerics.ranges import values as values_module
 from torch_promote.numerics.ranges.float_bits import _count_by_sorting, scale_of
+from torch_promote.numerics.ranges.recent_counts import RecentCounts
+from torch_promote.numerics.ranges.unnoticed import unnoticed
 from torch_promote.numerics.ranges.values import EMPTY, Values, ValuesCollector, _evaluate
 from torch_promote.numerics.trace import trace
 
@@ -145,6 +147,7 @@ def test_tensors_without_floating_point_numbers_have_no_statistics() -> None:
         fake,
         quantized,
         torch.zeros(3).to_sparse(),
+        torch.zeros(3).to_mkldnn(),
     ):
         assert Values.of(tensor) == EMPTY
     assert torch.vmap(lambda x: Values.of(x).count + x)(torch.ones(3)).tolist() == [1.0, 1.0, 1.0]
@@ -243,6 +246,15 @@ def test_calls_that_share_memory_have_their_own_values() -> None:
     assert found == [expected[0], expected[1], expected[4], expected[5], expected[6], expected[2], *found[6:]]
     assert found[-1] == expected[7]
     assert all(values in (expected[3], expected[7]) for values in found[6:])
+
+
+def test_counts_are_cached_for_few_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_promote.numerics.ranges.recent_counts._MOST", 2)
+    recent, made = RecentCounts(), [torch.ones(size) for size in (1, 2, 3)]
+    with unnoticed():
+        for tensor in made:
+            recent.put(tensor, tensor)
+        assert [recent.get(tensor.view(-1, 1)) for tensor in made] == [None, made[1], made[2]]
 
 
 def test_calls_that_are_not_kept_are_not_counted() -> None:

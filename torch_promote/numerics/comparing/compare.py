@@ -109,6 +109,4 @@ def compare_runs(
     Raises:
         StepError: As `compare`.
     """
-    if most_runs is not None and most_runs < 3:
-        raise OptionError(f"a comparison needs 3 runs or more, got most_runs={most_runs}.")
     return Rounds(runs, reference, candidate, gradients, most_runs, strict).compare()

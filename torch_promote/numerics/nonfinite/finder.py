@@ -150,8 +150,6 @@ class NonfiniteFinder(Tracer):
 
     def failed(self, token: Any) -> None:
         """Called when a call raises."""
-        if token is THROUGH:
-            return
         super().failed(token)
         self._watching.call = None
         self._pop_watched(token)

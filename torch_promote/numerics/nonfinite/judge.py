@@ -32,7 +32,6 @@ __all__ = ["NonfiniteJudge", "Verdict", "Watched"]
 
 _LOWER = (torch.float16, torch.bfloat16)
 _CONVERSIONS = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
-_UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
 #: Ops that ignore the old content of the tensor that they write to.
 _OVERWRITING = frozenset(
@@ -109,10 +108,6 @@ class NonfiniteJudge:
         makes_nan = any(math.isnan(low) for low, _ in outputs)
         has_nan = any(math.isnan(low) for low, _ in inputs)
         has_inf = any(not is_finite(one) for one in inputs) and not has_nan
-        if call.name == _UNSCALE and (has_nan or has_inf):
-            if not self._scaled_overflow:
-                self._add_benign("GradScaler", call, self._scale)
-            return None
         if makes_nan and has_nan and self._writes_a_part(watched, call, named, inputs):
             return None
         if makes_nan and has_nan:

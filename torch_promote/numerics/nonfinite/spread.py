@@ -24,11 +24,15 @@ class Spread:
 
     def __init__(self, origin: Iterable[torch.Tensor]) -> None:
         self._ended: dict[int, tuple[StorageWeakRef, bool]] = {}
+        self._lost = False  # some values are in a tensor that cannot be followed, such as a sparse one
         self._add(origin)
 
     def _add(self, tensors: Iterable[torch.Tensor]) -> None:
-        for reference in filter(None, map(_storage, tensors)):
-            self._ended[reference.cdata] = reference, False
+        for reference in map(_storage, tensors):
+            if reference is None:
+                self._lost = True
+            else:
+                self._ended[reference.cdata] = reference, False
 
     def end(self, tensor: torch.Tensor) -> bool:
         """Called when a tensor is cast to integers or passed on. Returns whether it contains values of the origin."""
@@ -47,7 +51,7 @@ class Spread:
     @property
     def ended_well(self) -> bool:
         """Whether the values were only converted to integers."""
-        return all(ended for _, ended in self._ended.values())
+        return not self._lost and all(ended for _, ended in self._ended.values())
 
 
 def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:

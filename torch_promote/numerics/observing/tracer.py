@@ -269,8 +269,7 @@ class Tracer:
         stack = self._stack()
         if token not in stack:
             return False
-        while stack.pop() is not token:
-            pass
+        del stack[stack.index(token) :]
         return True
 
     def _close(self, call: _Open, tensors: list[torch.Tensor], error: bool) -> None:

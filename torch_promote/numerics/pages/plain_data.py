@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any, TypeVar
 
 import torch
@@ -25,8 +24,6 @@ def to_plain(value: Any) -> Any:
         >>> to_plain({"errors": (0.5, float("inf"), float("nan")), "dtype": torch.float16})
         {'errors': [0.5, 'inf', 'nan'], 'dtype': 'float16'}
     """
-    if isinstance(value, Enum):
-        return value.value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, torch.dtype):

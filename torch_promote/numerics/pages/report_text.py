@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch_promote import text_layout
 from torch_promote.numerics.pages.spelling import shorten
 from torch_promote.numerics.report.findings import count
-from torch_promote.text_layout import text_table
+from torch_promote.text_layout import are_numbers, text_table
 
 __all__ = ["STR", "Layout", "fitted_table", "list_of", "report_text", "wrapped"]
 
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
 STR = Layout(80, cuts=True)
 
 _MOST_SENTENCES = 10
-_NARROWEST = 12
+_NARROWEST = 10
 
 
 def report_text(title: str, verdict: str, parts: Iterable[Sequence[str]], layout: Layout = STR) -> str:
@@ -98,13 +98,16 @@ def fitted_table(
 
 
 def _cut(header: Sequence[str], shown: list[list[str]], width: int) -> None:
+    whole = [tuple(row) for row in shown]
+    names = [column for column in range(len(header)) if not are_numbers([row[column] for row in whole])]
     while (over := max(map(len, text_table(header, shown).splitlines())) - width) > 0:
-        widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
-        widest = max(range(len(header)), key=widths.__getitem__)
-        if widths[widest] <= _NARROWEST:
+        widths = {column: max(len(row[column]) for row in shown) for column in names}
+        widest = max(names, key=widths.__getitem__, default=None)
+        if widest is None or widths[widest] <= _NARROWEST:
             break
         # Narrow the widest column first, to the width of the next.
-        second = max([_NARROWEST, *(width for column, width in enumerate(widths) if column != widest)])
+        second = max([_NARROWEST, *(width for column, width in widths.items() if column != widest)])
         to = max(widths[widest] - over, min(second, widths[widest] - 1))
-        for row in shown:
-            row[widest] = shorten(row[widest], to)
+        # Cut the whole name: `shorten` would take the dots of an earlier cut for those of a path.
+        for row, names_of_row in zip(shown, whole, strict=True):
+            row[widest] = shorten(names_of_row[widest], to)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,12 +33,12 @@ def extremes(tensors: Sequence[torch.Tensor]) -> list[Extremes]:
     on_devices: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
     with unnoticed():
         for i, tensor in enumerate(tensors):
-            real = _real(tensor)
-            if real is None:
-                continue
             try:
+                real = _real(tensor)
+                if real is None:
+                    continue
                 low, high = torch.aminmax(real)
-            except RuntimeError:  # the device or subclass lacks the op, which must not break the program
+            except RuntimeError:  # the dtype, device or subclass lacks an op, which must not break the program
                 continue
             if real.device.type == "cpu":
                 found[i] = low.item(), high.item()
@@ -95,7 +96,7 @@ class TensorRange:
         if before is not None:
             known = before if is_finite(before) else (None, None)
             return cls(name, tensor.dtype, shape, min=known[0], max=known[1])
-        with unnoticed():
+        with unnoticed(), contextlib.suppress(RuntimeError):  # as in `extremes`
             real = _real(tensor)
             if real is None:
                 return cls(name, tensor.dtype, shape)
@@ -105,6 +106,7 @@ class TensorRange:
                 return cls(name, tensor.dtype, shape, infs=infs, nans=nans)
             low, high = torch.aminmax(finite)
             return cls(name, tensor.dtype, shape, low.item(), high.item(), infs, nans)
+        return cls(name, tensor.dtype, shape)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the range as JSON-compatible values."""

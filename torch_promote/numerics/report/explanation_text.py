@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from torch_promote.errors import PolicyError
 from torch_promote.numerics.observing.places import shorten
 from torch_promote.numerics.records.calls import AUTOCAST_OFF, Call
 from torch_promote.numerics.records.groups import CallGroup, CastGroup
@@ -139,14 +138,14 @@ def _policies(material: Material, ops: Mapping[str, CallGroup]) -> Iterator[str]
 
 def _why_none(material: Material) -> str:
     on = [bool(call.autocast) for call in material.kept]
-    if on and not any(on):
-        return "autocast was off"
     has_none = f"has none for {'it' if material.kind == 'op' else 'these ops'}"
+    if len(on) < material.whole.calls:  # of the others, only the number is known
+        return f"autocast {has_none}, where it was on"
+    if not any(on):
+        return "autocast was off"
     if all(on):
         return f"autocast {has_none}"
-    if len(on) == material.whole.calls:
-        return f"autocast was off for {on.count(False):,} of {len(on):,}, and {has_none} where it was on"
-    return f"autocast {has_none}, where it was on"
+    return f"autocast was off for {on.count(False):,} of {len(on):,}, and {has_none} where it was on"
 
 
 def _meaning(policy: str) -> str:
@@ -244,17 +243,10 @@ def _other_policy(material: Material, op: str, group: CallGroup, policy: str, sa
         other, effect = "fp32", "in float32, with its range and precision"
     else:
         return None
-    if not _is_legal(op, CastPolicy(other) if to_float32 else CastPolicy.fp32):
+    if why_illegal(op, CastPolicy(other)) is not None:  # such as an op of a library that is not imported
         return None
     key = op.partition(".")[0].removeprefix("aten::")
     return f"To run {op} {effect}: {_code(material, op, key, other)}."
-
-
-def _is_legal(op: str, policy: CastPolicy) -> bool:
-    try:
-        return why_illegal(op, policy) is None
-    except (PolicyError, RuntimeError):  # an op of a library that this process has not imported
-        return False
 
 
 def _code(material: Material, op: str, key: str, policy: str) -> str:

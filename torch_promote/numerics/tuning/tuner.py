@@ -128,9 +128,8 @@ class Tuner:
                 f"part of the tuning, and other batches were held out."
             )
             return True
-        trials.more.pop()
         self._memo = self._new_memo()
-        self._memo.known.update(known)
+        self._memo.known.update(known)  # for the certificate
         return False
 
     def _new_memo(self) -> Memo:
