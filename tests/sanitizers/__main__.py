@@ -13,6 +13,7 @@ import functools
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -34,15 +35,16 @@ def main() -> int:
             copy, out = ROOT / "build" / "sanitize" / sanitizer, options.out / sanitizer
             environment(sanitizer, copy, out)  # before minutes of compiling
             print(f"{sanitizer}: building in {copy}", file=sys.stderr, flush=True)
-            build(sanitizer, copy, functools.partial(plant, sanitizer) if options.planted else None)
             shutil.rmtree(out, ignore_errors=True)
             (out / "reports").mkdir(parents=True)
             outcomes = []
-            # Each planted bug has a process of its own, which it may end.
-            planted = {f"planted-{number}": [bug.test] for number, bug in enumerate(PLANTED[sanitizer])}
-            for name, tests in (planted if options.planted else _chosen(sanitizer, options.tests)).items():
-                outcomes.append(run(sanitizer, name, tests, copy, out, options.limit))
-                print(_line(outcomes[-1]), file=sys.stderr, flush=True)
+            for change, groups in (
+                _planted(sanitizer) if options.planted else [(None, _chosen(sanitizer, options.tests))]
+            ):
+                build(sanitizer, copy, change)
+                for name, tests in groups.items():
+                    outcomes.append(run(sanitizer, name, tests, copy, out, options.limit))
+                    print(_line(outcomes[-1]), file=sys.stderr, flush=True)
             found = list(counted(read(out / "reports")))
             print(_summary(sanitizer, outcomes, found, out), end="")
             if options.planted:
@@ -97,6 +99,12 @@ def _chosen(sanitizer: str, tests: list[str]) -> dict[str, list[str]]:
     for test in tests:
         groups.setdefault("cuda" if "cuda" in Path(test).parts else "chosen", []).append(test)
     return groups
+
+
+def _planted(sanitizer: str) -> Iterator[tuple[Callable[[Path], None], dict[str, list[str]]]]:
+    """Yields each planted bug and its test. Each is built alone: it may end the process, or corrupt its memory."""
+    for number, bug in enumerate(PLANTED[sanitizer]):
+        yield functools.partial(plant, bug), {f"planted-{number}": [bug.test]}
 
 
 def _all_planted_are_found(sanitizer: str, found: list[Report]) -> bool:
