@@ -64,6 +64,16 @@ def test_a_copy_without_a_build_is_an_error(tmp_path: Path) -> None:
         measured_copy.objects_of(tmp_path)
 
 
+def test_the_copy_is_a_repository_of_the_copied_files(tmp_path: Path) -> None:
+    measured_copy = importlib.import_module("measured_copy")
+    for name in (".gitignore", "kept.bak", "built.so", "gone"):
+        (tmp_path / name).write_text("*.bak\n*.so\n", encoding="utf-8")
+    for names in (["gone", ".gitignore"], [".gitignore", "kept.bak"]):
+        measured_copy.make_repository(tmp_path, names)
+    listed = subprocess.run(["git", "ls-files"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert listed.stdout.split() == [".gitignore", "kept.bak"]
+
+
 PROGRAM = """
 import ctypes, os, sys, types
 from torch_promote import module
@@ -123,6 +133,7 @@ def test_lines_of_forks_and_replaced_processes_count(tmp_path: Path) -> None:
     settings = suite_runs.write_settings(copy, out)
     suite_runs.forget_counts(out / "objects", out)
     env = {**os.environ, **suite_runs.variables(copy, settings)}
+    env.pop("COVERAGE_PROCESS_CONFIG", None)  # if this test is measured itself
     subprocess.run([sys.executable, "-c", PROGRAM, str(library)], cwd=copy, env=env, check=True)
 
     python = {one.file: one for one in counted_lines.lines_of_python(copy, settings, out / "html" / "python")}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.subprocesses import run_python
+from helpers.subprocesses import environment, run_python
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
@@ -37,10 +36,9 @@ class Demo:
         self.json = folder / "measured.json"
         script = str(EXAMPLES / "train_gpt.py")
         results = ["--plot", str(self.plot), "--json", str(self.json)]
-        environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "MPLBACKEND": "Agg", "COLUMNS": "80"}
         self.process = subprocess.run(
             [sys.executable, script, "--steps", str(STEPS), *results],
-            env=environment,
+            env=environment(MPLBACKEND="Agg", COLUMNS="80"),
             capture_output=True,
             text=True,
             timeout=240,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 import torch_promote as tp
+from helpers.subprocesses import environment
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
@@ -146,10 +146,9 @@ def test_what_cannot_be_done_is_one_line_and_status_2(
 
 @pytest.mark.slow
 def test_the_whole_demo_as_a_process(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(tune_gpt.__file__).parents[1]), "MPLBACKEND": "Agg"}
     process = subprocess.run(
         [sys.executable, str(Path(tune_gpt.__file__)), "--out", str(tmp_path)],
-        env=environment,
+        env=environment(MPLBACKEND="Agg"),
         capture_output=True,
         text=True,
         timeout=280,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
+from helpers.subprocesses import environment
 from torch_promote.reference.promotion import table as promotion_table
-
-ROOT = Path(__file__).parents[2]
-
 
 BAD = """
     import torch
@@ -28,7 +25,7 @@ BAD = """
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     monkeypatch.setenv("COLUMNS", "200")
     pytester.makeini("[pytest]")
 

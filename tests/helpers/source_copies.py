@@ -15,7 +15,7 @@ class SourceCopyError(Exception):
     """The sources cannot be copied, or the extension does not compile."""
 
 
-def copy_sources(root: Path, copy: Path) -> None:
+def copy_sources(root: Path, copy: Path) -> set[str]:
     """Makes `copy` equal to the sources, without what git ignores; what was built there stays.
 
     Unchanged files are not touched, so that they are not recompiled. A file that was changed in the copy is restored
@@ -24,6 +24,9 @@ def copy_sources(root: Path, copy: Path) -> None:
     Args:
         root: The root of the sources.
         copy: The folder of the copy. It may be in an ignored folder of the sources.
+
+    Returns:
+        The names of the copied files, relative to the root.
 
     Raises:
         SourceCopyError: The root is not a git repository.
@@ -44,6 +47,7 @@ def copy_sources(root: Path, copy: Path) -> None:
             shutil.copyfile(source, target)
             shutil.copymode(source, target)
     note.write_text("\n".join(sorted(names)), encoding="utf-8")
+    return names
 
 
 def build_extension(copy: Path, compiler_flags: str, linker_flags: str) -> None:

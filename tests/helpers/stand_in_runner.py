@@ -20,11 +20,11 @@ from torch_promote.errors import OptionError
 from torch_promote.parity import report, runner
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
 
-#: Where the entry "slow" leaves the id of its process.
+#: Where the entries "slow" and "stubborn" leave the id of its process.
 MARKER = "STAND_IN_MARKER"
 NAMES = (
     *("good", "mismatching", "stale", "refused", "unruled", "gap", "noisy", "segfault", "abort", "exit", "raising"),
-    *("slow", "wrong", "good.again"),
+    *("slow", "stubborn", "wrong", "good.again"),
 )
 
 
@@ -79,7 +79,9 @@ def _do(name: str) -> None:
         raise ZeroDivisionError("the harness is wrong")
     elif name == "wrong":
         raise OptionError("wrong has no sample 'x'.")
-    elif name == "slow":
+    elif name in ("slow", "stubborn"):
+        if name == "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Path(os.environ[MARKER]).write_text(str(os.getpid()))
         time.sleep(120)
 

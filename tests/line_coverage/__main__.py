@@ -43,7 +43,7 @@ def main() -> int:
     try:
         if not options.report:
             copy.mkdir(exist_ok=True)
-            copy_sources(ROOT, copy)
+            measured_copy.make_repository(copy, copy_sources(ROOT, copy))
             measured_copy.build_counting_extension(copy)
             if not options.append:
                 suite_runs.forget_counts(measured_copy.objects_of(copy), out)

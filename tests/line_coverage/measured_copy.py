@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from helpers.source_copies import build_extension
 
-__all__ = ["CoverageError", "build_counting_extension", "objects_of"]
+__all__ = ["CoverageError", "build_counting_extension", "make_repository", "objects_of"]
 
 HERE = Path(__file__).resolve().parent
 #: -O0, so that each line has instructions of its own. Threads count without losing counts of each other.
@@ -21,6 +22,14 @@ _COUNTING = "-O0 -g --coverage -fprofile-update=atomic"
 
 class CoverageError(Exception):
     """Something that the command needs is missing or failed."""
+
+
+def make_repository(copy: Path, names: Iterable[str]) -> None:
+    """Makes the copy a git repository that tracks these files: tests ask git which files the sources have."""
+    git = ("git", "-C", str(copy))
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "read-tree", "--empty"], check=True)
+    subprocess.run([*git, "update-index", "--add", "-z", "--stdin"], input="\0".join(names), text=True, check=True)
 
 
 def build_counting_extension(copy: Path) -> None:

@@ -19,6 +19,7 @@ _LEFT_OUT = {
     "tests/regions/test_installation_like_stock.py::test_an_interrupt_leaves_no_region_open_and_no_object_held": (
         "it interrupts a loop every few microseconds"
     ),
+    "tests/docs/test_differences.py::test_an_interrupt_leaves_no_region_open": "it does the same",
 }
 
 
