@@ -83,7 +83,9 @@ std::string line_of_first_cast(const at::Tensor& cast) {
 
 class NoMemoryReport final : public c10::MemoryReportingInfoBase {
  public:
+  // GCOVR_EXCL_START: PyTorch calls it only if the next function returns true
   void reportMemoryUsage(void*, int64_t, size_t, size_t, c10::Device) override {}
+  // GCOVR_EXCL_STOP
   bool memoryProfilingEnabled() const override {
     return false;
   }
@@ -149,9 +151,6 @@ at::ScalarType bits_dtype(size_t itemsize) {
 
 // Not the values: a NaN differs from itself, and 0 equals -0.
 bool have_same_bits(const at::Tensor& a, const at::Tensor& b) {
-  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) {
-    return false;
-  }
   const at::ScalarType bits = bits_dtype(a.dtype().itemsize());
   return at::_ops::equal::call(at::_ops::view_dtype::call(a, bits), at::_ops::view_dtype::call(b, bits));
 }
@@ -159,27 +158,26 @@ bool have_same_bits(const at::Tensor& a, const at::Tensor& b) {
 enum class Outcome : uint8_t { same, differs, unknown };
 struct Comparison {
   Outcome outcome;
-  at::Tensor kept; // if they differ: the first parts that do
-  at::Tensor fresh;
+  StaleCast stale; // if they differ
 };
 
 Comparison compare(const Source& source, const at::Tensor& cast) {
   if (current_capture(source) != 0) { // nothing is computed
-    return {Outcome::unknown, {}, {}};
+    return {Outcome::unknown, {}};
   }
   const std::vector<at::Tensor> sources = plain_parts(source.tensor);
   const std::vector<at::Tensor> kept = plain_parts(cast);
   if (sources.empty() || sources.size() != kept.size()) {
-    return {Outcome::unknown, {}, {}};
+    return {Outcome::unknown, {}};
   }
   const Unobserved unobserved;
   for (size_t i = 0; i < kept.size(); ++i) {
     at::Tensor fresh = at::_ops::_to_copy::call(sources[i], kept[i].scalar_type(), {}, {}, {}, false, {});
     if (!have_same_bits(kept[i], fresh)) {
-      return {Outcome::differs, kept[i], std::move(fresh)};
+      return {Outcome::differs, {kept[i], std::move(fresh)}};
     }
   }
-  return {Outcome::same, {}, {}};
+  return {Outcome::same, {}};
 }
 
 } // namespace
@@ -202,37 +200,35 @@ void remember_line_of(const at::Tensor& cast) {
   }
 }
 
-bool is_stale(const Source& source, const at::Tensor& cast, c10::function_ref<bool()> is_still_kept) {
+std::optional<StaleCast> find_stale(
+    const Source& source, const at::Tensor& cast, c10::function_ref<bool()> is_still_kept) {
   const Outcome outcome = compare(source, cast).outcome;
   if (outcome == Outcome::unknown) {
     ++count_skipped;
-    return false;
+    return std::nullopt;
   }
   ++count_checked;
   if (outcome == Outcome::same) {
-    return false;
+    return std::nullopt;
   }
   // A thread that writes in place changes the data before the version. Give it time to finish.
   constexpr int kTries = 20;
   for (int i = 0; i < kTries; ++i) {
     if (!is_still_kept()) {
-      return false;
+      return std::nullopt;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return is_still_kept();
+  Comparison found = compare(source, cast); // again: it may have restored the data
+  return found.outcome == Outcome::differs && is_still_kept() ? std::optional(std::move(found.stale)) : std::nullopt;
 }
 
-void raise_stale_cast(const Source& source, const at::Tensor& cast) {
-  Comparison found = compare(source, cast);
-  if (found.outcome == Outcome::same) { // written back by another thread
-    found.kept = found.fresh = cast;
-  }
+void raise_stale_cast(const Source& source, const at::Tensor& cast, const StaleCast& stale) {
   const std::string line = line_of_first_cast(cast);
   {
     const Unobserved unobserved;
     cast_check_callbacks.raise(
-        source.tensor, found.kept, found.fresh, kCacheModeNames[static_cast<size_t>(tls_cache_mode)], line);
+        source.tensor, stale.kept, stale.fresh, kCacheModeNames[static_cast<size_t>(tls_cache_mode)], line);
   }
   TORCH_CHECK(false, "a kept cast is stale"); // GCOVR_EXCL_LINE: the callback raises
 }

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,12 +39,19 @@ inline bool are_casts_checked() {
 // Remembers which line of Python made a cast that is kept.
 void remember_line_of(const at::Tensor& cast);
 
-// Whether the bits of a kept cast differ from those of a fresh one. Nothing but PyTorch's own kernels notices the fresh
+// The first parts of a kept cast and of a fresh one that differ. Plain.
+struct StaleCast {
+  at::Tensor kept;
+  at::Tensor fresh;
+};
+
+// Nothing if the bits of a kept cast are those of a fresh one. Nothing but PyTorch's own kernels notices the fresh
 // cast: no mode, no profiler, no autograd. `is_still_kept`: whether the cache would return the cast again. If it would
 // not, another thread has written to the source meanwhile and the cache knows, so the cast is not stale.
-bool is_stale(const Source& source, const at::Tensor& cast, c10::function_ref<bool()> is_still_kept);
+std::optional<StaleCast> find_stale(
+    const Source& source, const at::Tensor& cast, c10::function_ref<bool()> is_still_kept);
 
-[[noreturn]] void raise_stale_cast(const Source& source, const at::Tensor& cast);
+[[noreturn]] void raise_stale_cast(const Source& source, const at::Tensor& cast, const StaleCast& stale);
 
 struct CastCheckCounts {
   uint64_t checked = 0; // uses of kept casts that were compared

@@ -121,9 +121,11 @@ void made(ThreadCaches& here, const at::Tensor& cast) {
 template <class IsStillKept>
 at::Tensor reused(ThreadCaches& here, const Source& source, at::Tensor cast, const IsStillKept& is_still_kept) {
   ++here.hits;
-  if (are_casts_checked() && is_stale(source, cast, is_still_kept)) {
-    forget_casts({source.tensor});
-    raise_stale_cast(source, cast);
+  if (are_casts_checked()) {
+    if (const std::optional<StaleCast> stale = find_stale(source, cast, is_still_kept)) {
+      forget_casts({source.tensor});
+      raise_stale_cast(source, cast, *stale);
+    }
   }
   return cast;
 }
@@ -161,7 +163,7 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   // Within a region stock goes on using a trainable weight's cast whatever is written behind PyTorch's back; so do we.
   const uint64_t epoch = data_only ? alias_epoch(*weight.owner) : 0;
   if (data_only && epoch == 0) {
-    return cast(source, dtype);
+    return cast(source, dtype); // GCOVR_EXCL_LINE: needs a library with a BackendMeta of its own
   }
   const WeightKey key(source, weight, dtype);
   const auto use = [&](const std::shared_ptr<CastEntry>& entry) {

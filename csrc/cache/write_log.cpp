@@ -52,9 +52,6 @@ void note_writes(const std::vector<at::Tensor>& tensors) {
     return;
   }
   for (const at::Tensor& tensor : tensors) {
-    if (!tensor.defined()) {
-      continue;
-    }
     const at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     if (impl->has_storage()) {
       log.put(impl->unsafe_storage().unsafeGetStorageImpl(), epoch);

@@ -37,9 +37,6 @@ void PolicyTable::put(Device device, OpNumber op, PolicyByte policy) {
     extra.resize(index + 1);
   }
   extra[index][static_cast<size_t>(device)] = policy;
-  while (!extra.empty() && extra.back() == std::array<PolicyByte, kNumDevices>{}) {
-    extra.pop_back();
-  }
 }
 
 const std::array<OpEntryInfo, kNumOpEntries>& op_entries() {

@@ -47,16 +47,15 @@ bool raises(Number number, ScalarType dtype) {
   return number > number_of_dtype(dtype);
 }
 
+// Of a scalar that raises the dtype.
 c10::Scalar in_kind_of(ScalarType dtype, const c10::Scalar& scalar) {
   switch (number_of_dtype(dtype)) {
     case Number::boolean:
       return scalar.toBool();
     case Number::integer:
       return scalar.isComplex() ? static_cast<int64_t>(scalar.toComplexDouble().real()) : scalar.to<int64_t>();
-    case Number::floating:
-      return scalar.isComplex() ? scalar.toComplexDouble().real() : scalar.to<double>();
-    default:
-      return scalar;
+    default: // floating: no number raises a complex dtype
+      return scalar.toComplexDouble().real();
   }
 }
 

@@ -81,10 +81,10 @@ bool is_double(ScalarType dtype) {
 
 // Whether an integral dtype cannot represent an int.
 bool overflows(int64_t value, ScalarType dtype) {
-  const int digits = digits_of(dtype).precision;
-  if (digits == 0 || dtype == ScalarType::Bool) {
+  if (dtype == ScalarType::Bool) {
     return false;
   }
+  const int digits = digits_of(dtype).precision;
   if (digits >= 63) {
     return value < 0 && !is_signed(dtype);
   }

@@ -87,17 +87,13 @@ std::optional<c10::complex<double>> Operand::value() const {
   if (scalar != nullptr) {
     return scalar->isSymbolic() ? std::nullopt : std::optional<c10::complex<double>>(scalar->toComplexDouble());
   }
-  if (!is_readable(*tensor)) {
-    return std::nullopt;
+  if (is_readable(*tensor) && dtype == c10::ScalarType::Double) {
+    return c10::complex<double>(*tensor->const_data_ptr<double>());
   }
-  switch (dtype) {
-    case c10::ScalarType::Double:
-      return c10::complex<double>(*tensor->const_data_ptr<double>());
-    case c10::ScalarType::ComplexDouble:
-      return *tensor->const_data_ptr<c10::complex<double>>();
-    default:
-      return std::nullopt;
+  if (is_readable(*tensor) && dtype == c10::ScalarType::ComplexDouble) {
+    return *tensor->const_data_ptr<c10::complex<double>>();
   }
+  return std::nullopt;
 }
 
 DtypeCode common_dtype(const Promotion& promotion, const Operands& operands) {
@@ -226,12 +222,8 @@ void PromotedArguments::read(size_t argument) {
 }
 
 size_t PromotedArguments::steps() const {
-  for (const Part& part : parts_) {
-    if (part.is_list) {
-      return part.size();
-    }
-  }
-  return 0;
+  const auto list = std::find_if(parts_.begin(), parts_.end(), [](const Part& part) { return part.is_list; });
+  return list != parts_.end() ? list->size() : 0;
 }
 
 void PromotedArguments::add(size_t argument, size_t element, Operands& to) const {

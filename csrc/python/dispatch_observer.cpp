@@ -274,16 +274,15 @@ void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   try {
     if (stock_too) {
       // The observer replaces the arguments that the op writes to with copies, so that the originals are written once.
-      torch::jit::Stack again = call_observer([&] {
+      torch::jit::Stack again;
+      call_observer([&] {
         const py::list values = observer.value.attr("before_stock")(token.value);
-        torch::jit::Stack made;
         for (size_t i = 0; i < values.size(); ++i) {
           const c10::IValue& original = (*stack)[stack->size() - values.size() + i];
-          made.push_back(
+          again.push_back(
               values[i].is_none() ? original
                                   : torch::jit::toIValue(values[i], schema.arguments()[i].real_type(), std::nullopt));
         }
-        return made;
       });
       std::string error;
       try {

@@ -225,6 +225,36 @@ std::vector<std::vector<unsigned int>> bytes_of(const PolicyTable& table) {
   return result;
 }
 
+void set_python_capture_functions(
+    const py::object& is_capturing, const py::function& on_first, const py::function& on_count_replays) {
+  set_capture_functions(is_capturing.inc_ref().ptr(), on_first.inc_ref().ptr(), on_count_replays.inc_ref().ptr());
+}
+
+uint32_t register_promotion_rule(
+    const std::string& name,
+    const PromotionOptions& options,
+    unsigned int default_dtype,
+    const PromotionTables& tables) {
+  return register_promotion(name, options, static_cast<at::ScalarType>(default_dtype), tables);
+}
+
+void register_promoting_op_of(
+    std::string op,
+    std::string overload,
+    std::string functional,
+    uint64_t participants,
+    unsigned int computes,
+    int rounding_mode,
+    bool each,
+    bool matmul,
+    unsigned int refuses) {
+  TORCH_CHECK_VALUE(computes <= static_cast<unsigned int>(Computes::opaque), "invalid Computes: ", computes);
+  TORCH_CHECK_VALUE(refuses <= static_cast<unsigned int>(Refuses::mixed), "invalid Refuses: ", refuses);
+  register_promoting_op(
+      {std::move(op), std::move(overload), std::move(functional), participants, static_cast<Computes>(computes),
+       rounding_mode, each, matmul, static_cast<Refuses>(refuses)});
+}
+
 } // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -261,11 +291,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("watch_collectives", &watch_collectives);
   m.def("note_capture", &note_capture);
   m.def("note_replay", &note_replay);
-  m.def(
-      "set_capture_functions",
-      [](const py::object& is_capturing, const py::function& on_first, const py::function& on_count_replays) {
-        set_capture_functions(is_capturing.inc_ref().ptr(), on_first.inc_ref().ptr(), on_count_replays.inc_ref().ptr());
-      });
+  m.def("set_capture_functions", &set_python_capture_functions);
   register_typed_wrappers();
   register_unversioned_writers();
   register_closed_ops();
@@ -325,11 +351,7 @@ PYBIND11_MODULE(_C, m) {
 
   py::class_<PromotionTables>(m, "PromotionTables").def(py::init(&make_tables));
   py::class_<PromotionOptions>(m, "PromotionOptions").def(py::init(&make_options));
-  m.def(
-      "register_promotion", [](const std::string& name, const PromotionOptions& options, unsigned int default_dtype,
-                               const PromotionTables& tables) {
-        return register_promotion(name, options, static_cast<at::ScalarType>(default_dtype), tables);
-      });
+  m.def("register_promotion", &register_promotion_rule);
   m.def("put_promotion_tables", [](uint32_t promotion, unsigned int default_dtype, const PromotionTables& tables) {
     promotion_of(promotion).put_tables(static_cast<at::ScalarType>(default_dtype), tables);
   });
@@ -337,16 +359,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("drop_promotion", &drop_promotion);
   m.def("promotion_in_force", &promotion_in_force);
   m.def("set_promotion_hooks", &set_promotion_hooks);
-  m.def(
-      "register_promoting_op",
-      [](std::string op, std::string overload, std::string functional, uint64_t participants, unsigned int computes,
-         int rounding_mode, bool each, bool matmul, unsigned int refuses) {
-        TORCH_CHECK_VALUE(computes <= static_cast<unsigned int>(Computes::opaque), "invalid Computes: ", computes);
-        TORCH_CHECK_VALUE(refuses <= static_cast<unsigned int>(Refuses::mixed), "invalid Refuses: ", refuses);
-        register_promoting_op(
-            {std::move(op), std::move(overload), std::move(functional), participants, static_cast<Computes>(computes),
-             rounding_mode, each, matmul, static_cast<Refuses>(refuses)});
-      });
+  m.def("register_promoting_op", &register_promoting_op_of);
 
   m.def("swap_observer", &swap_observer);
   m.def("register_dispatch_observer", &register_dispatch_observer);

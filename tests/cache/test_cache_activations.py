@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 from helpers.casts import CASTS, CastCount, Region, half, stock
@@ -334,6 +335,35 @@ def test_a_cast_that_a_mode_made_of_another_kind_is_not_held() -> None:
         with FakeTensorMode(allow_non_fake_inputs=True):
             assert type(used(x)) is FakeTensor
             assert held() == (0, 0)
+        assert right(x)
+
+
+class Marked(torch.Tensor):
+    """A subclass that sees its ops."""
+
+    uses = 0
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.uses += 1
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **(kwargs or {}))
+
+
+class MarksCasts(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return torch.Tensor._make_subclass(Marked, result) if func is torch.ops.aten._to_copy.default else result
+
+
+def test_a_subclass_that_a_mode_made_of_a_cast_is_not_held() -> None:
+    x = torch.randn(4, 4)
+    with ours():
+        with MarksCasts():
+            used(x)
+            used(x)
+        assert Marked.uses == 2
+        assert held() == (0, 0)
         assert right(x)
 
 

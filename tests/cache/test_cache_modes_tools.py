@@ -23,6 +23,7 @@ from helpers.casts import CASTS, Region, half, ours, stock
 from helpers.comparison import assert_same
 from helpers.models import EVERY_MODEL, loss_of, made, region_of
 from helpers.probes import in_thread
+from helpers.subprocesses import output_of
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 
@@ -254,3 +255,21 @@ def test_nested_regions_of_all_modes(outer: str, inner: str | None) -> None:
         assert_same(found[1], gradients)
     elif inner in ("none", None) and outer == "none":
         assert_same(found[1], gradients)
+
+
+FIRST_REGION = """
+import sys
+import torch
+from torch._subclasses import FakeTensorMode
+import torch_promote as tp
+from torch_promote import _C
+
+with {"default device": lambda: torch.device("meta"), "fake tensors": FakeTensorMode}[sys.argv[1]]():
+    tp.my_autocast("cpu", cache="persistent")
+print(_C.recognizes_slices())
+"""
+
+
+@pytest.mark.parametrize("mode", ["default device", "fake tensors"])
+def test_the_first_region_of_a_process_may_be_made_under_a_mode(mode: str) -> None:
+    assert output_of(FIRST_REGION, mode) == "True\n"

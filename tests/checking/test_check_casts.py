@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import pickle
+import queue
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +23,7 @@ from torch_promote.checking.check_casts import check_casts
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 
+check_casts_module = sys.modules[check_casts.__module__]
 MODES = ("weights", "persistent", "all")
 X = torch.linspace(-1, 1, 8 * 16).view(8, 16)
 
@@ -207,6 +212,15 @@ def test_a_tensor_outside_of_modules_has_no_name() -> None:
         assert caught.value.weight == text
 
 
+def test_a_module_that_cannot_be_asked_for_its_parts_has_its_own_names() -> None:
+    class Closed(nn.Linear):
+        def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("not yet")
+
+    model = Closed(16, 16)
+    assert raised(model, lambda: model.weight.data.mul_(2)).weight == "weight (Parameter, 16 x 16, float32)"
+
+
 def test_a_cast_from_before_the_check() -> None:
     weight = trainable()
     with ours():
@@ -259,6 +273,25 @@ def test_blocks_may_end_in_any_order() -> None:
         second.__exit__(None, None, None)
         list(trained_weight("weights"))
         assert (first.checked, second.checked) == (0, 1)
+
+
+def test_a_thread_without_a_line_of_the_program() -> None:
+    lines: list[str] = []
+    ended = threading.Event()
+
+    def call_and_tell() -> None:
+        lines.append(check_casts_module.line_of_this_thread())
+        ended.set()
+
+    _thread.start_new_thread(call_and_tell, ())
+    assert ended.wait(60)
+    assert lines.pop().startswith(f"{__file__}:")
+    # As in a thread of C++, nothing calls the function.
+    result: queue.SimpleQueue[str] = queue.SimpleQueue()
+    code = compile("put(line_of_this_thread())", check_casts_module.__file__, "exec")
+    call = types.FunctionType(code, {**vars(check_casts_module), "put": result.put})
+    _thread.start_new_thread(call, ())
+    assert result.get(timeout=60) == "a thread that runs no Python, such as one of autograd's"
 
 
 def test_a_bad_argument() -> None:

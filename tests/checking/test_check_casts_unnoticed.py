@@ -141,6 +141,23 @@ def test_subclasses(kind: Any) -> None:
             X @ weight
 
 
+def test_a_part_of_another_shape() -> None:
+    weight = Pair(torch.ones(16, 4))
+    with check_casts(), ours():
+        X @ weight
+        weight.inner = torch.ones(8, 4)  # behind PyTorch's back: nothing says that the wrapper has changed
+        with pytest.raises(tp.StaleCastError, match=r"its shape is \(16, 4\), that of a fresh cast \(8, 4\)"):
+            X @ weight
+
+
+def test_wrappers_of_what_cannot_be_compared_are_counted() -> None:
+    weight = Pair(Opaque(torch.ones(16, 4)))
+    with check_casts() as checks, ours():
+        for _ in range(3):
+            X @ weight
+    assert (checks.checked, checks.skipped) == (0, 2)
+
+
 def test_tensors_that_cannot_be_compared_are_counted() -> None:
     from torch._subclasses import FakeTensorMode
 

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
 from torch_promote.checking.call_site import calling_line, describe_arguments
 from torch_promote.checking.comparison import compare
-from torch_promote.checking.expectation import Finding
+from torch_promote.checking.expectation import Finding, expect
 from torch_promote.checking.known_gaps import GapError, dispatch_gaps, explained, parse_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
 from torch_promote.checking.strided_copy import copy_with_strides
+from torch_promote.reference.autocast.state import AutocastState, DeviceAutocast
 
 NAN = float("nan")
 
@@ -69,6 +71,29 @@ def test_a_difference_in_bits_says_where() -> None:
     ours[1, 2] = 5
     (difference,) = compare(ours, stock)
     assert str(difference) == "result[0]: bits 1 of 6 elements, the first at [1, 2]: 5.0 against 0.0"
+
+
+def test_a_difference_in_a_dtype_without_numbers() -> None:
+    ours, stock = (torch.tensor(bits, dtype=torch.uint8).view(torch.float4_e2m1fn_x2) for bits in ([0, 1], [0, 2]))
+    with pytest.raises(NotImplementedError):
+        ours[1].item()
+    (difference,) = compare(ours, stock)
+    assert str(difference) == "result[0]: bits 1 of 2 elements, the first at [1]: bytes [1] against bytes [2]"
+
+
+def test_a_shape_that_the_reference_does_not_expect() -> None:
+    two = torch.ones(2)
+    found = expect(torch.ops.aten.add.Tensor, [two, two], None).check([torch.ones(3)])
+    assert found == Finding("shape", "[2]", "[3]")
+
+
+def test_an_expectation_of_a_call_with_tensors_of_two_devices() -> None:
+    state = AutocastState(
+        {"cuda": DeviceAutocast(True, torch.float16), "cpu": DeviceAutocast(True, torch.bfloat16)},
+    )
+    with FakeTensorMode():
+        expectation = expect(torch.ops.aten.mm.default, [torch.ones(2, 2, device=d) for d in ("cuda", "cpu")], state)
+    assert expectation.arguments == {"self": torch.float16, "mat2": torch.bfloat16}
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensor
 
 import torch_promote as tp
 from torch_promote.checking.registered_fake import has_fake
@@ -142,6 +143,52 @@ def test_sizes_that_depend_on_data(define: Define) -> None:
         right(torch.ones(3))
         wrong(torch.ones(3))
     assert [(mismatch.op, mismatch.kind) for mismatch in report.mismatches] == [(str(wrong), "shape")]
+
+
+def test_other_arguments_than_tensors_reach_the_fake(define: Define) -> None:
+    seen = []
+
+    def fake(x: torch.Tensor, others: dict[str, torch.Tensor], count: int) -> torch.Tensor:
+        seen.append((type(others["a"]), count))
+        return torch.empty_like(others["a"])
+
+    op = define(
+        lambda x, others, count: x * others["a"] * count,
+        fake,
+        schema="(Tensor x, Dict(str, Tensor) others, int count) -> Tensor",
+    )
+    with tp.crosscheck() as report:
+        op(torch.ones(2), {"a": torch.ones(2)}, 3)
+    assert (report.mismatches, report.by_fake[str(op)]) == ([], 1)
+    assert seen == [(FakeTensor, 3)]
+
+
+def test_a_layout_that_fakes_have_not_is_compared_by_dtype(define: Define) -> None:
+    op = define(lambda x: x.to_sparse(), like)
+    wrong = define(lambda x: x.double().to_sparse(), like)
+    with tp.crosscheck() as report:
+        op(torch.ones(2))
+        wrong(torch.ones(2))
+    assert [(one.op, one.kind) for one in report.mismatches] == [(str(wrong), "dtype")]
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions")
+def test_a_fake_that_does_not_say(define: Define) -> None:
+    def depends_on_data(x: torch.Tensor) -> torch.Tensor:
+        assert x.sum() > 0
+        return like(x)
+
+    op, of_quantized = define(lambda x: x * 2, depends_on_data), define(lambda x: x, like)
+    library = torch.library.Library("fakes", "FRAGMENT")
+    try:
+        library.impl(of_quantized.name().removeprefix("fakes::"), lambda x: x, "QuantizedCPU")
+        with tp.crosscheck() as report:
+            op(torch.ones(2))
+            of_quantized(torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8))
+    finally:
+        library._destroy()
+    assert report.mismatches == []
+    assert (report.no_rule[str(op)], report.no_rule[str(of_quantized)]) == (1, 1)
 
 
 def test_the_fake_sees_what_autocast_casts(define: Define) -> None:

@@ -223,3 +223,12 @@ def test_running_statistics_are_updated_once(op: str) -> None:
     with tp.crosscheck(level="bits") as report:
         assert torch.equal(train(), expected)
     assert report.mismatches == []
+
+
+def test_lists_are_written_once() -> None:
+    x = torch.ones(2)
+    with tp.crosscheck(level="bits") as report, tp.my_autocast("cpu"):
+        torch._foreach_add_([x], [torch.ones(2)])
+    assert torch.equal(x, torch.full((2,), 2.0))
+    assert report.mismatches == []
+    assert report.with_stock["aten._foreach_add_.List"] == 1

@@ -191,3 +191,10 @@ def test_no_alarm_for_products_of_two_dtypes_under_autocast(rule: str, level: An
             with tp.crosscheck(level=level) as report, tp.my_autocast("cpu"), tp.promotion(rule, matmul=True):
                 assert product(x, x.double()).dtype is torch.float64
             assert report.ok, (name, report)
+
+
+def test_no_alarm_for_a_call_with_numbers_alone() -> None:
+    with tp.crosscheck() as report, tp.promotion("numpy"):
+        assert torch.where(torch.ones(2) > 0, 1.0, 2).dtype is torch.float32
+    assert report.mismatches == []
+    assert report.checked["aten.where.self"] == 1

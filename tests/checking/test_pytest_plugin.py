@@ -118,6 +118,25 @@ def test_a_test_that_fails_by_itself_keeps_its_failure(run: Run, pytester: pytes
 
 
 @pytest.mark.usefixtures("wrong_cell")
+def test_a_failure_that_is_only_a_text(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(BAD + "        pytest.fail('for this test', pytrace=False)\n", conftest="")
+    pytester.path.joinpath("test_a_failure_that_is_only_a_text.py").write_text(
+        "import pytest\n" + pytester.path.joinpath("test_a_failure_that_is_only_a_text.py").read_text()
+    )
+    result = run("--torch-promote-crosscheck")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["for this test", "*- torch_promote crosscheck -*", "crosscheck: 1 mismatch *"])
+
+
+@pytest.mark.usefixtures("wrong_cell")
+def test_of_many_mismatches_the_first_are_shown(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(BAD + "        for _ in range(24): mixed()\n")
+    result = run("--torch-promote-crosscheck")
+    result.stdout.fnmatch_lines(["crosscheck: 25 mismatches in *", "and 5 more"])
+    assert str(result.stdout).count("got      int16") == 20
+
+
+@pytest.mark.usefixtures("wrong_cell")
 def test_unittest(run: Run, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

@@ -8,6 +8,7 @@ from expecttest import assert_expected_inline
 
 import torch_promote as tp
 from torch_promote.reference import ExpressionError
+from torch_promote.reference.promotion import table as promotion_table
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -64,13 +65,42 @@ Result: float32 of shape [2]""",
             assert text.endswith(".")
             assert ".." not in text
 
+    def test_several_results(self) -> None:
+        assert str(tp.why("sort(f2[3])")).endswith("\nResults: float16 of shape [3]; int64 of shape [3]")
+
+    def test_a_dtype_that_jax_has_not_with_a_number(self) -> None:
+        why = tp.why("complex32[3] + 1", rule="jax")
+        assert why.dtype is torch.complex32
+        assert "A Python int is not of a higher kind than complex32, so complex32 stays." in why.steps[2]
+
     def test_a_custom_op_is_explained_by_its_fake(self) -> None:
         @torch.library.custom_op("why_tests::twice", mutates_args=())
         def twice(x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
         twice.register_fake(lambda x: torch.empty_like(x))
-        assert tp.why("torch.ops.why_tests.twice(f2[3])").dtype is torch.float16
+        why = tp.why("torch.ops.why_tests.twice(f2[3])")
+        assert why.dtype is torch.float16
+        assert why.steps == ("The registered fake of why_tests::twice returns float16.",)
+
+    def test_a_reference_that_is_wrong_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(promotion_table._TABLE, (torch.int8, torch.int16), torch.int32)
+        why = tp.why("torch.add(i1[3], i2[3])")
+        assert why.dtype is torch.int16
+        assert why.steps[-1] == "PyTorch itself returns int16: the reference is wrong here. Report it."
+
+    def test_a_view_as_another_dtype_is_no_plain_view(self) -> None:
+        why = tp.why("f4[2].view(int32)")
+        assert why.dtype is torch.int32
+        assert why.steps == ("aten::view.dtype of float32[2] returns int32. Its dtype argument says so.",)
+
+    def test_a_region_that_pytorchs_settings_disable(self) -> None:
+        torch.set_autocast_dtype("cpu", torch.float32)
+        try:
+            text = str(tp.why("torch.mm(f4[2, 2], f4[2, 2])", autocast="cpu"))
+        finally:
+            torch.set_autocast_dtype("cpu", torch.bfloat16)
+        assert text.startswith("torch.mm(float32[2, 2], float32[2, 2]), without autocast\n")
 
     def test_nothing_is_left_behind(self) -> None:
         before = torch.get_rng_state(), torch.get_default_dtype()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import torch_promote as tp
 from helpers.captured_forwards import casts_of, ours, stock
 from helpers.comparison import assert_same
 
@@ -55,3 +56,12 @@ def test_a_cast_from_outside_is_not_used_in_a_capture() -> None:
         graph.replay()
         with torch.no_grad():
             assert_same(out, torch.full((4, 8), 2.0, device="cuda").bfloat16() @ head.weight.bfloat16().t())
+
+
+def test_check_casts_compares_nothing_within_a_capture() -> None:
+    head = nn.Linear(8, 8, bias=False).cuda()
+    x = torch.ones(4, 8, device="cuda")
+    with tp.check_casts() as checks, torch.cuda.graph(torch.cuda.CUDAGraph()), ours():
+        for _ in range(3):
+            head(x)
+    assert (checks.checked, checks.skipped) == (0, 2)

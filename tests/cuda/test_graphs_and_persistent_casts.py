@@ -106,6 +106,17 @@ def test_a_graph_that_writes_to_the_weights_another_reads() -> None:
             assert_same(mine, model(reader.x))
 
 
+def test_a_graph_that_writes_to_the_weights_it_and_another_read() -> None:
+    def run(region: Region) -> list[Tensor]:
+        model = layers()
+        with torch.no_grad():
+            reader = Captured(model, region)
+            writer = Captured(model, region, before=lambda: [p.mul_(1.5) for p in model.parameters()])
+        return [*(captured() for _ in range(2) for captured in (reader, writer)), *model.parameters()]
+
+    assert_same(run(ours), run(stock))
+
+
 def test_a_graph_that_writes_to_weights_that_had_no_casts_then() -> None:
     first, second = layers(), layers()
     writer = torch.cuda.CUDAGraph()

@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from helpers.comparison import assert_same
 from helpers.compiling import BF16, HALF, Body, Place, Weights, called_in, compute, inputs, with_gradients
 from helpers.program_comparison import Region, assert_like_stock, grads, ours, stock
+from helpers.subprocesses import output_of
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -309,3 +310,12 @@ def test_shapes_that_change() -> None:
         return results
 
     assert_like_stock(run, casts=False)
+
+
+def test_nothing_is_traced_before_dynamo_is_imported() -> None:
+    program = """
+        import sys
+        from torch_promote.integrations.compile import translator
+        print(translator(), "torch._dynamo.symbolic_convert" in sys.modules)
+    """
+    assert output_of(program) == "None False\n"

@@ -341,3 +341,14 @@ def test_nothing_of_a_graph_is_left_after_uninstall() -> None:
     assert (torch.autocast.__enter__, torch.autocast.__exit__) == (enter, exit_)
     assert _C.depth() == 0
     assert_same(compiled(*args), plain(*args))
+
+
+def test_the_type_of_a_stock_region_in_a_graph() -> None:
+    def run(x: torch.Tensor) -> Any:
+        region = tp.stock_autocast("cpu")
+        with region:
+            return isinstance(region, torch.autocast), type(region) is torch.autocast, x @ x
+
+    with tp.installed_as():
+        compiled = torch.compile(run, backend="eager", fullgraph=True)
+        assert_same(compiled(torch.ones(2, 2)), run(torch.ones(2, 2)))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import torch_promote  # noqa: F401 (installs the hook)
 
@@ -44,3 +45,11 @@ def test_an_iterator_is_not_consumed() -> None:
     optimizer.param_groups = [{"params": weights}]
     optimizer.step()
     assert next(weights) is weight
+
+
+def test_a_step_on_fake_weights_of_a_device_that_pytorch_lacks() -> None:
+    with FakeTensorMode():
+        weight = nn.Parameter(torch.ones(2, device="cuda"))
+        weight.grad = torch.ones_like(weight)
+        torch.optim.SGD([weight], lr=0.1).step()
+    assert weight._version == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import re
 import socket
@@ -17,6 +18,7 @@ from helpers import differing_ranks, rank_training
 from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
 from helpers.subprocesses import Program, environment, run_python, run_together
+from torch_promote.integrations import compare_ranks
 
 BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
 
@@ -280,6 +282,33 @@ def test_one_process_alone() -> None:
     assert done.returncode == 0, done.stderr
 
 
+GROUP_FIRST = """
+import torch, torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg
+dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=4)
+import torch_promote as tp
+from torch_promote.integrations import ranks
+assert ranks._pending.policy
+with tp.my_autocast("cpu", policy="off"):
+    assert not ranks._pending.policy
+"""
+
+
+def test_a_group_from_before_the_import_is_compared() -> None:
+    done = run_python(GROUP_FIRST)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ranks_that_do_not_come_are_named_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = torch.distributed.HashStore()
+    store.set("place/first", json.dumps([{"aten::mm on cpu": "fp32"}, "of rank 1"]))
+    store.set("place/1", json.dumps([{"aten::mm on cpu": "fp32"}, "of rank 1"]))
+    monkeypatch.setattr(compare_ranks, "_GRACE", 0.1)
+    found, missing = compare_ranks._exchange(store, 0, "place", range(4), {}, "of rank 0")
+    assert found == {0: ({}, "of rank 0"), 1: ({"aten::mm on cpu": "fp32"}, "of rank 1")}
+    assert missing == [2, 3]
+
+
 THREADS = """
 import threading
 import torch
@@ -313,7 +342,6 @@ def test_threads_as_ranks() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 def test_the_variable_has_two_values() -> None:
     done = run_python("import torch_promote", env=environment(TORCH_PROMOTE_CHECK_RANKS="never"))
     assert "OptionError: TORCH_PROMOTE_CHECK_RANKS is 'never'. Legal: 0" in done.stderr

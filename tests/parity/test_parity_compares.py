@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,11 +15,13 @@ import torch
 import torch_promote as tp
 from helpers.planted_bugs import change_outcomes
 from torch_promote.checking import expectation
+from torch_promote.checking.comparison import is_fake
 from torch_promote.errors import OptionError
 from torch_promote.parity import entry_run, samples
+from torch_promote.parity.devices import on_device
 from torch_promote.parity.model import Entry, EntryResult, Options
-from torch_promote.parity.outcome import Outcome
-from torch_promote.parity.promotion import DTYPES, ENTRIES
+from torch_promote.parity.outcome import Outcome, without_bits
+from torch_promote.parity.promotion import DTYPES, ENTRIES, promotion_calls
 from torch_promote.parity.runner import entries, run_entry
 from torch_promote.reference.ops.infer import NO_RULE
 from torch_promote.reference.promotion import table as promotion_table
@@ -211,6 +214,30 @@ def test_pairs_are_checked_on_any_device_type() -> None:
 
 
 # --- filters
+
+
+def test_pairs_on_the_fake_device_are_fake() -> None:
+    options = Options("fake-cuda")
+    with on_device(options):
+        _, (first, second) = next(promotion_calls(torch.int8, options))
+    assert (first.device.type, second.device.type, is_fake(first)) == ("cuda", "cuda", True)
+
+
+def test_values_of_other_layouts_are_left_out_too() -> None:
+    sparse = torch.eye(2).to_sparse()
+    outcome = Outcome(result=(sparse, torch.ones(2)), error=None)
+    blank = without_bits(outcome)
+    assert [leaf.layout for leaf in blank.result] == [torch.sparse_coo, torch.strided]
+    assert not any(leaf.to_dense().any() for leaf in blank.result)
+    raised = Outcome(result=(), error=ValueError("no result"))
+    assert without_bits(raised, (0,)) is raised
+
+
+def test_calls_of_pytorchs_lists_have_no_dtype_to_ask_for() -> None:
+    for name in itertools.islice(samples.listed_entries(samples.autocast_lists("cpu")), 3):
+        entry = Entry(name, "autocast_lists")
+        assert list(samples.samples(entry, Options("cpu")))
+        assert list(samples.samples(entry, Options("cpu", dtypes=("float32",)))) == []
 
 
 def test_quick_runs_the_dtypes_that_are_asked_for() -> None:

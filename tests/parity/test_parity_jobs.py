@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import re
+import signal
+import time
+from pathlib import Path
 
 import pytest
 
 from helpers import stand_in_runner
 from torch_promote.errors import OptionError
+from torch_promote.parity import worker
 from torch_promote.parity.jobs import run_entries
-from torch_promote.parity.model import EntryResult, Options
+from torch_promote.parity.model import Entry, EntryResult, Options
 from torch_promote.parity.worker import Prepare, WorkerError
 
 CPU = Options("cpu")
@@ -67,6 +71,27 @@ def test_a_dead_worker_costs_its_entry_and_no_other() -> None:
     assert crashes["exit"].text == "the process that ran it died: exit status 3"
     assert crashes["raising"].text.startswith("its run raised an error:\nTraceback (most recent call last):\n")
     assert crashes["raising"].text.endswith("\nZeroDivisionError: the harness is wrong")
+
+
+def test_an_error_of_an_entry_is_a_crash_without_workers_too() -> None:
+    (result,) = run(0, "raising")
+    (crash,) = result.mismatches
+    assert (crash.kind, crash.reproduce) == ("crash", "torch-promote parity --device cpu --ops raising")
+    assert crash.text.startswith("its run raised an error:\nTraceback (most recent call last):\n")
+    assert crash.text.endswith("\nZeroDivisionError: the harness is wrong")
+
+
+def test_a_worker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    marker = tmp_path / "started"
+    monkeypatch.setenv(stand_in_runner.MARKER, str(marker))
+    monkeypatch.setattr(worker, "_SECONDS_TO_STOP", 0.2)
+    stubborn = worker.Worker(stand_in_runner.run_entry, stand_in_runner.entries, CPU, tmp_path)
+    stubborn.take(0, Entry("stubborn", "op_db"))
+    deadline = time.monotonic() + 60
+    while not marker.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stubborn.stop()
+    assert stubborn._process.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.usefixtures("quick_starts")

@@ -61,6 +61,8 @@ def test_rows_are_those_of_the_device() -> None:
         of = report("good", device=device)
         assert not set(of.rows) & set(of.rows_not_reached)
         assert len(of.rows) + len(of.rows_not_reached) == of.totals["rows_with_policy"]
+    meta = report("good", device="meta")
+    assert (meta.rows, meta.rows_not_reached, meta.totals["rows_with_policy"]) == ([], [], 0)
 
 
 @pytest.mark.parametrize(

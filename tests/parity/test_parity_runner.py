@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from helpers.planted_bugs import change_results, other_values
 from helpers.rows import ROWS, listed
 from torch_promote.checking.comparison import compare
 from torch_promote.errors import OptionError
-from torch_promote.parity.devices import on_device
+from torch_promote.parity import op_database
+from torch_promote.parity.devices import check_device, on_device
 from torch_promote.parity.model import Entry, Options
 from torch_promote.parity.outcome import copied
 from torch_promote.parity.runner import entries, run_entry
@@ -99,6 +101,19 @@ def test_a_selection_without_matches_is_an_error() -> None:
         str(error.value),
         """mm has no sample 'float32/0/miked'. Closest: float32/0/mixed, float32/2/mixed, float32/1/mixed.""",
     )
+
+
+def test_the_stand_in_without_its_process_is_an_error() -> None:
+    with pytest.raises(OptionError, match=r"this process was not started for device 'cuda-stand-in'\. Use"):
+        check_device("cuda-stand-in")
+
+
+def test_devices_in_samples_become_fake_too() -> None:
+    sample = SimpleNamespace(input=torch.ones(2), args=("cpu", 2), kwargs={"device": torch.device("cpu"), "dim": 0})
+    with on_device(Options("fake-cuda")):
+        faked = op_database._on_fake_cuda(sample)
+    assert faked.input.device.type == "cuda"
+    assert (faked.args, faked.kwargs) == (("cuda", 2), {"device": "cuda", "dim": 0})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -7,6 +7,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -162,6 +163,43 @@ def test_regions_keep_their_rules() -> None:
     for region in regions:
         with region:
             assert (torch.ones(2, dtype=torch.int32) + torch.ones(2, dtype=torch.float16)).dtype is torch.float64
+
+
+def promoted() -> torch.dtype:
+    return (torch.ones(2, dtype=torch.int32) + torch.ones(2, dtype=torch.float16)).dtype
+
+
+def make_other_rules() -> None:
+    for number in range(2 * hooks._KEPT):
+        tp.promotion(rule(name=f"other {number}"))
+
+
+def test_an_open_region_keeps_its_rule_after_its_object_is_gone() -> None:
+    tp.promotion(rule(torch.float64, "open")).__enter__()
+    try:
+        for _ in range(2):
+            make_other_rules()
+            assert promoted() is torch.float64
+    finally:
+        _C.suspend_regions(0)
+    make_other_rules()
+    assert "open" not in {known.rule.name for known in hooks._known.values()}
+
+
+def test_a_callback_whose_policy_was_dropped_runs_under_stocks() -> None:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    with tp.promotion(rule(torch.float64, "dropped")):
+        result = future.then(lambda _: promoted())
+    make_other_rules()
+    future.set_result(None)
+    assert result.wait() is torch.float16
+
+
+def test_ops_that_are_registered_again_still_promote() -> None:
+    assert promoted() is torch.float16
+    with tp.promotion(rule(torch.float64, "again")):
+        hooks._register_ops.__wrapped__()  # as by a second thread at the same time
+        assert promoted() is torch.float64
 
 
 def test_more_rules_of_one_content_than_a_fingerprint_tells_apart() -> None:

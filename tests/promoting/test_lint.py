@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
 from typing import Any
@@ -17,6 +18,7 @@ HALF = torch.ones(3, dtype=torch.float16)
 BRAIN = torch.ones(3, dtype=torch.bfloat16)
 INTS = torch.full((3,), 257, dtype=torch.int32)
 BYTES = torch.ones(3, dtype=torch.uint8)
+EIGHTHS = torch.ones(3, dtype=torch.float8_e4m3fn)
 SINGLE = torch.ones(3)
 DOUBLE = torch.ones(3, dtype=torch.float64)
 
@@ -50,6 +52,12 @@ OF_KIND: dict[str, tuple[PromotionKind | None, Any]] = {
     "alike": (None, lambda: SINGLE + SINGLE),
     "a fitting number": (None, lambda: (BYTES + 255, INTS + (2**31 - 1), INTS < -(2**31), HALF + 1e3)),
     "a number beside floats": (None, lambda: BRAIN + 257),
+    "uint8 with a 0-dim bool": (PromotionKind.ANY, lambda: BYTES + torch.tensor(True)),
+    "float8 with a number": (None, lambda: torch.where(HALF > 0, EIGHTHS, 1e6)),
+    "a number inside of a transform, whose value is unknown": (
+        None,
+        lambda: torch.func.grad(lambda x: (x * 1e6).sum())(HALF),
+    ),
 }
 
 
@@ -60,6 +68,39 @@ def test_each_call_is_of_its_kind(name: str) -> None:
     with tp.promotion("torch", on_promotion=events.append):
         call()
     assert [event.kind for event in events][:1] == ([] if kind is None else [kind])
+
+
+@pytest.mark.parametrize(
+    "dtype", [*(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))], ids=str
+)
+def test_an_int_overflows_beyond_the_limits_of_the_dtype(dtype: torch.dtype) -> None:
+    info, ones = torch.iinfo(dtype), torch.ones(3, dtype=dtype)
+    for number in (info.min, info.max, info.min - 1, info.max + 1):
+        if not -(2**63) <= number < 2**63:  # PyTorch takes no such number here
+            continue
+        events: list[PromotionEvent] = []
+        with (
+            tp.promotion("torch", on_promotion=events.append, kinds="int overflow by wrapping scalar"),
+            contextlib.suppress(NotImplementedError),  # of an op that has no kernel for the dtype
+        ):
+            ones + number
+        assert len(events) == (not info.min <= number <= info.max), number
+
+
+def test_a_bool_holds_every_int_that_the_rule_makes_a_bool() -> None:
+    rule = tp.make_rule("truth", {}, over="torch", numbers={(int, torch.bool): torch.bool})
+    events: list[PromotionEvent] = []
+    with tp.promotion(rule, on_promotion=events.append):
+        assert torch.equal(torch.zeros(3, dtype=torch.bool) + 2, torch.ones(3, dtype=torch.bool))
+    assert events == []
+
+
+def test_a_dtype_without_known_digits_loses_nothing() -> None:
+    rule = tp.make_rule("eighths", {(torch.float8_e4m3fn, torch.bfloat16): torch.bfloat16}, over="torch")
+    events: list[PromotionEvent] = []
+    with tp.promotion(rule, on_promotion=events.append):
+        assert torch.equal(BRAIN + EIGHTHS[0], BRAIN + 1)
+    assert [event.kind for event in events] == [PromotionKind.ANY]
 
 
 @pytest.mark.parametrize("kind", PromotionKind)

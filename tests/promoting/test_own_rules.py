@@ -77,6 +77,16 @@ def test_a_number_that_would_raise_the_dtype_is_cast() -> None:
         assert torch.equal(ints > 9.5, ints > 9)
 
 
+def test_a_number_is_cast_to_the_kind_of_the_dtype() -> None:
+    numbers = {(int, torch.bool): torch.bool, (complex, torch.float32): torch.float32}
+    truths, floats = torch.ones(3, dtype=torch.bool), torch.ones(3)
+    assert not (truths == 2).any()
+    assert not (floats == 1 + 3j).any()
+    with tp.promotion(tp.make_rule("kinds", {}, over="torch", numbers=numbers)):
+        assert (truths == 2).all()
+        assert (floats == 1 + 3j).all()
+
+
 def test_a_rule_is_checked_when_it_is_made() -> None:
     with pytest.raises(RuleDefinitionError, match="bool with uint8 is bool, but uint8 with bool is uint8"):
         tp.make_rule("odd", lambda a, b: a)

@@ -210,6 +210,39 @@ class TestWrites:
         assert torch.equal(x.grad, torch.full((3,), 2.5))  # type: ignore[arg-type]
 
 
+def test_an_op_with_an_override_computes_its_write_in_the_common_dtype() -> None:
+    x, y = torch.rand(100), torch.rand(100, dtype=torch.float64)
+    wanted = (x.double() * y).float()
+    assert not torch.equal(wanted, x * y.float())
+    with tp.my_autocast("cpu", overrides={"mul_.Tensor": "keep"}), tp.promotion("numpy"):
+        x *= y
+    assert torch.equal(x, wanted)
+
+
+WITHOUT_OPERANDS: dict[str, Callable[[], Any]] = {
+    "no tensors": lambda: torch.cat([]),
+    "numbers alone": lambda: torch.where(torch.ones(3) > 0, 1.0, 2),
+    "empty lists": lambda: torch._foreach_add([], []),
+    "lists of different lengths": lambda: torch._foreach_add([torch.ones(3)], [torch.ones(3), torch.ones(3)]),
+    "an undefined tensor": lambda: torch.ops.aten.atan2.default(None, torch.ones(3)),
+    "an undefined tensor of an op outside of the table": lambda: torch.ops.aten.add.Tensor(None, torch.ones(3)),
+}
+
+
+@pytest.mark.parametrize("rule", ["torch", *RULES])
+@pytest.mark.parametrize("call", WITHOUT_OPERANDS.values(), ids=WITHOUT_OPERANDS)
+def test_a_call_that_lacks_operands_is_left_to_pytorch(rule: str, call: Callable[[], Any]) -> None:
+    def told() -> Any:
+        try:
+            return call().tolist()
+        except (RuntimeError, ValueError) as error:
+            return type(error), str(error).partition("Exception raised from")[0]
+
+    expected = told()
+    with tp.promotion(rule):
+        assert told() == expected
+
+
 class TestMatmul:
     products: dict[str, Callable[..., Any]] = {  # noqa: RUF012
         "matmul": operator.matmul,

@@ -156,3 +156,13 @@ print([name for name in sys.modules if name.startswith(("torch_promote.reference
 )
 def test_a_breach_is_seen(source: str, breach: str) -> None:
     assert breach in breaches(source)
+
+
+def test_the_reference_is_imported_when_it_is_first_asked_for() -> None:
+    program = """
+        import sys
+        import torch
+        import torch_promote as tp
+        print("torch_promote.reference" in sys.modules, tp.reference.promote_types(torch.int8, torch.int16))
+    """
+    assert output_of(program, env=plain_environment()) == "False torch.int16\n"

@@ -125,6 +125,19 @@ def test_what_is_made_is_what_python_makes(around: Callable[[], Any]) -> None:
                 )
 
 
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_error_of_pytorchs_answer_comes_through(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
+    def is_available() -> bool:
+        asked.append(None)
+        raise error
+
+    asked: list[None] = []
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", is_available)
+    with pytest.raises(error):
+        tp.my_autocast("cuda", torch.float16)
+    assert len(asked) == (2 if error is OSError else 1)  # an interrupt is not asked for again
+
+
 @pytest.mark.parametrize("cache", ["weights", "persistent", "all", "none"])
 def test_a_region_with_a_cache_mode_is_plain(cache: str) -> None:
     tp.my_autocast("cpu", cache=cache)

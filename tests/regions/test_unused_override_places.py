@@ -185,3 +185,7 @@ def test_lines_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         code = compile("tp.my_autocast('cpu', overrides={'mm': 'fp32'})", f"<line {number}>", "eval")
         eval(code, {"tp": tp})
         assert 1 <= len(unused_overrides._lines) <= 16
+
+
+def test_a_call_without_a_frame_of_python_has_no_line() -> None:
+    assert unused_overrides.line_of(None) is None

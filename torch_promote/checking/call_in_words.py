@@ -12,6 +12,7 @@ import torch
 
 from torch_promote.checking.expected_promotion import operands_of
 from torch_promote.checking.overloads import argument_names, overload_name, tensors_in
+from torch_promote.checking.registered_fake import has_fake
 from torch_promote.checking.seen_calls import SeenCall, is_cast, is_composite_call, is_view, worth_a_step
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.reference import Inference, Operand, PromotionRule
@@ -155,7 +156,7 @@ class CallWriter:
         if call.results is None:
             return
         dtypes = _dtypes(tensors_in(call.results))
-        if expectation is not None and expectation.fake is not None:
+        if has_fake(call.op):  # it ran: the operands are fake tensors
             self.steps.append(f"The registered fake of {name} returns {dtypes}.")
         elif not (call.inner or is_composite_call(call)):
             self.steps.append(f"The reference has no rule for {name}. PyTorch returns {dtypes}.")

@@ -89,6 +89,8 @@ def calling_line() -> str:
         outermost, frame = frame, frame.f_back
     frame = frame or outermost
     assert frame is not None
+    if is_ours(frame):
+        return "a thread that runs no Python, such as one of autograd's"
     file, line = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(file, line).strip()
     return f"{file}:{line} in {frame.f_code.co_name}" + (f": {text}" if text else "")

@@ -128,8 +128,8 @@ def _first_bits(a: torch.Tensor, b: torch.Tensor) -> tuple[str, str]:
 def _value(element: torch.Tensor) -> str:
     try:
         return str(element.item())
-    except (RuntimeError, NotImplementedError):  # dtypes without a Python number
-        return str(element)
+    except NotImplementedError:  # a dtype without a Python number, which print does not show either
+        return f"bytes {_as_bytes(element).tolist()}"
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

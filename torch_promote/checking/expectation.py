@@ -149,10 +149,7 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
             planned[cast.argument] = cast.to
         if not nested:
             values = _cast_values(plan, values)
-        last = plan
-        while last.then is not None:
-            last = last.then
-        runs = find_overload(last.runs)
+        runs = find_overload((plan.then or plan).runs)
         values |= plan.dtype_arguments
     if plan is not None and plan.left_to_stock:
         return Expectation(op, plan, NO_RULE, None, planned, _should_have_a_row(overload_name(op)))

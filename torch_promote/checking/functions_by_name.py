@@ -68,18 +68,11 @@ def find_function(name: str, args: Sequence[Any]) -> Any:
     found, last = _ROOTS.get(first), first
     place = found
     for last in rest:
-        place, found = found, _attribute(found, last)
+        place, found = found, getattr(found, last, None)
     if not _is_allowed(found, last):
         close = _closest(last, _names(place)) if place is not None else ""
         raise ExpressionError(f"no function of PyTorch is called {name!r}.{close}")
     return found
-
-
-def _attribute(place: Any, name: str) -> Any:
-    try:
-        return getattr(place, name, None)
-    except RuntimeError:  # torch.ops names what it cannot find in an error of its own
-        return None
 
 
 def _is_allowed(found: Any, name: str) -> bool:
@@ -96,4 +89,4 @@ def _closest(name: str, known: Sequence[str]) -> str:
 
 
 def _names(place: Any) -> list[str]:
-    return [name for name in dir(place) if not name.startswith("_") and _is_allowed(_attribute(place, name), name)]
+    return [name for name in dir(place) if not name.startswith("_") and _is_allowed(getattr(place, name, None), name)]

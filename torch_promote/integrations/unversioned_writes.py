@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_promote import _C
 from torch_promote.integrations.after_import import run_after_import
@@ -46,9 +47,11 @@ def install() -> None:
 def watch() -> None:
     """Detects the writes that affect only the cache modes beyond stock's: see the note above."""
     _watch()
-    if not _C.recognizes_slices():  # retries if the first call ran under a mode that returned other tensors
-        storage = torch.UntypedStorage(2)
-        _C.recognize_slices(*(torch.empty(0, dtype=torch.uint8).set_(part) for part in (storage, storage[:1])))
+    if not _C.recognizes_slices():
+        # A mode would return other tensors, and a default device, which is a mode too, those of another device.
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            storage = torch.UntypedStorage(2)
+            _C.recognize_slices(*(torch.empty(0, dtype=torch.uint8).set_(part) for part in (storage, storage[:1])))
 
 
 # Dynamo calls it during tracing.

@@ -85,8 +85,6 @@ def _on_fake_cuda(sample: Any) -> Any:
 
 
 def _seed_numpy(seed: int) -> None:
-    try:
-        import numpy as np
-    except ImportError:  # without NumPy, PyTorch's samples do not use it
-        return
+    import numpy as np  # as the module of PyTorch's samples does
+
     np.random.seed(seed)

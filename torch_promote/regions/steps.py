@@ -38,7 +38,8 @@ class Steps:
                 self._region.__enter__()
             else:
                 _C.resume_regions(self._suspended)
-        except BaseException:  # includes one from a signal handler, right after the call
+        # Includes one from a signal handler, right after the call.
+        except BaseException:  # pragma: no cover: tests raise it by a trace function of their own
             self._suspended = _C.suspend_regions(self._base)
             raise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -308,12 +308,34 @@ Result: complex128 of shape [3]""",
         ("1 + 2", "'1 + 2' has no operator or function with a tensor operand, so nothing is promoted."),
         ("1 / 0 + int8[1]", "Python cannot compute 1 / 0: division by zero."),
         ("9 ** 9 ** 9 + int8[1]", "is too large a number to compute."),
+        ("f2[2](1)", "'f2[2]' in 'f2[2](1)' is not the name of a function."),
     ],
 )
 def test_an_expression_that_cannot_be_read(expression: str, message: str) -> None:
     with pytest.raises(ExpressionError) as raised:
         why(expression)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("expression", "call", "error"),
+    [
+        (
+            "float16[3] ** 70000.0",
+            lambda: torch.ones(3).half() ** 70000.0,
+            "the exponent 70000.0 does not fit float16.",
+        ),
+        (
+            "bits8[3] + float32[]",
+            lambda: torch.empty(3, dtype=torch.bits8) + torch.ones(()),
+            "bits8 and float32 have no common dtype: bits promote only with themselves.",
+        ),
+    ],
+)
+def test_what_pytorch_raises_for(expression: str, call: Callable[[], object], error: str) -> None:
+    with pytest.raises(RuntimeError):
+        call()
+    assert why(expression).error == error
 
 
 def test_an_expression_is_read_with_pythons_precedence() -> None:

@@ -6,6 +6,7 @@ import itertools
 import random
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from helpers.operands import LAYOUTS, NDIMS, SIZES, random_tensor
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.dtypes import dtype_name
+from torch_promote.reference.ops import rule_table as rule_table_module
 from torch_promote.reference.ops.call import signature_of
 from torch_promote.reference.ops.dtypes_of_results import DTYPE_RULES
 from torch_promote.reference.ops.elementwise import ELEMENTWISE_RULES
@@ -158,6 +160,31 @@ def test_no_rule_is_said() -> None:
     assert infer(unknown, (torch.ones(2, 2),)) is NO_RULE
     assert not NO_RULE
     assert rule_name(unknown) is None
+
+
+def test_the_rule_of_an_op_without_tensors() -> None:
+    assert rule_name(torch.ops.aten.is_same_size.default) == "no tensors"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("{line}\n: same\n", r"some\.rules:2: not a rule: ': same'\. Expected an overload and a rule"),
+        ("{line}\n\n{line}\n", r"some\.rules:3: aten::\S+ already has a rule in some\.rules\."),
+    ],
+)
+def test_a_line_that_is_wrong(lines: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = next(
+        line
+        for file in Path(rule_table_module.__file__).parent.glob("rules/*.rules")
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#")
+    )
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "some.rules").write_text(lines.format(line=line), encoding="utf-8")
+    monkeypatch.setattr(rule_table_module, "__file__", str(tmp_path / "rule_table.py"))
+    with pytest.raises(ValueError, match=message):
+        rule_table_module.rule_table.__wrapped__()
 
 
 def test_undefined_results() -> None:

@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from torch_promote.reference import Operand, PromotionError, ResultTypeState, can_cast, promote_types, result_type
+from torch_promote.reference import (
+    Operand,
+    PromotionError,
+    ResultTypeState,
+    can_cast,
+    dtypes,
+    promote_types,
+    result_type,
+)
 from torch_promote.reference.dtypes import (
     ALL_DTYPES,
     Family,
@@ -104,6 +112,19 @@ def test_a_safe_cast_between_floats_keeps_every_value(source: torch.dtype, targe
     values = values[torch.isfinite(values.double())]
     kept = bool((values.to(target).double() == values.double()).all())
     assert can_cast(source, target, casting="safe") == kept
+
+
+def test_a_dtype_without_a_kind_casts_to_no_other() -> None:
+    for casting in ("safe", "same_kind"):
+        assert not can_cast(torch.bits8, torch.float32, casting=casting)  # type: ignore[arg-type]
+        assert not can_cast(torch.float32, torch.bits8, casting=casting)  # type: ignore[arg-type]
+    assert not can_cast(torch.float32, torch.float4_e2m1fn_x2, casting="safe")
+
+
+def test_a_dtype_of_no_known_family_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dtypes, "_FAMILIES", dtypes._FAMILIES[:1])
+    with pytest.raises(LookupError, match=r"torch\.complex64 does not belong to a known family .* Add a pattern"):
+        dtypes._classify(torch.complex64)
 
 
 def test_an_unknown_casting_rule_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The errors of the precision plugins without Lightning; `make test-ecosystem` runs them with it."""
+"""The precision plugins without Lightning, or with an imitation; `make test-ecosystem` runs them with Lightning."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from torch_promote import MissingPackageError
 
@@ -56,6 +57,32 @@ def test_an_import_of_the_name_raises_the_same_error(plugins: ModuleType) -> Non
 def test_a_name_that_does_not_exist_is_an_attribute_error(plugins: ModuleType) -> None:
     with pytest.raises(AttributeError, match="has no attribute 'MixedPrecison'"):
         plugins.MixedPrecison  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["MixedPrecision", "FabricMixedPrecision"])
+def test_a_plugin_extends_that_of_the_package_and_opens_regions_of_ours(
+    plugins: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OfLightning:
+        def __init__(self, precision: str, device: str, scaler: Any) -> None:
+            self.given = precision, device, scaler
+
+    package = {"MixedPrecision": "pytorch_lightning", "FabricMixedPrecision": "lightning_fabric"}[name]
+    for module in (package, f"{package}.plugins", f"{package}.plugins.precision"):
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+    sys.modules[module].MixedPrecision = OfLightning  # type: ignore[attr-defined]
+    kind = getattr(plugins, name)
+    assert getattr(plugins, name) is kind
+    assert (kind.__module__, kind.__qualname__) == (plugins.__name__, name)
+    plugin = kind("bf16-mixed", "cpu", overrides={"softmax": "lower"}, cache="all")
+    assert isinstance(plugin, OfLightning)
+    assert plugin.given == ("bf16-mixed", "cpu", None)
+    x = torch.ones(2, 2)
+    for context in (plugin.forward_context, plugin.autocast_context_manager):
+        with context():
+            assert (x @ x).dtype is torch.softmax(x, 0).dtype is torch.bfloat16
+    with kind("16-mixed", "cpu").forward_context():
+        assert (x @ x).dtype is torch.float16
 
 
 def test_an_error_of_an_installed_lightning_is_not_hidden(plugins: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
