@@ -23,9 +23,11 @@ namespace {
 constinit std::atomic<size_t> holders = 0;
 constinit std::atomic<size_t> sentinels = 0;
 constinit std::atomic<void (*)()> when_cleared = nullptr;
-// How often our regions' ends have cleared PyTorch's cache, and how many are at it.
+// How often our regions' ends have cleared PyTorch's cache.
 constinit std::atomic<uint64_t> silent_clears = 0;
-constinit std::atomic<uint32_t> clearing = 0;
+// How many threads clear it so, or plant a sentinel. Meanwhile a clearing may go unnoticed, also if there is a
+// sentinel: the thread that has planted it holds the cast for a moment, and a clearing then does not destroy it.
+constinit std::atomic<uint32_t> changing = 0;
 constexpr uint64_t kNeverEqual = ~uint64_t{0};
 constinit thread_local bool tls_region_ends = false;
 
@@ -115,18 +117,20 @@ void plant() {
 void CastHolder::watch(void (*on_clear)()) {
   if (!holds_) {
     clears_ = stock_clears.load();
-    silent_clears_ = silent_clears.load(); // before clearings under way are counted
-    if (clearing.load() > 0) {
-      silent_clears_ = kNeverEqual;
-    }
+    silent_clears_ = silent_clears.load();
     holds_ = true;
     ++holders; // before the sentinels are counted: a region that ends in another thread counts in the other order
   }
   watching_ = sentinels.load() > 0;
   if (!watching_ && !inside_kernel()) {
     when_cleared = on_clear;
+    ++changing;
     plant();
+    --changing;
     watching_ = sentinels.load() > 0;
+  }
+  if (changing.load() > 0) { // after the sentinels are counted: one may still be held by who has planted it
+    silent_clears_ = kNeverEqual;
   }
 }
 
@@ -146,7 +150,7 @@ void clear_stock_cache() {
     return;
   }
   const WithoutGil without_gil;
-  ++clearing;
+  ++changing;
   ++silent_clears;
   tls_region_ends = true;
   at::autocast::clear_cache();
@@ -154,7 +158,7 @@ void clear_stock_cache() {
   if (holders.load() > 0 && sentinels.load() == 0) {
     plant();
   }
-  --clearing;
+  --changing;
 }
 
 void clear_stock_cache_for_all_threads() {

@@ -46,7 +46,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
             file="csrc/cache/weight_cache.cpp",
             old="static_cast<size_t>(view.storage_offset()) + 1",
             new="static_cast<size_t>(view.storage_offset() + INT64_MAX)",
-            test="tests/cache/test_cache_modes.py",
+            test="tests/cache/test_cache_persistent.py",
             kind="signed integer overflow",
             within="csrc/cache/weight_cache.cpp",
         ),
