@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
+
+from torch import nn
 
 import torch_promote as tp
 from torch_promote.bench.by_hand import cast_before
@@ -11,7 +14,7 @@ from torch_promote.bench.cases import ALREADY_CAST, HAND, LOW, OURS, PLAIN, STOC
 from torch_promote.bench.steps import MODELS, Region, Step, Subject, evaluate, forward, measured, subject, train
 from torch_promote.bench.timing import stopwatch
 
-__all__ = ["accumulation_steps", "cases", "evaluation_steps", "forward_steps", "prepare_steps", "training_steps"]
+__all__ = ["cases", "evaluation_steps", "forward_steps", "prepare_steps", "training_steps"]
 
 #: Makes the steps of all contenders.
 _Steps = Callable[[Subject, Region, Region], Mapping[str, Step]]
@@ -63,7 +66,9 @@ def forward_steps(made: Subject, stock: Region, ours: Region, graph: bool = Fals
     }
 
 
-def training_steps(made: Subject, stock: Region, ours: Region, batches: int = 1) -> dict[str, Step]:
+def training_steps(
+    made: Subject, stock: Region, ours: Region, batches: int = 1, around: bool = False
+) -> dict[str, Step]:
     """Makes training steps.
 
     Args:
@@ -71,29 +76,18 @@ def training_steps(made: Subject, stock: Region, ours: Region, batches: int = 1)
         stock: Makes stock's regions.
         ours: Makes ours.
         batches: The number of forwards and backwards in a step.
+        around: Whether one region is around all of them, and not one in each forward.
     """
+
+    def step(net: nn.Module, region: Region = nullcontext) -> Step:
+        return train(made, net, nullcontext if around else region, batches, region if around else nullcontext)
+
     return {
-        STOCK: train(made, made.net, stock, batches),
-        OURS: train(made, made.net, ours, batches),
-        HAND: train(made, made.by_hand, batches=batches),
-        ALREADY_CAST: train(made, cast_before(made.by_hand), batches=batches),
-        PLAIN: train(made, made.net, batches=batches),
-    }
-
-
-def accumulation_steps(made: Subject, stock: Region, ours: Region, batches: int = 4) -> dict[str, Step]:
-    """Makes training steps of several batches, forwards and backwards in one region.
-
-    Args:
-        made: The model.
-        stock: Makes stock's regions.
-        ours: Makes ours.
-        batches: The number of forwards and backwards in a step.
-    """
-    return {
-        STOCK: train(made, made.net, batches=batches, around=stock),
-        OURS: train(made, made.net, batches=batches, around=ours),
-        PLAIN: train(made, made.net, batches=batches),
+        STOCK: step(made.net, stock),
+        OURS: step(made.net, ours),
+        HAND: step(made.by_hand),
+        ALREADY_CAST: step(cast_before(made.by_hand)),
+        PLAIN: step(made.net),
     }
 
 
