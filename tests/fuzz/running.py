@@ -118,6 +118,17 @@ def check_function(function: Any, device: str, ours: Maker = calls.Ours) -> Verd
     return verdict
 
 
+def _reset_nesting() -> int:
+    """Returns how many regions PyTorch counts as open, and makes it none. After some errors stock leaves a wrong count."""
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    for _ in range(nesting):
+        torch.autocast_decrement_nesting()
+    for _ in range(-nesting):
+        torch.autocast_increment_nesting()
+    return nesting
+
+
 def _outcome(function: Any, autocast: Any, device: str) -> Outcome:
     outcome = Outcome()
     try:
@@ -133,6 +144,8 @@ def _outcome(function: Any, autocast: Any, device: str) -> Outcome:
         torch.set_autocast_enabled(device, False)
     elif entries := tp.cache_info()["entries"]:
         outcome.left = f"{entries} casts after the last region"
+    if nesting := _reset_nesting():
+        outcome.left = f"a nesting of {nesting}"
     torch.clear_autocast_cache()
     tp.clear_cache()
     return outcome
