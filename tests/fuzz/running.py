@@ -119,7 +119,7 @@ def check_function(function: Any, device: str, ours: Maker = calls.Ours) -> Verd
 
 
 def _reset_nesting() -> int:
-    """Returns how many regions PyTorch counts as open, and makes it none. Errors under stock may leave a wrong count."""
+    """Returns how many regions PyTorch counts as open, and makes it none. Errors under stock leave a wrong count."""
     nesting = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     for _ in range(nesting):
