@@ -116,7 +116,9 @@ def test_suggest_leaves_out_an_override_that_a_later_one_makes_needless() -> Non
     assert report.tried[-1].finite
 
 
-def test_suggest_gives_a_module_a_policy_where_a_region_has_its_own() -> None:
+def overflowing_product() -> tuple[nn.Module, Callable[[], Tensor]]:
+    """A model whose module "1" overflows, and a step of it in a region with a policy of its own."""
+
     class Product(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.mm(x, x) * 1e-6
@@ -125,8 +127,13 @@ def test_suggest_gives_a_module_a_policy_where_a_region_has_its_own() -> None:
 
     def step() -> Tensor:
         with tp.my_autocast("cpu", HALF, policy="stock"):
-            return model(big(200.0))
+            return model(big(200.0))  # type: ignore[no-any-return]
 
+    return model, step
+
+
+def test_suggest_gives_a_module_a_policy_where_a_region_has_its_own() -> None:
+    model, step = overflowing_product()
     report = find(step, model=model)
     policy = report.suggest(step)
     assert policy is not None
@@ -187,16 +194,7 @@ def test_suggest_gives_a_module_only_the_overrides_that_it_needs() -> None:
 
 
 def test_a_module_gets_its_own_policy_back() -> None:
-    class Product(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.mm(x, x) * 1e-6
-
-    model = nn.Sequential(nn.Identity(), Product())
-
-    def step() -> Tensor:
-        with tp.my_autocast("cpu", HALF, policy="stock"):
-            return model(big(200.0))
-
+    model, step = overflowing_product()
     tp.set_module_policy(model, {"1": {"tanh": "fp32"}})
     before = policy_of(model[1])
     assert find(step, model=model).suggest(step) is not None
