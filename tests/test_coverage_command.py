@@ -80,6 +80,10 @@ from torch_promote import module
 
 library = sys.argv[1]
 sys.modules["torch_promote._C"] = types.SimpleNamespace(__file__=library)
+try:
+    os.execv("/nonexistent", ["nonexistent"])
+except FileNotFoundError:
+    pass
 if os.fork() == 0:
     module.called(ctypes.CDLL(library).called(1))
     os._exit(0)
@@ -144,6 +148,19 @@ def test_lines_of_forks_and_replaced_processes_count(tmp_path: Path) -> None:
     (cpp,) = counted_lines.lines_of_cpp(copy, out / "objects", out / "html" / "cpp")
     assert (cpp.file, sorted(cpp.executed), sorted(cpp.left_out)) == ("csrc/library.cpp", [3, 4, 5], [9])
     assert sorted(cpp.not_executed) == [7, 10]
+
+
+def test_pytest_waits_for_workers_that_write_counts(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    (tmp_path / "conftest.py").write_text(
+        "from xdist.workermanage import NodeManager\n"
+        "def pytest_sessionfinish(): print('waits for', NodeManager.EXIT_TIMEOUT)\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "patient_workers", "--rootdir", str(tmp_path), str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(FOLDER / "hooks")}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert "waits for 300" in done.stdout
 
 
 def test_every_line_that_is_left_out_has_a_reason() -> None:

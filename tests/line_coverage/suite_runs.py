@@ -65,5 +65,6 @@ def run_suite(copy: Path, settings: Path, jobs: int, arguments: Sequence[str]) -
     """Runs pytest in the copy, with its output on stderr, and returns its exit status."""
     env = {**os.environ, **variables(copy, settings)}
     command = [sys.executable, "-m", "pytest", "--numprocesses", str(jobs), "--dist", "worksteal", *arguments]
+    command += ["-p", "patient_workers"]
     command += [f"--deselect={test}" for test in _LEFT_OUT]
     return subprocess.run(command, cwd=copy, env=env, stdout=sys.stderr, check=False).returncode
