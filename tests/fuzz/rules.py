@@ -136,13 +136,14 @@ class State:
         if self.enabled and how == "cast" and not own_policy:
             frame = self.frames[-1]
             # A cast of a frozen weight, or in inference mode, is not in stock's cache.
-            if frame.cached and half is None and layer not in self.frozen and not self.inside["inference"]:
+            if frame.cached and half is None and not self.inside["inference"]:
                 entry = (frame.dtype, self._handled_by_ours)
-                self.need(self.casts.get(weight, entry) == entry)
-                if self.inside["checkpoint"]:
+                if layer not in self.frozen:
+                    self.need(self.casts.get(weight, entry) == entry)
+                    self.casts[weight] = entry
+                if self.inside["checkpoint"]:  # when it runs again, the weight may learn
                     self.need(self.recomputed.get(weight, entry) == entry)
                     self.recomputed[weight] = entry
-                self.casts[weight] = entry
         if not self.enabled or how == "direct" or half is not None or own_policy:
             self.saved.add(weight)
 
