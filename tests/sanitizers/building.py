@@ -17,6 +17,8 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "address": (
         *_FOR_ALL,
         "-fsanitize=address,undefined",
+        # Python's own options contain -fwrapv, which makes overflow defined, so that it would not be reported.
+        "-fno-wrapv",
         # A report does not end the process: the tests after it run too.
         "-fsanitize-recover=address",
         # The check of virtual calls needs type information that libtorch does not export.
