@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import platform
 import re
 import shutil
 import sys
@@ -36,7 +37,13 @@ def test_the_suite_runs_only_if_asked_for() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=pytest.mark.slow if case.name.startswith("compiled") else ())
+        for case in CASES
+    ],
+)
 def test_every_case_runs_and_has_what_its_target_compares(case: Case) -> None:
     prepared = case.prepare(TINY)
     times = {name: timer() for name, timer in prepared.timers.items()}
@@ -111,10 +118,12 @@ def test_the_process_counts_the_cases_that_it_reads(
     monkeypatch.setattr(torch, "exp", counted)
     monkeypatch.setattr(torch.backends.mkldnn, "set_flags", lambda _enabled: None)
     monkeypatch.setattr(sys, "argv", ["-c", str(tmp_path)])
-    monkeypatch.setattr(sys, "stdin", io.StringIO("exp, a row of CUDA only\n" * 2))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("exp, a row of CUDA only\ncount\n" * 2))
     suite_instructions.serve()
     ready, *answers = capsys.readouterr().out.splitlines()
     assert ready == counting.READY
+    assert answers[::2] == [counting.PREPARED] * 2
+    answers = answers[1::2]
     assert [json.loads(answer) for answer in answers] == [{OURS: 1.0, STOCK: 1.0, PLAIN: 1.0}] * 2
     assert {file.name for file in tmp_path.iterdir()} == {OURS, STOCK, PLAIN}
     assert [is_open for is_open, _ in itertools.groupby(in_region)] == [True, False] * 2
@@ -136,6 +145,8 @@ print("ready", flush=True)
 for line in sys.stdin:
     if line == "fails\\n":
         sys.exit("Traceback: planted")
+    print("something else\\nprepared", flush=True)
+    sys.stdin.readline()
     print('{"ours": 3.5, "stock": 7}', flush=True)
 """
 
@@ -165,9 +176,22 @@ def test_one_process_counts_all_cases(pretended: Path, monkeypatch: pytest.Monke
     data = found[0].as_dict()
     assert data["target"] == {"base": STOCK, "at_most": 0.6, "over": False, "measured": 0.5}
     assert (data["times_ns"], data["ratio"]) == ({}, None)
-    ((arguments, environment), _) = started  # the other one is callgrind_control
+    (arguments, environment), *switches = started
     assert arguments[:2] == ["valgrind", "--tool=callgrind"]
+    assert [switch[:2] for switch, _ in switches] == [
+        ["callgrind_control", "--instr=on"],
+        ["callgrind_control", "--instr=off"],
+    ] * 2
     assert (environment["PYTHONHASHSEED"], environment["OMP_NUM_THREADS"]) == ("0", "1")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86-64 has instructions that valgrind lacks")
+def test_inductors_code_runs_under_valgrind(pretended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = "subprocess.check_output([os.environ['CXX'], 'a b', '-march=native'], text=True)"
+    _program(pretended, "valgrind", f"import os, subprocess, sys\nsys.exit({compiled})")
+    monkeypatch.setenv("CXX", "/bin/echo ccache")
+    with CountingProcess() as process, pytest.raises(ValgrindError, match=r"ccache a b -march=native -march=haswell"):
+        process.count("mm")
 
 
 def test_the_files_of_each_contender_are_kept(pretended: Path) -> None:

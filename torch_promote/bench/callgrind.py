@@ -1,14 +1,15 @@
 """Counts instructions: starts a process under valgrind, and reads callgrind's counts.
 
-PyTorch's wheels contain the valgrind requests that switch counting on and off. Instrumenting `import torch` would take
-longer than all cases, so the process starts without instrumentation, and `callgrind_control` switches it on when the
-process is ready.
+PyTorch's wheels contain the valgrind requests that switch counting on and off. Instrumenting `import torch` and the
+preparation of the cases would take longer than to count them, so `callgrind_control` switches the instrumentation on
+when a case is prepared, and off when it is counted.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -24,10 +25,12 @@ import torch
 
 from torch_promote.errors import TorchPromoteError
 
-__all__ = ["READY", "CountingProcess", "ValgrindError", "check_valgrind", "instructions_of", "total_of"]
+__all__ = ["PREPARED", "READY", "CountingProcess", "ValgrindError", "check_valgrind", "instructions_of", "total_of"]
 
 #: The process writes this when it waits for the first case.
 READY = "ready"
+#: The process writes this when it has prepared a case, and counts it after the next line of its input.
+PREPARED = "prepared"
 
 _PROGRAM = "from torch_promote.bench.suite_instructions import serve; serve()"
 _NAME = "callgrind"
@@ -97,7 +100,12 @@ class CountingProcess:
         """
         if self._process is None:
             self._start()
-        counts: dict[str, float] = json.loads(self._ask(case))
+        self._ask(case)
+        self._wait_for(PREPARED)
+        self._instrument("on")
+        self._ask("count")
+        counts: dict[str, float] = json.loads(self._answer())
+        self._instrument("off")
         if self._keep is not None:
             self._keep.mkdir(parents=True, exist_ok=True)
             for contender in counts:
@@ -116,11 +124,13 @@ class CountingProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", **_compiler_variables(folder)},
             )
-        while self._answer() != READY:
-            pass
-        control = ["callgrind_control", "--instr=on", str(self._process.pid)]
+        self._wait_for(READY)
+
+    def _instrument(self, switch: str) -> None:
+        assert self._process is not None
+        control = ["callgrind_control", f"--instr={switch}", str(self._process.pid)]
         switched = subprocess.run(control, capture_output=True, text=True)
         if switched.returncode != 0:
             raise ValgrindError(f"{' '.join(control)} failed: {switched.stdout}{switched.stderr}")
@@ -130,12 +140,15 @@ class CountingProcess:
         assert self._folder is not None
         return Path(self._folder.name) / "log"
 
-    def _ask(self, line: str) -> str:
+    def _ask(self, line: str) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        return self._answer()
+
+    def _wait_for(self, line: str) -> None:
+        while self._answer() != line:  # PyTorch may print something
+            pass
 
     def _answer(self) -> str:
         assert self._process is not None
@@ -146,6 +159,19 @@ class CountingProcess:
             last = "\n".join(self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
             raise ValgrindError(f"the process under valgrind ended with status {status}:\n{last}")
         return answer.removesuffix("\n")
+
+
+def _compiler_variables(folder: Path) -> dict[str, str]:
+    """Returns environment variables with which Inductor generates code that valgrind can run.
+
+    By default it compiles for the machine's processor, which may have instructions that valgrind lacks, such as AVX512.
+    """
+    if platform.machine() != "x86_64":
+        return {}
+    compiler = folder / "c++"
+    compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CXX", "g++")} "$@" -march=haswell\n')
+    compiler.chmod(0o755)
+    return {"CXX": str(compiler), "ATEN_CPU_CAPABILITY": "avx2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 # --- in that process

@@ -19,7 +19,7 @@ from torch_promote.bench.memory import peak_bytes
 from torch_promote.bench.steps import Step, forward, subject, train
 from torch_promote.bench.timing import stopwatch
 
-__all__ = ["PLACES", "cases"]
+__all__ = ["COMPILED", "PLACES", "cases", "compiled_steps"]
 
 #: Makes a region of the CPU.
 _Autocast = Callable[..., Any]
@@ -96,6 +96,14 @@ PLACES: Mapping[str, _Place] = {
     "graph break in a region": _with_a_break,
 }
 _MODELS = ("MLP", "Llama-like", "conv net")
+#: The compiled steps: by name, the model, the place of the region, and whether the step trains.
+COMPILED: Mapping[str, tuple[str, _Place, bool]] = {
+    **{f"{model}, {name}": (model, _inside, name == "step") for model in _MODELS for name in ("step", "forward")},
+    **{
+        f"MLP, step, {name}": ("MLP", place, True) for name, place in PLACES.items() if place not in (_inside, _several)
+    },
+    "MLP, forward, several regions": ("MLP", _several, False),
+}
 
 
 class _Running(nn.Module):
@@ -111,29 +119,31 @@ class _Running(nn.Module):
 
 def cases(settings: Settings) -> Iterator[Case]:
     """Yields the cases of the suite."""
-    for model in _MODELS:
-        yield Case("compile", f"{model}, step", partial(_prepare, model, _inside, train=True))
-        yield Case("compile", f"{model}, forward", partial(_prepare, model, _inside, train=False))
-    for name, place in PLACES.items():
-        if place is not _inside and place is not _several:
-            yield Case("compile", f"MLP, step, {name}", partial(_prepare, "MLP", place, train=True))
-    yield Case("compile", "MLP, forward, several regions", partial(_prepare, "MLP", _several, train=False))
+    for name, (model, place, trains) in COMPILED.items():
+        yield Case("compile", name, partial(_prepare, model, place, trains))
     for model in _MODELS:
         yield Case("compile", f"{model}, compilation", partial(_prepare_compilation, model))
 
 
-def _steps(model: str, place: _Place, train_it: bool, settings: Settings) -> dict[str, Step]:
-    """Makes the contenders' steps, each on a separate model."""
+def compiled_steps(model: str, place: _Place, trains: bool, settings: Settings) -> dict[str, Step]:
+    """Returns the step of each contender, on a model of its own. The first run of a step compiles it.
+
+    Args:
+        model: The name of a model of `torch_promote.bench.nets`.
+        place: A value of `PLACES`.
+        trains: Whether the step has a backward and an update of the weights.
+        settings: The size of the model.
+    """
     steps = {}
     for contender, autocast in ((STOCK, tp.stock_autocast), (OURS, tp.my_autocast)):
         made = subject(model, settings)
         run: Any = place(made.net, autocast)
-        steps[contender] = train(made, _Running(made.net, run)) if train_it else forward(run, made.x)
+        steps[contender] = train(made, _Running(made.net, run)) if trains else forward(run, made.x)
     return steps
 
 
-def _prepare(model: str, place: _Place, settings: Settings, *, train: bool) -> Prepared:
-    steps = _steps(model, place, train, settings)
+def _prepare(model: str, place: _Place, trains: bool, settings: Settings) -> Prepared:
+    steps = compiled_steps(model, place, trains, settings)
     timers = {name: stopwatch(step, {}, settings) for name, step in steps.items()}
     return Prepared(timers, measure=partial(_measured, steps))
 
@@ -144,7 +154,7 @@ def _measured(steps: Mapping[str, Step]) -> dict[str, Measured]:
 
 def _prepare_compilation(model: str, settings: Settings) -> Prepared:
     """Prepares the compilation of a step. It uses the small models, which have as many graph nodes per layer."""
-    steps = _steps(model, _inside, train_it=True, settings=replace(settings, tiny=True))
+    steps = compiled_steps(model, _inside, trains=True, settings=replace(settings, tiny=True))
     return Prepared(
         {name: _compiling(step) for name, step in steps.items()}, measure=partial(_compiler_measured, steps)
     )

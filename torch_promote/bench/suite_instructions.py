@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import torch_promote as tp
-from torch_promote.bench.callgrind import READY
+from torch_promote.bench.callgrind import PREPARED, READY
 from torch_promote.bench.cases import (
     ALREADY_CAST,
     HAND,
@@ -33,6 +33,7 @@ from torch_promote.bench.cases import (
     Target,
 )
 from torch_promote.bench.steps import Region, Step, Subject
+from torch_promote.bench.suite_compile import COMPILED, compiled_steps
 from torch_promote.bench.suite_models import evaluation_steps, forward_steps, prepare_steps, training_steps
 from torch_promote.bench.suite_ops import Call, Names, activations, prepare_call, small_tensors
 from torch_promote.bench.timing import Stopwatch, stopwatch
@@ -73,6 +74,9 @@ _CALLS: dict[str, tuple[Call, Names, Target | None]] = {
     "mm, a cached weight whose first graph is gone": (_WEIGHT, _small, Target(STOCK, 1.00)),
 }
 
+# A step compiles in its first run, and once more if the first optimizer step has changed what Dynamo guards.
+_COMPILING_RUNS = 3
+
 _OVERRIDES = {
     "aten::maximum": "lower_precision_fp",
     "aten::minimum": "fp32",
@@ -97,6 +101,8 @@ def cases(settings: Settings) -> Iterator[Case]:
         yield Case(INSTRUCTIONS, name, partial(_prepare_boxed, call))
     for name, (model, steps, target) in _models().items():
         yield Case(INSTRUCTIONS, name, partial(_prepare_model, model, steps), target)
+    for name in COMPILED:
+        yield Case(INSTRUCTIONS, f"compiled, {name}", partial(_prepare_compiled, name), Target(STOCK, 1.02))
 
 
 # --- ops outside the table
@@ -163,11 +169,25 @@ def _prepare_model(model: str, steps: _Steps, settings: Settings) -> Prepared:
     return prepare_steps(model, contenders, settings)
 
 
+# --- compiled steps
+
+
+def _prepare_compiled(name: str, settings: Settings) -> Prepared:
+    model, place, trains = COMPILED[name]
+    steps = compiled_steps(model, place, trains, replace(settings, tiny=settings.tiny or model != "MLP"))
+    for step in steps.values():
+        for _ in range(_COMPILING_RUNS):
+            step()
+    return Prepared({contender: stopwatch(step, {}, settings) for contender, step in steps.items()})
+
+
 # --- in the process under valgrind
 
 
 def serve() -> None:
     """Counts the cases whose names it reads from stdin, and writes the instructions of each contender as JSON.
+
+    Between, it writes that a case is prepared, and waits for another line.
 
     The argument of the process is the folder that callgrind writes to. The last file of each contender gets its name.
     """
@@ -179,6 +199,8 @@ def serve() -> None:
     for line in sys.stdin:
         case = known[line.rstrip("\n")]
         prepared = case.prepare(settings)
+        print(PREPARED, flush=True)
+        sys.stdin.readline()
         counts = {}
         for name, timer in prepared.timers.items():
             assert isinstance(timer, Stopwatch)

@@ -49,7 +49,8 @@ Absolute times come last, to give a sense of scale.
 
 The suite instructions counts instructions in place of times, and has targets
 for some cases. Two counts of a case differ by less than 0.5%, also on a busy
-machine. It runs only if you ask for it: it needs valgrind, and takes minutes.
+machine. It runs only if you ask for it: it needs valgrind, and takes half an
+hour, most of it for compiled steps.
 
 On cuda, tables of kernels and peak bytes follow those of times.
 
@@ -78,8 +79,8 @@ suites:
              kernels, graph breaks, guards. It takes ten minutes, and runs only
              if you name it
   instructions
-             instructions of calls, and of small models, counted by callgrind in
-             a process of its own
+             instructions of calls, of small models, and of compiled steps,
+             counted by callgrind in a process of its own
 
 for stable figures:
   Close other programs, and plug in a laptop. One thread (the default) is more
