@@ -217,14 +217,14 @@ def detach_table(module: nn.Module, number: int, policy: ModulePolicy) -> None:
     if tables:
         attributes[_TABLES] = tables
     elif _TABLES in attributes:
-        _drop_tables(attributes)
         if _ATTRIBUTE not in attributes:
             _restore(attributes, module)
+        _drop_tables(attributes)
 
 
 def _drop_tables(attributes: dict[str, Any]) -> None:
-    del attributes[_TABLES]
     attributes.pop("__getstate__", None)
+    del attributes[_TABLES]  # last: after an interrupt, it shows that something is left to do
 
 
 class _StateWithoutTables(_Bound):
@@ -295,20 +295,21 @@ def suspended(module: nn.Module) -> Iterator[None]:
 
 
 def _restore(attributes: dict[str, Any], module: nn.Module) -> None:
-    """Removes from a module's attributes what `_prepare` put there."""
+    """Removes from a module's attributes what `_prepare` put there. After an interrupt, a second call does the rest."""
     for number, hook in list(attributes["_forward_pre_hooks"].items()):
         if hook is _call_as_itself:
-            del attributes["_forward_pre_hooks"][number]
             attributes["_forward_pre_hooks_with_kwargs"].pop(number, None)
+            del attributes["_forward_pre_hooks"][number]
     for name in _OWN_COPIERS:
         if isinstance(attributes.get(name), _Copier):
             del attributes[name]
     forward = attributes.get("forward")
     if isinstance(forward, PolicyForward):
-        del attributes["forward"]
         of_class = inspect.getattr_static(type(module), "forward").__get__(module)
         if forward.inner is not None and forward.inner != of_class:
             attributes["forward"] = forward.inner
+        else:
+            del attributes["forward"]
 
 
 def _call_as_itself(module: nn.Module, args: Any, kwargs: Any = None) -> Any:

@@ -3,10 +3,17 @@
 They hold where the policy of a region is in force: torch_promote/native/module_tables.py. torch_promote/modules/
 module_forward.py, NOTE [ Tables on a module ], has what a module gets for it. It has that while something may need it:
 a region object with the model, the handle of `apply_to`, or an open checkpoint of a forward in such a region.
+
+NOTE [ The end of a binding ]
+When a binding dies, Python calls the callbacks of its weak references, the last one first, and ignores a
+KeyboardInterrupt in them. So the last one is a method in C, in which Python handles no signal: it notes the death. The
+others detach what has died. There are two, so that the second finishes what an interrupt ended in the first. Garbage
+collection may call them in the middle of a change, whose end then detaches.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import weakref
 from collections.abc import Iterator, Mapping
@@ -29,8 +36,17 @@ __all__ = ["AppliedPolicy", "Binding", "apply", "bind"]
 
 _lock = fork_safe_lock()
 _is_changing = False
-#: What `Binding.__del__` has left to do: garbage collection may call it in the middle of a change.
-_dead: list[tuple[int, list[tuple[nn.Module, ModulePolicy]]]] = []
+_lives: set[_Life] = set()
+_dead: collections.deque[_Life] = collections.deque()
+
+
+class _Life(weakref.ref["Binding"]):
+    """A reference to a binding, with what is left to do when that is dead."""
+
+    __slots__ = ("number", "others", "policies")
+    number: int
+    policies: Mapping[nn.Module, ModulePolicy]
+    others: tuple[weakref.ref[Binding], ...]
 
 
 class Binding:
@@ -46,14 +62,19 @@ class Binding:
     def __init__(self, number: int, policies: Mapping[nn.Module, ModulePolicy]) -> None:
         self.number = number
         self.policies = weakref.WeakKeyDictionary(policies)
+        # The order matters: NOTE [ The end of a binding ].
+        others = weakref.ref(self, _detach), weakref.ref(self, _detach)
+        life = _Life(self, _dead.append)
+        life.number, life.policies, life.others = number, self.policies, others
+        _lives.add(life)
         with _changing():
             for module, policy in policies.items():
                 attach_table(module, number, policy)
 
-    def __del__(self) -> None:
-        _dead.append((self.number, list(self.policies.items())))
-        with _changing():
-            pass
+
+def _detach(_: object) -> None:
+    with _changing():
+        pass
 
 
 @contextlib.contextmanager
@@ -75,9 +96,11 @@ def _changing() -> Iterator[None]:
 
 def _detach_dead() -> None:
     while _dead:
-        number, policies = _dead.pop()
-        for module, policy in policies:
-            detach_table(module, number, policy)
+        life = _dead[0]  # it stays until all is done
+        for module, policy in list(life.policies.items()):
+            detach_table(module, life.number, policy)
+        _lives.discard(life)
+        _dead.popleft()
 
 
 def bind(policy: Policy, model: Any, *, alone: bool = True) -> Binding:
