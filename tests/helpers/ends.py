@@ -50,7 +50,9 @@ STATES = {
         def at_exit():
             with tp.my_autocast('cpu', cache='persistent'): use()
             tp.promotion('jax').__enter__()
-        tp.promotion('jax')  # what it imports evaluates code, by which Python forgets that a KeyboardInterrupt ended it
+        # What these import evaluates code, by which Python forgets that a KeyboardInterrupt ended it.
+        tp.promotion('jax')
+        with tp.my_autocast('cpu', cache='persistent'): pass
         """,
     "used in __del__": """
         class Last:
