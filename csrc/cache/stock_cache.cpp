@@ -12,6 +12,8 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <pthread.h>
+
 #include <cstddef>
 #include <optional>
 
@@ -28,8 +30,31 @@ constinit std::atomic<uint64_t> silent_clears = 0;
 // How many threads clear it so, or plant a sentinel. Meanwhile a clearing may go unnoticed, also if there is a
 // sentinel: the thread that has planted it holds the cast for a moment, and a clearing then does not destroy it.
 constinit std::atomic<uint32_t> changing = 0;
+// How often this process and its parents have forked while that was so.
+constinit std::atomic<uint32_t> forks = 0;
 constexpr uint64_t kNeverEqual = ~uint64_t{0};
 constinit thread_local bool tls_region_ends = false;
+
+class Changing {
+ public:
+  Changing() {
+    ++changing;
+  }
+  Changing(const Changing&) = delete;
+  Changing& operator=(const Changing&) = delete;
+  ~Changing() {
+    --changing;
+  }
+};
+
+// In a forked child, a thread that held a sentinel is gone, and would hold it for good.
+[[maybe_unused]] const int forgets_in_child = pthread_atfork(nullptr, nullptr, [] {
+  if (changing.exchange(0) > 0) {
+    ++forks;
+    sentinels = 0;
+    ++stock_clears;
+  }
+});
 
 class Sentinel final : public c10::BackendMeta {
  public:
@@ -37,7 +62,9 @@ class Sentinel final : public c10::BackendMeta {
     ++sentinels;
   }
   ~Sentinel() override {
-    --sentinels;
+    if (made_after_ == forks.load()) {
+      --sentinels;
+    }
     if (!tls_region_ends) {
       ++stock_clears;
       when_cleared.load()();
@@ -45,6 +72,9 @@ class Sentinel final : public c10::BackendMeta {
   }
   Sentinel(const Sentinel&) = delete;
   Sentinel& operator=(const Sentinel&) = delete;
+
+ private:
+  uint32_t made_after_ = forks.load();
 };
 
 // Stock holds its lock while it casts, which may need the GIL, so nobody may wait for the lock with the GIL.
@@ -115,6 +145,7 @@ void plant() {
 } // namespace
 
 void CastHolder::watch(void (*on_clear)()) {
+  when_cleared = on_clear; // before the holders are counted: from then on, other threads plant sentinels too
   if (!holds_) {
     clears_ = stock_clears.load();
     silent_clears_ = silent_clears.load();
@@ -123,10 +154,10 @@ void CastHolder::watch(void (*on_clear)()) {
   }
   watching_ = sentinels.load() > 0;
   if (!watching_ && !inside_kernel()) {
-    when_cleared = on_clear;
-    ++changing;
-    plant();
-    --changing;
+    {
+      const Changing now;
+      plant();
+    }
     watching_ = sentinels.load() > 0;
   }
   if (changing.load() > 0) { // after the sentinels are counted: one may still be held by who has planted it
@@ -150,7 +181,7 @@ void clear_stock_cache() {
     return;
   }
   const WithoutGil without_gil;
-  ++changing;
+  const Changing now;
   ++silent_clears;
   tls_region_ends = true;
   at::autocast::clear_cache();
@@ -158,7 +189,6 @@ void clear_stock_cache() {
   if (holders.load() > 0 && sentinels.load() == 0) {
     plant();
   }
-  --changing;
 }
 
 void clear_stock_cache_for_all_threads() {

@@ -257,7 +257,7 @@ HeldChange::~HeldChange() {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto held = all.changes.find(change_);
-  if (held != all.changes.end()) { // not if its promotion rule was dropped
+  if (held != all.changes.end()) { // not for 0
     --held->second.holders;
   }
 }
@@ -317,14 +317,19 @@ bool drop_promotion_changes(const Promotion* rule) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto has_rule = [rule](const auto& entry) { return entry.second->promotion.rule == rule; };
-  if (std::any_of(all.tables.begin(), all.tables.end(), [&](auto& one) { return has_rule(one) && !is_free(one); })) {
+  const auto sets_rule = [rule](const PolicyChange& change) {
+    return change.promotion.has_value() && change.promotion->rule == rule;
+  };
+  const auto holds_rule = [&](const auto& entry) {
+    return entry.second.holders != 0 && sets_rule(*entry.second.change);
+  };
+  if (std::any_of(all.tables.begin(), all.tables.end(), [&](auto& one) { return has_rule(one) && !is_free(one); }) ||
+      std::any_of(all.changes.begin(), all.changes.end(), holds_rule)) {
     return false;
   }
   all.composed.clear();
   std::erase_if(all.tables, has_rule);
-  erase_changes_if(all, [rule](const PolicyChange& change) {
-    return change.promotion.has_value() && change.promotion->rule == rule;
-  });
+  erase_changes_if(all, sets_rule);
   return true;
 }
 

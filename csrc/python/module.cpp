@@ -11,6 +11,7 @@
 #include "cache/weight.h"
 #include "cache/weight_batch.h"
 #include "dispatch/collectives.h"
+#include "dispatch/op_definitions.h"
 #include "dispatch/promotion_kernels.h"
 #include "dispatch/registration.h"
 #include "dispatch/typed_wrapper.h"
@@ -286,6 +287,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("before_replay", &before_replay);
   m.def("after_replay", &after_replay);
   m.def("note_alias", &note_alias);
+  m.def("op_definitions", &op_definitions);
   m.def("recognize_slices", &recognize_slices);
   m.def("recognizes_slices", &recognizes_slices);
   m.def("watch_collectives", &watch_collectives);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.subprocesses import output_of
+from helpers.subprocesses import output_of, run_python
 
 
 def test_a_region_entered_inside_stocks_cast_does_not_deadlock() -> None:
@@ -57,6 +57,36 @@ def test_a_process_may_end_inside_regions(where: str) -> None:
         finalize=True,
     )
     assert result == "done\n"
+
+
+FIRST_IN_A_KERNEL = """
+import threading, torch, torch_promote as tp
+
+def end_a_region_and_clear():
+    with tp.my_autocast("cpu", enabled=False):
+        pass
+    torch.clear_autocast_cache()
+
+def kernel(x):
+    assert torch.mm(w, x).dtype is torch.bfloat16
+    thread = threading.Thread(target=end_a_region_and_clear)
+    thread.start()
+    thread.join()
+    return x.clone()
+
+w, x = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)
+library = torch.library.Library("aten", "IMPL")
+library.impl("hardswish", kernel, "CPU")
+with tp.my_autocast("cpu"):
+    torch.nn.functional.hardswish(x)
+print("ended")
+"""
+
+
+def test_the_first_cast_of_a_process_is_made_inside_a_kernel() -> None:
+    """There no sentinel is planted; the end of a region in another thread plants one."""
+    done = run_python(FIRST_IN_A_KERNEL)  # PyTorch warns of the kernel
+    assert (done.returncode, done.stdout.strip()) == (0, "ended")
 
 
 def test_after_a_fork_both_processes_notice() -> None:

@@ -69,6 +69,16 @@ def test_a_seed_draws_the_same_program_again() -> None:
     assert one != function_of(draw_program(4, 14, "cpu"))
 
 
+@pytest.mark.parametrize("first", ["drawing", "script", "workers"])
+def test_the_order_of_imports_changes_no_program(first: str) -> None:
+    drawn = (
+        f"import fuzz.{first}, fuzz.drawing, fuzz.script\n"
+        "for number in range(20): print(fuzz.script.function_of(fuzz.drawing.draw_program(3, number, 'cpu')))"
+    )
+    done = run_python(drawn)
+    assert done.stdout == "".join(function_of(draw_program(3, number, "cpu")) + "\n" for number in range(20))
+
+
 # --- planted bugs
 
 
@@ -106,8 +116,8 @@ def program(autocast, note):
     m = nn.ModuleList([nn.Linear(8, 8)])
     x = torch.linspace(-2, 2, 32).view(4, 8)
     h, losses = x, []
-    with autocast(dtype=torch.bfloat16, cache="weights"):
-        with autocast(dtype=torch.float16, cache="weights"):
+    with autocast(dtype=torch.float16, cache="weights"):
+        with autocast(dtype=torch.bfloat16, cache="weights"):
             h = m[0](h)
     if any(loss.requires_grad for loss in losses):
         sum(losses).backward()
@@ -180,7 +190,7 @@ def test_a_crash_is_found_and_the_run_goes_on() -> None:
     assert crashed == report.found
     assert crashed
     assert all("step_inside" in names(work.program(found.number)) for found in crashed)
-    assert report.counts.programs > 20
+    assert report.counts.programs >= 20
     workers.shrink(work, crashed[0])
     assert crashed[0].statements <= 4
 

@@ -120,6 +120,33 @@ def test_an_op_gets_no_policy_of_the_one_that_had_its_number() -> None:
             assert call(other).dtype is torch.bfloat16
 
 
+@pytest.mark.parametrize("key", ["gone::later", "gone::late*"])
+def test_the_same_overrides_select_ops_that_are_defined_later(key: str) -> None:
+    for overload in ("later.a", "later.b", "later"):
+        with custom_op(overload) as name, tp.my_autocast("cpu", overrides={key: "lower"}):
+            assert torch._C._jit_get_operation("gone::later")[0](X).dtype is torch.bfloat16, name
+
+
+def test_overrides_are_checked_against_the_schema_of_now() -> None:
+    overrides = {"gone::writes": "fp32"}
+    with custom_op("writes"):
+        tp.my_autocast("cpu", overrides=overrides)
+    library = torch.library.Library("gone", "FRAGMENT")
+    library.define("writes(Tensor(a!) x) -> ()")
+    with pytest.raises(tp.PolicyError, match="it writes to an argument"):
+        tp.my_autocast("cpu", overrides=overrides)
+    library._destroy()
+
+
+@pytest.mark.parametrize("key", ["gone::had_a_policy", "gone::had_a_pol*"])
+def test_an_op_that_is_gone_has_no_name(key: str) -> None:
+    with custom_op("had_a_policy") as name, tp.my_autocast("cpu", overrides={name: "lower"}):
+        call(name)
+    assert name in torch._C._dispatch_get_all_op_names()
+    with pytest.raises(tp.PolicyError, match=r"no op is (called|registered)|matches no op"):
+        tp.my_autocast("cpu", overrides={key: "lower"})
+
+
 def test_a_number_that_no_op_has() -> None:
     with pytest.raises(IndexError, match="no op has the number 16777215"):
         _C.register_change([(2**24 - 1, 0, _C.POLICY_BYTES["fp32"])], False)

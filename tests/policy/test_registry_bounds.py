@@ -90,6 +90,15 @@ def test_what_enters_regions_later_keeps_its_change() -> None:
     leaf = torch.ones(2, 2, requires_grad=True)
     with tp.my_autocast("cpu", overrides={**UNUSUAL, "dot.default": "fp32"}):
         checkpointed = checkpoint(lambda x: torch.exp(x).sin().sum(), leaf, use_reentrant=False)
+    with tp.my_autocast("cpu"):
+        of_stock = checkpoint(lambda x: torch.mm(x, x).float().sum(), leaf, use_reentrant=False)
+
+    @torch.compile(backend="eager")
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        with tp.promotion("numpy"):
+            return x.int() + x.half()
+
+    assert compiled(x).dtype is torch.float64
     tp.install(overrides={"exp.default": torch.float64, "dot.default": "keep"})
     try:
         use_other_changes()
@@ -104,6 +113,9 @@ def test_what_enters_regions_later_keeps_its_change() -> None:
     with tp.my_autocast("cpu"):
         assert module(x).dtype is torch.float64
     checkpointed.backward()
+    with region:
+        of_stock.backward()
+    assert compiled(x).dtype is torch.float64
     with promoted:
         assert (torch.ones(2, dtype=torch.int32) + torch.ones(2, dtype=torch.float16)).dtype is torch.float64
 
@@ -163,6 +175,16 @@ def test_regions_keep_their_rules() -> None:
     for region in regions:
         with region:
             assert (torch.ones(2, dtype=torch.int32) + torch.ones(2, dtype=torch.float16)).dtype is torch.float64
+
+
+def test_a_checkpoint_keeps_its_rule() -> None:
+    x = torch.ones(2, dtype=torch.float16, requires_grad=True)
+    with tp.promotion(rule(torch.float64, "of a checkpoint")):
+        y = checkpoint(lambda x: (torch.ones(2, dtype=torch.int32) + x).sin(), x, use_reentrant=False)
+    for number in range(60):
+        tp.promotion(rule(name=f"after a checkpoint {number}"))
+    y.sum().backward()
+    assert y.dtype is torch.float64
 
 
 def promoted() -> torch.dtype:

@@ -68,11 +68,18 @@ def find_function(name: str, args: Sequence[Any]) -> Any:
     found, last = _ROOTS.get(first), first
     place = found
     for last in rest:
-        place, found = found, getattr(found, last, None)
+        place, found = found, _attribute(found, last)
     if not _is_allowed(found, last):
         close = _closest(last, _names(place)) if place is not None else ""
         raise ExpressionError(f"no function of PyTorch is called {name!r}.{close}")
     return found
+
+
+def _attribute(place: Any, name: str) -> Any:
+    try:
+        return getattr(place, name, None)
+    except RuntimeError:  # torch.classes names a class that is not registered in an error of its own
+        return None
 
 
 def _is_allowed(found: Any, name: str) -> bool:

@@ -80,8 +80,7 @@ def _capture() -> _Captured:
 
 def _captured(active: bool, cache_mode: str) -> _Captured:
     number, stock = _C.capture_policy(), _C.policy_is_stock()
-    kept = kept_in_force() if stock else (_C.HeldChange(number), *kept_in_force())
-    return _Captured(active, number, stock, cache_mode, kept)
+    return _Captured(active, number, stock, cache_mode, (_C.HeldChange(number), *kept_in_force()))
 
 
 #: For functions that were checkpointed before `install`, when only stock's policy and cache mode were in use.
@@ -92,8 +91,7 @@ _BEFORE_INSTALL = _Captured(False, 0, True, _C.CACHE_MODES[0])
 def _reopened(captured: _Captured) -> Any:
     """Puts a captured policy and cache mode in force, unless there is nothing to do."""
     now = _capture()
-    both_stocks = now.stock and captured.stock and now.cache_mode == captured.cache_mode
-    is_enough = both_stocks or (now == captured and now.stock)
+    is_enough = now.stock and captured.stock and now.cache_mode == captured.cache_mode
     before, _thread.mirrors = _thread.mirrors, "unless plain" if is_enough or captured.active else "always"
     try:
         # PyTorch's own mirroring is then sufficient. A policy that is already in force is entered again nevertheless: a

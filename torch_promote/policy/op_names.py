@@ -12,7 +12,7 @@ from torch._library.custom_ops import CustomOpDef
 
 from torch_promote.errors import PolicyError
 from torch_promote.policy.closest_ops import closest_ops
-from torch_promote.policy.op_table import rows_by_name
+from torch_promote.policy.op_table import rows_by_name, schema_of
 from torch_promote.policy.python_names import (
     HOW_TO_NAME,
     calls_of_function,
@@ -62,13 +62,18 @@ def _find(name: str) -> list[str]:
     if is_pattern(name):
         means = re.compile(fnmatch.translate(name)).match
         every = torch._C._dispatch_get_all_op_names()
-        return [other for other in every if means(other.partition(".")[0]) or means(exact_key(other))]
+        return _defined(other for other in every if means(other.partition(".")[0]) or means(exact_key(other)))
     if "." in name:
         full = name.removesuffix(".default")
         return [full] if _exists(full) else []
     with_overload = f"{name}."
     every = torch._C._dispatch_get_all_op_names()
-    return [other for other in every if other.startswith(with_overload) or other == name]
+    return _defined(other for other in every if other.startswith(with_overload) or other == name)
+
+
+def _defined(names: Iterable[str]) -> list[str]:
+    """Those that are ops. The dispatcher also lists names that only have a kernel, of an op that is gone."""
+    return [name for name in names if schema_of(name) is not None]
 
 
 def _exists(full_name: str) -> bool:
@@ -81,7 +86,7 @@ def _exists(full_name: str) -> bool:
 
 def _unknown(asked: str, name: str) -> str:
     """Returns the error text for a name or pattern that selects nothing."""
-    every = torch._C._dispatch_get_all_op_names()
+    every = _defined(torch._C._dispatch_get_all_op_names())
     namespace, _, rest = name.partition("::")
     known = {exact_key(other) for other in every if other.startswith(f"{namespace}::")}
     if is_pattern(name):

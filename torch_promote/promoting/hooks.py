@@ -77,8 +77,8 @@ _lock = fork_safe_lock()
 _known: OrderedDict[int, _Known] = OrderedDict()
 _numbers: dict[_Key, int] = {}
 _owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
-#: The rules of regions that compiled functions open: their graphs hold numbers.
-_traced: dict[int, Owner] = {}
+#: The rules and changes of regions that compiled functions open: their graphs hold numbers.
+_traced: dict[int, tuple[Owner, _C.HeldChange]] = {}
 
 
 def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -> tuple[int, Owner]:
@@ -105,9 +105,10 @@ def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -
         owner = _owners.get(number)
         if owner is None:
             owner = _owners[number] = Owner(number)
+        change = _C.register_promotion_change(number)
         if torch._guards.TracingContext.try_get() is not None:
-            _traced[number] = owner
-        return _C.register_promotion_change(number), owner
+            _traced[number] = owner, _C.HeldChange(change)
+        return change, owner
 
 
 def _drop_unused() -> None:

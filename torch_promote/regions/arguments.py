@@ -233,10 +233,11 @@ def policy_number(
         tables = number_of_applied(chosen)
     try:
         asked = None if overrides is None else tuple(overrides.items())
-        number = _register(chosen, asked, tables, has_author)
+        defined = 0 if asked is None else _C.op_definitions()
+        number = _register(chosen, asked, tables, has_author, defined)
         if not _C.touch_change(number):  # the extension has dropped it since: others were used in between
             _register.cache_clear()
-            number = _register(chosen, asked, tables, has_author)
+            number = _register(chosen, asked, tables, has_author, defined)
         if torch._guards.TracingContext.try_get() is not None:
             _traced.setdefault(number, _C.HeldChange(number))
         return number
@@ -269,8 +270,9 @@ def number_of_applied(policy: Policy) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _register(
-    policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | None, tables: int, has_author: bool
+    policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | None, tables: int, has_author: bool, defined: int
 ) -> int:
+    """Returns the number. `defined` counts definitions of ops, on which it depends what the names select."""
     changes = [] if policy is None else [*policy.changes, *changes_for(tables)]
     for name, value in parse_overrides(dict(overrides or ())):
         changes += [(name, device_type, value) for device_type in DEVICE_TYPES]
