@@ -201,6 +201,21 @@ def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
     )
 
 
+def test_what_cpp_writes_to_stderr_is_a_report(
+    modules: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "/work/csrc/cache/entry.cpp:1:2: runtime error: signed integer overflow: 1 + 2"
+    test = tmp_path / "test_one.py"
+    test.write_text(f"import os\ndef test_it(): os.write(2, b'{line}\\n')\n", encoding="utf-8")
+    (tmp_path / "out" / "reports").mkdir(parents=True)
+    monkeypatch.setattr(modules.suites, "environment", lambda *_: dict(os.environ))
+    outcome = modules.suites.run("address", "one", [str(test)], tmp_path, tmp_path / "out", 60)
+    assert (outcome.counts["passed"], outcome.failures) == (1, [])
+    (report,) = modules.reports.counted(modules.reports.read(tmp_path / "out" / "reports"))
+    assert report.kind.startswith("signed integer overflow")
+    assert (report.place, report.log) == ("csrc/cache/entry.cpp:1", "stderr.one")
+
+
 def test_without_a_compiler_the_command_says_what_to_do(tmp_path: Path) -> None:
     done = command("address", "--out", os.fspath(tmp_path), PATH=os.fspath(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")

@@ -15,7 +15,7 @@ _BEGIN = re.compile(
     r"WARNING: ThreadSanitizer: (?P<tsan>.+?) \(pid=\d+\)"
     r"|==\d+==ERROR: (?:Address|Thread)Sanitizer: (?P<error>[\w-]+)"
     r"|(?P<leak>Direct leak|Indirect leak) of"
-    r"|(?P<ubsan_at>\S+:\d+:\d+): runtime error: (?P<ubsan>.+)"
+    r"|.*?(?P<ubsan_at>/\S+?:\d+:\d+): runtime error: (?P<ubsan>.+)"  # in the log of pytest, after its dots
     r"|(?:==\d+==)? ?FATAL: (?P<fatal>.+)"
     r"|==\d+==(?P<unfinished>LeakSanitizer has encountered a fatal error)"
     r"|.*(?P<check>CHECK failed: .+)"

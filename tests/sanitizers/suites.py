@@ -35,6 +35,8 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     ),
     "thread": ("native", "cache", "regions", "checking", "integrations", "cuda"),
 }
+#: In a report of UndefinedBehaviorSanitizer. GCC's writes them to stderr if AddressSanitizer is there too.
+_UNDEFINED = ": runtime error: "
 _NO_TESTS = 5  # pytest's exit status if it has deselected all
 
 
@@ -153,6 +155,7 @@ def run(sanitizer: str, name: str, tests: Sequence[str], copy: Path, out: Path, 
     results, log = out / f"{name}.xml", out / f"{name}.log"
     results.unlink(missing_ok=True)
     arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-o", "timeout=900", f"--junit-xml={results}", *tests]
+    arguments += ["--capture=sys"]  # what C++ writes to stderr goes to the log
     arguments += [f"--deselect={entry.tests}" for entry in excluded(sanitizer)]
     arguments += (
         ["--device=cuda-stand-in", "-m", "not needs_gpu and not slow"] if "cuda" in Path(tests[0]).parts else []
@@ -175,6 +178,9 @@ def run(sanitizer: str, name: str, tests: Sequence[str], copy: Path, out: Path, 
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+    said = log.read_text(encoding="utf-8", errors="replace")
+    if _UNDEFINED in said:
+        (out / "reports" / f"stderr.{name}").write_text(said, encoding="utf-8")
     return _outcome(name, results, status, time.monotonic() - begin)
 
 
