@@ -195,6 +195,25 @@ class TestWrites:
             torch._foreach_add_(xs, ys)
         assert all(map(torch.equal, xs, wanted))
 
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x, y: torch._foreach_add([x, x], [y]),
+            lambda x, y: torch._foreach_add([x], [y, y]),
+            lambda x, y: torch._foreach_add_([y, y], [x]),
+            lambda x, y: torch._foreach_add_([], []),
+            lambda x, y: torch.cat([]),
+            lambda x, y: torch.cat([], out=x),
+        ],
+    )
+    def test_lists_that_the_op_refuses(self, call: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
+        x, y = operand(torch.int32, (3,)), operand(torch.float16, (3,))
+        with pytest.raises((RuntimeError, ValueError)) as plain:
+            call(x, y)
+        with tp.promotion("numpy"), pytest.raises(type(plain.value)) as under_rule:
+            call(x, y)
+        assert str(under_rule.value) == str(plain.value)
+
     def test_comparisons_write_truth_values(self) -> None:
         x = operand(torch.float32, (3,))
         with tp.promotion("numpy"):
