@@ -79,7 +79,8 @@ class Written {
   }
   void restore() const {
     for (const auto& [tensor, bytes] : saved_) {
-      std::memcpy(tensor.storage().mutable_data(), bytes.data(), std::min(bytes.size(), tensor.storage().nbytes()));
+      const size_t size = std::min(bytes.size(), tensor.storage().nbytes());
+      std::copy_n(bytes.data(), size, static_cast<decltype(bytes.data())>(tensor.storage().mutable_data()));
     }
   }
 
