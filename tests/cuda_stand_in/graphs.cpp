@@ -80,7 +80,7 @@ class Written {
   void restore() const {
     for (const auto& [tensor, bytes] : saved_) {
       const size_t size = std::min(bytes.size(), tensor.storage().nbytes());
-      std::copy_n(bytes.data(), size, static_cast<decltype(bytes.data())>(tensor.storage().mutable_data()));
+      std::copy_n(bytes.data(), size, static_cast<char*>(tensor.storage().mutable_data()));
     }
   }
 

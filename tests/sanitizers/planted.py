@@ -51,12 +51,12 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
             within="csrc/cache/weight_cache.cpp",
         ),
         Planted(
-            file="csrc/cache/cast_data.cpp",
-            old="void CastData::leak_unless_plain() {\n  if (!plain_) {",
-            new="void CastData::leak_unless_plain() {\n  if (plain_) {",
-            test="tests/regions/test_region_threads.py",
+            file="csrc/cast/pooled.h",
+            old="      while (free.first != nullptr) {\n",
+            new="      while (false) {\n",
+            test="tests/cache/test_when_casts_end_threads.py",
             kind="Direct leak",
-            within="torch_promote::",
+            within="csrc/cast/pooled.h",
         ),
     ),
     "thread": (
