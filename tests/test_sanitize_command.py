@@ -204,7 +204,7 @@ def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
 def test_what_cpp_writes_to_stderr_is_a_report(
     modules: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = "/work/csrc/cache/entry.cpp:1:2: runtime error: signed integer overflow: 1 + 2"
+    line = "/home/me/csrc/cache/entry.cpp:1:2: runtime error: signed integer overflow: 1 + 2"
     test = tmp_path / "test_one.py"
     test.write_text(f"import os\ndef test_it(): os.write(2, b'{line}\\n')\n", encoding="utf-8")
     (tmp_path / "out" / "reports").mkdir(parents=True)
