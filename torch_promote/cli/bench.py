@@ -49,8 +49,8 @@ Absolute times come last, to give a sense of scale.
 
 The suite instructions counts instructions in place of times, and has targets
 for some cases. Two counts of a case differ by less than 0.5%, also on a busy
-machine. It runs only if you ask for it: it needs valgrind, and takes half an
-hour, most of it for compiled steps.
+machine. It runs only if you ask for it: it needs valgrind, and takes a quarter
+of an hour, most of it for compiled steps.
 
 On cuda, tables of kernels and peak bytes follow those of times.
 
