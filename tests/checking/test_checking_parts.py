@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
 from torch_promote.checking.call_site import calling_line, describe_arguments
+from torch_promote.checking.checker import Checker
 from torch_promote.checking.comparison import compare
 from torch_promote.checking.expectation import Finding, expect
 from torch_promote.checking.known_gaps import GapError, dispatch_gaps, explained, parse_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
+from torch_promote.checking.stock_run import StockRun
 from torch_promote.checking.strided_copy import copy_with_strides
 from torch_promote.reference.autocast.state import AutocastState, DeviceAutocast
 
@@ -129,6 +133,36 @@ def test_a_package_next_to_pytorch_counts_as_the_users(folder: str) -> None:
     inside = f"{Path(torch.__file__).parent}/boxes.py"
     exec(compile("def area():\n    return calling_line()\n", inside, "exec"), names)
     assert names["area"]().startswith(f"{__file__}:")
+
+
+def test_a_thread_without_lines_of_the_user_is_said_so() -> None:
+    """A thread of autograd has no frames below the checker's."""
+    report = CrosscheckReport()
+    observer = Checker(report, "dtype", raises=False)
+    _thread.start_new_thread(observer._add, (FINDING, torch.ops.aten.add.Tensor, [torch.ones(2), 1]))
+    deadline = time.monotonic() + 60
+    while not report.mismatches and time.monotonic() < deadline:
+        time.sleep(0.001)
+    [found] = report.mismatches
+    assert found.where == "a thread that runs no Python, such as one of autograd's"
+    assert found.arguments == "float32[2], 1"
+
+
+class TestARunUnderStock:
+    def test_it_leaves_the_random_numbers_of_the_gpu_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a GPU: a stand-in for its state."""
+        states = [torch.ones(16, dtype=torch.uint8)]
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: states[-1].clone())
+        monkeypatch.setattr(torch.cuda, "set_rng_state", states.append)
+        run = StockRun()
+        run.start(torch.ops.aten.relu.default, [torch.ones(2)])
+        states.append(torch.zeros(16, dtype=torch.uint8))  # the run draws
+        run.stop()
+        assert len(states) == 3
+        assert torch.equal(states[-1], torch.ones(16, dtype=torch.uint8))
+        run.stop()  # does nothing
+        assert len(states) == 3
 
 
 FINDING = Finding("strides", "(1,)", "(2,)")

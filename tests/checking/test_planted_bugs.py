@@ -15,7 +15,7 @@ import torch
 import torch_promote as tp
 from torch_promote.checking import checker, expectation
 from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.reference.autocast.plan import AutocastState
+from torch_promote.reference.autocast.plan import AutocastState, Cast
 from torch_promote.reference.ops.rule_table import Entry
 from torch_promote.reference.promotion import table as promotion_table
 
@@ -65,6 +65,20 @@ def a_wrong_cast(patch: MonkeyPatch) -> None:
         plan = right(*args)
         first, *rest = plan.casts or [None]
         return plan if first is None else dataclasses.replace(plan, casts=(dataclasses.replace(first, to=F64), *rest))
+
+    patch.setattr(expectation, "autocast_plan", wrong)
+
+
+def a_cast_that_nobody_makes(patch: MonkeyPatch) -> None:
+    """The result of `gt` is a bool, so the dtype is the expected one."""
+    right = expectation.autocast_plan
+
+    def wrong(op: Any, *args: Any) -> Any:
+        plan = right(op, *args)
+        if op is not torch.ops.aten.gt.Tensor or plan is None:
+            return plan
+        casts = (Cast("self", BF16, F32, cacheable=False), Cast("other", BF16, F32, cacheable=False))
+        return dataclasses.replace(plan, policy=CastPolicy.fp32, device="cpu", casts=casts)
 
     patch.setattr(expectation, "autocast_plan", wrong)
 
@@ -173,6 +187,21 @@ def test_a_wrong_bit_is_found(monkeypatch: MonkeyPatch, backward: bool, raises: 
     assert found.expected.startswith("result[0]: bits ")
     assert "elements, the first at [0, 1]: " in found.got
     assert f"{__file__}:" in found.where
+
+
+def test_a_cast_that_does_not_take_place_is_found(monkeypatch: MonkeyPatch) -> None:
+    x = torch.ones(2, dtype=BF16)
+    a_cast_that_nobody_makes(monkeypatch)
+    with tp.crosscheck() as report, tp.my_autocast("cpu"):
+        torch.gt(x, x)
+    assert [(m.op, m.kind, m.expected, m.got) for m in report.mismatches] == [
+        (
+            "aten.gt.Tensor",
+            "casts",
+            "self: bfloat16 -> float32, other: bfloat16 -> float32",
+            "the op did not run on cast arguments",
+        )
+    ]
 
 
 def test_a_cast_where_the_plan_has_no_policy_is_found_in_the_bits() -> None:

@@ -119,3 +119,35 @@ def test_markers_of_class_and_function_merge(run: Run, pytester: pytest.Pytester
     result = run()
     result.assert_outcomes(passed=3, errors=1)
     result.stdout.fnmatch_lines(["*takes level= and raise_on_mismatch= only, got depth."])
+
+
+@pytest.mark.usefixtures("wrong_cell")
+def test_a_test_of_another_kind_shows_its_mismatches(run: Run, pytester: pytest.Pytester) -> None:
+    """Its collector may describe a failure by a string."""
+    pytester.makefile(".sum", test_it="int8 + int16")
+    pytester.makeconftest(
+        """
+        import pytest, torch
+
+        class Sum(pytest.Item):
+            def runtest(self):
+                _ = torch.ones(3, dtype=torch.int8) + torch.ones(3, dtype=torch.int16)
+                raise ValueError("of its own")
+
+            def repr_failure(self, excinfo):
+                return f"failed: {excinfo.value}"
+
+        class Sums(pytest.File):
+            def collect(self):
+                yield Sum.from_parent(self, name="sum")
+
+        def pytest_collect_file(file_path, parent):
+            return Sums.from_parent(parent, path=file_path) if file_path.suffix == ".sum" else None
+        """
+    )
+    result = run("--torch-promote-crosscheck")
+    result.assert_outcomes(failed=1)
+    assert counted(result, "mismatches") == 1
+    result.stdout.fnmatch_lines(
+        ["failed: of its own", "*torch_promote crosscheck*", "*aten.add.Tensor(int8[[]3[]], int16[[]3[]], 1): dtype*"]
+    )

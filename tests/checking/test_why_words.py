@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -9,6 +11,9 @@ from expecttest import assert_expected_inline
 import torch_promote as tp
 from torch_promote.reference import ExpressionError
 from torch_promote.reference.promotion import table as promotion_table
+
+#: A module whose name its function has too.
+INFER = importlib.import_module("torch_promote.reference.ops.infer")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -50,6 +55,26 @@ addcmul(int8[2], uint8[2], float32[]) + lerp(float32[2], float32[2], float32[2])
 14. Both are float32 in state dim: nothing is promoted.
 15. + computes in float32 and returns float32.
 Result: float32 of shape [2]""",
+        )
+
+    def test_an_op_without_a_rule(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rules = {name: entry for name, entry in INFER.rule_table().items() if name != "aten::sin"}
+        monkeypatch.setattr(INFER, "rule_table", lambda: rules)
+        assert_expected_inline(
+            str(tp.why("sin(int8[2])", default_dtype="float32")),
+            """\
+sin(int8[2])
+1. The reference has no rule for aten::sin. PyTorch returns float32.
+Result: float32 of shape [2]""",
+        )
+
+    def test_a_composite_op_of_views(self) -> None:
+        assert_expected_inline(
+            str(tp.why("flatten(f2[2, 3])")),
+            """\
+flatten(float16[2, 3])
+1. aten::flatten.using_ints returns float16.
+Result: float16 of shape [6]""",
         )
 
     def test_another_rule(self) -> None:

@@ -87,7 +87,6 @@ def test_the_programs_own_status_comes_first(script: Path, capfd: Capture) -> No
     assert "aten::log" in err
 
 
-@pytest.mark.slow
 def test_a_worker_does_not_report_what_its_parent_found(script: Path, capfd: Capture) -> None:
     code = (
         f"{NAN}; import multiprocessing as m; "

@@ -322,6 +322,15 @@ class TestCrosscheck:
             _ = INTS + SINGLE
         assert [(m.kind, m.expected, m.got) for m in report.mismatches] == [("dtype", "float32", "float64")]
 
+    @pytest.mark.parametrize("rule", ["numpy", "jax", "strict"])
+    def test_numbers_alone_are_pytorchs(self, rule: str) -> None:
+        """The op gets tensors that it made of the numbers: no rule acts on them, in the extension and here."""
+        with tp.crosscheck() as report, tp.promotion(rule):
+            total = torch.add(1, 2.5)
+        assert (total.dtype, total.item()) == (torch.float32, 3.5)
+        report.raise_for_mismatches()
+        assert report.checked["aten.add.Tensor"] == 1
+
     def test_the_rule_torch_matches_stock_bit_for_bit(self) -> None:
         with tp.crosscheck(level="bits") as report, tp.promotion("torch"), tp.my_autocast("cpu"):
             y = (torch.ones(2, 3) @ torch.ones(3, 3)) + INTS
