@@ -9,7 +9,8 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,28 @@ def test_a_process_that_cannot_be_switched_on(pretended: Path) -> None:
         pytest.raises(ValgrindError, match=r"callgrind_control --instr=on \d+ failed: no such process"),
     ):
         process.count("mm")
+
+
+def test_compiled_steps_are_compiled_before_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the compiler: it takes a minute. The slow tests run the cases."""
+    runs = dict.fromkeys((STOCK, OURS), 0)
+
+    def step(name: str) -> None:
+        runs[name] += 1
+
+    def steps(model: str, place: object, trains: bool, settings: Settings) -> dict[str, Callable[[], None]]:
+        assert settings.tiny or model == "MLP"
+        return {name: partial(step, name) for name in runs}
+
+    monkeypatch.setattr(suite_instructions, "compiled_steps", steps)
+    cases = [case for case in list_cases(Settings(slice_seconds=0), [INSTRUCTIONS]) if case.name.startswith("compiled")]
+    for case in cases:
+        prepared = case.prepare(Settings(slice_seconds=0))
+        assert runs == dict.fromkeys((STOCK, OURS), suite_instructions._COMPILING_RUNS)
+        prepared.timers[OURS]()
+        assert runs[OURS] > runs[STOCK] == suite_instructions._COMPILING_RUNS
+        runs.update(dict.fromkeys(runs, 0))
+    assert cases
 
 
 @needs_valgrind

@@ -299,6 +299,29 @@ def test_a_group_from_before_the_import_is_compared() -> None:
     assert done.returncode == 0, done.stderr
 
 
+FIRST_IN_A_GRAPH = """
+import torch, torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg
+import torch_promote as tp
+from torch_promote.integrations import ranks
+dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=4)
+
+@torch.compile(backend="eager", fullgraph=True)
+def product(x):
+    with tp.my_autocast("cpu"):
+        return x @ x
+
+assert ranks._pending.policy
+assert product(torch.ones(2, 2)).dtype is torch.bfloat16
+assert not ranks._pending.policy
+"""
+
+
+def test_the_first_region_may_be_in_a_compiled_function() -> None:
+    done = run_python(FIRST_IN_A_GRAPH)
+    assert done.returncode == 0, done.stderr
+
+
 def test_ranks_that_do_not_come_are_named_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     store = torch.distributed.HashStore()
     store.set("place/first", json.dumps([{"aten::mm on cpu": "fp32"}, "of rank 1"]))
