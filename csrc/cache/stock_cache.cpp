@@ -30,6 +30,7 @@ constinit std::atomic<uint64_t> silent_clears = 0;
 // How many threads clear it so, or plant a sentinel. Meanwhile a clearing may go unnoticed, also if there is a
 // sentinel: the thread that has planted it holds the cast for a moment, and a clearing then does not destroy it.
 constinit std::atomic<uint32_t> changing = 0;
+constinit thread_local uint32_t tls_changing = 0;
 // How often this process and its parents have forked while that was so.
 constinit std::atomic<uint32_t> forks = 0;
 constexpr uint64_t kNeverEqual = ~uint64_t{0};
@@ -39,17 +40,20 @@ class Changing {
  public:
   Changing() {
     ++changing;
+    ++tls_changing;
   }
   Changing(const Changing&) = delete;
   Changing& operator=(const Changing&) = delete;
   ~Changing() {
+    --tls_changing;
     --changing;
   }
 };
 
-// In a forked child, a thread that held a sentinel is gone, and would hold it for good.
+// In a forked child, only the thread that forked goes on. Another one that held a sentinel would hold it for good.
 [[maybe_unused]] const int forgets_in_child = pthread_atfork(nullptr, nullptr, [] {
-  if (changing.exchange(0) > 0) {
+  // It may fork in a kernel that casts for it.
+  if (changing.load() > 0 && changing.exchange(tls_changing) > tls_changing) {
     ++forks;
     sentinels = 0;
     ++stock_clears;

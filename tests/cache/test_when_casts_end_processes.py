@@ -109,6 +109,89 @@ def test_after_a_fork_both_processes_notice() -> None:
     assert result == "True 1\n"
 
 
+# A kernel in Python makes the empty cast that gets the sentinel: a fork in it comes at the worst moment.
+FORK_WHILE_A_SENTINEL_IS_PLANTED = """
+import os, signal, sys, threading, torch, torch_promote as tp
+
+torch.set_num_threads(1)
+w, x = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4)
+planting, forked = threading.Event(), threading.Event()
+
+
+def to_copy(tensor, *, dtype=None, **options):
+    if tensor.numel() == 0 and not planting.is_set():
+        planting.set()
+        in_kernel()
+    return torch.empty_like(tensor, dtype=dtype).copy_(tensor)
+
+
+def end_a_region():
+    with tp.my_autocast("cpu", enabled=False):
+        pass
+
+
+def end_with(found):
+    if child == 0:
+        os._exit(found)
+    print(found, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    sys.exit()
+
+
+def fork():
+    global child
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+
+
+library = torch.library.Library("aten", "IMPL")
+"""
+
+BY_ANOTHER_THREAD = """
+in_kernel = forked.wait
+
+with tp.my_autocast("cpu"):
+    x @ w
+    library.impl("_to_copy", to_copy, "CPU")
+    worker = threading.Thread(target=end_a_region)
+    worker.start()
+    planting.wait(20)
+    fork()
+    forked.set()
+    if child != 0:
+        worker.join()
+    end_with(tp.cache_info()["entries"])
+"""
+
+BY_THE_THREAD_THAT_FORKS = """
+in_kernel = fork
+
+with torch.autocast("cpu"):
+    with tp.my_autocast("cpu"):
+        library.impl("_to_copy", to_copy, "CPU")
+        x @ w
+    for _ in range(3):
+        with tp.my_autocast("cpu"):
+            x @ w
+    end_with(tp.cache_info()["hits"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        # In the child that thread is gone. Nobody could tell when the casts end, so they are dropped.
+        (BY_ANOTHER_THREAD, "1 0"),
+        # It goes on in both processes.
+        (BY_THE_THREAD_THAT_FORKS, "3 3"),
+    ],
+    ids=["another thread", "the thread that forks"],
+)
+def test_a_fork_while_a_sentinel_is_planted(program: str, found: str) -> None:
+    done = run_python(FORK_WHILE_A_SENTINEL_IS_PLANTED + program)  # PyTorch warns of the kernel
+    assert (done.returncode, done.stdout.strip()) == (0, found), done.stderr
+
+
 @pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_the_end_of_a_region_waits_for_no_cast_that_needs_the_gil(seconds: int) -> None:
     """Stock casts while it holds its lock, and a dispatch mode called by the cast needs the GIL."""

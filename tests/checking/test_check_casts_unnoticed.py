@@ -90,8 +90,8 @@ def test_a_functorch_wrapper_is_looked_into() -> None:
         assert (checks.checked, checks.skipped) == (1, 0)
 
 
-class Pair(torch.Tensor):
-    """A wrapper of one tensor, as DTensor is one of its local tensor."""
+class Opaque(torch.Tensor):
+    """A wrapper that does not expose the tensors inside it."""
 
     inner: torch.Tensor
 
@@ -102,14 +102,18 @@ class Pair(torch.Tensor):
     def __init__(self, inner: torch.Tensor) -> None:
         self.inner = inner
 
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["inner"], None
-
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plain = torch.utils._pytree.tree_map_only(cls, lambda t: t.inner, (args, kwargs or {}))
         result = func(*plain[0], **plain[1])
         return cls(result) if isinstance(result, torch.Tensor) else result
+
+
+class Pair(Opaque):
+    """A wrapper of one tensor, as DTensor is one of its local tensor."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
 
 
 class Tagged(torch.Tensor):
@@ -122,8 +126,8 @@ class Tagged(torch.Tensor):
             return torch.Tensor._make_subclass(cls, result) if func is torch.ops.aten._to_copy.default else result
 
 
-class Opaque(Pair):
-    """A wrapper that does not expose the tensors inside it."""
+class OpaquePair(Pair):
+    """Takes the method back that exposes the tensors."""
 
     __tensor_flatten__ = None  # type: ignore[assignment]
 
@@ -150,8 +154,9 @@ def test_a_part_of_another_shape() -> None:
             X @ weight
 
 
-def test_wrappers_of_what_cannot_be_compared_are_counted() -> None:
-    weight = Pair(Opaque(torch.ones(16, 4)))
+@pytest.mark.parametrize("opaque", [Opaque, OpaquePair])
+def test_wrappers_of_what_cannot_be_compared_are_counted(opaque: Any) -> None:
+    weight = Pair(opaque(torch.ones(16, 4)))
     with check_casts() as checks, ours():
         for _ in range(3):
             X @ weight
