@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import itertools
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
+from helpers.subprocesses import run_python
 from torch_promote import _C
 from torch_promote.native.region_spec import RegionSpec
 from torch_promote.promoting import hooks
@@ -26,8 +28,8 @@ POLICIES = ("fp16", "fp32", "promote", "fallthrough", "keep")
 OPS = ("softmax.int", *(f"{op}.default" for op in ("mm", "bmm", "addmm", "mv", "dot", "exp", "log")))
 #: Not among `different_overrides`.
 UNUSUAL = {"mm.default": "keep", "exp.default": torch.float64}
-#: What csrc/policy/policy_registry.h keeps, and an eighth more before it drops that.
-MOST_CHANGES, MOST_TABLES = 16384, 1024
+#: What csrc/policy/policy_registry.h keeps, and of changes and tables an eighth more before it drops that.
+MOST_CHANGES, MOST_TABLES, MOST_COMPOSITIONS = 16384, 1024, 16384
 
 
 def different_overrides() -> Iterator[dict[str, str]]:
@@ -63,10 +65,55 @@ def test_an_open_region_keeps_its_policy_while_others_are_dropped() -> None:
         assert torch.mm(x, x).dtype is torch.float64
 
 
+def test_open_regions_keep_their_policies_if_the_bound_is_reached() -> None:
+    asked = list(itertools.islice(different_overrides(), MOST_TABLES + 2 * (MOST_TABLES // 8)))
+    dtypes = [(torch.float64, torch.float32)[number % 2] for number in range(200)]
+    x, seen = torch.ones(2, 2), []
+
+    def look(*_: object) -> None:
+        seen.append(torch.mm(x, x).dtype)
+
+    with contextlib.ExitStack() as stack:
+        for overrides, dtype in zip(asked, dtypes, strict=False):
+            stack.enter_context(tp.my_autocast("cpu", overrides={**overrides, "mm.default": dtype}))
+            stack.push(look)
+        for overrides in asked[len(dtypes) :]:
+            with tp.my_autocast("cpu", overrides=overrides):
+                pass
+    assert seen == dtypes[::-1]
+    assert sizes("policy tables") <= MOST_TABLES + MOST_TABLES // 8 + len(dtypes)
+
+
+def test_compositions_are_forgotten_and_made_again() -> None:
+    regions = [tp.my_autocast("cpu", overrides=one) for one in itertools.islice(different_overrides(), 300)]
+    for region in regions:  # from here on there are no new tables
+        with region:
+            pass
+    for outer in regions[:150]:
+        with outer:
+            for inner in regions[150:]:
+                with inner:
+                    pass
+            assert sizes("compositions") <= MOST_COMPOSITIONS
+    assert sizes("compositions") < 150 * 150
+
+
 def use_other_changes() -> None:
     for overrides in itertools.islice(different_overrides(), MOST_CHANGES + MOST_CHANGES // 8 + 100):
         policy_number(None, overrides)
     assert sizes("policy changes") <= MOST_CHANGES + MOST_CHANGES // 8 + 100
+
+
+def test_regions_keep_their_changes_if_the_bound_is_reached() -> None:
+    asked = list(itertools.islice(different_overrides(), MOST_CHANGES + MOST_CHANGES // 8))
+    regions = [tp.my_autocast("cpu", overrides={**one, "mm.default": torch.float64}) for one in asked[:2200]]
+    for overrides in asked[len(regions) :]:
+        policy_number(None, overrides)
+    x = torch.ones(2, 2)
+    for region in regions:
+        with region:
+            assert torch.mm(x, x).dtype is torch.float64
+    assert sizes("policy changes") <= MOST_CHANGES + MOST_CHANGES // 8 + len(regions)
 
 
 @pytest.mark.slow
@@ -208,13 +255,82 @@ def test_an_open_region_keeps_its_rule_after_its_object_is_gone() -> None:
     assert "open" not in {known.rule.name for known in hooks._known.values()}
 
 
-def test_a_callback_whose_policy_was_dropped_runs_under_stocks() -> None:
-    future: torch.futures.Future[Any] = torch.futures.Future()
-    with tp.promotion(rule(torch.float64, "dropped")):
-        result = future.then(lambda _: promoted())
-    make_other_rules()
-    future.set_result(None)
-    assert result.wait() is torch.float16
+# PyTorch carries the state of a thread to the task, which waits until the region has ended. The process ends without
+# waiting for PyTorch's threads, which may abort otherwise.
+CARRIED = """
+import os, sys, threading, torch
+import torch_promote as tp
+from torch_promote.promoting import hooks
+from torch_promote.reference.promotion_rules import make_rule
+
+{region}
+
+go_on = threading.Event()
+
+@torch.jit.ignore
+def seen(x: torch.Tensor) -> torch.Tensor:
+    go_on.wait()
+    return look()
+
+@torch.jit.script
+def task(x):
+    return seen(x)
+
+@torch.jit.script
+def start(x):
+    return torch.jit.fork(task, x)
+
+with region():
+    inside, task = look().dtype, start(torch.ones(1))
+others()
+go_on.set()
+print(inside, task.wait().dtype, look().dtype, flush=True)
+os._exit(0)
+"""
+
+RULES = """
+look = lambda: torch.ones(2, dtype=torch.int32) + torch.ones(2, dtype=torch.float16)
+made = iter(range(1000))
+
+def region():
+    kind = {(torch.int32, torch.float16): torch.float64}
+    return tp.promotion(make_rule(f"rule {next(made)}", kind, over="torch"))
+
+def others():
+    for _ in range(int(sys.argv[1]) * 2 * hooks._KEPT):
+        region()
+"""
+
+OVERRIDES = """
+import itertools
+
+look = lambda: torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+region = lambda: tp.my_autocast("cpu", overrides={"mm.default": torch.float64})
+
+def others():
+    ops = [f"{op}.default" for op in ("exp", "log", "sin", "cos", "tan", "relu", "neg")]
+    policies = itertools.product(("fp16", "fp32", "keep"), repeat=len(ops))
+    for row in itertools.islice(policies, 1300 * int(sys.argv[1])):
+        with tp.my_autocast("cpu", overrides=dict(zip(ops, row))):
+            pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("region", "kept", "dropped"),
+    [
+        (RULES, "torch.float64 torch.float64 torch.float16", "torch.float64 torch.float16 torch.float16"),
+        (OVERRIDES, "torch.float64 torch.float64 torch.float32", "torch.float64 torch.bfloat16 torch.float32"),
+    ],
+    ids=["rules", "overrides"],
+)
+def test_a_task_whose_policy_was_dropped_runs_under_stocks(
+    tmp_path: Path, region: str, kept: str, dropped: str
+) -> None:
+    (tmp_path / "carried.py").write_text(CARRIED.replace("{region}", region))  # TorchScript reads the source
+    for others, seen in (("0", kept), ("1", dropped)):
+        done = run_python("import runpy, sys; runpy.run_path(sys.argv.pop(1))", str(tmp_path / "carried.py"), others)
+        assert (done.returncode, done.stdout.strip()) == (0, seen), done.stderr
 
 
 def test_ops_that_are_registered_again_still_promote() -> None:
