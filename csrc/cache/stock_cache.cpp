@@ -3,6 +3,7 @@
 
 #include "cache/stock_cache.h"
 
+#include "policy/fork_safe_mutex.h"
 #include "policy/inside_kernel.h"
 
 #include <ATen/EmptyTensor.h>
@@ -14,8 +15,10 @@
 
 #include <pthread.h>
 
+#include <chrono>
 #include <cstddef>
 #include <optional>
+#include <thread>
 
 namespace torch_promote {
 
@@ -27,19 +30,35 @@ constinit std::atomic<size_t> sentinels = 0;
 constinit std::atomic<void (*)()> when_cleared = nullptr;
 // How often our regions' ends have cleared PyTorch's cache.
 constinit std::atomic<uint64_t> silent_clears = 0;
-// How many threads clear it so, or plant a sentinel. Meanwhile a clearing may go unnoticed, also if there is a
-// sentinel: the thread that has planted it holds the cast for a moment, and a clearing then does not destroy it.
+// How many threads clear it, or plant a sentinel. Meanwhile a clearing may go unnoticed, also if there is a sentinel:
+// the thread that has planted it holds the cast for a moment, and a clearing then does not destroy it.
 constinit std::atomic<uint32_t> changing = 0;
 constinit thread_local uint32_t tls_changing = 0;
-// How often this process and its parents have forked while that was so.
+// How many threads are about to fork.
+constinit std::atomic<uint32_t> forking = 0;
+// How often this process and its parents have forked while another thread was changing PyTorch's cache.
 constinit std::atomic<uint32_t> forks = 0;
 constexpr uint64_t kNeverEqual = ~uint64_t{0};
 constinit thread_local bool tls_region_ends = false;
 
+// NOTE [ Forks and PyTorch's cache ]
+// PyTorch holds a lock while it clears its cache or casts, and no fork releases it: if another thread holds it, the
+// child hangs as soon as it uses autocast. A fork therefore waits until no thread is in a scope of this class, and new
+// scopes wait until it is over. It gives up after a while: in its scope a thread may wait for the GIL, which the thread
+// that forks holds. Threads in regions of PyTorch's own are not waited for.
 class Changing {
  public:
   Changing() {
-    ++changing;
+    while (true) {
+      ++changing; // before it looks: a fork looks in the other order
+      if (forking.load() == 0 || tls_changing > 0) {
+        break;
+      }
+      --changing;
+      while (forking.load() > 0) {
+        std::this_thread::yield();
+      }
+    }
     ++tls_changing;
   }
   Changing(const Changing&) = delete;
@@ -50,15 +69,38 @@ class Changing {
   }
 };
 
-// In a forked child, only the thread that forked goes on. Another one that held a sentinel would hold it for good.
-[[maybe_unused]] const int forgets_in_child = pthread_atfork(nullptr, nullptr, [] {
-  // It may fork in a kernel that casts for it.
-  if (changing.load() > 0 && changing.exchange(tls_changing) > tls_changing) {
+// Whether a thread other than this one is in such a scope. This one may fork in a kernel that casts for it.
+bool others_are_changing() {
+  return changing.load() > tls_changing;
+}
+
+void before_fork() {
+  ++forking;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+  while (others_are_changing() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+  }
+}
+
+void after_fork_in_parent() {
+  --forking;
+}
+
+// Only the thread that forked goes on. Another one that held a sentinel would hold it for good.
+void after_fork_in_child() {
+  forking = 0;
+  if (others_are_changing()) {
+    changing = tls_changing;
     ++forks;
     sentinels = 0;
     ++stock_clears;
   }
-});
+}
+
+[[maybe_unused]] const int handles_forks = [] {
+  const ForkSafeMutex first; // so its handlers are registered before, and lock the mutexes after the fork has waited
+  return pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
+}();
 
 class Sentinel final : public c10::BackendMeta {
  public:
@@ -197,6 +239,7 @@ void clear_stock_cache() {
 
 void clear_stock_cache_for_all_threads() {
   const WithoutGil without_gil;
+  const Changing now;
   tls_stock_may_have_cast = false;
   at::autocast::clear_cache();
 }

@@ -53,6 +53,7 @@ template <bool kMayReturnArgument, class WithDtype, class Result, class... Args>
 class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
  public:
   using Call = Result(Args...);
+  using Boxed = c10::impl::BoxedKernelWrapper<Call>;
   using Redispatch = Result(c10::DispatchKeySet, Args...);
 
   TypedWrapper(OpEntry entry, Call* call, Redispatch* redispatch, WithDtype* with_dtype)
@@ -64,8 +65,7 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
     const Promotion* promotion = table.promotion.rule;
     if (const PromotingOp* promoting = acted_on(promotion, number_of(entry_))) {
       if (!decision.is_none() || !PlainCall(*promoting, *promotion).is_plain(args...)) {
-        return c10::impl::BoxedKernelWrapper<Call>::call(
-            promoting->boxed, promoting->handle, keys, std::forward<Args>(args)...);
+        return Boxed::call(promoting->boxed, promoting->handle, keys, std::forward<Args>(args)...);
       }
       const InsidePromoted inside;
       return redispatch_(keys_without_policy(decision, keys), std::forward<Args>(args)...);

@@ -65,6 +65,46 @@ def test_forks_while_threads_infer(seconds: int) -> None:
     assert hung == 0
 
 
+# Each end of a region clears PyTorch's cache, without the GIL and under PyTorch's lock. A fork often gets the GIL then.
+FORKS_AT_THE_END_OF_REGIONS = """
+import sys, threading, torch
+import torch_promote as tp
+from helpers.forking import fork_for
+
+torch.set_num_threads(1)
+end = False
+
+
+def use_regions():
+    with tp.my_autocast("cpu", enabled=False):
+        pass
+
+
+def work():
+    while not end:
+        use_regions()
+
+
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads:
+    thread.start()
+forks, hung = fork_for(float(sys.argv[1]), use_regions)
+end = True
+for thread in threads:
+    thread.join()
+print(forks, hung)
+"""
+
+
+@pytest.mark.parametrize("seconds", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_forks_while_regions_end_in_threads(seconds: int) -> None:
+    done = run_python(FORKS_AT_THE_END_OF_REGIONS, str(seconds), quiet=True, timeout=seconds + 60)
+    assert done.returncode == 0, done.stderr
+    forks, hung = map(int, done.stdout.split())
+    assert forks > 2
+    assert hung == 0
+
+
 HELD = """
 import os, sys, threading, time, torch
 import torch_promote as tp

@@ -53,7 +53,6 @@ OF_KIND: dict[str, tuple[PromotionKind | None, Any]] = {
     "a fitting number": (None, lambda: (BYTES + 255, INTS + (2**31 - 1), INTS < -(2**31), HALF + 1e3)),
     "a number beside floats": (None, lambda: BRAIN + 257),
     "uint8 with a 0-dim bool": (PromotionKind.ANY, lambda: BYTES + torch.tensor(True)),
-    "float8 with a number": (None, lambda: torch.where(HALF > 0, EIGHTHS, 1e6)),
     "a number inside of a transform, whose value is unknown": (
         None,
         lambda: torch.func.grad(lambda x: (x * 1e6).sum())(HALF),
@@ -101,6 +100,16 @@ def test_a_dtype_without_known_digits_loses_nothing() -> None:
     with tp.promotion(rule, on_promotion=events.append):
         assert torch.equal(BRAIN + EIGHTHS[0], BRAIN + 1)
     assert [event.kind for event in events] == [PromotionKind.ANY]
+
+
+def test_a_number_overflows_no_dtype_without_known_digits() -> None:
+    events: list[PromotionEvent] = []
+    with (
+        tp.promotion("torch", on_promotion=events.append),
+        contextlib.suppress(NotImplementedError),  # PyTorch has no kernel for it
+    ):
+        EIGHTHS * 1e6
+    assert events == []
 
 
 @pytest.mark.parametrize("kind", PromotionKind)

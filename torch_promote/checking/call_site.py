@@ -89,7 +89,7 @@ def calling_line() -> str:
         outermost, frame = frame, frame.f_back
     frame = frame or outermost
     assert frame is not None
-    if is_ours(frame):
+    if is_ours(frame):  # pragma: no cover: coverage.py does not trace threads that Python's threading did not start
         return "a thread that runs no Python, such as one of autograd's"
     file, line = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(file, line).strip()
