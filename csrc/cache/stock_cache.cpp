@@ -129,7 +129,7 @@ class WithoutGil {
   WithoutGil() : held_(Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
-  ~WithoutGil() {
+  ~WithoutGil() noexcept(false) { // when Python ends, taking the GIL may end the thread, by unwinding its stack
     if (held_ != nullptr) {
       PyEval_RestoreThread(held_);
     }

@@ -34,6 +34,35 @@ def test_every_state_at_each_end(end: str) -> None:
     check([(state, end) for state in STATES])
 
 
+REGIONS = (
+    "tp.my_autocast('cpu')",
+    "tp.my_autocast('cpu', enabled=False)",
+    "tp.my_autocast('cpu', cache='persistent')",
+    "tp.my_autocast('cpu', overrides={'mm': 'fp32'})",
+    "tp.promotion('numpy')",
+)
+#: Two threads make it likely that one of them waits for the GIL when Python ends.
+REGIONS_IN_DAEMON_THREADS = """
+import threading, time, torch_promote as tp
+
+def work():
+    while True:
+        with {region}:
+            pass
+
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+def test_daemon_threads_that_open_and_close_regions_end_quietly() -> None:
+    """Regions of torch.autocast may abort such a process."""
+    programs = [Program(REGIONS_IN_DAEMON_THREADS.format(region=region), finalize=True) for region in REGIONS]
+    for region, done in zip(REGIONS, run_together(programs, timeout=120), strict=True):
+        assert (done.returncode, done.stderr) == (0, ""), region
+
+
 @pytest.mark.parametrize(
     ("status", "out", "err"),
     [(1, "", ""), (0, "x", ""), (0, "", "a warning"), (-6, "", "terminate called without an active exception")],

@@ -138,8 +138,9 @@ class End(NamedTuple):
         return (status, out, said) == (self.status, self.out, [])
 
 
-#: Before Python 3.14, a daemon thread that waits for the GIL when Python ends is ended by pthread_exit. If C++ is on
-#: its stack, as in any call of an op, that calls std::terminate. Programs without torch_promote end like this, too.
+#: Before Python 3.14, a daemon thread that waits for the GIL when Python ends is ended by pthread_exit. If PyTorch's
+#: C++ is on its stack, as in any call of an op, that calls std::terminate. Programs without torch_promote end
+#: like this, too.
 STOCK_ABORTS = (-6, "terminate called without an active exception")
 
 #: The ends.
