@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import weakref
@@ -363,3 +364,38 @@ def test_an_interrupt_leaves_no_region_open() -> None:
     assert left_open("stock", 300) > 0
     assert left_open("my_autocast", 800) == 0
     assert left_open("promotion", 800) == 0
+
+
+# --- 11. forks
+
+FORKED = """
+import os, signal, threading, torch, torch_promote as tp
+from torch.utils._python_dispatch import TorchDispatchMode
+
+x, w = torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)
+casting, forked = (threading.Event() for _ in range(2))
+
+class During(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and not casting.is_set():
+            casting.set(); forked.wait()
+        return func(*args, **(kwargs or {{}}))
+
+def train():
+    with {region}("cpu"), During(): x @ w
+
+thread = threading.Thread(target=train)
+thread.start(); casting.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(3)
+    with {region}("cpu"): pass
+    os._exit(0)
+forked.set(); thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_may_fork_while_a_thread_casts_a_weight() -> None:
+    assert output_of(FORKED.format(**KINDS["stock"])) == f"{-signal.SIGALRM}\n"  # the child hung
+    assert output_of(FORKED.format(**KINDS["ours"])) == "0\n"
