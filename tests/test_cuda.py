@@ -48,3 +48,31 @@ def test_an_error_of_the_functions_that_count_replays_is_reported_and_the_region
     assert output.count("Exception ignored in: <function fail at ") == 1
     assert "RuntimeError: not counted" in output
     assert [line for line in output.splitlines() if line.endswith(" 0")] == ["True 0", "True 0"]
+
+
+INTERRUPTED_COUNT = """
+import torch, torch_promote as tp
+from torch_promote import _C
+
+calls = []
+
+def count():
+    calls.append(1)
+    if len(calls) == 1:
+        raise KeyboardInterrupt
+
+_C.set_capture_functions(None, count, count)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)).cuda()
+x = torch.ones(2, 4, device="cuda")
+for _ in range(4):
+    try:
+        with tp.my_autocast("cuda", dtype=torch.bfloat16):
+            model(x)
+    except KeyboardInterrupt:
+        print("interrupted", _C.depth())
+print(len(calls))
+"""
+
+
+def test_an_interrupt_of_the_functions_that_count_replays_is_the_programs_and_they_are_called_again() -> None:
+    assert run_program(INTERRUPTED_COUNT).splitlines()[-2:] == ["interrupted 0", "2"]

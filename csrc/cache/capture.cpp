@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <atomic>
+#include <cstdint>
 
 namespace torch_promote {
 
@@ -20,23 +21,30 @@ PyObject* ask_is_capturing = nullptr;
 PyObject* on_first_capture = nullptr;
 PyObject* on_first_count_of_replays = nullptr;
 
-// Whether a function returns True.
-bool call_python(PyObject* function) {
+enum class Answer : uint8_t { yes, no, interrupted };
+
+// Whether a function returns True. Its errors are only reported, except for a KeyboardInterrupt: the program gets that
+// as soon as Python runs again.
+Answer call_python(PyObject* function) {
   if (function == nullptr || function == Py_None || Py_IsInitialized() == 0) {
-    return false; // GCOVR_EXCL_LINE: there is nothing to ask, or Python has ended
+    return Answer::no; // GCOVR_EXCL_LINE: there is nothing to ask, or Python has ended
   }
   const PyGILState_STATE gil = PyGILState_Ensure();
   PyObject *kind, *error, *trace; // of the program: a region may end while it propagates
   PyErr_Fetch(&kind, &error, &trace);
   PyObject* const answer = PyObject_CallNoArgs(function);
-  const bool is_true = answer == Py_True;
-  if (answer == nullptr) {
+  Answer result = answer == Py_True ? Answer::yes : Answer::no;
+  if (answer == nullptr && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+    result = Answer::interrupted;
+    PyErr_Clear();
+    PyErr_SetInterrupt();
+  } else if (answer == nullptr) {
     PyErr_WriteUnraisable(function);
   }
   Py_XDECREF(answer);
   PyErr_Restore(kind, error, trace);
   PyGILState_Release(gil);
-  return is_true;
+  return result;
 }
 
 template <class Guard>
@@ -44,7 +52,7 @@ bool is_capturing(const Guard& guard, c10::Device device) {
   if constexpr (requires { guard.isStreamCapturing(guard.getStream(device)); }) {
     return guard.isStreamCapturing(guard.getStream(device));
   } else {
-    return call_python(ask_is_capturing);
+    return call_python(ask_is_capturing) == Answer::yes;
   }
 }
 
@@ -66,7 +74,7 @@ uint64_t capture_on_cuda(const Source& source) {
     return 0;
   }
   if (!captures_are_counted.exchange(true)) {
-    call_python(on_first_capture);
+    captures_are_counted = call_python(on_first_capture) != Answer::interrupted;
   }
   return 1 + captures_begun.load(std::memory_order_relaxed);
 }
@@ -81,7 +89,7 @@ uint64_t replays_begun() {
 
 void count_replays() {
   if (!replays_are_counted.load(std::memory_order_relaxed) && !replays_are_counted.exchange(true)) {
-    call_python(on_first_count_of_replays);
+    replays_are_counted = call_python(on_first_count_of_replays) != Answer::interrupted;
   }
 }
 

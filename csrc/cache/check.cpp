@@ -23,6 +23,7 @@
 #include <thread>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace torch_promote {
 
@@ -191,11 +192,18 @@ void remember_line_of(const at::Tensor& cast) {
   } else {
     first.tensor.emplace(cast.getIntrusivePtr());
   }
+  std::vector<FirstCast> gone; // destroyed without the lock: the last weak reference to a wrapper may run Python
   FirstCasts& all = first_casts();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  all.by_address.insert_or_assign(address_of(cast), std::move(first));
+  gone.push_back(std::exchange(all.by_address[address_of(cast)], std::move(first)));
   if (all.by_address.size() >= all.next_sweep) {
-    std::erase_if(all.by_address, [](const auto& item) { return item.second.is_gone(); });
+    std::erase_if(all.by_address, [&gone](auto& item) {
+      const bool is_gone = item.second.is_gone();
+      if (is_gone) {
+        gone.push_back(std::move(item.second));
+      }
+      return is_gone;
+    });
     all.next_sweep = 2 * all.by_address.size() + 64;
   }
 }

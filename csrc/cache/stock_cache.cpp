@@ -5,6 +5,7 @@
 
 #include "policy/fork_safe_mutex.h"
 #include "policy/inside_kernel.h"
+#include "policy/of_this_thread.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
@@ -139,16 +140,20 @@ class WithoutGil {
   PyThreadState* held_;
 };
 
-// Meets the conditions under which stock's `cached_cast` keeps a cast.
+// Meets the conditions under which stock's `cached_cast` keeps a cast. It is called under stock's lock, like stock's
+// own calls, inside a region: the end of one that a kernel opens would otherwise be the outermost, and wait for the
+// lock.
 class StockKeepsCasts {
  public:
   StockKeepsCasts() {
+    at::autocast::increment_nesting();
     at::autocast::set_autocast_cache_enabled(true);
     at::autocast::set_autocast_dtype(c10::DeviceType::CPU, at::kBFloat16);
   }
   StockKeepsCasts(const StockKeepsCasts&) = delete;
   StockKeepsCasts& operator=(const StockKeepsCasts&) = delete;
   ~StockKeepsCasts() {
+    at::autocast::decrement_nesting();
     at::autocast::set_autocast_cache_enabled(cache_enabled_);
     at::autocast::set_autocast_dtype(c10::DeviceType::CPU, dtype_);
   }
@@ -160,14 +165,13 @@ class StockKeepsCasts {
 
 // An empty float32 leaf that requires a gradient. Each thread has its own: stock finds casts by their source, and two
 // threads that plant at the same time must not write to one tensor.
-const at::Tensor& leaf() {
-  static thread_local const at::Tensor instance = [] {
-    at::Tensor tensor = at::detail::empty_cpu({0}, at::TensorOptions(at::kFloat));
+struct Leaf {
+  at::Tensor tensor = at::detail::empty_cpu({0}, at::TensorOptions(at::kFloat));
+
+  Leaf() {
     tensor.unsafeGetTensorImpl()->set_requires_grad(true);
-    return tensor;
-  }();
-  return instance;
-}
+  }
+};
 
 // Has stock cache an empty cast, unseen by modes, the profiler and autograd, and gives that a sentinel.
 void plant() {
@@ -181,7 +185,7 @@ void plant() {
     no_profiler.emplace();
   }
   const StockKeepsCasts keeps;
-  const at::Tensor cast = at::autocast::cached_cast(at::kBFloat16, leaf(), c10::DeviceType::CPU);
+  const at::Tensor cast = at::autocast::cached_cast(at::kBFloat16, of_this_thread<Leaf>().tensor, c10::DeviceType::CPU);
   c10::TensorImpl& impl = *cast.unsafeGetTensorImpl();
   if (cast.use_count() > 1 && impl.get_backend_meta() == nullptr) {
     impl.set_backend_meta(c10::make_intrusive<Sentinel>());

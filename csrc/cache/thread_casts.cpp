@@ -3,25 +3,14 @@
 
 #include "cache/entry.h"
 #include "cache/persistent_cache.h"
-
-#include <memory>
+#include "policy/of_this_thread.h"
 
 namespace torch_promote {
 
-namespace {
-
-constinit thread_local ThreadCaches* tls_caches = nullptr;
-
-} // namespace
-
 ThreadCaches& caches() {
-  if (tls_caches == nullptr) {
-    // Not in the thread's own memory: after a fork, other threads are gone in the child, and their casts are still
-    // listed.
-    static thread_local const auto instance = std::make_unique<ThreadCaches>();
-    tls_caches = instance.get();
-  }
-  return *tls_caches;
+  // Not in the thread's own memory: after a fork, other threads are gone in the child, and their casts are still
+  // listed.
+  return of_this_thread<ThreadCaches>();
 }
 
 void drop_outdated_casts() {

@@ -6,6 +6,7 @@
 #include "cache/outside_writers.h"
 #include "cache/persistent_cache.h"
 #include "cache/weight_casts.h"
+#include "policy/of_this_thread.h"
 #include "policy/registry_sizes.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -107,9 +108,8 @@ constexpr size_t kMaxWasted = 2;
 // a few that no plan knows.
 constexpr size_t kMaxInputs = 4;
 
-std::vector<std::shared_ptr<BatchPlan>>& plans() {
-  static thread_local std::vector<std::shared_ptr<BatchPlan>> instance; // oldest first
-  return instance;
+std::vector<std::shared_ptr<BatchPlan>>& plans() { // oldest first
+  return of_this_thread<std::vector<std::shared_ptr<BatchPlan>>>();
 }
 
 // The plan whose first living weight this is.

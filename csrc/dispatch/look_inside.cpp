@@ -57,6 +57,7 @@ LookInside::LookInside(const PolicyTable& table, OpNumber op, const Decision& de
   }
   if (looks) {
     callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&on_call).scopes({at::RecordScope::FUNCTION}));
+    held_ = PolicyPtr(&table_);
     tls_look = this;
   }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dispatch/decision.h"
+#include "policy/policy_registry.h"
 #include "region/named_use.h"
 
 #include <ATen/record_function.h>
@@ -31,6 +32,7 @@ class LookInside {
   void see(OpNumber called) const;
 
   const PolicyTable& table_;
+  PolicyPtr held_; // the op may end the region that holds the table
   const OpNumber op_;
   const Decision& decision_;
   std::optional<at::CallbackHandle> callback_;

@@ -142,13 +142,13 @@ const KeptTable* find_or_add(Registry& all, PolicyTable& table) {
   make_room(all);
   for (int salt = 0; salt < 256; ++salt) {
     table.fingerprint = fingerprint_of(table, static_cast<PolicyByte>(salt));
-    auto& place = all.tables[table.fingerprint];
-    if (place == nullptr) {
+    auto place = all.tables.find(table.fingerprint);
+    if (place == all.tables.end()) {
       table.serial = ++all.serials;
-      place = std::make_unique<const KeptTable>(table);
+      place = all.tables.emplace(table.fingerprint, std::make_unique<const KeptTable>(table)).first;
     }
-    if (*place == table) {
-      return place.get();
+    if (*place->second == table) {
+      return place->second.get();
     }
   }
   TORCH_CHECK( // GCOVR_EXCL_LINE: equal rules are one object
@@ -240,8 +240,11 @@ uint32_t intern_change(PolicyChange change) {
       " different sets of overrides. Make the regions outside of the loop, or fewer different ones.");
   make_room_for_change(all);
   const uint32_t number = ++all.last_number;
-  const auto place = all.numbers.emplace(std::move(change), number).first;
-  all.changes.emplace(number, KeptChange{&place->first, ++all.clock, named_ops_of(place->first)});
+  std::map<PolicyChange, uint32_t> made;
+  made.emplace(std::move(change), number);
+  auto node = made.extract(made.begin());
+  all.changes.emplace(number, KeptChange{&node.key(), ++all.clock, named_ops_of(node.key())});
+  all.numbers.insert(std::move(node)); // cannot fail, so both have it or neither
   return number;
 }
 

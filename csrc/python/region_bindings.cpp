@@ -1,6 +1,7 @@
 // file: plain C functions that enter and leave regions for Python, without pybind11's argument conversion
 #include "python/region_bindings.h"
 
+#include "policy/of_this_thread.h"
 #include "policy/torch_declarations.h"
 #include "python/packed_spec.h"
 #include "region/frames.h"
@@ -120,21 +121,19 @@ bool without_throwing(const Function& function) {
   return false;
 }
 
-// The owner of the last region that this thread entered completely. It is compared, never dereferenced.
-constinit thread_local const void* tls_last_entered = nullptr;
-
 // enter_region(owner, packed) -> int: the flags above.
 PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   if (count != 2) {
     PyErr_SetString(PyExc_TypeError, "enter_region(owner, packed) takes two arguments");
     return nullptr;
   }
-  tls_last_entered = nullptr;
+  const void* last_entered = std::exchange(tls_last_entered, nullptr);
   const std::optional<bool> loop = loop_runs();
   const RegionSpec* spec = loop.has_value() ? unpack_text(args[1]) : nullptr;
   if (spec == nullptr || !without_throwing([&] { enter_region(owner_of(args[0]), *spec); })) {
     return nullptr;
   }
+  open_frames().back().last_entered = last_entered;
   tls_last_entered = owner_of(args[0]);
   return PyLong_FromLong(
       (*loop ? kRunningLoop : 0) | (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) |
@@ -143,8 +142,7 @@ PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_
 
 // The overrides without effect in the region that this thread ended last, until take_unused_overrides asks.
 std::vector<Unused>& unused_overrides() {
-  static thread_local std::vector<Unused> unused;
-  return unused;
+  return of_this_thread<std::vector<Unused>>();
 }
 
 // exit_region(owner) -> int: as enter_region, or -1 if the owner has no open region in this thread. kUnusedOverrides:

@@ -2,9 +2,19 @@
 #include "region/current_policy.h"
 
 #include "policy/fingerprint.h"
+#include "policy/of_this_thread.h"
 #include "policy/torch_declarations.h"
 
 namespace torch_promote {
+
+namespace {
+
+struct Carried {
+  Fingerprint fingerprint{};
+  PolicyPtr policy;
+};
+
+} // namespace
 
 const PolicyTable& policy_of_carried_state() {
   Fingerprint digits{};
@@ -16,17 +26,15 @@ const PolicyTable& policy_of_carried_state() {
   }
   // An op looks up the policy several times. The pointer also keeps the table alive until this thread runs under
   // another policy.
-  static thread_local Fingerprint found_for{};
-  static thread_local PolicyPtr found;
-  if (found.get() == nullptr || found_for != digits) {
-    found = find_policy(digits);
-    found_for = digits;
-    if (found.get() == &stock_policy_table()) { // the table was dropped, and may be created again later
-      found = PolicyPtr();
+  Carried& found = of_this_thread<Carried>();
+  if (found.policy.get() == nullptr || found.fingerprint != digits) {
+    found = {digits, find_policy(digits)};
+    if (found.policy.get() == &stock_policy_table()) { // the table was dropped, and may be created again later
+      found = {};
       return stock_policy_table();
     }
   }
-  return *found;
+  return *found.policy;
 }
 
 } // namespace torch_promote

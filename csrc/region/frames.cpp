@@ -4,6 +4,7 @@
 #include "cache/stock_cache.h"
 #include "cache/thread_casts.h"
 #include "policy/fingerprint.h"
+#include "policy/of_this_thread.h"
 #include "policy/torch_declarations.h"
 #include "region/current_policy.h"
 #include "region/promotion_state.h"
@@ -20,11 +21,17 @@ using Slots = std::array<DeviceState, kSlots.size()>;
 struct Thread {
   std::vector<Frame> frames; // outermost first
   Slots slots_outside;       // the fingerprint's slots before the first open region that writes them
+
+  Thread() = default;
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
+  ~Thread() {
+    tls_policy = nullptr; // which an open region of the thread held
+  }
 };
 
 Thread& thread() {
-  static thread_local Thread instance;
-  return instance;
+  return of_this_thread<Thread>();
 }
 
 // The first slot belongs to our own key. Regions set its enabled flag, so only its dtype is written here.
@@ -148,6 +155,7 @@ void restore(const Frame& frame) {
 void end_innermost() {
   const Frame frame = std::move(open_frames().back());
   open_frames().pop_back();
+  tls_last_entered = frame.last_entered;
   put_flags();
   restore(frame);
   leave_nesting(frame);

@@ -19,6 +19,19 @@ void write_devices(const ThreadState& state) {
   }
 }
 
+struct EndsRegions {
+  size_t base;
+
+  void now() const {
+    while (open_frames().size() > base) {
+      end_innermost();
+    }
+  }
+  ~EndsRegions() noexcept(false) { // see WithoutGil
+    now();
+  }
+};
+
 } // namespace
 
 struct Suspended {
@@ -35,6 +48,7 @@ std::shared_ptr<Suspended> suspend(size_t base) {
   if (frames.size() <= base) {
     return result;
   }
+  EndsRegions ends{base}; // also if there is no memory for the rest
   result->inside = ThreadState::read();
   result->frames.assign(frames.begin() + static_cast<std::ptrdiff_t>(base), frames.end());
   const ThreadState& around = result->frames.front().before;
@@ -47,9 +61,7 @@ std::shared_ptr<Suspended> suspend(size_t base) {
   for (int nesting = result->inside.nesting; nesting > around.nesting + ours; --nesting) {
     at::autocast::decrement_nesting();
   }
-  while (frames.size() > base) {
-    end_innermost();
-  }
+  ends.now();
   write_devices(around);
   if (outermost) {
     end_caches(); // only regions of PyTorch were open

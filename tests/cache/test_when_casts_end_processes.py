@@ -192,6 +192,44 @@ def test_a_fork_while_a_sentinel_is_planted(program: str, found: str) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, found), done.stderr
 
 
+REGIONS_IN_THE_KERNEL_OF_A_CAST = """
+import threading, torch, torch_promote as tp
+
+w, x = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4)
+ready, go_on = threading.Event(), threading.Event()
+
+
+def to_copy(tensor, *, dtype=None, **options):
+    with torch.autocast("cpu", enabled=False), tp.my_autocast("cpu", enabled=False):
+        return torch.empty_like(tensor, dtype=dtype).copy_(tensor)
+
+
+def hold_a_cast():
+    with tp.my_autocast("cpu"):
+        x @ w
+        ready.set()
+        go_on.wait()
+
+
+library = torch.library.Library("aten", "IMPL")
+library.impl("_to_copy", to_copy, "CPU")
+thread = threading.Thread(target=hold_a_cast)
+thread.start()
+ready.wait()
+for _ in range(3):
+    with tp.my_autocast("cpu", enabled=False):
+        pass  # its end plants a sentinel, for the thread
+go_on.set()
+thread.join()
+print("ended")
+"""
+
+
+def test_the_kernel_of_a_cast_may_use_regions() -> None:
+    done = run_python(REGIONS_IN_THE_KERNEL_OF_A_CAST, timeout=60)  # PyTorch warns of the kernel
+    assert (done.returncode, done.stdout.strip()) == (0, "ended")
+
+
 @pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_the_end_of_a_region_waits_for_no_cast_that_needs_the_gil(seconds: int) -> None:
     """Stock casts while it holds its lock, and a dispatch mode called by the cast needs the GIL."""

@@ -17,6 +17,7 @@ from torch import nn
 
 import torch_promote as tp
 from helpers.casts import ours
+from helpers.subprocesses import output_of
 from torch_promote.checking.check_casts import check_casts
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
@@ -224,3 +225,37 @@ def test_servers_beside_a_fused_trainer() -> None:
             errors.append("raised")
     assert checks.checked > 0
     assert set(errors) <= {"raised"}
+
+
+DIES_WITH_THE_LAST_WEAK_REFERENCE = """
+import weakref, torch, torch_promote as tp
+from torch.utils._python_dispatch import TorchDispatchMode
+
+x, w, kept, died = torch.ones(4, 4), torch.ones(4, 4, requires_grad=True), [], []
+
+def on_death(_):
+    died.append(1)
+    with tp.my_autocast("cpu"):
+        x @ torch.ones(4, 4, requires_grad=True)
+
+class Watch(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and args[0].data_ptr() == w.data_ptr():
+            kept.append(weakref.ref(out, on_death))
+        return out
+
+def loss(w):
+    with tp.my_autocast("cpu"):
+        return (x @ w).float().sum()
+
+with tp.check_casts(), Watch():
+    for _ in range(80):
+        torch.func.grad(loss)(w)
+print(len(died) > 0)
+"""
+
+
+def test_what_dies_with_the_last_weak_reference_to_a_cast_may_use_regions() -> None:
+    """Functorch's wrappers hold their tensors until then."""
+    assert output_of(DIES_WITH_THE_LAST_WEAK_REFERENCE, timeout=60) == "True\n"

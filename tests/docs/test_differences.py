@@ -373,7 +373,7 @@ import os, signal, threading, torch, torch_promote as tp
 from torch.utils._python_dispatch import TorchDispatchMode
 
 x, w = torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)
-casting, forked = (threading.Event() for _ in range(2))
+casting, forked = threading.Event(), threading.Event()
 
 class During(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.ends import ENDS, STATES, program
-from helpers.subprocesses import Program, run_together
+from helpers.subprocesses import Program, run_python, run_together
 
 #: The pairs of a state and an end that every test run has. They meet each state; `make test-all` has all pairs.
 EVERYDAY = {(state, list(ENDS)[place % len(ENDS)]) for place, state in enumerate(STATES)}
@@ -61,6 +61,40 @@ def test_daemon_threads_that_open_and_close_regions_end_quietly() -> None:
     programs = [Program(REGIONS_IN_DAEMON_THREADS.format(region=region), finalize=True) for region in REGIONS]
     for region, done in zip(REGIONS, run_together(programs, timeout=120), strict=True):
         assert (done.returncode, done.stderr) == (0, ""), region
+
+
+REGIONS_WHILE_A_THREAD_IS_DESTROYED = """
+import threading, time, torch, torch_promote as tp
+
+w, x = torch.ones(64, 64, requires_grad=True), torch.ones(64, 64)
+region = tp.my_autocast("cpu", overrides={"matmul": "fp32"})
+died, deadline = [], time.monotonic() + 30
+
+class UsesRegions:
+    def __del__(self):
+        for _ in range(100):
+            with tp.my_autocast("cpu"), region, tp.promotion("numpy"):
+                pass
+        died.append(1)
+
+def work():
+    torch._C._stash_obj_in_tls("last", UsesRegions())  # PyTorch's thread-local objects die after ours
+    with tp.my_autocast("cpu"), region:
+        x @ w
+
+for _ in range(20):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+while len(died) < 20 and time.monotonic() < deadline:  # a thread is joined before it destroys its objects
+    time.sleep(0.01)
+print(len(died))
+"""
+
+
+def test_what_dies_last_in_a_thread_may_use_regions() -> None:
+    done = run_python(REGIONS_WHILE_A_THREAD_IS_DESTROYED)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "20\n", "")
 
 
 @pytest.mark.parametrize(
