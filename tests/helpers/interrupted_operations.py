@@ -16,17 +16,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.interrupted_calls import count_points, interrupt_at
 from helpers.thread_state import thread_state
 from torch_promote import _C
+from torch_promote.integrations.checkpoint import _thread as recomputations
+from torch_promote.integrations.checkpoint import checkpoint_contexts
+from torch_promote.integrations.compile import graph_enter, graph_exit
+from torch_promote.regions.installation import Installation
 from torch_promote.regions.watching import _watchers
 
 X, W = torch.ones(4, 4), nn.Parameter(torch.ones(4, 4))
 MODEL = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 TABLES = tp.Policy.stock().override_modules({"1": {"linear": "float16"}})
 RULES = [tp.make_rule(f"rule {n}", {(torch.int32, torch.float16): torch.float32}, over="torch") for n in range(40)]
+INSTALLATION = Installation(None, {"matmul": "float16"}, None)
+GRAPH_SPEC = tp.my_autocast("cpu", torch.float16)._packed
 _new = itertools.count()
 
 
@@ -120,6 +127,32 @@ def _optimizer() -> None:
     torch.optim.SGD([W], lr=0.0, fused=True).step()
 
 
+def _checkpointed(use_reentrant: bool) -> None:
+    """The backward recomputes outside of the region of the forward, and so puts its policy in force."""
+    with tp.my_autocast("cpu", overrides={"matmul": "float16"}):
+        y = checkpoint(lambda x: (x @ W).exp(), X.clone().requires_grad_(), use_reentrant=use_reentrant)
+    y.float().sum().backward()
+
+
+def _checkpointed_in_backward_region() -> None:
+    """A forward outside of regions, recomputed in one: autocast is off in the recomputation."""
+    y = checkpoint(lambda x: (x @ W).exp(), X.clone().requires_grad_(), use_reentrant=False)
+    with tp.my_autocast("cpu", overrides={"matmul": "float16"}):
+        y.sum().backward()
+
+
+def _checkpointed_with_contexts() -> None:
+    with tp.my_autocast("cpu", overrides={"matmul": "float16"}):
+        start = X.clone().requires_grad_()
+        y = checkpoint(lambda x: (x @ W).exp(), start, use_reentrant=False, context_fn=checkpoint_contexts)
+    y.float().sum().backward()
+
+
+def _graph_region() -> None:
+    graph_enter(GRAPH_SPEC)
+    graph_exit(GRAPH_SPEC)
+
+
 OPERATIONS = {
     "regions": Operation(_regions),
     "decorated function": Operation(_decorated),
@@ -135,6 +168,12 @@ OPERATIONS = {
     "crosscheck": Operation(_crosscheck),
     "check_casts": Operation(_check_casts),
     "optimizer": Operation(_optimizer, tp.clear_cache),
+    "checkpoint": Operation(lambda: _checkpointed(False)),
+    "reentrant checkpoint": Operation(lambda: _checkpointed(True)),
+    "checkpoint outside of regions": Operation(_checkpointed_in_backward_region),
+    "checkpoint contexts": Operation(_checkpointed_with_contexts),
+    "digest": Operation(INSTALLATION.digest),
+    "region of a graph": Operation(_graph_region),
 }
 
 
@@ -144,6 +183,7 @@ def state() -> dict[str, Any]:
     with tp.my_autocast("cpu"):
         found["dtypes"] = [(X @ W).dtype, X.tanh().dtype, X.exp().dtype, MODEL(X).dtype]
     found["rule"] = _C.promotion_rule()
+    found["recomputes"] = recomputations.mirrors
     found["installed"] = tp.installed(), torch.autocast.__enter__, torch.autocast.__exit__, torch.autocast.__call__
     found["registered"] = dict(tp.registered_policies())
     found["default"] = tp.default_policy()

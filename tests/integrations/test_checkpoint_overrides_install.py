@@ -109,6 +109,18 @@ def test_install_refuses_checkpointing_that_keeps_its_functions_elsewhere(monkey
         module._get_autocast_kwargs("cpu")
 
 
+def test_install_completes_an_interrupted_install() -> None:
+    keepers = uninstall()
+    (kind, name), keeper = next(iter(keepers.items()))
+    try:
+        setattr(kind, name, keeper)
+        places = _checkpoint._find_places(stock_checkpoint)
+    finally:
+        for (kind, name), keeper in keepers.items():
+            setattr(kind, name, keeper)
+    assert places == list(keepers)
+
+
 def test_the_attribute_of_a_function_is_as_without_the_descriptor() -> None:
     kind = stock_checkpoint._CheckpointFrame
     frame = kind.__new__(kind)

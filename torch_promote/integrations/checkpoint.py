@@ -26,6 +26,7 @@ from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import RegionError
 from torch_promote.native.module_tables import kept_in_force
 from torch_promote.native.region_spec import RegionSpec
+from torch_promote.regions.interrupts import without_interrupt_at_start
 
 __all__ = ["checkpoint_contexts", "install", "stays_stocks"]
 
@@ -62,8 +63,14 @@ class _PolicyRegion:
     def __enter__(self) -> None:
         cache_enabled = torch.is_autocast_cache_enabled()
         spec = RegionSpec(cache_enabled=cache_enabled, cache_mode=self._cache_mode, policy_change=self._policy_change)
-        _C.enter_region(self, spec.pack())
+        packed = spec.pack()
+        try:
+            _C.enter_region(self, packed)
+        except BaseException:  # includes one from a signal handler, right after the call
+            _C.undo_enter(self)
+            raise
 
+    @without_interrupt_at_start
     def __exit__(self, *error: object) -> None:
         _C.exit_region(self)
 
@@ -87,30 +94,12 @@ def _captured(active: bool, cache_mode: str) -> _Captured:
 _BEFORE_INSTALL = _Captured(False, 0, True, _C.CACHE_MODES[0])
 
 
-@contextlib.contextmanager
-def _reopened(captured: _Captured) -> Any:
-    """Puts a captured policy and cache mode in force, unless there is nothing to do."""
-    now = _capture()
-    is_enough = now.stock and captured.stock and now.cache_mode == captured.cache_mode
-    before, _thread.mirrors = _thread.mirrors, "unless plain" if is_enough or captured.active else "always"
-    try:
-        # PyTorch's own mirroring is then sufficient. A policy that is already in force is entered again nevertheless: a
-        # promotion rule acts only in a backward in which its region was entered.
-        if is_enough:
-            yield
-            return
-        number = _C.register_change([], True) if captured is _BEFORE_INSTALL else captured.number
-        with _PolicyRegion(number, captured.cache_mode), contextlib.ExitStack() as stack:
-            if not captured.active:
-                stack.enter_context(torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)))
-            yield
-    finally:
-        _thread.mirrors = before
+_Mirrors = Literal["", "unless plain", "always"]
 
 
 class _Thread(threading.local):
     #: When a region that checkpoint opens to mirror the forward stays PyTorch's; "" outside of recomputations.
-    mirrors: Literal["", "unless plain", "always"] = ""
+    mirrors: _Mirrors = ""
 
 
 _thread = _Thread()
@@ -131,26 +120,75 @@ def stays_stocks(plain: bool) -> bool:
     return sys._getframe(2).f_code.co_filename == torch.utils.checkpoint.__file__
 
 
-class _Reopened:
-    """`_reopened` for several recomputations: each backward through a retained graph recomputes."""
+class _Recomputation:
+    """Puts a captured policy and cache mode in force for one recomputation, unless there is nothing to do.
+
+    It is not a generator: an interrupt in the code of contextlib would leave it suspended, with its region open.
+    """
+
+    __slots__ = ("_captured", "_mirrors_before", "_region")
+
+    _mirrors_before: _Mirrors
+    _region: _PolicyRegion | None
 
     def __init__(self, captured: _Captured) -> None:
         self._captured = captured
-        self._open: list[Any] = []
 
     def __enter__(self) -> None:
-        context = _reopened(self._captured)
-        context.__enter__()
-        self._open.append(context)
+        captured, now = self._captured, _capture()
+        # PyTorch's own mirroring is then sufficient. A policy that is already in force is entered again nevertheless: a
+        # promotion rule acts only in a backward in which its region was entered.
+        is_enough = now.stock and captured.stock and now.cache_mode == captured.cache_mode
+        self._region = None
+        if not is_enough:
+            number = _C.register_change([], True) if captured is _BEFORE_INSTALL else captured.number
+            self._region = _PolicyRegion(number, captured.cache_mode)
+        self._mirrors_before = _thread.mirrors
+        try:
+            _thread.mirrors = "unless plain" if is_enough or captured.active else "always"
+            if self._region is not None:
+                self._region.__enter__()
+                if not captured.active:
+                    torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, True)  # until the region ends
+        except BaseException:  # includes one from a signal handler, right after a call
+            self.__exit__()
+            raise
 
-    def __exit__(self, *error: Any) -> None:
-        self._open.pop().__exit__(*error)
+    @without_interrupt_at_start
+    def __exit__(self, *error: object) -> None:
+        _thread.mirrors = self._mirrors_before  # first: a signal handler may raise after a call
+        if self._region is not None:
+            _C.exit_region(self._region)
+
+
+class _Recomputations:
+    """`_Recomputation` for several recomputations: each backward through a retained graph recomputes."""
+
+    def __init__(self, captured: _Captured) -> None:
+        self._captured = captured
+        self._open: list[_Recomputation] = []
+
+    def __enter__(self) -> None:
+        recomputation = _Recomputation(self._captured)
+        try:
+            self._open.append(recomputation)
+            recomputation.__enter__()
+        except BaseException:  # includes one from a signal handler, right after the first call
+            if self._open and self._open[-1] is recomputation:
+                del self._open[-1]
+            raise
+
+    @without_interrupt_at_start
+    def __exit__(self, *error: object) -> None:
+        recomputation = self._open[-1]
+        del self._open[-1]
+        recomputation.__exit__()
 
 
 # A plain function without a closure: `_disable_dynamo` creates a reference cycle with the function that it decorates.
 @torch._disable_dynamo  # type: ignore[attr-defined]
 def _run_again(captured: _Captured, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with _reopened(captured):
+    with _Recomputation(captured):
         return function(*args, **kwargs)
 
 
@@ -193,7 +231,7 @@ def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], cont
         torch.float32
     """
     install()
-    return contextlib.nullcontext(), _Reopened(_capture())
+    return contextlib.nullcontext(), _Recomputations(_capture())
 
 
 @functools.cache
@@ -232,7 +270,9 @@ def _find_places(module: types.ModuleType) -> list[tuple[type, str]]:
             if code is None or not _mentions(code, name):
                 raise LookupError(f"{function} has no {name!r}")
         kind = _look_up(module, kept_on)
-        if hasattr(kind, name) or not getattr(kind, "__dictoffset__", 0):
+        # An `install` that was interrupted may have left our descriptor.
+        taken = hasattr(kind, name) and not isinstance(getattr(kind, name), _KeepsPolicy)
+        if taken or not getattr(kind, "__dictoffset__", 0):
             raise LookupError(f"{kept_on} does not accept a descriptor for {name!r}")
         places.append((kind, name))
     return places

@@ -21,6 +21,7 @@ from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.native.module_tables import is_marker, tables_in_force
+from torch_promote.regions.interrupts import without_interrupt_at_start
 
 __all__ = [
     "DYNAMO",
@@ -53,19 +54,20 @@ def graph_enter(packed: str) -> None:
     if not _opened:
         _opened.append(True)
     base = _C.depth()
-    surroundings = _C.enter_region(_GRAPH, packed)
-    _unwind_after_tracing(base)
-    if surroundings:
-        try:
-            if surroundings & _C.UNCHECKED_RANKS:
-                compare_ranks()
-            if surroundings & _C.TORCH_FUNCTION_MODE:
-                record_enter(packed)
-        except BaseException:
+    try:
+        surroundings = _C.enter_region(_GRAPH, packed)
+        _unwind_after_tracing(base)
+        if surroundings & _C.UNCHECKED_RANKS:
+            compare_ranks()
+        if surroundings & _C.TORCH_FUNCTION_MODE:
+            record_enter(packed)
+    except BaseException:  # includes one from a signal handler, right after a call
+        if _C.depth() > base:  # not undo_enter: all regions of graphs have the same owner
             _C.exit_region(_GRAPH)
-            raise
+        raise
 
 
+@without_interrupt_at_start
 def graph_exit(packed: str) -> None:
     """Ends the innermost region that `graph_enter` opened."""
     if _C.exit_region(_GRAPH) & _C.TORCH_FUNCTION_MODE:

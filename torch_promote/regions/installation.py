@@ -79,8 +79,9 @@ class Installation:
     def digest(self) -> str:
         """Returns a digest of the settings of a region entered now. It is the same in every process."""
         owner = object()
-        _C.enter_region(owner, RegionSpec(policy_change=self._change).pack())
-        try:
+        packed = RegionSpec(policy_change=self._change).pack()
+        try:  # includes the start of the region: a signal handler may raise right after the call
+            _C.enter_region(owner, packed)
             return f"installed {self.cache} {_compile.policy_digest()}"
         finally:
             _C.exit_region(owner)
