@@ -97,6 +97,24 @@ def test_what_dies_last_in_a_thread_may_use_regions() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "20\n", "")
 
 
+FIRST_REGION_AT_THE_END = """
+import sys, torch, torch_promote as tp
+
+class Last:
+    def __del__(self, tp=tp, torch=torch, x=torch.ones(2, 2)):
+        with tp.my_autocast("cpu", cache={cache!r}, overrides={{"exp": "fp32"}}):
+            print((x @ x).dtype, x.exp().dtype)
+
+sys.modules["dies with the modules"] = Last()
+"""
+
+
+@pytest.mark.parametrize("cache", ["weights", "persistent", "all", "none"])
+def test_a_first_region_while_the_modules_are_destroyed(cache: str) -> None:
+    done = run_python(FIRST_REGION_AT_THE_END.format(cache=cache), finalize=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "torch.bfloat16 torch.float32\n", "")
+
+
 @pytest.mark.parametrize(
     ("status", "out", "err"),
     [(1, "", ""), (0, "x", ""), (0, "", "a warning"), (-6, "", "terminate called without an active exception")],

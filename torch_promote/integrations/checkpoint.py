@@ -243,7 +243,7 @@ def install() -> None:
     Raises:
         RegionError: This PyTorch's checkpointing lacks the attributes for the hooks and for a check that refuses.
     """
-    module = sys.modules["torch.utils.checkpoint"]
+    module = torch.utils.checkpoint  # not by sys.modules, which is empty while Python ends
     try:
         places = _find_places(module)
     except LookupError as error:
