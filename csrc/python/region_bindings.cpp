@@ -29,7 +29,7 @@ namespace {
 // function in this file. Methods in C would save the Python frames, about a third of the cost of a region. But Dynamo
 // (PyTorch 2.11 to 2.15) traces a context manager only if its `__enter__` and `__exit__` are Python functions: it reads
 // their `__func__`. CPython runs signal handlers between the instructions of Python functions. If a handler raises
-// (KeyboardInterrupt), undo_enter and torch_promote/regions/interrupts.py make sure that no region stays open.
+// (KeyboardInterrupt), undo_enter and torch_promote/native/interrupts.py make sure that no region stays open.
 
 // Python objects that this file uses; never released.
 struct PythonObjects {

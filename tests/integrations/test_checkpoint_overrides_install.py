@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import types
 from typing import Any
 
@@ -96,7 +95,7 @@ class FrameWithOwnDescriptor(stock_checkpoint._CheckpointFrame):
 def test_install_refuses_checkpointing_that_keeps_its_functions_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     keepers = uninstall()
     module = imitation(_CheckpointFrame=FrameWithOwnDescriptor)
-    monkeypatch.setitem(sys.modules, "torch.utils.checkpoint", module)
+    monkeypatch.setattr(torch.utils, "checkpoint", module)
     try:
         _checkpoint.install.__wrapped__()
     finally:

@@ -24,9 +24,9 @@ import torch.utils.checkpoint
 from torch_promote import _C
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import RegionError
+from torch_promote.native.interrupts import without_interrupt_at_start
 from torch_promote.native.module_tables import kept_in_force
 from torch_promote.native.region_spec import RegionSpec
-from torch_promote.regions.interrupts import without_interrupt_at_start
 
 __all__ = ["checkpoint_contexts", "install", "stays_stocks"]
 

@@ -20,8 +20,8 @@ from torch_promote import _C
 from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.export import record_enter, record_exit
+from torch_promote.native.interrupts import without_interrupt_at_start
 from torch_promote.native.module_tables import is_marker, tables_in_force
-from torch_promote.regions.interrupts import without_interrupt_at_start
 
 __all__ = [
     "DYNAMO",

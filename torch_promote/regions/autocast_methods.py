@@ -28,9 +28,9 @@ from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.compile import graph_enter, graph_exit
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.native.fork_safe_lock import fork_safe_lock
+from torch_promote.native.interrupts import without_interrupt_at_start
 from torch_promote.native.region_spec import DeviceSpec, RegionSpec
 from torch_promote.policy.op_table import DEVICE_TYPES
-from torch_promote.regions.interrupts import without_interrupt_at_start
 from torch_promote.regions.watching import tell_watchers
 
 __all__ = ["in_force", "lock", "put_in_force", "stock_autocast"]

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from torch_promote import _C
-from torch_promote.regions.interrupts import without_interrupt_at_start
+from torch_promote.native.interrupts import without_interrupt_at_start
 
 __all__ = ["Awaited", "Steps", "drive"]
 
