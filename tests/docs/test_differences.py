@@ -374,7 +374,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 x, w = torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)
 casting, forked = threading.Event(), threading.Event()
-
 class During(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten._to_copy.default and not casting.is_set():
