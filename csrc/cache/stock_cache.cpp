@@ -140,9 +140,9 @@ class WithoutGil {
   PyThreadState* held_;
 };
 
-// Meets the conditions under which stock's `cached_cast` keeps a cast. It is called under stock's lock, like stock's
-// own calls, inside a region: the end of one that a kernel opens would otherwise be the outermost, and wait for the
-// lock.
+// Meets the conditions under which stock's `cached_cast` keeps a cast, and makes it one inside a region, as stock's own
+// are: a region that the cast's kernel opens would otherwise be the outermost, and its end would wait for the lock that
+// the cast holds.
 class StockKeepsCasts {
  public:
   StockKeepsCasts() {

@@ -135,7 +135,7 @@ def test_a_package_next_to_pytorch_counts_as_the_users(folder: str) -> None:
     assert names["area"]().startswith(f"{__file__}:")
 
 
-def test_a_thread_without_lines_of_the_user_is_said_so() -> None:
+def test_a_mismatch_in_a_thread_that_runs_no_python_says_so() -> None:
     """A thread of autograd has no frames below the checker's."""
     report = CrosscheckReport()
     observer = Checker(report, "dtype", raises=False)
