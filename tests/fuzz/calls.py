@@ -222,6 +222,12 @@ def stepping_each(m: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
+def _await_autograd() -> None:
+    """Waits until autograd's thread for the device has let go of the last graph. It may do so after the backward."""
+    leaf = torch.zeros((), device="cuda", requires_grad=True)
+    torch.autograd.grad(leaf.clone(), leaf)
+
+
 def capture(function: Callable[[], Tensor], m: nn.Module, graphs: list[Any], warm_up: int, reuse: bool) -> None:
     """Captures a function in a CUDA graph."""
     for _ in range(warm_up):
@@ -230,6 +236,7 @@ def capture(function: Callable[[], Tensor], m: nn.Module, graphs: list[Any], war
         p.grad = None if p.grad is None else p.grad.clone()
     graph = graphs.pop()[0] if reuse and graphs else torch.cuda.CUDAGraph()
     gc.collect()  # garbage may hold nodes of autograd from outside, which a capture refuses
+    _await_autograd()
     with torch.cuda.graph(graph):
         result = function()
     graphs.append((graph, result))

@@ -27,9 +27,6 @@ __all__ = ["GeneratorError", "Work", "run", "shrink"]
 
 _fork: Any = multiprocessing.get_context("fork")
 _CHUNK = 100
-#: A capture refuses nodes of autograd from outside. A thread of the engine may let go of them a moment after the
-#: backward has returned, so a program that differs in this is run again.
-_LATE = "has a stale reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +120,6 @@ def _chunk(work: Work, numbers: range, at: Any) -> tuple[Counts, list[Found]]:
         at[:] = number, time.monotonic()
         program = work.program(number)
         verdict = check(program, work.ours)
-        if verdict.found and _LATE in verdict.detail:
-            verdict = check(program, work.ours)
         counts.add(program, verdict)
         if verdict.found:
             found.append(Found(number, verdict.detail))
