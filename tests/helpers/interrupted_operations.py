@@ -79,6 +79,16 @@ def _installed() -> None:
         X @ W
 
 
+def _installed_as() -> None:
+    with tp.installed_as(overrides={"matmul": "float16"}), torch.autocast("cpu"):
+        X @ W
+
+
+def _installed_over_another() -> None:
+    with tp.installed_as(policy="off"), tp.installed_as(overrides={"matmul": "float16"}), torch.autocast("cpu"):
+        X @ W
+
+
 def _module_policies() -> None:
     tp.set_module_policy(MODEL, {"0": "fp32", "1": {"linear": "float16"}})
     with tp.my_autocast("cpu"):
@@ -159,6 +169,8 @@ OPERATIONS = {
     "generator": Operation(lambda: list(_steps())),
     "promotion": Operation(_rule),
     "install": Operation(_installed, tp.uninstall),
+    "installed_as": Operation(_installed_as),
+    "installed_as over another": Operation(_installed_over_another),
     "module policies": Operation(_module_policies, lambda: tp.remove_module_policy(MODEL)),
     "module tables": Operation(_tables, ends_objects=True),
     "register_policy": Operation(_registered, _unregister),

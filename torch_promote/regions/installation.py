@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 import torch
 
 from torch_promote import _C
+from torch_promote.errors import RegionError
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations.compile_installed import while_changing
+from torch_promote.native.interrupts import without_interrupt_at_start
 from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec, RegionSpec
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.overrides import spell_overrides
@@ -131,6 +133,18 @@ def _replace(what: str, installation: Installation | None) -> tuple[Installation
     return before, installation
 
 
+@without_interrupt_at_start
+def _replace_or(otherwise: Installation | None, installation: Installation | None) -> Installation | None:
+    """Does `_replace` for `installed_as`. If a signal handler raises meanwhile, puts `otherwise` in force."""
+    try:
+        return _replace("installed_as()", installation)[1]
+    except RegionError:  # nothing has changed
+        raise
+    except BaseException:  # pragma: no cover: tests raise it by a trace function, as a signal handler may
+        _replace("installed_as()", otherwise)
+        raise
+
+
 def _not_in_graphs(function: _Function) -> _Function:
     """Makes Dynamo break the graph at calls of the function, with a reason."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -209,14 +223,18 @@ class _InstalledFor(contextlib.ContextDecorator):
 
     @_not_in_graphs
     def __enter__(self) -> Installation:
-        before, now = _replace("installed_as()", self._installation)
+        before = in_force()
+        now = _replace_or(before, self._installation)
         assert now is not None
-        self._before.append(before)
+        self._before = [*self._before, before]  # calls no function: a signal handler would run after that
         return now
 
     @_not_in_graphs
+    @without_interrupt_at_start
     def __exit__(self, *error: object) -> None:
-        _replace("installed_as()", self._before.pop())
+        before = self._before[-1]
+        del self._before[-1]
+        _replace_or(before, before)
 
 
 @_not_in_graphs
