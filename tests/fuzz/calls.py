@@ -223,7 +223,7 @@ def stepping_each(m: nn.Module) -> Iterator[None]:
 
 
 def _await_autograd() -> None:
-    """Waits until autograd's thread for the device has let go of the last graph. It may do so after the backward."""
+    """Waits until autograd's thread has freed what the last backward returned: gradients may have graphs."""
     leaf = torch.zeros((), device="cuda", requires_grad=True)
     torch.autograd.grad(leaf.clone(), leaf)
 
