@@ -221,10 +221,7 @@ std::optional<StaleCast> find_stale(
   }
   // A thread that writes in place changes the data before the version. Give it time to finish.
   constexpr int kTries = 20;
-  for (int i = 0; i < kTries; ++i) {
-    if (!is_still_kept()) {
-      return std::nullopt;
-    }
+  for (int i = 0; i < kTries && is_still_kept(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   Comparison found = compare(source, cast); // again: it may have restored the data

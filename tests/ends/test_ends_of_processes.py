@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from helpers.ends import ENDS, STATES, program
 from helpers.subprocesses import Program, run_python, run_together
@@ -92,6 +93,10 @@ print(len(died))
 """
 
 
+@pytest.mark.skipif(
+    torch.__version__ < (2, 12),
+    reason="PyTorch 2.11 destroys such objects with a deleted PyThreadState: time.sleep(0) in one crashes without us",
+)
 def test_what_dies_last_in_a_thread_may_use_regions() -> None:
     done = run_python(REGIONS_WHILE_A_THREAD_IS_DESTROYED)
     assert (done.returncode, done.stdout, done.stderr) == (0, "20\n", "")
@@ -103,7 +108,7 @@ import sys, torch, torch_promote as tp
 class Last:
     def __del__(self, tp=tp, torch=torch, x=torch.ones(2, 2)):
         with tp.my_autocast("cpu", cache={cache!r}, overrides={{"exp": "fp32"}}):
-            print((x @ x).dtype, x.exp().dtype)
+            print((x @ x).dtype, x.exp().dtype, flush=True)
 
 sys.modules["dies with the modules"] = Last()
 """
