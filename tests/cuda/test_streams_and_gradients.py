@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -67,3 +68,27 @@ def test_each_stream_makes_a_cast_of_its_own() -> None:
             x @ w
             x @ w
     assert tp.cache_info()["misses"] - before == 2
+
+
+@pytest.mark.parametrize("wants", [True, False], ids=["with a gradient", "without a gradient"])
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "dropped"])
+def test_the_stream_of_a_gradient_is_that_of_its_first_living_graph(wants: bool, keeps: bool) -> None:
+    """As without autocast. Under stock it is that of the first use."""
+
+    def accumulates_on_side(region: Any) -> bool:
+        w, x = nn.Parameter(torch.randn(8, 8, device="cuda")), torch.randn(4, 8, device="cuda")
+        side, streams = torch.cuda.Stream(), []
+        w.register_post_accumulate_grad_hook(lambda _: streams.append(torch.cuda.current_stream()))
+        with region:
+            with torch.cuda.stream(side), torch.set_grad_enabled(wants):
+                first = x @ w
+            if not keeps:
+                del first
+            torch.cuda.current_stream().wait_stream(side)
+            loss = (x @ w).sum()
+        loss.backward()
+        return streams == [side]
+
+    assert accumulates_on_side(tp.stock_autocast("cuda"))
+    assert accumulates_on_side(tp.my_autocast("cuda")) is (wants and keeps)
+    assert accumulates_on_side(contextlib.nullcontext()) is (wants and keeps)

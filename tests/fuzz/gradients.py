@@ -89,6 +89,7 @@ class Backward(Kind):
                 "for loss in losses:",
                 "    if loss.requires_grad:",
                 "        loss.backward(retain_graph=True)",
+                "loss = None",  # it would keep its graph until after a capture
             ],
             "again": [
                 "if any(loss.requires_grad for loss in losses):",

@@ -101,8 +101,12 @@ OPS: dict[str, Op] = {
     "tensordot": Op(
         "h = torch.tensordot({h}.float(), {0}.weight, dims=1)", _ONE, promotes=True, saves=True, weight=0.5
     ),
-    "written_input": Op(
-        "h = {h}.float() * 1.0; y = {0}(h); h.mul_(0.5); h = y + {0}(h)", _ONE, region=True, composite=True, weight=1.5
+    "written_input": Op(  # `y` would keep its graph until after a capture
+        "h = {h}.float() * 1.0; y = {0}(h); h.mul_(0.5); h = y + {0}(h); del y",
+        _ONE,
+        region=True,
+        composite=True,
+        weight=1.5,
     ),
     "conv": Op("h = {0}({h}.unsqueeze(0)).squeeze(0)", (("conv",),), weight=2),
     "norm": Op("h = {0}({h})", (("norm",),), "direct", composite=True),
