@@ -136,6 +136,8 @@ def _outcome(function: Any, autocast: Any, device: str) -> Outcome:
             function(autocast, outcome.note)
     except Exception as error:
         outcome.error = f"{type(error).__name__}: {error}".split("\n")[0].replace("CastBackward", "ToCopyBackward")
+        # Autograd's thread may hold the error a moment longer, and with the frames a generator suspended in a region.
+        error.__traceback__ = None
     del function
     if _C.depth() or torch.is_autocast_enabled(device) or torch.is_autocast_enabled("cpu"):
         outcome.left = "an open region"
