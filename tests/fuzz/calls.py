@@ -222,10 +222,19 @@ def stepping_each(m: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-def _await_autograd() -> None:
-    """Waits until autograd's thread has freed what the last backward returned: gradients may have graphs."""
-    leaf = torch.zeros((), device="cuda", requires_grad=True)
-    torch.autograd.grad(leaf.clone(), leaf)
+def let_go(device: str) -> None:
+    """Frees what a program no longer uses: garbage, and the last backward's gradients, which may have graphs."""
+    gc.collect()
+    if device == "cuda":  # its thread frees them a moment after the backward has returned
+        leaf = torch.zeros((), device=device, requires_grad=True)
+        torch.autograd.grad(leaf.clone(), leaf)
+
+
+def swap(one: Tensor, other: Tensor) -> None:
+    """Swaps two weights. PyTorch refuses while something refers to one of them."""
+    let_go(one.device.type)
+    with contextlib.suppress(RuntimeError):
+        torch.utils.swap_tensors(one, other)
 
 
 def capture(function: Callable[[], Tensor], m: nn.Module, graphs: list[Any], warm_up: int, reuse: bool) -> None:
@@ -235,8 +244,7 @@ def capture(function: Callable[[], Tensor], m: nn.Module, graphs: list[Any], war
     for p in m.parameters():
         p.grad = None if p.grad is None else p.grad.clone()
     graph = graphs.pop()[0] if reuse and graphs else torch.cuda.CUDAGraph()
-    gc.collect()  # garbage may hold nodes of autograd from outside, which a capture refuses
-    _await_autograd()
+    let_go("cuda")  # a capture refuses nodes of autograd from outside
     with torch.cuda.graph(graph):
         result = function()
     graphs.append((graph, result))

@@ -189,8 +189,7 @@ class Swap(Kind):
         return [
             "h = x",
             "optimizer.zero_grad()",
-            "with contextlib.suppress(RuntimeError):  # while something refers to one of them",
-            f"    torch.utils.swap_tensors({first}, {second})",
+            f"swap({first}, {second})",
         ]
 
 

@@ -1,14 +1,18 @@
 """A program that interrupts an operation of torch_promote at every point, and compares the state with that before.
 
-    python -m helpers.interrupted_operations NAME MOST     # NAME: a key of OPERATIONS; at MOST points, at most
+    python -m helpers.interrupted_operations NAME MOST            # NAME: a key of OPERATIONS; at MOST points, at most
+    python -m helpers.interrupted_operations NAME RUNS SEED       # in so many runs, each at a random time
 
-It prints the number of points, and a line for each at which something was left or no longer worked.
+It prints the number of interrupts, and a line for each after which something was left or no longer worked.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -244,8 +248,47 @@ def check(operation: Operation, most: int) -> tuple[int, list[str]]:
     return len(chosen), wrong
 
 
-def main(name: str, most: str) -> None:
-    points, wrong = check(OPERATIONS[name], int(most))
+def check_at_random_times(operation: Operation, runs: int, seed: int) -> tuple[int, list[str]]:
+    """The same at random times, which may also be in PyTorch's code, or at a point that `check` leaves out."""
+    armed = False
+
+    def interrupt(*_: object) -> None:
+        if armed:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    sys.unraisablehook = lambda about: None  # interrupts that Python ignores, in what it calls because an object dies
+    draw, seconds = random.Random(seed), []
+    for _ in range(5):
+        start = time.perf_counter()
+        operation.run()
+        seconds.append(time.perf_counter() - start)
+        operation.undo()
+    before, interrupts = state(), 0
+    for run in range(runs):
+        try:
+            armed = True
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, min(seconds)))
+            operation.run()
+            armed = False
+        except KeyboardInterrupt:
+            armed = False
+            interrupts += 1
+        try:
+            operation.undo()
+            after = state()
+        except Exception:
+            return interrupts, [f"run {run}: afterwards {traceback.format_exc(limit=-3)}"]
+        if left := [name for name in before if after[name] != before[name]]:
+            return interrupts, [f"run {run}: left {', '.join(left)}"]
+    return interrupts, []
+
+
+def main(name: str, most: str, seed: str | None = None) -> None:
+    operation = OPERATIONS[name]
+    points, wrong = (
+        check(operation, int(most)) if seed is None else check_at_random_times(operation, int(most), int(seed))
+    )
     print(points)
     for line in wrong:
         print(line)
