@@ -101,7 +101,7 @@ def as_text(report: Report) -> str:
     text = [f"{ran}:", f"  {counts.outcomes['same']:,} have the same bits"]
     for what, words in (
         ("same error", "end with the same error, and have the same bits up to it"),
-        ("documented", "end with an error under stock only, as row 7 of docs/differences.md says"),
+        ("documented", "end with an error under stock only, as rows 2 and 7 of docs/differences.md say"),
     ):
         if counts.outcomes[what]:
             text.append(f"  {counts.outcomes[what]:,} {words}")
