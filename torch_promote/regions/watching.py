@@ -31,14 +31,15 @@ def watch_regions(watcher: Watcher) -> Iterator[None]:
         ...     pass
         my_autocast('cpu')
     """
-    with _lock:
-        _watchers.append(watcher)
-        _C.set_regions_watched(True)
     try:
+        with _lock:
+            _watchers.append(watcher)
+            _C.set_regions_watched(True)
         yield
     finally:
         with _lock:
-            _watchers.remove(watcher)
+            if watcher in _watchers:  # not if an interrupt came before
+                _watchers.remove(watcher)
             _C.set_regions_watched(bool(_watchers))
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks
 from torch.utils.hooks import RemovableHandle
 
 from torch_promote.integrations.compile import skip_frames
@@ -42,18 +42,21 @@ def watch_steps(listener: Listener) -> Iterator[None]:
         a step
     """
     global _hook
-    with _lock:
-        _listeners.append(listener)
-        if _hook is None:
-            skip_frames(_tell)
-            _hook = register_optimizer_step_post_hook(_tell)
     try:
+        with _lock:
+            _listeners.append(listener)
+            if _hook is None:
+                skip_frames(_tell)
+                # As register_optimizer_step_post_hook does it. The handle is kept first: an interrupt loses no hook.
+                _hook = RemovableHandle(_global_optimizer_post_hooks)
+                _global_optimizer_post_hooks[_hook.id] = _tell
         yield
     finally:
         with _lock:
-            _listeners.remove(listener)
+            if listener in _listeners:  # not if an interrupt came before
+                _listeners.remove(listener)
             if not _listeners and _hook is not None:
-                _hook.remove()
+                _global_optimizer_post_hooks.pop(_hook.id, None)
                 _hook = None
 
 

@@ -54,8 +54,8 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
     block = _Block()
     threads, processes = set(threading.enumerate()), _processes_so_far()
     started = _threads_so_far()
-    _open(block)
     try:
+        _open(block)
         yield
     finally:
         _close(block)
@@ -124,7 +124,8 @@ def _open(block: _Block) -> None:
 def _close(block: _Block) -> None:
     global _before
     with _lock:
-        _blocks.remove(block)
+        if block in _blocks:  # not if an interrupt came before
+            _blocks.remove(block)
         if not _blocks:
             now = _set_hook(_before)
             if now is not _compiled_code_ran:  # other code has replaced it since

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from torch_promote import _C
 from torch_promote.checking.comparison import is_fake
+from torch_promote.native.interrupts import without_interrupt_at_start
 
 __all__ = ["can_be_read", "stored_values", "unnoticed"]
 
 _keys: Any = torch._C
 
 
-def _excluded() -> Any:
-    keys = _keys.DispatchKeySet(_keys._dispatch_key_parse(_C.dispatch_observer_key()))
+def _hidden_from() -> Any:
+    """The keys of autocast, autograd, version counters, modes, transforms and dispatch observers."""
+    with (
+        _keys._DisableTorchDispatch(),
+        _keys._DisableAutocast(),
+        _keys._AutoDispatchBelowADInplaceOrView(),
+    ):
+        keys = _keys._dispatch_tls_local_exclude_set()
     for name in ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "PythonDispatcher"):
         keys = keys.add(getattr(_keys.DispatchKey, name))
-    return keys
+    return keys.add(_keys._dispatch_key_parse(_C.dispatch_observer_key()))
 
 
-_EXCLUDED = _excluded()
+_HIDDEN_FROM = _hidden_from()
 
 
-@contextmanager
-def unnoticed() -> Iterator[None]:
+class unnoticed:  # noqa: N801 (used like a function)
     """Hides the ops of a block from autocast, autograd, version counters, modes of PyTorch and dispatch observers.
 
     The ops must not use random number generators.
+
+    It is not a generator: a signal handler that raises in contextlib would leave the end of the block to the time at
+    which the generator dies, after the ends of the blocks around it.
 
     Example:
         >>> weight = torch.ones(2, requires_grad=True)
@@ -39,14 +46,27 @@ def unnoticed() -> Iterator[None]:
         >>> product.dtype, product.requires_grad
         (torch.float32, False)
     """
-    with (
-        _keys.DisableTorchFunction(),
-        _keys._DisableTorchDispatch(),
-        _keys._DisableAutocast(),
-        _keys._AutoDispatchBelowADInplaceOrView(),
-        _keys._ExcludeDispatchKeyGuard(_EXCLUDED),
-    ):
-        yield
+
+    __slots__ = ("_functions", "_ops")
+
+    def __enter__(self) -> None:
+        functions = _keys.DisableTorchFunction()
+        excluded = _keys._dispatch_tls_local_exclude_set() | _HIDDEN_FROM
+        ops = _keys._ForceDispatchKeyGuard(_keys._dispatch_tls_local_include_set(), excluded)
+        self._functions, self._ops = functions, ops
+        try:
+            functions.__enter__()
+            ops.__enter__()
+        except BaseException:  # pragma: no cover: a signal handler raises
+            self.__exit__()
+            raise
+
+    @without_interrupt_at_start
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._ops.__exit__(None, None, None)
+        finally:
+            self._functions.__exit__(None, None, None)
 
 
 def can_be_read(tensor: torch.Tensor) -> bool:
