@@ -8,7 +8,7 @@ from helpers.interrupted_operations import OPERATIONS
 from helpers.subprocesses import run_module
 
 #: Operations that take long: they run functions of Python at each call of an op.
-SLOW = ("trace", "find_nonfinite", "crosscheck", "register_policy", "promotion")
+SLOW = ("trace", "find_nonfinite", "crosscheck", "register_policy", "register_policy for a block", "promotion")
 
 
 @pytest.mark.parametrize(

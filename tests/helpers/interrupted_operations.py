@@ -110,6 +110,11 @@ def _registered() -> None:
         X.tanh()
 
 
+def _registered_for_a_block() -> None:
+    with tp.register_policy("tanh", "lower"), tp.my_autocast("cpu"):
+        X.tanh()
+
+
 def _unregister() -> None:
     tp.register_policy("tanh", "fp32", replace=True).remove()
 
@@ -178,6 +183,7 @@ OPERATIONS = {
     "module policies": Operation(_module_policies, lambda: tp.remove_module_policy(MODEL)),
     "module tables": Operation(_tables, ends_objects=True),
     "register_policy": Operation(_registered, _unregister),
+    "register_policy for a block": Operation(_registered_for_a_block),
     "set_default_policy": Operation(lambda: tp.set_default_policy("fp32_safe"), lambda: tp.set_default_policy(None)),
     "trace": Operation(_trace),
     "find_nonfinite": Operation(_nonfinite),
@@ -198,6 +204,7 @@ def state() -> dict[str, Any]:
     found = thread_state()
     with tp.my_autocast("cpu"):
         found["dtypes"] = [(X @ W).dtype, X.tanh().dtype, X.exp().dtype, MODEL(X).dtype]
+    found["keys"] = str(torch._C._dispatch_tls_local_include_set()), str(torch._C._dispatch_tls_local_exclude_set())
     found["rule"] = _C.promotion_rule()
     found["recomputes"] = recomputations.mirrors
     found["installed"] = tp.installed(), torch.autocast.__enter__, torch.autocast.__exit__, torch.autocast.__call__

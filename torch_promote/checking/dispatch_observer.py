@@ -128,17 +128,29 @@ def observe_dispatch(observer: Observer) -> Iterator[None]:
         begun = True
         yield
     finally:
-        left = [one for one in thread.observers if one is not observer]
-        if begun and len(left) == len(thread.observers):
-            raise DispatchObserverError(
-                "a block of crosscheck, trace or find_nonfinite ended in another thread than the one that entered it, "
-                "where it is still open. End it in the thread that entered it. Each thread needs a block of its own."
-            )
-        thread.observers = left
-        _C.swap_observer(_all_of(thread.outside[0], left))
-        if not left:
-            torch._C._dispatch_tls_set_dispatch_key_included(_KEY, thread.outside[1])
-            thread.outside = (None, False)
+        try:
+            _end(observer, begun)
+        except DispatchObserverError:
+            raise
+        except BaseException:  # pragma: no cover: a signal handler raises
+            _end(observer, False)
+            raise
+
+
+def _end(observer: Observer, begun: bool) -> None:
+    """Ends a block. It may be called again if it was interrupted: what it depends on changes last."""
+    thread = _thread
+    left = [one for one in thread.observers if one is not observer]
+    if begun and len(left) == len(thread.observers):
+        raise DispatchObserverError(
+            "a block of crosscheck, trace or find_nonfinite ended in another thread than the one that entered it, "
+            "where it is still open. End it in the thread that entered it. Each thread needs a block of its own."
+        )
+    _C.swap_observer(_all_of(thread.outside[0], left))
+    if not left:
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, thread.outside[1])
+        thread.outside = (None, False)
+    thread.observers = left
 
 
 def _keep_from_dynamo(kind: type) -> None:

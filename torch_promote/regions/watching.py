@@ -37,10 +37,18 @@ def watch_regions(watcher: Watcher) -> Iterator[None]:
             _C.set_regions_watched(True)
         yield
     finally:
-        with _lock:
-            if watcher in _watchers:  # not if an interrupt came before
-                _watchers.remove(watcher)
-            _C.set_regions_watched(bool(_watchers))
+        try:
+            _remove(watcher)
+        except BaseException:  # pragma: no cover: a signal handler raises
+            _remove(watcher)
+            raise
+
+
+def _remove(watcher: Watcher) -> None:
+    with _lock:
+        if watcher in _watchers:  # not if an interrupt came before
+            _watchers.remove(watcher)
+        _C.set_regions_watched(bool(_watchers))
 
 
 def tell_watchers(owner: object) -> None:

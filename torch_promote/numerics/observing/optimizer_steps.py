@@ -52,12 +52,21 @@ def watch_steps(listener: Listener) -> Iterator[None]:
                 _global_optimizer_post_hooks[_hook.id] = _tell
         yield
     finally:
-        with _lock:
-            if listener in _listeners:  # not if an interrupt came before
-                _listeners.remove(listener)
-            if not _listeners and _hook is not None:
-                _global_optimizer_post_hooks.pop(_hook.id, None)
-                _hook = None
+        try:
+            _remove(listener)
+        except BaseException:  # pragma: no cover: a signal handler raises
+            _remove(listener)
+            raise
+
+
+def _remove(listener: Listener) -> None:
+    global _hook
+    with _lock:
+        if listener in _listeners:  # not if an interrupt came before
+            _listeners.remove(listener)
+        if not _listeners and _hook is not None:
+            _global_optimizer_post_hooks.pop(_hook.id, None)
+            _hook = None
 
 
 def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

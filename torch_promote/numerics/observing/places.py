@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from types import FrameType
@@ -60,7 +61,7 @@ def place() -> Place | None:
                 module = frame
         else:
             file = code.co_filename
-            if not (_between[file] if file in _between else _is_between(file)):
+            if not _is_between(file):
                 line = line or f"{file}:{frame.f_lineno}"
             elif file == _PRINTING:
                 return None
@@ -92,14 +93,9 @@ def innermost_line() -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-_between: dict[str, bool] = {}
-
-
+@functools.lru_cache(4096)
 def _is_between(file: str) -> bool:
-    known = _between.get(file)
-    if known is None:
-        known = _between[file] = is_between(file) or any(part in file for part in _GENERATED)
-    return known
+    return is_between(file) or any(part in file for part in _GENERATED)
 
 
 def shorten(line: str, *, folders: bool = True) -> str:
