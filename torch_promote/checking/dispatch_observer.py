@@ -117,6 +117,7 @@ def observe_dispatch(observer: Observer) -> Iterator[None]:
     pass_over(_C.dispatch_observer_key())
     _keep_from_dynamo(type(observer))
     _keep_from_dynamo(SeveralObservers)
+    skip_frames(_end)
     # In one generator, since torch.compile does not trace generators: a compiled function may open a block.
     thread, begun = _thread, False
     try:

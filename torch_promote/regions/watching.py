@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch_promote import _C
+from torch_promote.integrations.compile import skip_frames
 from torch_promote.native.fork_safe_lock import fork_safe_lock
 
 __all__ = ["Watcher", "tell_watchers", "watch_regions"]
@@ -31,6 +32,7 @@ def watch_regions(watcher: Watcher) -> Iterator[None]:
         ...     pass
         my_autocast('cpu')
     """
+    skip_frames(_remove)
     try:
         with _lock:
             _watchers.append(watcher)

@@ -46,7 +46,7 @@ def watch_steps(listener: Listener) -> Iterator[None]:
         with _lock:
             _listeners.append(listener)
             if _hook is None:
-                skip_frames(_tell)
+                skip_frames(_tell, _remove)
                 # As register_optimizer_step_post_hook does it. The handle is kept first: an interrupt loses no hook.
                 _hook = RemovableHandle(_global_optimizer_post_hooks)
                 _global_optimizer_post_hooks[_hook.id] = _tell
