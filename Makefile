@@ -107,7 +107,6 @@ lint: build
 
 docs-pages: build
 	$(PY) docs/generators/promotion_page.py $(ARGS)
-	$(PY) docs/generators/promotion_rules_page.py $(ARGS)
 	$(PY) docs/generators/performance_plot.py $(ARGS)
 
 # Reads the sources only: it needs neither PyTorch nor the extension.
