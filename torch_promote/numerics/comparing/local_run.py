@@ -12,9 +12,9 @@ from torch_promote import _C
 from torch_promote.checking.overloads import argument_names, leaves, overload_name
 from torch_promote.numerics.ranges.unnoticed import can_be_read
 from torch_promote.numerics.records.calls import Call
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.named import Value
+from torch_promote.policy.named_policies import Value
 from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.autocast.arguments import replace_tensors, tensors_in
 from torch_promote.regions.autocast import my_autocast

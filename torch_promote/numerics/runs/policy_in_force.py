@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from torch_promote.errors import OptionError
-from torch_promote.modules.module_policies import without_module_policies
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.defaults import default_policy, set_default_policy
 from torch_promote.regions.installation import installed, installed_as
+from torch_promote.regions.module_policies import without_module_policies
 
 __all__ = ["present_policy", "put_policy_in_force"]
 

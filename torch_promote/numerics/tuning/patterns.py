@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch_promote.errors import PolicyError
-from torch_promote.modules.module_policies import matches
 from torch_promote.numerics.tuning.overriding import Overriding, Tables
+from torch_promote.regions.module_policies import matches
 
 __all__ = ["compress"]
 

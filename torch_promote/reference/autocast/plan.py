@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import Row, op_table
+from torch_promote.policy.op_table import CastPolicy, Row, op_table
 from torch_promote.reference.autocast.arguments import candidates, devices_of, written_tensors
 from torch_promote.reference.autocast.state import TURNS, AutocastState, DeviceAutocast
 from torch_promote.reference.dtypes import dtype_name, is_floating

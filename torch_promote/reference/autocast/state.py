@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import torch
 
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 
 __all__ = ["TURNS", "AutocastState", "DeviceAutocast", "Override", "Overrides"]
 
