@@ -1,4 +1,8 @@
-"""The dispatch key of the package's kernels."""
+"""The dispatch key of the package's kernels, and how higher-order operators (cond, flex_attention, ...) treat it.
+
+Such an operator has its own dispatch table in Python, in which PyTorch makes it fall through on AutocastCPU,
+AutocastCUDA and others. Without an entry for our key, the operator would raise.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,6 @@ __all__ = ["AUTOCAST_KEY", "pass_over"]
 
 #: The only Autocast key above AutocastCPU and AutocastCUDA. PyTorch itself has no kernels on it.
 AUTOCAST_KEY = "AutocastPrivateUse1"
-
-
-# ---Makes higher-order operators (cond, flex_attention, ...) fall through on our dispatch key.
-#
-# Such an operator has its own dispatch table in Python, in which PyTorch makes it fall through on AutocastCPU,
-# AutocastCUDA and others. Without an entry for our key, the operator would raise.
 
 
 def pass_over(key: str) -> None:

@@ -4,6 +4,12 @@ Inside a compiled function, a region is two calls in the graph, `graph_enter` an
 it traces, to see the dtypes of ops inside. AOTAutograd runs them while it traces the aten graph, to record the casts.
 The compiled code contains only the casts. The two have to be plain functions that Dynamo allows in the graph: if they
 were ops of torch.library, the dispatcher would undo their changes of the dispatch state when they return.
+
+While `install` is in force, Dynamo turns regions of torch.autocast into calls of PyTorch's `_enter_autocast` and
+`_exit_autocast`, in the graph and during tracing. These call the methods of the class, so the regions are ours. Dynamo
+does not guard on the installation; instead, `while_changing` discards compiled code when it changes.
+
+Source: torch/_dynamo/variables/ctx_manager.py, AutocastModeVariable (v2.13).
 """
 
 from __future__ import annotations
@@ -170,15 +176,6 @@ _DISK_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 def install() -> None:
     """Completes the keys of AOTAutograd's cache on disk, now or when AOTAutograd is imported."""
     run_after_import(_DISK_CACHE, _complete_disk_cache_keys)
-
-
-# ---torch.compile while `install` is in force.
-#
-# Dynamo turns regions of torch.autocast into calls of PyTorch's `_enter_autocast` and `_exit_autocast`, in the graph and
-# during tracing. These call the methods of the class, so the regions are ours while `install` is in force. Dynamo does
-# not guard on the installation; instead, `while_changing` discards compiled code when it changes.
-#
-# Source: torch/_dynamo/variables/ctx_manager.py, AutocastModeVariable (v2.13).
 
 
 # Whether the thread that holds Dynamo's lock is in `while_changing`.

@@ -1,6 +1,21 @@
-"""Schedules comparisons between the ranks of a distributed job, after a new process group or a newly wrapped model.
+"""Compares the policies of the ranks of a distributed job, once: in the first region.
 
-The next region then compares (compare_ranks.py).
+A new process group, or a newly wrapped model, makes a comparison pending; the next region makes it.
+
+NOTE [ What ranks compare ]
+- The policy of the first region after the default process group was initialised. It is compared among ranks that reach
+  their first region through the same lines of code, because one rank may run an evaluation under another policy before
+  it trains. The lines are those below the function that initialised the group.
+- The module policies of each model that DistributedDataParallel or fully_shard has wrapped before that region, among
+  the ranks that share the model.
+Settings that torch.autocast also has (the dtype, whether it is enabled) are not compared, so a program that only uses
+torch.autocast cannot fail here. The cache mode is not compared either, because it does not change results.
+
+NOTE [ Ranks compare without waiting ]
+If a rank entered no region, a collective would hang, or pair with one of the program's. So each rank writes its
+policies to the store of the process group and compares them with those of the first rank that did so: two requests to
+the store for any number of ranks. If two ranks differ, the later one raises. The end of its process ends the job:
+gloo's collectives fail, and launchers stop the other processes. If the store fails or times out, nothing is compared.
 """
 
 from __future__ import annotations
@@ -205,24 +220,6 @@ def _note_after(wrapper: Any, name: str, models_of: Callable[[Any], Iterable[tor
             _arm()
 
     setattr(wrapper, name, call_and_note)
-
-
-# ---Compares the policies of the ranks of a distributed job, once: in the first region.
-#
-# NOTE [ What ranks compare ]
-# - The policy of the first region after the default process group was initialised. It is compared among ranks that reach
-#  their first region through the same lines of code, because one rank may run an evaluation under another policy before
-#  it trains. The lines are those below the function that initialised the group.
-# - The module policies of each model that DistributedDataParallel or fully_shard has wrapped before that region, among
-#  the ranks that share the model.
-# Settings that torch.autocast also has (the dtype, whether it is enabled) are not compared, so a program that only uses
-# torch.autocast cannot fail here. The cache mode is not compared either, because it does not change results.
-#
-# NOTE [ Ranks compare without waiting ]
-# If a rank entered no region, a collective would hang, or pair with one of the program's. So each rank writes its
-# policies to the store of the process group and compares them with those of the first rank that did so: two requests to
-# the store for any number of ranks. If two ranks differ, the later one raises. The end of its process ends the job:
-# gloo's collectives fail, and launchers stop the other processes. If the store fails or times out, nothing is compared.
 
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep

@@ -10,7 +10,7 @@ import torch
 
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, schema_of
 
-__all__ = ["Change", "MEANINGS", "Value", "named_changes", "registered_ops", "replace_registered_ops", "stock_policy"]
+__all__ = ["MEANINGS", "Change", "Value", "named_changes", "registered_ops", "replace_registered_ops", "stock_policy"]
 
 
 #: The policy of an op: a cast policy, or a floating dtype to run in.
@@ -112,9 +112,6 @@ def _off(registered: Iterable[tuple[str, str]]) -> Iterator[Change]:
             yield op, device_type, CastPolicy.fallthrough
     for op, device_type in registered:
         yield op, device_type, CastPolicy.fallthrough
-
-
-# ---The ops that `register_policy` was called for. regions/defaults.py writes them, and `Policy.named` reads them.
 
 
 _ops: tuple[tuple[str, str], ...] = ()

@@ -1,4 +1,8 @@
-"""Names of ops: the ways to write one, and the overloads that each selects."""
+"""Names of ops: the ways to write one, the overloads that each selects, and suggestions for misspelt ones.
+
+An op may be named by a function of PyTorch: `torch.mm`, "F.cross_entropy". Most functions that C++ implements are ops
+of the same name. A function in Python may call another op, one of several, or several: `_CALLED_OPS`.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +40,6 @@ __all__ = [
     "op_of_python_name",
     "spell_key",
 ]
-
-
-# ---The ops whose names a misspelt name may mean. A wrong suggestion is worse than none, so the limits are narrow.
 
 
 #: What programs call ops, and what the ops are called.
@@ -127,11 +128,6 @@ def _edits(a: str, b: str, limit: int) -> int | None:
     return last[-1] if last[-1] <= limit else None
 
 
-# ---The functions of PyTorch that call another op than the one of their name, or several.
-#
-# tests/policy/test_python_functions.py runs every function, and compares the ops that it calls with this table.
-
-
 #: A function or method, and the op that stands for a call of it; or the main ones of several ops, if none does;
 #: or nothing, where a function is not the op of its name.
 _TABLE = """
@@ -218,12 +214,6 @@ def called_ops() -> Mapping[str, tuple[str, ...]]:
     """
     rows = (line.split() for line in _TABLE.strip().splitlines())
     return MappingProxyType({function: tuple(ops) for function, *ops in rows})
-
-
-# ---The ops that functions of PyTorch call: `torch.mm`, `F.cross_entropy`, `torch.Tensor.softmax`, also as text.
-#
-# Most functions that C++ implements are ops of the same name. A function in Python may call another op (`F.cross_entropy`
-# calls `aten::cross_entropy_loss`), one of several, or several: torch_promote/policy/op_names.py.
 
 
 #: How people write the places in which PyTorch has functions and methods.

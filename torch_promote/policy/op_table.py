@@ -1,4 +1,9 @@
-"""The op table: the rows of `op_policies.def`, which the C++ side expands too."""
+"""The cast policies, the op table that gives each op one, and the ops that the running PyTorch registers for autocast.
+
+The op table, `op_policies.def`, describes PyTorch 2.13; C++ expands the same file. Other versions register other ops. A
+row falls through on a device type for which the running PyTorch does not register the op. An op that PyTorch registers,
+and for which the table has no policy on that device type, is left to stock.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +21,13 @@ from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import PolicyError, UnsupportedDeviceError
 
 __all__ = [
-    "CastPolicy",
     "DEVICE_TYPES",
     "LEFT_TO_STOCK",
     "LEGAL_NAMES",
     "POLICY_ALIASES",
-    "Row",
     "TABLE_VERSION",
+    "CastPolicy",
+    "Row",
     "missing_rows",
     "op_table",
     "parse_table",
@@ -34,9 +39,6 @@ __all__ = [
     "unlisted_ops",
     "with_addend",
 ]
-
-
-# ---The cast policies: what autocast can do with a call of an op.
 
 
 class CastPolicy(enum.Enum):
@@ -211,13 +213,6 @@ def schema_of(op: Row | str) -> torch._C.FunctionSchema | None:
         return None
 
 
-# ---The ops that the running PyTorch and its libraries register for autocast, compared with the op table.
-#
-# The table describes PyTorch 2.13; other versions register other ops. A row falls through on a device type for which the
-# running PyTorch does not register the op. An op that PyTorch registers, and for which the table has no policy on that
-# device type, is left to stock.
-
-
 def registered(device_type: str) -> frozenset[str]:
     """Returns the ops that now have a kernel on the stock autocast key of a device type.
 
@@ -317,9 +312,6 @@ def unlisted_ops(device_type: str) -> tuple[str, ...]:
 
 def _rows_with_a_policy(device_type: str) -> list[Row]:
     return [row for row in op_table() if row.policy(device_type) is not CastPolicy.fallthrough]
-
-
-# ---Which matrix products compute another one and add a tensor to it.
 
 
 #: The names of products that add: `addmm` is `mm` and an addition, `baddbmm` is `bmm` and one.

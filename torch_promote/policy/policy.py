@@ -1,4 +1,4 @@
-"""`Policy`: the cast policy of every op on every device type, as an immutable value."""
+"""`Policy`: the cast policy of every op on every device type, as an immutable value; `PolicyDiff`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ from torch_promote.policy.overrides import LEGAL_DEVICES, advice_for, check_devi
 from torch_promote.text_layout import html_table
 
 __all__ = ["Difference", "Policy", "PolicyDiff", "differences", "policy_html", "spell_call", "spell_policies"]
-
-
-# ---The repr of a policy: calls that make it.
 
 
 #: How many entries a repr or an error shows.
@@ -69,9 +66,6 @@ def _mapping(entries: Mapping[str, Any], spell: Callable[[Any], str] = repr) -> 
     shown = [f"{key!r}: {spell(value)}" for key, value in list(entries.items())[:_SHOWN]]
     shown += [f"... {len(entries) - _SHOWN} more"] if len(entries) > _SHOWN else []
     return f"{{{', '.join(shown)}}}"
-
-
-# ---Differences between two policies.
 
 
 class Difference(NamedTuple):
@@ -168,9 +162,6 @@ class PolicyDiff(tuple[Difference, ...]):
 
 def _plain(value: Value | str | None) -> str | None:
     return value if value is None or isinstance(value, str) else spell_policy(value)
-
-
-# ---A policy as HTML, for a notebook.
 
 
 _NOTEBOOK_SHOWN = 300

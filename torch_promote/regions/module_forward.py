@@ -1,4 +1,4 @@
-"""Gives a module a policy: an instance attribute `forward` runs the module's forward in a nested region.
+"""The policy of a module: an instance attribute `forward` runs the module's forward in a nested region.
 
 The class stays as it is, because other libraries select modules by `type(module)` and capture `module.forward`. Another
 attribute, which is not in the state_dict either, holds the policy. If it is missing, the forward runs as without one.
@@ -56,9 +56,6 @@ __all__ = [
     "suspended",
     "traced_by_fx",
 ]
-
-
-# ---The policy of a module, and a call of a forward under it, which runs in a nested region.
 
 
 class ModulePolicy:

@@ -1,6 +1,13 @@
 """`set_module_policy` and related functions: the forward of a module runs in a nested region with its own policy.
 
-This module decides which modules get which policy; torch_promote/regions/module_forward.py implements the policy.
+This module decides which modules of a model get which policy, from `set_module_policy` or from the tables of a
+region's policy; torch_promote/regions/module_forward.py implements the policy.
+
+NOTE [ The end of a binding ]
+When a binding dies, Python calls the callbacks of its weak references, the last one first, and ignores a
+KeyboardInterrupt in them. So the last one is a method in C, in which Python handles no signal: it notes the death. The
+others detach what has died. There are two, so that the second finishes what an interrupt ended in the first. Garbage
+collection may call them in the middle of a change, whose end then detaches.
 """
 
 from __future__ import annotations
@@ -382,19 +389,6 @@ def _show(name: str) -> str:
 
 def _spell(key: Key) -> str:
     return repr(key) if isinstance(key, str) else key.__name__
-
-
-# ---Tables of a policy for modules, on the modules of a model.
-#
-# They hold where the policy of a region is in force: torch_promote/native/module_tables.py. torch_promote/modules/
-# module_forward.py, NOTE [ Tables on a module ], has what a module gets for it. It has that while something may need it:
-# a region object with the model, the handle of `apply_to`, or an open checkpoint of a forward in such a region.
-#
-# NOTE [ The end of a binding ]
-# When a binding dies, Python calls the callbacks of its weak references, the last one first, and ignores a
-# KeyboardInterrupt in them. So the last one is a method in C, in which Python handles no signal: it notes the death. The
-# others detach what has died. There are two, so that the second finishes what an interrupt ended in the first. Garbage
-# collection may call them in the middle of a change, whose end then detaches.
 
 
 _lock = fork_safe_lock()

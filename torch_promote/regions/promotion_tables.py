@@ -1,4 +1,9 @@
-"""Registers promotion rules with the extension, as tables, and answers what the tables cannot."""
+"""Registers promotion rules with the extension, as tables, and the ops that promote their operands.
+
+The ops, and the arguments that take part, are derived from the reference's op rules, which name functional overloads.
+An overload that writes (in place, out=) has the arguments of a functional one and is found by its schema. The lists below
+contain only what the rules do not say.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +41,6 @@ __all__ = [
     "promotion_change",
     "rule_of",
 ]
-
-
-# ---The ops that promote their operands, and the arguments that take part, derived from the reference's op rules.
-#
-# The rules name functional overloads. An overload that writes (in place, out=) has the arguments of a functional one and
-# is found by its schema. The lists below contain only what the rules do not say.
 
 
 # What an op computes in; csrc/promotion/ops.h, Computes.
