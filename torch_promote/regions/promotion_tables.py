@@ -1,8 +1,8 @@
 """Registers promotion rules with the extension, as tables, and the ops that promote their operands.
 
 The ops, and the arguments that take part, are derived from the reference's op rules, which name functional overloads.
-An overload that writes (in place, out=) has the arguments of a functional one and is found by its schema. The lists below
-contain only what the rules do not say.
+An overload that writes (in place, out=) has the arguments of a functional one and is found by its schema. The lists
+below contain only what the rules do not say.
 """
 
 from __future__ import annotations
