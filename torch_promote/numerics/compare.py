@@ -1,38 +1,53 @@
-"""The rounds of runs of a comparison, and the resulting report.
-
-observers.py, NOTE [ The runs of a comparison ], explains the runs.
-"""
+"""`compare`: finds the ops that lose accuracy under a policy, and estimates the effect on the loss."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from torch_promote.checking.dispatch_observer import Observer, observe_dispatch
-from torch_promote.errors import StepError
+from torch_promote.errors import OptionError, StepError
+from torch_promote.numerics.call_observers import (
+    CallKey,
+    CompareCandidate,
+    CompareLocally,
+    KeepReference,
+    KeptCall,
+    LocalRuns,
+)
 from torch_promote.numerics.comparing.comparison import Comparison, Metric
-from torch_promote.numerics.comparing.error_sums import Errors, ErrorSums
-from torch_promote.numerics.comparing.forward_calls import CallKey
-from torch_promote.numerics.comparing.gradients import Backwards, errors_of, watch_gradients
-from torch_promote.numerics.comparing.impacts import Impact, Impacts, replace_gradients
-from torch_promote.numerics.comparing.local_run import LocalRuns
-from torch_promote.numerics.comparing.observers import CompareCandidate, CompareLocally, KeepReference, KeptCall
 from torch_promote.numerics.comparing.site import Site
+from torch_promote.numerics.impacts import (
+    Backwards,
+    Errors,
+    ErrorSums,
+    Impact,
+    Impacts,
+    errors_of,
+    replace_gradients,
+    watch_gradients,
+)
 from torch_promote.numerics.observing.running_modules import RunningModules
 from torch_promote.numerics.observing.unseen import watch_unseen
 from torch_promote.numerics.records.calls import Call
-from torch_promote.numerics.runs.results import distances
-from torch_promote.numerics.runs.step_runs import Results, StepRuns
+from torch_promote.numerics.step_runs import Results, StepRuns, distances, present_policy, show_progress
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = ["DIFFER", "Rounds"]
+__all__ = ["DIFFER", "REFERENCE", "Rounds", "compare", "compare_runs"]
+
+
+# ---The rounds of runs of a comparison, and the resulting report.
+#
+# observers.py, NOTE [ The runs of a comparison ], explains the runs.
+
 
 #: The start of the note about differing runs.
 DIFFER = "Two runs of the reference differ"
@@ -370,3 +385,98 @@ def _not_aligned(
         for who, counts in (("reference", missing), ("candidate", only_there))
         for (module, name), number in counts.items()
     ]
+
+
+#: The policy of the reference "fp32": the step without casts.
+REFERENCE = "off"
+
+
+def compare(
+    step: Callable[..., Any],
+    *,
+    model: nn.Module,
+    reference: Policy | str = "fp32",
+    candidate: Policy | str | None = None,
+    gradients: bool = False,
+    batches: int = 1,
+    restore: Iterable[Any] = (),
+    progress: bool = True,
+) -> Comparison:
+    """Runs a step under two policies, and reports the errors of the candidate for each op in each module.
+
+    It runs the reference twice and the candidate once, and the reference once more if the gradients of the loss are
+    zero. If the results of all calls take more than a quarter of the free memory, it repeats these runs, each time for
+    another part of the results.
+
+    Args:
+        step: A training or evaluation step: `step()`, or `step(i)` with the number of the batch. It opens its own
+            regions, of `my_autocast` or `torch.autocast`, and returns a loss, outputs, or a dict of metrics. If it does
+            not run a backward, `compare` runs one on the loss.
+        model: The model. Sites are named after its modules.
+        reference: A policy, its name or its file; "fp32" is the step without casts.
+        candidate: The policy to judge, given like `reference`. None: the current policy, set by `install` or
+            `set_default_policy`, or PyTorch's.
+        gradients: Whether to compare the gradients of the parameters, too.
+        batches: How many times a run calls the step.
+        restore: What else the step changes: see `StepState`. Parameters, buffers, gradients, random numbers, and
+            optimizers, schedulers and scalers that the step refers to are restored anyway.
+        progress: Whether to show a bar, if stderr is a terminal and rich is installed.
+
+    Returns:
+        The comparison. All state is restored.
+
+    Raises:
+        StepError: Two runs of the reference differ, the step returns nothing to compare, or its changes cannot be
+            undone. The message names the cause.
+        OptionError: An argument is invalid.
+        PolicyError: A policy does not exist.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> def step():
+        ...     with torch.autocast("cpu", torch.float16):
+        ...         return model(torch.ones(2, 8)).square().mean()
+        >>> comparison = compare(step, model=model)
+        >>> sorted({site.op for site in comparison.sites})
+        ['aten::linear', 'aten::mean', 'aten::square', 'aten::tanh']
+    """
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model must be the nn.Module that the step runs, got {model!r}.")
+    of_reference = _policy_of(reference)
+    of_candidate = present_policy() if candidate is None else _policy_of(candidate)
+    with (
+        StepRuns(step, model, batches=batches, restore=restore) as runs,
+        show_progress("compare", 3 * batches, wanted=progress) as show,
+    ):
+        runs.on_step = lambda number: show(number, "")
+        return compare_runs(runs, of_reference, of_candidate, gradients=gradients)
+
+
+def _policy_of(policy: Policy | str) -> Policy:
+    return Policy.of(REFERENCE if isinstance(policy, str) and policy == "fp32" else policy)
+
+
+def compare_runs(
+    runs: StepRuns,
+    reference: Policy,
+    candidate: Policy,
+    *,
+    gradients: bool = False,
+    most_runs: int | None = None,
+    strict: bool = True,
+) -> Comparison:
+    """Compares two policies like `compare`, with the runs of an open `StepRuns`.
+
+    Args:
+        runs: The runs. They must have a model.
+        reference: The policy of the reference.
+        candidate: The policy to judge.
+        gradients: Whether to also compare the gradients of the parameters.
+        most_runs: The maximum number of runs, 3 or more. The comparison's notes list what they could not cover.
+        strict: Whether to raise if two runs of the reference differ. Otherwise `Comparison.noise` has the difference.
+
+    Raises:
+        StepError: As `compare`.
+    """
+    return Rounds(runs, reference, candidate, gradients, most_runs, strict).compare()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
+import math
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,14 +16,183 @@ from torch import nn
 
 from torch_promote import _C
 from torch_promote.errors import OptionError, RegionError, StepError
-from torch_promote.numerics.runs.found import iterators_in
-from torch_promote.numerics.runs.policy_in_force import put_policy_in_force
-from torch_promote.numerics.runs.results import read_result
-from torch_promote.numerics.runs.state import StepState
+from torch_promote.modules.module_policies import without_module_policies
+from torch_promote.numerics.step_state import StepState, iterators_in
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
+from torch_promote.regions.defaults import default_policy, set_default_policy
+from torch_promote.regions.installation import installed, installed_as
 
-__all__ = ["Results", "StepRuns"]
+__all__ = [
+    "Results",
+    "StepRuns",
+    "distance",
+    "distances",
+    "named_tensors",
+    "present_policy",
+    "put_policy_in_force",
+    "read_result",
+    "show_progress",
+]
+
+
+# ---Converts the results of a step to named tensors, and computes the distance of two results.
+
+
+def read_result(result: Any) -> dict[str, torch.Tensor]:
+    """Converts the result of a step to detached copies of named tensors.
+
+    Args:
+        result: A tensor ("loss" if it has one element, or "output"), a number ("loss"), or a mapping, dataclass or
+            sequence of such, whose names are joined by dots.
+
+    Raises:
+        StepError: It contains no tensor and no number.
+
+    Example:
+        >>> read_result({"loss": 0.5, "logits": torch.zeros(2)})
+        {'loss': tensor(0.5000, dtype=torch.float64), 'logits': tensor([0., 0.])}
+    """
+    return {name: tensor.detach().clone() for name, tensor in named_tensors(result).items()}
+
+
+def named_tensors(result: Any) -> dict[str, torch.Tensor]:
+    """Returns the tensors in the result of a step, by name, without copying. Numbers become float64 tensors.
+
+    Raises:
+        StepError: There is none, or two have the same name.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in _tensors("", result):
+        if name in found:
+            raise StepError(f"step() returned two results with the name {name!r}. Give them different names.")
+        found[name] = tensor
+    if not found:
+        raise StepError(
+            f"step() returned {type(result).__name__}, in which there is no tensor or number to compare. Return the "
+            f"loss, the outputs, or a dict of metrics."
+        )
+    return found
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        yield name or ("loss" if whole.numel() == 1 else "output"), whole
+    elif isinstance(value, bool | int | float):
+        yield name or "loss", torch.tensor(float(value), dtype=torch.float64)
+    elif type(value).__module__ == "numpy":
+        with contextlib.suppress(TypeError, ValueError):  # text, or objects
+            yield from _tensors(name, torch.as_tensor(value))
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _tensors(f"{name}.{key}" if name else str(key), one)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _tensors(name, {one.name: getattr(value, one.name) for one in dataclasses.fields(value)})
+    elif isinstance(value, list | tuple):
+        fields = getattr(value, "_fields", range(len(value)))
+        yield from _tensors(name, dict(zip(fields, value, strict=True)))
+
+
+def distance(candidate: torch.Tensor, reference: torch.Tensor) -> float:
+    """Returns the distance of a result from the reference's, relative to the reference.
+
+    For one number it is |a - b| / |b|, for several the relative L2 norm, both in float64. If the reference is zero, it
+    is the absolute difference. It is infinite if a non-finite value is in only one of the two, or differs.
+
+    Raises:
+        StepError: The shapes differ.
+
+    Example:
+        >>> distance(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
+        0.1
+    """
+    if candidate.shape != reference.shape:
+        raise StepError(
+            f"step() returned a tensor of shape {list(candidate.shape)}, but of shape {list(reference.shape)} under "
+            f"the reference. Only results of the same shape can be compared."
+        )
+    ours, theirs = _wide(candidate), _wide(reference)
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    if bool(same.all()):
+        return 0.0
+    finite = theirs[theirs.isfinite()]
+    largest = float(finite.abs().max()) if finite.numel() else 0.0
+    scale = largest if 0 < largest < math.inf else 1.0  # the square of a large number is not finite
+    difference = float(torch.linalg.vector_norm(ours[~same] / scale - theirs[~same] / scale))
+    size = float(torch.linalg.vector_norm(finite / scale))
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / size if size else difference
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in float64."""
+    dense = tensor.detach()
+    dense = dense.to_dense() if dense.layout is not torch.strided else dense
+    dense = dense.dequantize() if dense.is_quantized else dense
+    return dense.to("cpu", torch.complex128 if dense.is_complex() else torch.float64).reshape(-1)
+
+
+def distances(candidate: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Returns `distance` for each name.
+
+    Raises:
+        StepError: The names or the shapes differ.
+    """
+    if candidate.keys() != reference.keys():
+        only = sorted(candidate.keys() ^ reference.keys())
+        raise StepError(f"step() returned other names than under the reference: only one side has {', '.join(only)}.")
+    return {name: distance(candidate[name], reference[name]) for name in reference}
+
+
+# ---Puts a policy in force in every region that a block opens, of ours and of torch.autocast.
+
+
+def present_policy() -> Policy:
+    """Returns the policy of regions without a `policy`: that of `install` if it has one, or the default."""
+    present = installed()
+    policy = default_policy() or Policy.stock()
+    if present is None:
+        return policy
+    if present.policy is not None:
+        policy = Policy.of(present.policy)
+    return policy.override(present.overrides) if present.overrides else policy
+
+
+@contextlib.contextmanager
+def put_policy_in_force(
+    policy: Policy, model: nn.Module | None = None, dtype: torch.dtype | None = None
+) -> Iterator[None]:
+    """Puts a policy in force in regions that a block opens, unless they have a `policy`. Calls `install`.
+
+    Under the policy "off", policies from `set_module_policy` on the model are suspended as well.
+
+    Args:
+        policy: The policy.
+        model: The model for the policy's module tables.
+        dtype: The dtype of regions without a `dtype`. None: PyTorch's default.
+
+    Raises:
+        OptionError: The policy has module tables, and there is no model.
+    """
+    present = installed()
+    with contextlib.ExitStack() as stack:
+        if policy.modules:
+            if model is None:
+                raise OptionError(f"{policy!r} has module tables. Pass the model to which they apply: model=...")
+            stack.enter_context(policy.apply_to(model))
+        if model is not None and policy == Policy.named("off"):
+            stack.enter_context(without_module_policies(model))
+        stack.callback(set_default_policy, set_default_policy(policy))
+        cache = None if present is None else present.cache
+        stack.enter_context(installed_as(policy=policy, cache=cache))
+        if dtype is not None:
+            for device_type in DEVICE_TYPES:
+                stack.callback(torch.set_autocast_dtype, device_type, torch.get_autocast_dtype(device_type))
+                torch.set_autocast_dtype(device_type, dtype)
+        yield
+
 
 #: Runs change global state: the default policy, the installation and the random number generators.
 _one_at_a_time = threading.Lock()
@@ -222,3 +393,38 @@ def _takes_number(step: Callable[..., Any]) -> bool:
             f"{', '.join(one.name for one in needed)}. Bind its arguments, with functools.partial or a lambda."
         )
     return bool(needed)
+
+
+# ---The progress of `compare` and `tune` on a terminal.
+
+
+#: Call it with the number of runs so far, and a remark.
+Show = Callable[[int, str], None]
+
+
+@contextlib.contextmanager
+def show_progress(what: str, total: int, wanted: bool) -> Iterator[Show]:
+    """Shows a bar on stderr while the block runs, if that is a terminal and rich is installed.
+
+    Args:
+        what: What runs.
+        total: How many runs there may be. If there are more, the total grows.
+        wanted: False: show nothing.
+
+    Example:
+        >>> with show_progress("tune", 60, wanted=False) as show:
+        ...     show(1, "gate")
+    """
+    if not wanted or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda done, remark: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    except ModuleNotFoundError:
+        yield lambda done, remark: None
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[remark]}"), console=Console(stderr=True)) as shown:
+        task = shown.add_task(what, total=total, remark="")
+        yield lambda done, remark: shown.update(task, total=max(total, done), completed=done, remark=remark)

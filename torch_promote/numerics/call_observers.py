@@ -13,21 +13,291 @@ Results are stored for as many calls as fit in memory; further rounds of the sam
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from torch_promote.numerics.comparing.error_sums import ErrorSums
-from torch_promote.numerics.comparing.forward_calls import CallKey, ForwardCalls, floating
-from torch_promote.numerics.comparing.impacts import Impacts
-from torch_promote.numerics.comparing.local_run import LocalRuns, RandomState, random_state, set_random_state
+from torch_promote import _C
+from torch_promote.checking.overloads import argument_names, leaves, overload_name
+from torch_promote.numerics.impacts import ErrorSums, Impacts
+from torch_promote.numerics.nonfinite_finder import BETWEEN_PROCESSES
 from torch_promote.numerics.observing.running_modules import RunningModules
-from torch_promote.numerics.ranges.unnoticed import unnoticed
+from torch_promote.numerics.observing.tracer import THROUGH, Tracer
+from torch_promote.numerics.ranges.unnoticed import can_be_read, unnoticed
 from torch_promote.numerics.records.calls import Call
+from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.legality import moves_data
+from torch_promote.policy.named import Value
+from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.policy import Policy
+from torch_promote.reference.autocast.arguments import replace_tensors, tensors_in
+from torch_promote.regions.autocast import my_autocast
 
-__all__ = ["CompareCandidate", "CompareLocally", "KeepReference", "KeptCall"]
+__all__ = [
+    "CallKey",
+    "CompareCandidate",
+    "CompareLocally",
+    "ForwardCalls",
+    "KeepReference",
+    "KeptCall",
+    "LocalRuns",
+    "floating",
+    "random_state",
+    "set_random_state",
+]
+
+
+# ---The calls of a forward, with keys that match the calls of two runs.
+#
+# NOTE [ Which calls are compared ]
+# The calls that the program makes in a forward. Of a composite op, only the op itself is compared, not the ops that it
+# calls, because an override of the op applies to all of them. Not compared: views and ops that move data, which
+# compute nothing; collectives, which depend on other ranks; and recomputations of checkpoints, which repeat calls of
+# the forward.
+
+
+class CallKey(NamedTuple):
+    """Identifies a call across runs of a program.
+
+    Attributes:
+        module: The path of the module that made it.
+        name: The overload's full name.
+        number: The number of earlier calls of the overload by the module.
+    """
+
+    module: str
+    name: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.module or 'the model'}, call {self.number + 1}"
+
+
+class ForwardCalls(Tracer):
+    """An observer of the calls of a forward. Subclasses process the calls.
+
+    Args:
+        modules: Tracks which module runs.
+    """
+
+    #: Whether `seen` gets the program's own results, on which it can register hooks.
+    wants_real_results = False
+
+    def __init__(self, modules: RunningModules) -> None:
+        super().__init__(modules, self._remember)
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._ended: tuple[Call, list[torch.Tensor]] | None = None
+        self.saw_backward = False
+        self.communicates = False
+
+    def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> Any:
+        """Called before a call. Its result is passed to `seen`."""
+
+    def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: Any) -> None:
+        """Called after a call.
+
+        Args:
+            key: Its key.
+            call: The tracer's record of it.
+            args: Its arguments.
+            results: The tensors among its results.
+            begun: The result of `about_to`.
+        """
+
+    def abandoned(self, begun: Any) -> None:
+        """Called when a call raises."""
+
+    def _remember(self, call: Call, tensors: list[torch.Tensor]) -> None:
+        self._ended = call, tensors
+
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
+        """Called before a call."""
+        self.communicates |= op.namespace in BETWEEN_PROCESSES
+        stack = self._stack()
+        if stack and getattr(stack[-1], "runs", None) is None:
+            return None  # part of another call
+        inner = bool(stack)
+        token: Any = super().begin(op, args)
+        if inner or token is None or token is THROUGH:
+            return token
+        if token.phase == "backward":
+            # A backward that autograd records, such as that of a gradient penalty, is part of the loss.
+            self.saw_backward |= not torch.is_grad_enabled()
+        elif token.phase == "forward" and _computes(op):
+            place = token.origin.module, overload_name(op)
+            key = CallKey(*place, self._counts[place])
+            self._counts[place] += 1
+            try:
+                token.kept = key, self.about_to(key, op, args)
+                token.real_results = self.wants_real_results
+            except BaseException:
+                self.failed(token)
+                raise
+        return token
+
+    def end(self, token: Any, results: list[Any]) -> None:
+        """Called after a call."""
+        super().end(token, results)
+        kept = getattr(token, "kept", None)
+        if kept is None or self._ended is None:
+            return
+        (call, tensors), self._ended = self._ended, None
+        self.seen(kept[0], call, token.args, tensors, kept[1])
+
+    def failed(self, token: Any) -> None:
+        """Called when a call raises."""
+        super().failed(token)
+        self._ended = None
+        kept = getattr(token, "kept", None)
+        if kept is not None:
+            self.abandoned(kept[1])
+
+
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
+def _computes(op: torch._ops.OpOverload) -> bool:
+    if op.namespace in (*BETWEEN_PROCESSES, "fsdp"):  # FSDP's ops move data
+        return False
+    return not moves_data(overload_name(op)) and bool(op._schema.returns)
+
+
+def floating(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns a call's results that can be compared: readable tensors of floating point or complex numbers."""
+    return [
+        tensor
+        for tensor in tensors
+        if (tensor.is_floating_point() or tensor.is_complex())
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and can_be_read(tensor)
+    ]
+
+
+# ---Runs a single call like the candidate, on the reference's inputs.
+
+
+_keys: Any = torch._C
+_HIDDEN = _keys.DispatchKeySet(_keys._dispatch_key_parse(_C.dispatch_observer_key()))
+
+#: The state of the generators: the CPU's, the GPUs', and those among a call's arguments.
+RandomState = tuple[torch.Tensor, list[torch.Tensor] | None, list[torch.Tensor]]
+#: Arguments that batch and instance norm write to, although their schemas do not declare it.
+_STATISTICS = frozenset({"running_mean", "running_var"})
+
+
+class LocalRuns:
+    """Runs calls of the reference in the way in which the candidate ran them.
+
+    Args:
+        candidate: The candidate's policy.
+    """
+
+    def __init__(self, candidate: Policy) -> None:
+        self._policy = candidate.without_modules()
+        self._regions: dict[Any, list[my_autocast]] = {}
+        self.refused: dict[str, str] = {}
+
+    def run(self, op: torch._ops.OpOverload, args: list[Any], as_in: Call) -> list[torch.Tensor] | None:
+        """Runs a call.
+
+        Args:
+            op: The overload.
+            args: The reference's arguments. They are not modified.
+            as_in: The candidate's call: its dtypes, policy and regions.
+
+        Returns:
+            The tensors among the results; None if the call cannot be run alone (`refused` has the reason by overload).
+        """
+        closed = {type(one).__name__ for one in leaves(args) if isinstance(one, torch.Tensor) and not can_be_read(one)}
+        if closed:  # without their own dispatch, kernels would read out of bounds
+            self.refused.setdefault(overload_name(op), f"{', '.join(sorted(closed))} has no data of its own")
+            return None
+        dtypes = {info.name: info.dtype for info in as_in.ran_with}
+        writes = {one.name for one in op._schema.arguments if one.alias_info is not None and one.alias_info.is_write}
+        writes |= _STATISTICS
+        try:
+            with _hidden(), torch.no_grad():
+                given = {
+                    name: _converted(name, value, dtypes, name in writes)
+                    for name, value in zip(argument_names(op), args, strict=True)
+                }
+                keyword_only = {one.name for one in op._schema.arguments if one.kwarg_only}
+                positional = [value for name, value in given.items() if name not in keyword_only]
+                named = {name: value for name, value in given.items() if name in keyword_only}
+                with contextlib.ExitStack() as stack:
+                    for region in self._regions_of(overload_name(op), as_in):
+                        stack.enter_context(region)
+                    results = op(*positional, **named)
+        except Exception as error:  # an op may refuse the dtypes, or a second call
+            self.refused.setdefault(overload_name(op), f"{type(error).__name__}: {error}")
+            return None
+        return [one for one in leaves(results if isinstance(results, list | tuple) else [results]) if one is not None]
+
+    def _regions_of(self, name: str, call: Call) -> list[my_autocast]:
+        key = call.autocast, name, call.policy
+        found = self._regions.get(key)
+        if found is None:
+            overrides: dict[str, Value] = {}
+            if call.policy is not None and self._says_otherwise(name, call):
+                overrides[exact_key(name)] = call.policy
+            found = self._regions[key] = [
+                my_autocast(device, dtype=dtype, policy=self._policy, overrides=overrides)
+                for device, dtype in call.autocast
+            ]
+        return found
+
+    def _says_otherwise(self, name: str, call: Call) -> bool:
+        if call.policy is CastPolicy.fallthrough:
+            return False
+        return any(self._policy.lookup(exact_key(name), device) != call.policy for device, _ in call.autocast)
+
+
+def _converted(name: str, value: Any, dtypes: Mapping[str, torch.dtype], copy: bool) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    chosen = {
+        path: tensor.detach().to(dtypes.get(path, tensor.dtype), copy=copy) for path, tensor in tensors_in(name, value)
+    }
+    return replace_tensors(name, value, chosen) if chosen else value
+
+
+@contextlib.contextmanager
+def _hidden() -> Iterator[None]:
+    """Hides ops from observers and modes, but not from autocast."""
+    random = random_state()
+    try:
+        with (
+            _keys.DisableTorchFunction(),
+            _keys._DisableTorchDispatch(),
+            _keys._ExcludeDispatchKeyGuard(_HIDDEN),
+        ):
+            yield
+    finally:
+        set_random_state(random)
+
+
+def random_state(args: Iterable[Any] = ()) -> RandomState:
+    """Returns the state of PyTorch's generators, and of those among a call's arguments."""
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), on_gpu, [one.get_state() for one in _generators(args)]
+
+
+def set_random_state(state: RandomState, args: Iterable[Any] = ()) -> None:
+    """Sets the state of PyTorch's generators, and of those among a call's arguments."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state_all(state[1])
+    for one, own in zip(_generators(args), state[2], strict=False):  # only one of the runs may pass a generator
+        one.set_state(own)
+
+
+def _generators(args: Iterable[Any]) -> list[torch.Generator]:
+    return [one for one in args if isinstance(one, torch.Generator)]
+
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["MOST_FOR_MINIMUM", "Memo", "OutOfBudgetError", "minimise", "prove", "quick_xplain", "shortest_prefix"]
 
+
 #: Up to this number of candidates, all smaller sets are run if the budget allows.
 MOST_FOR_MINIMUM = 12
 

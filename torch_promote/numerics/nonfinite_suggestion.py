@@ -12,8 +12,8 @@ from torch import nn
 from torch_promote.errors import PolicyError
 from torch_promote.modules.module_forward import attach, detach, policy_of
 from torch_promote.modules.module_policies import set_module_policy
-from torch_promote.numerics.nonfinite.records import NonfiniteOrigin
-from torch_promote.numerics.runs.state import StepState
+from torch_promote.numerics.nonfinite_finder import NonfiniteOrigin
+from torch_promote.numerics.step_state import StepState
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.named import stock_policy
 from torch_promote.policy.op_names import exact_key
@@ -23,6 +23,7 @@ from torch_promote.regions.defaults import default_policy, set_default_policy
 from torch_promote.regions.installation import installed, installed_as
 
 __all__ = ["Attempt", "Findings", "find_cure", "next_override"]
+
 
 #: The maximum number of ops that get an override before modules are tried.
 _MOST_OPS = 8

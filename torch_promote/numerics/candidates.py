@@ -1,28 +1,142 @@
-"""Policies that override exactly the ops, modules or sites that the search chose.
-
-NOTE [ Tables that reach inside ]
-A module's table also applies inside its submodules. A submodule that runs an overridden op and was not chosen gets a
-table that restores the op's policy without the override. The model itself also stands for calls outside of modules,
-which no table covers, so its overrides become overrides of the whole policy.
-"""
+"""The candidates for an override: ops, modules, or ops in modules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from torch_promote.errors import PolicyError
-from torch_promote.modules.module_policies import choose, module_policies
+from torch_promote.modules.module_policies import choose, matches, module_policies
 from torch_promote.numerics.comparing.site import Site
-from torch_promote.numerics.tuning.candidates import Place
+from torch_promote.numerics.tuning.tuning import Candidate
 from torch_promote.policy.module_tables import spell_table
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
 
-__all__ = ["Overriding", "Tables"]
+__all__ = [
+    "LEVELS",
+    "Overriding",
+    "Place",
+    "Tables",
+    "bytes_of",
+    "compress",
+    "overridable",
+    "rank_candidates",
+    "sites_of",
+]
+
+
+LEVELS = ("op", "module", "site")
+#: A module and an op in it.
+Place = tuple[str, str]
+_LOW = ("float16", "bfloat16")
+_DTYPES_OF = {"fp32": _LOW, "lower_precision_fp": ("float32",)}
+
+
+def overridable(sites: Iterable[Site], value: str, closed: Iterable[str] = ()) -> tuple[list[Site], list[str]]:
+    """Returns the sites whose dtype an override would change.
+
+    Args:
+        sites: The sites of a comparison.
+        value: The override: "fp32" or "lower_precision_fp".
+        closed: Modules in which autocast is off, including their submodules.
+
+    Returns:
+        The sites, and a sentence for each site that runs in such a dtype and cannot be changed.
+    """
+    found: list[Site] = []
+    others: dict[tuple[str, str], int] = {}
+    for site in sites:
+        if not site.in_region or not set(site.dtypes.replace(" ", "").split(",")) & set(_DTYPES_OF[value]):
+            continue
+        why = _why_not(site, value, closed)
+        if why:
+            others[site.name, why] = others.get((site.name, why), 0) + site.calls
+        else:
+            found.append(site)
+    return found, [
+        f"{name} ({number} {'call' if number == 1 else 'calls'}): {why}" for (name, why), number in others.items()
+    ]
+
+
+def rank_candidates(sites: Iterable[Site], level: str, seed: int, by_bytes: bool = False) -> list[Candidate]:
+    """Groups sites into candidates, and returns them likeliest first.
+
+    Args:
+        sites: The sites, as `overridable` returns them.
+        level: One of `LEVELS`.
+        seed: Orders candidates with equal estimates.
+        by_bytes: Whether to sort by the size of the results, smallest first. Otherwise: overflows first, then by
+            impact, then by error.
+    """
+    groups: dict[str, list[Site]] = {}
+    for site in sites:
+        groups.setdefault(_name(site, level), []).append(site)
+    found = [_candidate(name, own, level) for name, own in groups.items()]
+    ties = random.Random(seed)
+
+    def rank(one: Candidate) -> tuple[float, ...]:
+        own = groups[one.name]
+        first = (bytes_of(own),) if by_bytes else (not one.nonfinite, -one.impact)
+        return (*first, -max(_error(site) for site in own), ties.random())
+
+    return sorted(found, key=rank)
+
+
+def bytes_of(sites: Iterable[Site]) -> int:
+    """Returns the size of the results of sites in float32."""
+    return sum(site.bytes for site in sites)
+
+
+def _why_not(site: Site, value: str, closed: Iterable[str]) -> str:
+    inside = [name for name in closed if site.module == name or not name or site.module.startswith(f"{name}.")]
+    if inside:
+        return f"the policy has {inside[0]!r} run with autocast off"
+    try:
+        select(exact_key(site.name), value)
+    except PolicyError as error:
+        return str(error).partition(". Legal")[0]
+    return ""
+
+
+def _name(site: Site, level: str) -> str:
+    module = site.module or "(model)"
+    return {"op": site.op, "module": module, "site": f"{module}: {site.op}"}[level]
+
+
+def _candidate(name: str, sites: Sequence[Site], level: str) -> Candidate:
+    return Candidate(
+        name=name,
+        op="" if level == "module" else sites[0].op,
+        module="" if level == "op" else sites[0].module,
+        impact=math.sqrt(sum((site.impact or 0.0) ** 2 for site in sites)),
+        nonfinite=any(site.nonfinite for site in sites),
+        calls=sum(site.calls for site in sites),
+    )
+
+
+def _error(site: Site) -> float:
+    return site.local if site.local or site.accumulated is None else site.accumulated
+
+
+def sites_of(candidates: Iterable[Candidate], sites: Iterable[Site], level: str) -> list[Site]:
+    """Returns the sites of the candidates."""
+    names = {one.name for one in candidates}
+    return [site for site in sites if _name(site, level) in names]
+
+
+# ---Policies that override exactly the ops, modules or sites that the search chose.
+#
+# NOTE [ Tables that reach inside ]
+# A module's table also applies inside its submodules. A submodule that runs an overridden op and was not chosen gets a
+# table that restores the op's policy without the override. The model itself also stands for calls outside of modules,
+# which no table covers, so its overrides become overrides of the whole policy.
+
 
 #: Modules or patterns, and their overrides. The overrides of "" are those of the whole policy.
 Tables = dict[str, dict[str, str]]
@@ -194,3 +308,72 @@ def _and_parents(module: str) -> Iterator[str]:
         yield module
         module = module.rpartition(".")[0]
     yield ""
+
+
+# ---Writes module tables as patterns: `blocks.*.attn` for the attention of every block.
+
+
+#: The maximum distance in a sorted list of two names that are compared for a common pattern.
+_FARTHEST = 8
+
+
+def compress(tables: Mapping[str, Mapping[str, str]], overriding: Overriding) -> Tables:
+    """Returns tables with the same effect on every site, merged with patterns that select several modules.
+
+    Args:
+        tables: The tables of modules.
+        overriding: Computes the effect of tables.
+    """
+    wanted = overriding.effect(tables)
+    present: Tables = {name: dict(table) for name, table in tables.items()}
+    for group in _groups(tables):
+        left = list(group)
+        for pattern in _patterns(group):
+            covered = [name for name in left if matches(name, pattern)]
+            if len(covered) < 2:
+                continue
+            others = {name: table for name, table in present.items() if name not in covered}
+            tried = {**others, pattern: dict(tables[covered[0]])}
+            try:
+                same = overriding.effect(tried) == wanted
+            except PolicyError:  # it selects a module that cannot have a table, or two patterns differ about one
+                continue
+            if same:
+                present, left = tried, [name for name in left if name not in covered]
+    return dict(sorted(present.items()))
+
+
+def _groups(tables: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
+    """The groups of two or more modules with the same table."""
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, table in tables.items():
+        if name:
+            groups.setdefault(tuple(sorted(table.items())), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def _patterns(names: Sequence[str]) -> Iterator[str]:
+    """Patterns that select several of the names: most selected names first, then narrowest."""
+    found: dict[str, int] = {}
+    for distance in range(1, min(len(names), _FARTHEST + 1)):
+        for one, other in zip(names, names[distance:], strict=False):
+            for pattern in _patterns_of_two(one.split("."), other.split("."), names):
+                found.setdefault(pattern, sum(matches(name, pattern) for name in names))
+    yield from sorted(found, key=lambda pattern: (-found[pattern], "**" in pattern, pattern.count("*"), pattern))
+
+
+def _patterns_of_two(one: list[str], other: list[str], names: Sequence[str]) -> Iterator[str]:
+    if len(one) == len(other):
+        differ = [a != b for a, b in zip(one, other, strict=True)]
+        if not all(differ):
+            star = ".".join("*" if differs else part for part, differs in zip(one, differ, strict=True))
+            yield star
+            parts = {name.split(".")[differ.index(True)] for name in names if matches(name, star)}
+            if sum(differ) == 1 and all(len(part) == 1 and part.isdigit() for part in parts):
+                digits = f"[{''.join(sorted(parts))}]"
+                yield ".".join(digits if differs else part for part, differs in zip(one, differ, strict=True))
+    shared = 0
+    while shared < min(len(one), len(other)) and one[-1 - shared] == other[-1 - shared]:
+        shared += 1
+    if shared:
+        yield ".".join(["**", *one[-shared:]])

@@ -7,8 +7,9 @@ backward that autograd records (as in a gradient penalty) is part of the loss, a
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,136 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from torch_promote.numerics.comparing.error_sums import as_reals
+from torch_promote.numerics.comparing.comparison import GradientError
 from torch_promote.numerics.ranges.unnoticed import unnoticed
+from torch_promote.numerics.step_runs import distance, named_tensors
 
-__all__ = ["Impact", "Impacts", "random_cotangents", "replace_gradients"]
+__all__ = [
+    "BEYOND",
+    "Backwards",
+    "ErrorSums",
+    "Errors",
+    "Impact",
+    "Impacts",
+    "as_reals",
+    "errors_of",
+    "random_cotangents",
+    "replace_gradients",
+    "watch_gradients",
+]
+
+
+# ---Accumulates the errors of many tensors on their device.
+
+
+#: A value beyond this counts as infinite, like the lowest number of a dtype in masks.
+BEYOND = 1e30
+#: The number of elements processed at a time, which bounds the memory of their float64 copies.
+_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """The errors of results, compared with the reference's.
+
+    Attributes:
+        relative: The L2 norm of the difference, relative to the reference's; infinite if a value is not finite where
+            the reference's is, or if the reference is zero and the difference is not.
+        ulp: The largest difference, in units in the last place of the result's dtype at the reference's value.
+        sqnr: The signal to quantization noise ratio in dB; infinite without a difference.
+        nonfinite: The number of non-finite values where the reference's are finite.
+    """
+
+    relative: float = 0.0
+    ulp: float = 0.0
+    sqnr: float = math.inf
+    nonfinite: int = 0
+
+
+class ErrorSums:
+    """Sums up errors. `add` reads the tensors immediately; only `total` synchronizes with a device.
+
+    Example:
+        >>> sums = ErrorSums()
+        >>> sums.add(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
+        >>> sums.total().relative
+        0.1
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[torch.device, torch.Tensor] = {}
+
+    def add(self, result: torch.Tensor, reference: torch.Tensor) -> None:
+        """Adds the errors of a result.
+
+        Args:
+            result: The result.
+            reference: The reference's, of the same shape.
+        """
+        dtype = result.dtype if result.dtype.is_floating_point else torch.float64
+        for ours, theirs in zip(_pieces(result), _pieces(reference), strict=True):
+            found = _sums_of(ours, theirs.to(ours.device), torch.finfo(dtype))
+            self._add(found)
+
+    def merge(self, other: ErrorSums) -> None:
+        """Adds the sums of another object."""
+        for sums in other._sums.values():
+            self._add(sums)
+
+    def _add(self, found: torch.Tensor) -> None:
+        known = self._sums.get(found.device)
+        if known is not None:
+            found = torch.stack([*(known + found)[:2], torch.maximum(known, found)[2], (known + found)[3]])
+        self._sums[found.device] = found
+
+    def total(self) -> Errors:
+        """Returns the errors of all results together."""
+        sums = [one.tolist() for one in self._sums.values()]
+        if not sums:
+            return Errors()
+        difference, size = sum(one[0] for one in sums), sum(one[1] for one in sums)
+        nonfinite = int(sum(one[3] for one in sums))
+        if nonfinite or (difference and not size):
+            return Errors(math.inf, max(one[2] for one in sums), -math.inf, nonfinite)
+        if not difference:
+            return Errors()
+        relative = math.sqrt(difference / size)
+        return Errors(relative, max(one[2] for one in sums), -20 * math.log10(relative), 0)
+
+
+def as_reals(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor's elements as a 1-d tensor of reals; a complex number becomes two."""
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return real.reshape(-1)
+
+
+def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    pieces: tuple[torch.Tensor, ...] = as_reals(tensor).split(_AT_ONCE)
+    return pieces
+
+
+def _sums_of(result: torch.Tensor, reference: torch.Tensor, info: Any) -> torch.Tensor:
+    """The sums of squares of difference and reference, the largest error in ulp, and the count of values lost."""
+    ours, theirs = result.double(), reference.double()
+    in_theirs = theirs.abs() < BEYOND  # false for NaN
+    in_ours = ours.abs() < BEYOND
+    both = in_ours & in_theirs
+    difference = torch.where(both, (ours - theirs).abs(), 0.0)
+    theirs = torch.where(both, theirs, 0.0)
+    _, exponent = torch.frexp(theirs)
+    smallest = info.smallest_normal * info.eps  # the smallest subnormal number
+    unit = torch.ldexp(torch.full_like(theirs, info.eps), exponent - 1)
+    unit = torch.where(theirs == 0, smallest, unit.clamp_min(smallest))
+    lost = in_theirs & ~in_ours
+    return torch.stack(
+        [
+            difference.square().sum(),
+            theirs.square().sum(),
+            (difference / unit).max() if difference.numel() else difference.sum(),
+            lost.sum().double(),
+        ]
+    )
+
 
 #: Sums of gradients below this, relative to those of the loss's own ops, count as rounding errors.
 _CANCELLED = 1e-5
@@ -226,3 +353,114 @@ def replace_gradients(model: nn.Module, generator: torch.Generator) -> Any:
         return view
 
     return model.register_forward_hook(lambda module, args, output: tree_map(replace, output))
+
+
+# ---The backwards of a comparison, and the resulting gradients of parameters.
+
+
+class Backwards:
+    """Runs the backwards that a step has not run itself.
+
+    Attributes:
+        count: The number of backwards, including those of the step.
+        random: Whether random cotangents replaced a loss.
+        failed: The error of a backward that the step does not run itself, or "".
+        gradients: Copies of the parameters' gradients after the last backward, by name.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.random = False
+        self.failed = ""
+        self.gradients: dict[str, torch.Tensor] = {}
+
+    def after_step(self, result: Any, has_run: bool, impacts: Impacts | None = None) -> None:
+        """Runs a backward on the result of a step.
+
+        Args:
+            result: The result.
+            has_run: Whether the step ran a backward itself.
+            impacts: Receives the gradients.
+        """
+        tensors = named_tensors(result)
+        loss = _loss_of(tensors)
+        generator = torch.Generator().manual_seed(0)
+        if has_run:
+            self.count += 1
+            if impacts is not None:
+                impacts.settle(loss)
+            return
+        if loss is not None and not loss.requires_grad and impacts is not None:
+            loss = impacts.scalar_like(loss) or loss
+        if loss is not None and loss.requires_grad:
+            of, cotangents = [loss], None
+        else:
+            of = [one for one in tensors.values() if one.requires_grad and one.is_floating_point()]
+            if not of:
+                return
+            cotangents = random_cotangents(of, generator)
+            self.random = True
+            if impacts is not None:
+                impacts.random = True
+        times = impacts.backwards if impacts is not None and impacts.random else 1
+        for number in range(times):
+            if number and cotangents is not None:
+                cotangents = random_cotangents(of, generator)
+            self.count += 1
+            try:
+                torch.autograd.backward(of, cotangents, retain_graph=number < times - 1)
+            except RuntimeError as error:  # a program without a backward may overwrite tensors that it would need
+                if number:
+                    break
+                self.failed = str(error).partition("\n")[0]
+                if impacts is not None:
+                    impacts.settle(loss, failed=True)
+                return
+            if impacts is not None:
+                impacts.end_backward()
+        if impacts is not None:
+            impacts.settle(None)
+
+
+def _loss_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """The loss among the results of a step: the one named "loss", or the only number."""
+    if "loss" in tensors and tensors["loss"].numel() == 1:
+        return tensors["loss"]
+    numbers = [one for one in tensors.values() if one.numel() == 1 and one.is_floating_point()]
+    return numbers[0] if len(numbers) == 1 else None
+
+
+@contextlib.contextmanager
+def watch_gradients(model: nn.Module, backwards: Backwards) -> Iterator[None]:
+    """Copies the gradients of parameters in a block, before the program can drop them."""
+    handles = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.is_leaf:
+
+            def keep(parameter: torch.Tensor, name: str = name) -> None:
+                with unnoticed():
+                    if parameter.grad is not None:
+                        backwards.gradients[name] = _local(parameter.grad).detach().clone()
+
+            handles.append(parameter.register_post_accumulate_grad_hook(keep))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns this rank's part of a DTensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+
+
+def errors_of(candidate: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> list[GradientError]:
+    """Returns the error of each gradient, largest first; infinite if only one side has the gradient."""
+    found = []
+    for name in {**reference, **candidate}:
+        ours, theirs = candidate.get(name), reference.get(name)
+        norm = 0.0 if theirs is None else float(torch.linalg.vector_norm(theirs.double()))
+        error = float("inf") if ours is None or theirs is None else distance(ours, theirs)
+        found.append(GradientError(name, error, norm))
+    return sorted(found, key=lambda one: (-one.error, one.name))

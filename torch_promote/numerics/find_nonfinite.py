@@ -16,9 +16,8 @@ from torch import nn
 
 from torch_promote.checking.dispatch_observer import observe_dispatch
 from torch_promote.errors import OptionError, TorchPromoteError
-from torch_promote.numerics.nonfinite.finder import NonfiniteFinder
-from torch_promote.numerics.nonfinite.records import BenignNonfinite, NonfiniteOrigin
-from torch_promote.numerics.nonfinite.suggestion import Attempt, find_cure
+from torch_promote.numerics.nonfinite_finder import BenignNonfinite, NonfiniteFinder, NonfiniteOrigin
+from torch_promote.numerics.nonfinite_suggestion import Attempt, find_cure
 from torch_promote.numerics.observing.running_modules import RunningModules
 from torch_promote.numerics.observing.unseen import watch_unseen
 from torch_promote.numerics.records.calls import Call
