@@ -125,7 +125,7 @@ def environment(sanitizer: str, copy: Path, logs: Path) -> dict[str, str]:
         **os.environ,
         **{name: ":".join(words) for name, words in options.items()},
         "LD_PRELOAD": " ".join(_library(name) for name in (*libraries, "libstdc++.so")),
-        "PYTHONPATH": os.pathsep.join([str(copy), str(copy / "tests")]),
+        "PYTHONPATH": os.pathsep.join([str(copy), str(copy / "tests"), str(copy / "tools")]),
         "PYTHONMALLOC": "malloc",  # Python's own allocator would hide what becomes of its blocks
         "TORCH_PROMOTE_CXXFLAGS": " ".join(FLAGS[sanitizer]),  # for the stand-in device, which tests compile
     }

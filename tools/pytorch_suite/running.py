@@ -46,7 +46,7 @@ class Run:
         tests: The folder `test` of PyTorch's sources.
         out: The folder for records and logs.
         limit: The time limit in seconds for all tests of a file, under each of the two.
-        on_stand_in: Whether "cuda" is the tests' device of host memory (tests/cuda_stand_in).
+        on_stand_in: Whether "cuda" is the tests' device of host memory (tools/cuda_stand_in).
     """
 
     tests: Path

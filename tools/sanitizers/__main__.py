@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / folder) for folder in ("tests", "tools")]
 
 from building import FLAGS, ROOT, build
 from planted import PLANTED, plant, undetected
@@ -75,7 +75,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--planted",
         action="store_true",
-        help="check the sanitizers themselves: build bugs into the copy (tests/sanitizers/planted.py), run their tests "
+        help="check the sanitizers themselves: build bugs into the copy (tools/sanitizers/planted.py), run their tests "
         "only, and fail unless each bug has a report",
     )
     parser.add_argument(

@@ -1,6 +1,6 @@
 """`make tuned-models`: tunes and trains small models of transformers and timm, and prints the table of docs/tuning.md.
 
-    python tests/tuned_models --models BERT --dtypes bfloat16 --levels op
+    python tools/tuned_models --models BERT --dtypes bfloat16 --levels op
 
 The models are built from configs and trained on local text and digits, so no network is needed. Each is tuned in
 float16 and bfloat16 for a fraction of the error of its logits in that dtype without overrides: half of it at the levels
@@ -36,7 +36,7 @@ _HEAD = (
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; see the module."""
-    parser = argparse.ArgumentParser(prog="tests/tuned_models", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="tools/tuned_models", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", default="", help="only models whose name contains this")
     parser.add_argument("--dtypes", nargs="*", choices=_DTYPES, default=list(_DTYPES))
     parser.add_argument("--levels", nargs="*", choices=("op", "site"), default=["op", "site"])
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     missing = [name for name in ("transformers", "timm") if find_spec(name) is None]
     if missing:
-        print(f"tests/tuned_models: error: {' and '.join(missing)} not installed: make tuned-models", file=sys.stderr)
+        print(f"tools/tuned_models: error: {' and '.join(missing)} not installed: make tuned-models", file=sys.stderr)
         return 2
     declare_ops_of_torchvision()
     warnings.filterwarnings("ignore", category=FutureWarning)  # of the frameworks

@@ -26,7 +26,7 @@ _BEGIN = re.compile(
 _FRAME = re.compile(r"^ +#\d+ (?:0x[0-9a-f]+ in )?(?P<function>.+?) (?P<file>/\S+?):(?P<line>\d+)", re.MULTILINE)
 _ANY_FRAME = re.compile(r"^ +#\d+ (?P<text>.+)$", re.MULTILINE)
 #: The C++ of this project, in any checkout.
-_OURS = re.compile(r"(?:^|/)(?<!torch/)((?:csrc|tests/cuda_stand_in)/[^:]+)$")
+_OURS = re.compile(r"(?:^|/)(?<!torch/)((?:csrc|tools/cuda_stand_in)/[^:]+)$")
 
 
 @dataclass(frozen=True, slots=True)

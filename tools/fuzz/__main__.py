@@ -6,7 +6,7 @@
     make fuzz ARGS="--program out/fuzz/cpu-0-1234.py"              # a script that was found
 
 A program that differs is made smaller, and written as a script to out/fuzz/. The script runs by itself (on the stand-in
-with PYTHONPATH=tests). docs/reliability.md says what is drawn.
+with PYTHONPATH=tools:tests). docs/reliability.md says what is drawn.
 
 Exit status: 0 no program differs; 1 a program differs; 2 wrong options, or something is missing; 130 Ctrl-C.
 """
@@ -19,7 +19,7 @@ import runpy
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / folder) for folder in ("tests", "tools")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import cuda_stand_in

@@ -1,8 +1,8 @@
 """`make soak`: runs iterations that make new modules, regions, policies, rules, ops and threads, and looks for growth.
 
-    python tests/soak --iterations 20000 --seed 0        # all features, drawn at random, in this process
-    python tests/soak --only overrides --only rules      # some features
-    python tests/soak --each --iterations 2000           # each feature in a process of its own, and what it grows by
+    python tools/soak --iterations 20000 --seed 0        # all features, drawn at random, in this process
+    python tools/soak --only overrides --only rules      # some features
+    python tools/soak --each --iterations 2000           # each feature in a process of its own, and what it grows by
 
 It measures the resident memory, what malloc has handed out, Python's blocks and objects, and the size of every registry
 and cache of torch_promote. A measure is flat if its slope over the last three quarters of the run is at most a bound,
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="tests/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="tools/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--iterations", type=_iterations, default=20_000, help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")

@@ -8,9 +8,9 @@ synchronously: no stream ever has to wait, but waits are counted.
 PyTorch requests CUDA's hooks once, during its import. So a process has to be started for the stand-in:
 
     pytest --device cuda-stand-in tests/cuda           # tests of tests/cuda/; with --device cuda: on a GPU
-    PYTHONPATH=tests python -m cuda_stand_in program.py arguments
-    PYTHONPATH=tests python -m cuda_stand_in -m module arguments
-    PYTHONPATH=tests python -m cuda_stand_in -c "import torch; print(torch.ones(2, device='cuda'))"
+    PYTHONPATH=tools python -m cuda_stand_in program.py arguments
+    PYTHONPATH=tools python -m cuda_stand_in -m module arguments
+    PYTHONPATH=tools python -m cuda_stand_in -c "import torch; print(torch.ones(2, device='cuda'))"
 
 or, at the top of a program, before it imports torch, `cuda_stand_in.start()`. Processes that `multiprocessing` spawns
 from it have the device too. Programs use the device as they use a GPU: `torch.ones(2, device="cuda:1")`,

@@ -72,7 +72,7 @@ class Outcome:
 
 def environment() -> dict[str, str]:
     """Returns the environment of the steps: the package of this checkout, and a stand-in for a missing expecttest."""
-    paths = [str(ROOT), str(ROOT / "tests")]
+    paths = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
     if find_spec("expecttest") is None:
         paths.append(str(_WITHOUT_EXPECTTEST))
     before = os.environ.get("PYTHONPATH")

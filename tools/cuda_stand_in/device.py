@@ -87,9 +87,9 @@ def _start_in_spawned_processes(devices: int) -> None:
     def get_command_line(**arguments: object) -> list[str]:
         line = stock(**arguments)
         at = line.index("-c") + 1
-        tests = str(Path(__file__).parents[1])
+        folder = str(Path(__file__).parents[1])
         line[at] = (
-            f"import sys; sys.path.insert(0, {tests!r}); import cuda_stand_in as s; s.start({devices}); {line[at]}"
+            f"import sys; sys.path.insert(0, {folder!r}); import cuda_stand_in as s; s.start({devices}); {line[at]}"
         )
         return line
 

@@ -57,7 +57,7 @@ def forget_counts(objects: Path, out: Path) -> None:
 
 def variables(copy: Path, settings: Path) -> dict[str, str]:
     """Returns the environment variables of a process that is measured, and in which Python finds the copy."""
-    paths = [str(copy), str(copy / "tests"), str(HERE / "hooks"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(copy), str(copy / "tests"), str(copy / "tools"), str(HERE / "hooks"), os.environ.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "COVERAGE_PROCESS_START": str(settings),  # coverage.py's .pth file starts it in each process
