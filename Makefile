@@ -25,7 +25,7 @@
 # make bench-instructions  counts the instructions of calls and models under stock and ours (needs valgrind)
 # make gpu       on a machine with a GPU: runs the tests that need one, parity and the benchmark; writes docs/gpu.md.
 #                Works offline with PYTHON3's PyTorch and pytest (ARGS="--device cuda-stand-in" tries it without a GPU)
-# make bench     times regions, ops and models against stock autocast (ARGS="--plot bench.png" draws a plot)
+# make bench     times regions, ops and models against stock autocast (ARGS="--suite models", ARGS=--help)
 #
 # Each target first creates a virtual environment, installs PyTorch, and builds the extension if necessary. To use
 # another PyTorch: make test TORCH_VERSION=2.15.0 (each version has its own environment).
@@ -121,10 +121,10 @@ $(VENV)/.docs: pyproject.toml
 	touch $@
 
 bench: build
-	$(PY) -m torch_promote bench $(ARGS)
+	$(PY) -m benchmarks $(ARGS)
 
 bench-instructions: build
-	$(PY) -m torch_promote bench --suite instructions $(ARGS)
+	$(PY) -m benchmarks --suite instructions $(ARGS)
 
 gpu:
 	$(PYTHON3) tests/gpu $(ARGS)

@@ -21,8 +21,8 @@ from helpers.models import (
     made,
     region_of,
 )
-from torch_promote.bench.casts import count_casts
-from torch_promote.bench.memory import peak_bytes
+from benchmarks.measures import count_casts
+from benchmarks.measures import peak_bytes
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 

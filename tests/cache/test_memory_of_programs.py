@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from helpers.program_peaks import EVERY_PROGRAM, TRAINING, bytes_beyond_stock, check_bounds, peaks
-from torch_promote.bench.programs import PROGRAMS
+from benchmarks.programs import PROGRAMS
 
 pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks")
 

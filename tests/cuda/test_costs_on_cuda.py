@@ -15,7 +15,7 @@ import cuda_stand_in
 import torch_promote as tp
 from helpers.casts import Region
 from helpers.models import MODELS, loss_of, made
-from torch_promote.bench.memory import peak_bytes
+from benchmarks.measures import peak_bytes
 
 pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks")
 
