@@ -15,8 +15,7 @@ from torch_promote.checking.expected_promotion import JoinedOperands, operands_o
 from torch_promote.checking.overloads import find_overload
 from torch_promote.promoting.ops import FLOATS, OPAQUE, PromotingOp, promoting_ops
 from torch_promote.reference import Operand
-from torch_promote.reference.ops.infer import functional_of
-from torch_promote.reference.ops.rule_table import rule_table
+from torch_promote.reference.ops.infer import functional_of, rule_table
 
 #: Their operands are described, and no kernel runs.
 TENSOR = Operand(torch.int32, (2, 3))

@@ -20,7 +20,7 @@ from torch_promote.policy.overrides import parse_overrides
 from torch_promote.policy.policy import Policy
 from torch_promote.policy.registered import registered
 from torch_promote.promoting.ops import BOOLEAN, FLOATS, OPAQUE, PromotingOp, promoting_ops
-from torch_promote.reference.ops.rule_table import rule_table
+from torch_promote.reference.ops.infer import rule_table
 from torch_promote.regions.defaults import default_policy, registered_policies
 
 __all__ = ["draw_other_ops", "import_modules", "other_ops", "other_overloads"]

@@ -20,7 +20,7 @@ from torch_promote.promoting import lint as promotion_lint
 from torch_promote.promoting.ops import promoting_ops
 from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name
 from torch_promote.reference.dtypes import kind as kind_of_dtype
-from torch_promote.reference.promotion.states import Operand
+from torch_promote.reference.promotion import Operand
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, describe
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_promote.reference.ops.infer import EACH
-from torch_promote.reference.ops.rule_table import Entry, rule_table
+from torch_promote.reference.ops.infer import EACH, Entry, rule_table
 
 __all__ = ["BOOLEAN", "COMMON", "FLOATS", "OPAQUE", "PromotingOp", "promoting_ops"]
 

@@ -16,7 +16,7 @@ from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.named import Value
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.policy import Policy
-from torch_promote.reference.autocast.arguments import replace_tensors, tensors_in
+from torch_promote.reference.autocast import replace_tensors, tensors_in
 from torch_promote.regions.autocast import my_autocast
 
 __all__ = ["LocalRuns", "random_state", "set_random_state"]

@@ -1,37 +1,163 @@
-"""Rules for elementwise ops that allocate or convert a tensor themselves, before or instead of TensorIterator.
+"""The rules for elementwise ops, by their names in the `.rules` files. Each is a configuration of TensorIterator.
 
-elementwise.py describes the arguments and results of these functions.
+A rule is a function of the call, the names of its operands (default: all tensors) and `out`, the tensor that an out= op
+writes to. It returns dtype, shape and strides.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
-from torch_promote.reference.dtypes import is_complex, is_floating, is_integral, to_real
-from torch_promote.reference.elementwise.config import PRESETS
-from torch_promote.reference.elementwise.memory_format import Sizes, contiguous_strides
-from torch_promote.reference.elementwise.strides import temporary_strides
-from torch_promote.reference.elementwise.tensor_iterator import ElementwiseResult, infer_elementwise
+from torch_promote.reference.dtypes import is_complex, is_floating, is_integral, to_complex, to_real
 from torch_promote.reference.ops.call import Call, TensorLike, described, strides_of
-from torch_promote.reference.ops.elementwise_iterated import with_preset
-from torch_promote.reference.promotion.states import Operand, result_type
+from torch_promote.reference.promotion import Operand, result_type
+from torch_promote.reference.strides import Sizes, contiguous_strides, temporary_strides
+from torch_promote.reference.tensor_iterator import PRESETS, ElementwiseResult, infer_elementwise, infer_where
 
-__all__ = [
-    "angle",
-    "into_like",
-    "is_infinite",
-    "like",
-    "like_float",
-    "modulus",
-    "power_of_number",
-    "times_power",
-    "with_numbers",
-]
+__all__ = ["ELEMENTWISE_RULES", "ElementwiseRule"]
+
+#: Returns the result of an elementwise op.
+ElementwiseRule = Callable[..., ElementwiseResult]
+
+#: The rules by name.
+ELEMENTWISE_RULES: dict[str, ElementwiseRule] = {}
+
+_Rule = TypeVar("_Rule", bound=ElementwiseRule)
 
 
+def _rule(function: _Rule) -> _Rule:
+    """Adds a function to the rules, under its name."""
+    ELEMENTWISE_RULES[function.__name__] = function
+    return function
+
+
+def _with_preset(preset: str, call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """A TensorIterator with one of the `PRESETS`.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.eq.Tensor, [torch.ones(2, 1), torch.ones(3).double()])
+        Inference(rule='comparison', dtypes=(torch.bool,), shape=(2, 3), strides=(3, 1))
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::build (v2.13).
+    """
+    operands = tuple(call.operands(*names))
+    return infer_elementwise(*operands, preset=preset, out=out, default_dtype=call.default_dtype)
+
+
+for _preset in ("unary", "unary_float", "binary", "binary_float", "comparison", "ternary"):
+    ELEMENTWISE_RULES[_preset] = functools.partial(_with_preset, _preset)
+
+
+@_rule
+def threshold(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """Promotes like binary ops, but allows an output with overlaps.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> out = torch.ones(1).expand(3)
+        >>> infer(torch.ops.aten.threshold.out, [torch.ones(3), 0, 1], {"out": out}).strides
+        (0,)
+
+    Source: aten/src/ATen/native/Activation.cpp, TORCH_META_FUNC(threshold) (v2.13).
+    """
+    config = replace(PRESETS["binary"], check_mem_overlap=False)
+    return infer_elementwise(*call.operands(*names), preset=config, out=out, default_dtype=call.default_dtype)
+
+
+@_rule
+def product(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """The operands are multiplied one after another.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> half, mask = torch.ones(3).half(), torch.ones(3).bool()
+        >>> infer(torch.ops.aten.native_dropout_backward.default, [half, mask, 2.0]).dtypes
+        (torch.float16,)
+
+    Source: aten/src/ATen/native/Dropout.cpp, native_dropout_backward (v2.13).
+    """
+    first, *rest = call.operands(*names)
+    device = described(call.tensor()).device
+    for factor in rest:
+        result = infer_elementwise(first, factor, default_dtype=call.default_dtype)
+        first = Operand(result.dtype, result.shape, result.strides, device)
+    return result
+
+
+@_rule
+def quotient(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """With a rounding mode, integers stay integers.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> whole = torch.ones(3).int()
+        >>> infer(torch.ops.aten.div.Tensor_mode, [whole, whole], {"rounding_mode": "floor"}).dtypes
+        (torch.int32,)
+        >>> infer(torch.ops.aten.div.Tensor_mode, [whole, whole], {"rounding_mode": None}).dtypes
+        (torch.float32,)
+
+    Source: aten/src/ATen/native/BinaryOps.cpp, TORCH_META_FUNC2(div, Tensor_mode) (v2.13).
+    """
+    return _with_preset("binary_float" if call["rounding_mode"] is None else "binary", call, *names, out=out)
+
+
+@_rule
+def where(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """The condition affects the shape and strides, not the dtype.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.where.self, [torch.ones(2, 1).bool(), torch.ones(3).char(), torch.ones(3).char()])
+        Inference(rule='where', dtypes=(torch.int8,), shape=(2, 3), strides=(3, 1))
+
+    Source: aten/src/ATen/native/TensorCompare.cpp, where_self_out (v2.13).
+    """
+    result = infer_where(call["condition"], call["self"], call["other"], call.default_dtype)
+    if out is None:
+        return result
+    config = replace(PRESETS["nullary"], resize_outputs=True)
+    return infer_elementwise(*call.operands("condition", "self", "other"), preset=config, out=out)
+
+
+@_rule
+def complex_of(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """Two floating tensors of one dtype give a complex tensor.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.complex.default, [torch.ones(3), torch.ones(2, 1)])
+        Inference(rule='complex_of', dtypes=(torch.complex64,), shape=(2, 3), strides=(3, 1))
+
+    Source: aten/src/ATen/native/TensorFactories.cpp, complex (v2.13).
+    """
+    operands = tuple(call.operands(*names))
+    config = replace(PRESETS["unary"], static_dtype=to_complex(call.tensor().dtype), check_all_same_dtype=False)
+    return infer_elementwise(*operands, preset=config, out=out)
+
+
+@_rule
+def in_dtype_of(call: Call, name: str, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """The first name gives the result's dtype, the others are the operands.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.mish_backward.default, [torch.ones(3), torch.ones(3).half()]).dtypes
+        (torch.float16,)
+
+    Source: aten/src/ATen/native/Activation.cpp, mish_backward (v2.13).
+    """
+    config = replace(PRESETS["binary"], static_dtype=call.tensor(name).dtype)
+    return infer_elementwise(*call.operands(*names), preset=config, out=out)
+
+
+@_rule
 def modulus(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     """The modulus of complex numbers is real, and keeps the input's strides.
 
@@ -51,6 +177,7 @@ def modulus(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     return _copied_parts("unary", call, out)
 
 
+@_rule
 def angle(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     """The angle of complex numbers is real and contiguous. Angles of integers are floating.
 
@@ -71,7 +198,7 @@ def _copied_parts(preset: str, call: Call, out: TensorLike | None) -> Elementwis
     """
     tensor = call.tensor()
     if not is_complex(tensor.dtype) or (out is not None and is_complex(out.dtype)):
-        return with_preset(preset, call, out=out)
+        return _with_preset(preset, call, out=out)
     return _resized(to_real(tensor.dtype), tuple(tensor.shape), out, tensor.dtype)
 
 
@@ -83,6 +210,7 @@ def _resized(dtype: torch.dtype, shape: Sizes, out: TensorLike | None, computed_
     return ElementwiseResult(out.dtype, shape, strides, computed_in)
 
 
+@_rule
 def with_numbers(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
     """The numbers affect the dtype, but are not operands of the iteration.
 
@@ -101,6 +229,7 @@ def with_numbers(call: Call, *names: str, out: TensorLike | None = None) -> Elem
     return infer_elementwise(described(tensor)._replace(dtype=dtype, strides=strides), preset="ternary", out=out)
 
 
+@_rule
 def power_of_number(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     """A number to the power of a tensor: the result is contiguous.
 
@@ -115,6 +244,7 @@ def power_of_number(call: Call, *, out: TensorLike | None = None) -> Elementwise
     return _resized(dtype, tuple(call.tensor().shape), out, dtype)
 
 
+@_rule
 def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     """A tensor times a power of two. There is a kernel for integer exponents of floating tensors; others are products.
 
@@ -147,6 +277,7 @@ def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResu
     return infer_elementwise(tensor, factor, out=out, default_dtype=call.default_dtype)
 
 
+@_rule
 def like(call: Call, name: str = "self", *, out: TensorLike | None = None) -> ElementwiseResult:
     """The tensor's dtype and shape, and its strides if it is dense.
 
@@ -162,6 +293,7 @@ def like(call: Call, name: str = "self", *, out: TensorLike | None = None) -> El
     return _like(call.tensor(name), call.tensor(name).dtype, out)
 
 
+@_rule
 def like_float(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     """Like `like`, but the default dtype for integers.
 
@@ -185,6 +317,7 @@ def _like(tensor: TensorLike, dtype: torch.dtype, out: TensorLike | None) -> Ele
     return ElementwiseResult(dtype, shape, temporary_strides(shape, strides_of(tensor)), dtype)
 
 
+@_rule
 def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
     """The result is written into an `empty_like` of the first named tensor.
 
@@ -203,6 +336,7 @@ def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None)
     return infer_elementwise(*call.operands(*names), preset=config, out=written)
 
 
+@_rule
 def is_infinite(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     """Integers are never infinite. For other dtypes, absolute values are compared with infinity, part by part.
 

@@ -10,19 +10,283 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_table import Row, op_table
-from torch_promote.reference.autocast.arguments import candidates, devices_of, written_tensors
-from torch_promote.reference.autocast.state import TURNS, AutocastState, DeviceAutocast
 from torch_promote.reference.dtypes import dtype_name, is_floating
-from torch_promote.reference.ops.call import Call
-from torch_promote.reference.ops.registered import is_registered
+from torch_promote.reference.ops.call import Argument, Call
+from torch_promote.reference.ops.infer import is_registered
 
-__all__ = ["AutocastPlan", "AutocastState", "Cast", "DeviceAutocast", "autocast_plan", "has_policy"]
+__all__ = [
+    "TURNS",
+    "AutocastPlan",
+    "AutocastState",
+    "Candidate",
+    "Cast",
+    "DeviceAutocast",
+    "Override",
+    "Overrides",
+    "autocast_plan",
+    "candidates",
+    "devices_of",
+    "has_policy",
+    "replace_tensors",
+    "tensors_in",
+    "written_tensors",
+]
+
+
+#: The device types with policies, in the order in which they cast, each with the devices whose tensors it casts.
+TURNS = {"cuda": ("cuda", "xla"), "cpu": ("cpu",)}
+
+#: A policy for every device type, or a mapping of device types to policies.
+Override = CastPolicy | torch.dtype | Mapping[str, CastPolicy | torch.dtype]
+#: Replaces the table's policies: maps full names of overloads, such as `aten::mm` or `mylib::op`, to overrides.
+Overrides = Mapping[str, Override]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAutocast:
+    """The autocast state of one device type.
+
+    Attributes:
+        enabled: Whether autocast is on.
+        dtype: The autocast dtype.
+
+    Example:
+        >>> DeviceAutocast(enabled=True, dtype=torch.bfloat16).dtype
+        torch.bfloat16
+
+    Source: aten/src/ATen/autocast_mode.cpp, is_autocast_enabled (v2.13); aten/src/ATen/autocast_mode.cpp,
+    get_autocast_dtype (v2.13).
+    """
+
+    enabled: bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class AutocastState:
+    """The autocast state during a call. It does not include grad mode, which does not affect casts.
+
+    Attributes:
+        devices: The state of each device type. Autocast is off for the others.
+        cache_enabled: Whether casts of weights are cached.
+        overrides: Policies by the overload's full name, such as `aten::mm`: for every device type, or by device type.
+            For other ops, the table's policies apply.
+        inference_mode: Whether inference mode is on, in which no cast is cached or reused.
+        keeps_more: Whether `my_autocast` also keeps casts that PyTorch repeats at each use: of half-precision weights,
+            frozen parameters, views of weights, and in inference mode. This assumes that no other tensor shares their
+            data.
+        cached: The valid casts in the cache: weights, and the dtypes that they were cast to.
+
+    Example:
+        >>> AutocastState.region("cpu").devices["cpu"]
+        DeviceAutocast(enabled=True, dtype=torch.bfloat16)
+
+    Source: aten/src/ATen/autocast_mode.cpp, is_autocast_cache_enabled (v2.13); aten/src/ATen/autocast_mode.cpp,
+    get_cached_casts (v2.13).
+    """
+
+    devices: Mapping[str, DeviceAutocast]
+    cache_enabled: bool = True
+    overrides: Overrides = field(default_factory=lambda: MappingProxyType({}))
+    inference_mode: bool = False
+    keeps_more: bool = False
+    cached: tuple[tuple[torch.Tensor, torch.dtype], ...] = field(default=(), compare=False)
+
+    @classmethod
+    def region(
+        cls,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        *,
+        cache_enabled: bool = True,
+        overrides: Overrides | None = None,
+    ) -> AutocastState:
+        """Returns the state inside a region of one device type.
+
+        Args:
+            device_type: "cpu" or "cuda".
+            dtype: The autocast dtype. None: PyTorch's default, bfloat16 on the CPU and float16 on CUDA.
+            cache_enabled: Whether casts of weights are cached.
+            overrides: Policies by the overload's full name: for every device type, or by device type.
+
+        Example:
+            >>> AutocastState.region("cuda", cache_enabled=False).devices
+            {'cuda': DeviceAutocast(enabled=True, dtype=torch.float16)}
+
+        Source: torch/amp/autocast_mode.py, autocast::__init__ (v2.13).
+        """
+        chosen = dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16)
+        return cls({device_type: DeviceAutocast(True, chosen)}, cache_enabled, MappingProxyType(dict(overrides or {})))
+
+    @classmethod
+    def current(cls, overrides: Overrides | None = None) -> AutocastState:
+        """Returns PyTorch's state in this thread, with an empty cache.
+
+        Args:
+            overrides: Policies by the overload's full name. PyTorch's own state has no overrides.
+
+        Example:
+            >>> with torch.autocast("cpu"):
+            ...     AutocastState.current().devices["cpu"]
+            DeviceAutocast(enabled=True, dtype=torch.bfloat16)
+
+        Source: aten/src/ATen/autocast_mode.cpp, is_autocast_enabled (v2.13).
+        """
+        devices = {
+            device: DeviceAutocast(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in TURNS
+        }
+        chosen = MappingProxyType(dict(overrides or {}))
+        return cls(devices, torch.is_autocast_cache_enabled(), chosen, torch.is_inference_mode_enabled())
+
+    def override(self, name: str, device_type: str) -> CastPolicy | torch.dtype | None:
+        """Returns the override for an op on a device type, or None.
+
+        Args:
+            name: The overload's full name.
+            device_type: "cpu" or "cuda".
+
+        Example:
+            >>> state = AutocastState.region("cpu", overrides={"aten::mm": {"cpu": CastPolicy.fp32}})
+            >>> state.override("aten::mm", "cpu"), state.override("aten::mm", "cuda")
+            (<CastPolicy.fp32: 'fp32'>, None)
+        """
+        found = self.overrides.get(name)
+        return found.get(device_type) if isinstance(found, Mapping) else found
+
+
+# --- The tensors of a call, by path: `mat2`, `tensors[1]`, `inputs[key]`, `pairs[0][1]`
+
+
+class Candidate(NamedTuple):
+    """A tensor that autocast may cast.
+
+    Attributes:
+        path: Its path.
+        tensor: The tensor.
+        asked: Whether `promote` considers its dtype.
+
+    Example:
+        >>> Candidate("mat2", torch.ones(1), asked=True).path
+        'mat2'
+    """
+
+    path: str
+    tensor: torch.Tensor
+    asked: bool
+
+
+def candidates(call: Call, *, in_table: bool) -> Iterator[Candidate]:
+    """Yields the tensors of a call that may be cast, in schema order, without the arguments that the op writes to.
+
+    Args:
+        call: The call.
+        in_table: Whether the op has a row in the op table. Its candidates are then tensors, optional tensors and lists
+            of tensors; as in PyTorch, lists of optional tensors such as index_put's indices are not. For any other op,
+            every tensor in any argument is a candidate.
+
+    Example:
+        >>> call = Call.of(torch.ops.aten.mm.out, [torch.ones(1, 1)] * 2, {"out": torch.ones(1, 1)}, torch.float32)
+        >>> [candidate.path for candidate in candidates(call, in_table=False)]
+        ['self', 'mat2']
+
+    Source: aten/src/ATen/autocast_mode.h, cached_cast (v2.13).
+    """
+    for argument in call.signature.arguments:
+        if argument.written or (in_table and not (argument.is_tensor or argument.type == "List[Tensor]")):
+            continue
+        asked = _is_asked(argument)
+        for path, tensor in tensors_in(argument.name, call[argument.name]):
+            yield Candidate(path, tensor, asked)
+
+
+def _is_asked(argument: Argument) -> bool:
+    """`promote` casts optional tensors without considering their dtypes."""
+    return not argument.type.startswith(("Optional[", "List[Optional["))
+
+
+def written_tensors(call: Call) -> Iterator[torch.Tensor]:
+    """Yields the tensors that the op writes to, in schema order.
+
+    Example:
+        >>> x, out = torch.ones(1, 1), torch.zeros(1, 1)
+        >>> call = Call.of(torch.ops.aten.mm.out, (x, x), {"out": out}, torch.float32)
+        >>> [tensor is out for tensor in written_tensors(call)]
+        [True]
+    """
+    for argument in call.signature.arguments:
+        if argument.written:
+            yield from (tensor for _, tensor in tensors_in(argument.name, call[argument.name]))
+
+
+def tensors_in(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors in a value with their paths: the value itself, or tensors in lists, tuples and dicts.
+
+    Example:
+        >>> [path for path, _ in tensors_in("x", (torch.ones(1), [None, {"k": torch.ones(1)}]))]
+        ['x[0]', 'x[1][1][k]']
+    """
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors_in(f"{path}[{key}]", item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from tensors_in(f"{path}[{index}]", item)
+
+
+def replace_tensors(path: str, value: Any, chosen: Mapping[str, Any]) -> Any:
+    """Returns a value with the tensors at some paths replaced.
+
+    Args:
+        path: The value's own path, such as an argument's name.
+        value: A tensor, a container, or anything else.
+        chosen: The replacement for each path.
+
+    Example:
+        >>> replace_tensors("x", [torch.ones(1), {"k": 2}], {"x[0]": 1, "y": 3})
+        [1, {'k': 2}]
+    """
+    if path in chosen:
+        return chosen[path]
+    if isinstance(value, Mapping):
+        return {key: replace_tensors(f"{path}[{key}]", item, chosen) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [replace_tensors(f"{path}[{index}]", item, chosen) for index, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
+
+
+def devices_of(call: Call) -> set[str]:
+    """Returns the device types that take part in dispatch. A Python number passed for a tensor is on the CPU.
+
+    MKLDNN tensors do not take part: their dispatch keys include no backend, and backends determine the Autocast keys.
+
+    Example:
+        >>> call = Call.of(torch.ops.aten.add.Tensor, (torch.ones(1, device="meta"), 2), {}, torch.float32)
+        >>> sorted(devices_of(call))
+        ['cpu', 'meta']
+
+    Source: c10/core/DispatchKeySet.h, getAutocastRelatedKeySetFromBackend (v2.13).
+    """
+    found = set()
+    for argument in call.signature.arguments:
+        value = call[argument.name]
+        if argument.is_tensor and value is not None and not isinstance(value, torch.Tensor):
+            found.add("cpu")
+        found |= {tensor.device.type for _, tensor in tensors_in(argument.name, value) if not tensor.is_mkldnn}
+    return found
+
+
+# --- The plan of a call
+
 
 #: The dispatch keys that PyTorch registers its autocast kernels on.
 _STOCK_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
