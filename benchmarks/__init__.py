@@ -11,7 +11,7 @@ The suites:
     region        constructs, enters and leaves a region; one object; a decorated function; nested
     ops           calls with nothing to cast, activations to cast, cached weights, each cast policy
     overrides     calls with a user's policy, which stock does not support
-    models        an MLP of many small layers, a Llama-like stack, an LSTM, a conv net: forward, training step, evaluation
+    models        an MLP of many small layers, a Llama-like stack, an LSTM, a conv net: forward, training, evaluation
     caches        the modes of the cast cache on such models
     programs      these modes in programs: accumulation, checkpoints, LoRA, EMA, evaluation, generation; transformers'
     compile       steps compiled by torch.compile on the CPU, and the compilation
@@ -40,12 +40,12 @@ its quartiles over the rounds. Compare only ratios of one run.
       suite, case          the names
       ratio                spread of ours / stock; null if stock has no such feature
       ratio_to_hand        spread of ours / hand, or null
-      overheads            by base, a contender: spread of (ours - base) / (stock - base), null if stock - base is within
-                           its noise; `reason` then says so
+      overheads            by base, a contender: spread of (ours - base) / (stock - base), null, with a `reason`, if
+                           stock - base is within its noise
       times_ns             by contender: spread of the time
       casts                by contender: casts in a step, of weights, activations and gradients, one for each tensor
-      peak_bytes           by contender: peak memory of a step, above the memory held before it. On CUDA: of two runs in a
-                           region, above the memory held before the region
+      peak_bytes           by contender: peak memory of a step, above the memory held before it. On CUDA: of two runs in
+                           a region, above the memory held before the region
       kernels              by contender, on CUDA: kernels in a run, after a first one in the same region. On a GPU,
                            torch.profiler counts them, without copies and fills of memory. On the stand-in device, each
                            call of an op that computes counts as one kernel, also for an op of lists
@@ -55,7 +55,7 @@ its quartiles over the rounds. Compare only ratios of one run.
         cast_kernels       of these, kernels that cast: a `_foreach_copy_` is one, and a cast for each of its tensors
         moved_bytes        bytes that the casts read and write
         allocated_bytes    bytes that the run allocates, including those that it frees again
-      compiled             by contender, suite compile: kernels that Inductor generates, graphs, graph_breaks, frames that
-                           Dynamo compiles, guards of all frames; for a compilation, calls of Python functions
+      compiled             by contender, suite compile: kernels that Inductor generates, graphs, graph_breaks, frames
+                           that Dynamo compiles, guards of all frames; for a compilation, calls of Python functions
       instructions         by contender, suite instructions: instructions in a run; nothing else is there then
 """

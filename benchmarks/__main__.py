@@ -206,7 +206,7 @@ def _counts(suite: str, results: Sequence[Mapping[str, Any]]) -> Table:
             cells |= {"KiB moved": _kib(copies.get("moved_bytes")), "allocated": _kib(copies.get("allocated_bytes"))}
             cells["peak KiB"] = _kib(result["peak_bytes"][name])
             rows.append((f"{result['case']}: {name}", {key: str(cell) for key, cell in cells.items() if cell != {}}))
-    columns = [key for key in dict.fromkeys(key for _, cells in rows for key in cells)]
+    columns = list(dict.fromkeys(key for _, cells in rows for key in cells))
     columns = [key for key in columns if any(cells.get(key, "None") != "None" for _, cells in rows)]
     table = _table(f"{suite}: counts (forward, backward: casts to fewer + to more bytes)", "case: contender", *columns)
     for label, cells in rows:

@@ -103,7 +103,7 @@ class Prepared:
     Attributes:
         contenders: The contenders.
         bases: The contenders over which the overhead of ours and of stock is reported.
-        weights: The weights of all contenders, whose casts are counted; None: casts and memory are not counted on a CPU.
+        weights: The weights of all contenders, whose casts are counted; None: a CPU counts no casts and no memory.
         counts: Returns more counts of a contender, under the name "compiled"; None: there are none.
         stopwatch: Times a contender in place of the clock of a slice; None: it is a slice.
     """

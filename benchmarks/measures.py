@@ -112,7 +112,7 @@ def peak_bytes(step: Callable[[], Any], device: str, *, warm: bool = True) -> in
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    # Not torch.profiler.profile, which builds the tree of all events: that takes a hundred times as long as a small step.
+    # Not torch.profiler.profile, which builds the tree of all events, in a hundred times the time of a small step.
     profiler = torch.autograd.profiler.profile(profile_memory=True, use_kineto=True)
     quiet = {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}  # it writes to stderr when it starts
     with mock.patch.dict(os.environ, quiet), profiler:

@@ -56,8 +56,11 @@ def _prepare_region(statement: str, around: Region | None, settings: Settings) -
     for contender, autocast in makers.items():
         one = autocast(settings.device, LOW)
         names = {
-            **{"autocast": autocast, "device": settings.device, "dtype": LOW},
-            **{"region": one, "decorated": one(_function)},
+            "autocast": autocast,
+            "device": settings.device,
+            "dtype": LOW,
+            "region": one,
+            "decorated": one(_function),
         }
         contenders[contender] = Contender(statement, names, around or partial(autocast, settings.device, LOW))
     return Prepared(contenders)

@@ -1,4 +1,4 @@
-"""The benchmarks: each suite runs, its JSON has what benchmarks/__init__.py documents, and contenders compute the same."""
+"""The benchmarks: each suite runs, and its contenders compute the same results."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import functools
 
 import pytest
 
-from helpers.program_peaks import EVERY_PROGRAM, TRAINING, bytes_beyond_stock, check_bounds, peaks
 from benchmarks.programs import PROGRAMS
+from helpers.program_peaks import EVERY_PROGRAM, TRAINING, bytes_beyond_stock, check_bounds, peaks
 
 pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks")
 
