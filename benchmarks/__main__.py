@@ -16,7 +16,7 @@ _ROOT = Path(__file__).parents[1]
 _STAND_IN = "cuda-stand-in"
 
 if _STAND_IN in sys.argv:  # PyTorch looks for devices while it is imported
-    sys.path.insert(0, str(_ROOT / "tests"))
+    sys.path.insert(0, str(_ROOT / "tools"))
     import cuda_stand_in
 
     cuda_stand_in.start()

@@ -9,7 +9,7 @@ Any test
     fixtures: the fixtures of all tests.
     under_install: applies the options --installed and --installed-policy, and checks that a region is stock's.
     doc_blocks: the code blocks and commands of README.md and docs/.
-    on_stand_in: runs tests and programs on the CUDA device made of host memory (tests/cuda_stand_in).
+    on_stand_in: runs tests and programs on the CUDA device made of host memory (tools/cuda_stand_in).
 
 One op call
     side_by_side: runs a call under stock and under ours, and compares the two runs.
