@@ -127,7 +127,7 @@ if keep_package():  # not in a second import
     _kept_casts.keep_from_replaying_modes()
     _kept_casts.forget_after_steps()
     _unversioned_writes.install()
-    _cuda_graphs.tell_captures_apart(_unversioned_writes.watch_preserved_versions)
+    _cuda_graphs.tell_captures_apart()
     _higher_order.pass_over(AUTOCAST_KEY)
     _ranks.install()
     _module_tables.set_library(lambda: importlib.import_module("torch_promote.modules.region_tables"))
