@@ -30,10 +30,10 @@ from torch_promote.numerics.observing.running_modules import RunningModules
 from torch_promote.numerics.observing.tracer import THROUGH, Tracer
 from torch_promote.numerics.ranges.unnoticed import can_be_read, unnoticed
 from torch_promote.numerics.records.calls import Call
-from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.legality import moves_data
-from torch_promote.policy.named import Value
+from torch_promote.policy.named_policies import Value
 from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.autocast import replace_tensors, tensors_in
 from torch_promote.regions.autocast import my_autocast
