@@ -29,7 +29,17 @@ ROOT_FILES = {
 }
 EXTENSION = "torch_promote._C"
 #: Rooms whose modules may import the extension.
-MAY_USE_EXTENSION = {"native", "integrations", "regions", "modules", "promoting", "checking", "numerics", "cli"}
+MAY_USE_EXTENSION = {
+    "native",
+    "integrations",
+    "regions",
+    "modules",
+    "promoting",
+    "observe",
+    "checking",
+    "numerics",
+    "cli",
+}
 
 
 def order(heading: str) -> list[list[str]]:

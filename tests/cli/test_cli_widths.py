@@ -31,9 +31,9 @@ from torch_promote.cli.bench_instructions import instruction_table
 from torch_promote.cli.program import main
 from torch_promote.cli.terminal import render
 from torch_promote.numerics.comparing.comparison_text import comparison_text
-from torch_promote.numerics.pages.report_text import Layout
-from torch_promote.numerics.report.summary import drawings
 from torch_promote.numerics.tuning.tuning_text import tuning_text
+from torch_promote.observe.pages import Layout
+from torch_promote.observe.trace_report import drawings
 
 __all__ = ["terminal_of_80_columns"]  # a fixture
 
