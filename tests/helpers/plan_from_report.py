@@ -11,7 +11,7 @@ import torch
 from torch_promote.observe.events import Call, TensorInfo
 from torch_promote.observe.ops import find_overload
 from torch_promote.observe.policy_sources import STOCK
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import TURNS, AutocastPlan, AutocastState, DeviceAutocast, autocast_plan
 
 __all__ = ["differences", "plan_of"]

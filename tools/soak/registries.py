@@ -64,7 +64,7 @@ LIMITS = {
     "compositions": 16384,
     "written storages": 1 << 16,  # csrc/cache/write_log.cpp
     "lines of first casts": 256,  # csrc/cache/check.cpp: twice those of living casts, and 64
-    # torch_promote/promoting/hooks.py: 16, and those that somebody holds
+    # torch_promote/regions/promotion_tables.py: 16, and those that somebody holds
     **dict.fromkeys(("promotion rules", "promoting.hooks._known", "promoting.hooks._numbers"), 32),
     "reference.promotion_rules.user._builds": 32,
     # Keyed by a floating dtype.

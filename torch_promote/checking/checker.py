@@ -20,8 +20,8 @@ from torch_promote.checking.uninitialized_results import NOT_REPEATABLE
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.ops import has_our_kernel, is_composite, is_fake, is_traced, overload_name, tensors_in
 from torch_promote.observe.places import calling_line, describe_arguments
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.named import stock_policy
+from torch_promote.policy.named_policies import stock_policy
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import TURNS, AutocastState
 from torch_promote.reference.ops.infer import Inference
 

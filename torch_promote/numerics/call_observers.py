@@ -29,10 +29,10 @@ from torch_promote.observe.events import Call
 from torch_promote.observe.observer import THROUGH, Tracer
 from torch_promote.observe.ops import argument_names, can_be_read, leaves, overload_name, unnoticed
 from torch_promote.observe.places import RunningModules
-from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.legality import moves_data
-from torch_promote.policy.named import Value
+from torch_promote.policy.named_policies import Value
 from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.autocast import replace_tensors, tensors_in
 from torch_promote.regions.autocast import my_autocast

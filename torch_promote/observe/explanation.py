@@ -13,8 +13,8 @@ from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.observe.events import AUTOCAST_OFF, Call, CallGroup, CastGroup
 from torch_promote.observe.findings import most_of, size
 from torch_promote.observe.places import shorten
-from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.legality import why_illegal
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.text_layout import text_table, wrapped
 
 if TYPE_CHECKING:

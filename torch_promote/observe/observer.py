@@ -52,7 +52,7 @@ from torch_promote.observe.ops import (
 )
 from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place
 from torch_promote.observe.policy_sources import PolicySources
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import AutocastState, autocast_plan
 
 __all__ = ["THROUGH", "TensorNumbers", "Tracer"]

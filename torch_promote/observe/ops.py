@@ -13,9 +13,9 @@ from torch_promote import _C
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.native.interrupts import without_interrupt_at_start
 from torch_promote.observe.events import Kind, Phase, TensorInfo
-from torch_promote.promoting.ops import promoting_ops
 from torch_promote.reference.autocast import AutocastState, has_policy
 from torch_promote.reference.autocast import tensors_in as tensors_by_path
+from torch_promote.regions.promotion_tables import promoting_ops
 
 __all__ = [
     "PoliciesOfStates",

@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from torch_promote import _C
-from torch_promote.modules.module_forward import policy_of
 from torch_promote.native.region_spec import RegionSpec
 from torch_promote.observe.autocast_state import my_autocast_is_in_force
 from torch_promote.observe.events import AUTOCAST_OFF, Totals
 from torch_promote.observe.ops import has_row
 from torch_promote.observe.places import RunningModules, innermost_line
-from torch_promote.policy.cast_policy import CastPolicy, spell_policy
 from torch_promote.policy.op_names import spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, spell_policy
 from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
-from torch_promote.promoting.promotion import promotion
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.base import Region
 from torch_promote.regions.defaults import default_policy, registered_policies
 from torch_promote.regions.installation import installed
+from torch_promote.regions.module_forward import policy_of
+from torch_promote.regions.promotion import promotion
 
 if TYPE_CHECKING:
     from torch_promote.observe.events import TraceRecords

@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 import torch
 
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import DEVICE_TYPES, op_table, schema_of
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, schema_of
 
-__all__ = ["MEANINGS", "Change", "Value", "named_changes", "stock_policy"]
+__all__ = ["MEANINGS", "Change", "Value", "named_changes", "registered_ops", "replace_registered_ops", "stock_policy"]
+
 
 #: The policy of an op: a cast policy, or a floating dtype to run in.
 Value = CastPolicy | torch.dtype
@@ -112,3 +112,17 @@ def _off(registered: Iterable[tuple[str, str]]) -> Iterator[Change]:
             yield op, device_type, CastPolicy.fallthrough
     for op, device_type in registered:
         yield op, device_type, CastPolicy.fallthrough
+
+
+_ops: tuple[tuple[str, str], ...] = ()
+
+
+def registered_ops() -> tuple[tuple[str, str], ...]:
+    """Returns the ops that were given a policy, as pairs of an overload's full name and a device type, sorted."""
+    return _ops
+
+
+def replace_registered_ops(ops: Iterable[tuple[str, str]]) -> None:
+    """Replaces what `registered_ops` returns."""
+    global _ops
+    _ops = tuple(sorted(ops))
