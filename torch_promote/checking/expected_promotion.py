@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from torch_promote import _C
-from torch_promote.checking.overloads import argument_names, find_overload, overload_name
+from torch_promote.observe.ops import argument_names, find_overload, overload_name
 from torch_promote.reference.ops.call import Call, TensorLike, described
 from torch_promote.reference.ops.elementwise_rules import ELEMENTWISE_RULES
 from torch_promote.reference.ops.infer import Inference, functional_of, infer, rule_table
