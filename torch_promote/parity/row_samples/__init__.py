@@ -5,12 +5,14 @@ Samples are called as `torch.ops.aten.<op>.<overload>`, so that each reaches its
 
 from __future__ import annotations
 
-from torch_promote.parity.row_samples import losses, matrices, pointwise, products, spatial
+from torch_promote.parity.row_samples.losses import _LOSSES
 from torch_promote.parity.row_samples.make import Call, Make, Sample
+from torch_promote.parity.row_samples.matrices import _MATRICES
+from torch_promote.parity.row_samples.pointwise import _POINTWISE
+from torch_promote.parity.row_samples.products import _PRODUCTS
+from torch_promote.parity.row_samples.spatial import _SPATIAL
 
 __all__ = ["SAMPLES", "Call", "Make", "Sample"]
 
-_FAMILIES = (losses, matrices, pointwise, products, spatial)
-
 #: The qualified name of an overload -> its sample calls.
-SAMPLES: dict[str, list[Sample]] = {name: samples for family in _FAMILIES for name, samples in family.SAMPLES.items()}
+SAMPLES: dict[str, list[Sample]] = {**_LOSSES, **_MATRICES, **_POINTWISE, **_PRODUCTS, **_SPATIAL}

@@ -6,7 +6,7 @@ from torch_promote.parity.row_samples.make import Sample, call
 
 MEAN, SUM = 1, 2
 
-SAMPLES: dict[str, list[Sample]] = {
+_LOSSES: dict[str, list[Sample]] = {
     "aten::mse_loss": [lambda m: call(m(3, 4), m(3, 4)), lambda m: call(m(3, 4), m(3, 4), SUM)],
     "aten::l1_loss": [lambda m: call(m(3, 4), m(3, 4))],
     "aten::smooth_l1_loss": [lambda m: call(m(3, 4), m(3, 4), MEAN, 0.5)],

@@ -30,7 +30,7 @@ RECTANGULAR = ("geqrf", "linalg_qr", "linalg_svdvals", "nuclear_norm", "pinverse
 #: Ops on the reflectors and factors that geqrf returns.
 REFLECTORS = ("linalg_householder_product", "orgqr")
 
-SAMPLES: dict[str, list[Sample]] = {
+_MATRICES: dict[str, list[Sample]] = {
     **{f"aten::{op}": [_positive_definite] for op in SQUARE},
     **{f"aten::{op}": [_rectangular] for op in RECTANGULAR},
     **{f"aten::{op}": [_reflectors] for op in REFLECTORS},

@@ -25,7 +25,7 @@ UNARY = (
     "sinh", "tan",
 )  # fmt: skip
 
-SAMPLES: dict[str, list[Sample]] = {
+_POINTWISE: dict[str, list[Sample]] = {
     **{f"aten::{op}": [_unary, _unary_transposed] for op in UNARY},
     "aten::softplus": [_unary, lambda m: call(m(3, 4), 2, 5)],
     "aten::pow.Scalar": [lambda m: call(2.5, m(3, 4))],

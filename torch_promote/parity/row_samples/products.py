@@ -44,7 +44,7 @@ def _mkldnn_lstm(train: bool) -> Sample:
     return sample
 
 
-SAMPLES: dict[str, list[Sample]] = {
+_PRODUCTS: dict[str, list[Sample]] = {
     "aten::mm": [lambda m: call(m(3, 4), m(4, 5)), lambda m: call(m(3, 4, transposed=True), m(4, 5, transposed=True))],
     "aten::bmm": [lambda m: call(m(2, 3, 4), m(2, 4, 5))],
     "aten::mv": [lambda m: call(m(3, 4), m(4))],

@@ -23,7 +23,7 @@ FFT_1D = ("fft_fft", "fft_hfft", "fft_ifft", "fft_ihfft", "fft_irfft", "fft_rfft
 #: Transforms along the last two dimensions, or along all.
 FFT_ND = ("fft_fft2", "fft_fftn", "fft_ifft2", "fft_ifftn", "fft_irfft2", "fft_irfftn", "fft_rfft2", "fft_rfftn")
 
-SAMPLES: dict[str, list[Sample]] = {
+_SPATIAL: dict[str, list[Sample]] = {
     # Pooling.
     "aten::adaptive_avg_pool3d": [lambda m: call(m(1, 2, 4, 4, 4), [2, 2, 2])],
     "aten::adaptive_max_pool3d": [lambda m: call(m(1, 2, 4, 4, 4), [2, 2, 2])],
