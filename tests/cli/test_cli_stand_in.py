@@ -26,15 +26,6 @@ def available() -> None:
 
 
 @pytest.mark.usefixtures("available")
-def test_parity_runs_there(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["parity", *STAND_IN, "--quick", "--jobs", "1", "--ops", "aten::mm"]) == 0
-    printed = capfd.readouterr().out
-    assert "parity: cuda-stand-in, quick" in printed
-    assert "rows checked        1 of 119" in printed
-    assert "No mismatch, and no stale known gap." in printed
-
-
-@pytest.mark.usefixtures("available")
 def test_an_error_keeps_its_exit_status(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *STAND_IN, "--case", "no such case"]) == 2
     assert "--case 'no such case' matches no selected case." in capfd.readouterr().err

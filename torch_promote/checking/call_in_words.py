@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from torch_promote.checking.expected_promotion import operands_of
+from torch_promote.checking.expectation import has_fake, operands_of
 from torch_promote.checking.overloads import argument_names, overload_name, tensors_in
-from torch_promote.checking.registered_fake import has_fake
 from torch_promote.checking.seen_calls import SeenCall, is_cast, is_composite_call, is_view, worth_a_step
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.reference import Inference, Operand, PromotionRule

@@ -15,7 +15,6 @@ from torch_promote.bench import INSTRUCTIONS, SUITES, Case, Result, Settings, li
 from torch_promote.bench.callgrind import check_valgrind
 from torch_promote.bench.cases import COMPILE, OURS, STOCK
 from torch_promote.bench.plot import check_plot, save_plot
-from torch_promote.checking.pretend_cuda import STAND_IN
 from torch_promote.cli.bench_compile import compile_table
 from torch_promote.cli.bench_counts import FOOTNOTE, CountTable, column
 from torch_promote.cli.bench_instructions import instruction_table
@@ -23,6 +22,7 @@ from torch_promote.cli.exit_status import INTERRUPTED
 from torch_promote.cli.progress import progress
 from torch_promote.cli.terminal import Table, check_rich, show
 from torch_promote.errors import OptionError, UnsupportedDeviceError, did_you_mean
+from torch_promote.parity.model import STAND_IN
 
 __all__ = ["add_parser"]
 

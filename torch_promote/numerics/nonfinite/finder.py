@@ -19,8 +19,8 @@ import torch
 from torch.amp import grad_scaler
 
 from torch_promote.checking.call_site import is_ours
+from torch_promote.checking.checker import UNINITIALIZED
 from torch_promote.checking.overloads import overload_name, tensor_arguments, tensors_in
-from torch_promote.checking.uninitialized_results import UNINITIALIZED
 from torch_promote.numerics.nonfinite.judge import NonfiniteJudge, Verdict, Watched
 from torch_promote.numerics.nonfinite.records import BenignNonfinite, NonfiniteOrigin
 from torch_promote.numerics.nonfinite.spread import Spread
