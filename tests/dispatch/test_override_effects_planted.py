@@ -18,7 +18,7 @@ from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.reference.autocast import arguments as cast_arguments
 
 #: A module whose name its function has too.
-PLAN = importlib.import_module("torch_promote.reference.autocast.plan")
+PLAN = importlib.import_module("torch_promote.reference.autocast")
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 aten = torch.ops.aten
 MonkeyPatch = pytest.MonkeyPatch

@@ -36,6 +36,7 @@ from torch_promote.parity.samples import op_database
 from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.op_table import CastPolicy
 
 __all__ = ["Run", "entry_names", "explained", "sweep"]
 
