@@ -20,7 +20,7 @@ from torch_promote.checking.comparison import compare, copy_with_strides
 from torch_promote.checking.expectation import Finding, expect
 from torch_promote.checking.known_gaps import GapError, explained, known_gaps, parse_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
-from torch_promote.reference.autocast.state import AutocastState, DeviceAutocast
+from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 
 NAN = float("nan")
 

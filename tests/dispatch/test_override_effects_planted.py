@@ -14,8 +14,8 @@ import torch_promote as tp
 from helpers import override_effects
 from helpers.override_effects import Policy, check_effect
 from torch_promote.parity.entry_run import Bound
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.reference.autocast import arguments as cast_arguments
+from torch_promote.policy.op_table import CastPolicy
+from torch_promote.reference import autocast as cast_arguments
 
 #: A module whose name its function has too.
 PLAN = importlib.import_module("torch_promote.reference.autocast")

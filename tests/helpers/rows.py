@@ -27,8 +27,7 @@ from torch_promote.parity.row_samples import (
     Make,
     dtypes_of,
 )
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import Row, op_table, schema_of
+from torch_promote.policy.op_table import CastPolicy, Row, op_table, schema_of
 
 #: The rows that the running PyTorch has.
 ROWS = [row for row in op_table() if schema_of(row) is not None]

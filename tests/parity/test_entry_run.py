@@ -23,8 +23,8 @@ from torch_promote.parity.entry_run import Outcome, copied
 from torch_promote.parity.model import Entry, EntryResult, Options
 from torch_promote.parity.runner import entries, run_entry
 from torch_promote.parity.samples import DTYPES, PAIRS
+from torch_promote.reference import promotion as promotion_table
 from torch_promote.reference.ops.infer import NO_RULE
-from torch_promote.reference.promotion import table as promotion_table
 
 OURS, REFERENCE_STOCK, REFERENCE_OURS = "ours against stock", "reference against stock", "reference against ours"
 MM = Entry("aten::mm", "row")
@@ -32,7 +32,7 @@ PLAIN = Options("cpu", sample="float32/0/plain")
 #: The samples of `MM` that autocast has something to cast in.
 CAST = {f"float32/{number}/{kind}" for number in (0, 1) for kind in ("plain", "mixed", "mixed_lower_first")}
 #: The package has a function of this module's name.
-autocast_plan: Any = importlib.import_module("torch_promote.reference.autocast.plan")
+autocast_plan: Any = importlib.import_module("torch_promote.reference.autocast")
 MonkeyPatch = pytest.MonkeyPatch
 
 

@@ -24,7 +24,7 @@ from torch_promote.parity import runner
 from torch_promote.parity.model import Entry, EntryResult, Options, on_device
 from torch_promote.parity.runner import Prepare, WorkerError, entries, run_entries, run_entry
 from torch_promote.parity.samples import PAIRS, NotGenerated, Sample, samples
-from torch_promote.policy.registered import registered
+from torch_promote.policy.op_table import registered
 
 CPU = Options("cpu")
 

@@ -17,10 +17,9 @@ from torch_promote.checking.expectation import Expectation, Finding, expect, for
 from torch_promote.checking.known_gaps import Gap, explained, known_gaps
 from torch_promote.checking.overloads import has_our_kernel, is_composite, overload_name, tensors_in
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.named import stock_policy
-from torch_promote.reference.autocast.plan import AutocastState
-from torch_promote.reference.autocast.state import TURNS
+from torch_promote.policy.named_policies import stock_policy
+from torch_promote.policy.op_table import CastPolicy
+from torch_promote.reference.autocast import TURNS, AutocastState
 from torch_promote.reference.ops.infer import Inference
 
 __all__ = [

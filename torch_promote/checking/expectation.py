@@ -4,7 +4,7 @@ Under a promotion rule other than PyTorch's own, each operand that takes part is
 dtype, which the rule computes (`PromotionRule.common`). The reference then infers the results from the descriptions.
 
 NOTE [ Operands found by trial ]
-Which arguments take part must not come from `torch_promote.promoting.ops`: the extension registers its kernels from
+Which arguments take part must not come from `torch_promote.regions.promotion_tables`: the extension registers its kernels from
 that list, so neither side would promote an op that is missing there, and the check would pass. `operands_of` asks the
 reference instead, without reading how the rule is written: it infers the call with all operands in bool, makes one of
 them complex, and infers again. If the dtype that the op computes in changes, that operand takes part. A matrix product
@@ -29,15 +29,12 @@ from torch_promote.checking.overloads import argument_names, find_overload, leav
 from torch_promote.errors import PromotionRuleError
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError
-from torch_promote.reference.autocast.arguments import replace_tensors
-from torch_promote.reference.autocast.arguments import tensors_in as tensors_by_path
-from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, autocast_plan
-from torch_promote.reference.elementwise.memory_format import contiguous_strides
-from torch_promote.reference.elementwise.strides import temporary_strides
+from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors
+from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.reference.ops.call import Call, TensorLike, described
-from torch_promote.reference.ops.elementwise import ELEMENTWISE_RULES
-from torch_promote.reference.ops.infer import NO_RULE, Inference, NoRule, functional_of, infer
-from torch_promote.reference.ops.rule_table import rule_table
+from torch_promote.reference.ops.elementwise_rules import ELEMENTWISE_RULES
+from torch_promote.reference.ops.infer import NO_RULE, Inference, NoRule, functional_of, infer, rule_table
+from torch_promote.reference.strides import contiguous_strides, temporary_strides
 
 __all__ = [
     "Expectation",
@@ -259,7 +256,7 @@ def foreign_rule() -> str | None:
     number = _C.promotion_in_force()
     if number is None:
         return None
-    from torch_promote.promoting.hooks import rule_of
+    from torch_promote.regions.promotion_tables import rule_of
 
     rule = rule_of(number)
     return None if rule.name == "torch" else rule.name
@@ -278,7 +275,7 @@ def promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> M
     number = _C.promotion_in_force()
     if number is None or foreign_rule() is None:
         return values
-    from torch_promote.promoting.hooks import matmul_of, rule_of
+    from torch_promote.regions.promotion_tables import matmul_of, rule_of
 
     found = operands_of(runs, values)
     if found is None or (found.is_product and not matmul_of(number)):
@@ -313,7 +310,7 @@ def dtype_if_product(runs: torch._ops.OpOverload, dtypes: Iterable[torch.dtype])
     number = _C.promotion_in_force()
     if number is None or foreign_rule() is None or (functional_of(runs) or overload_name(runs)) in rule_table():
         return None
-    from torch_promote.promoting.hooks import matmul_of, rule_of
+    from torch_promote.regions.promotion_tables import matmul_of, rule_of
 
     given = list(dtypes)
     return rule_of(number).common(given) if given and matmul_of(number) else None

@@ -22,8 +22,8 @@ from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.checking.call_site import is_ours
+from torch_promote.checking.checker import UNINITIALIZED
 from torch_promote.checking.overloads import leaves, overload_name, tensor_arguments, tensors_in
-from torch_promote.checking.uninitialized_results import UNINITIALIZED
 from torch_promote.numerics.observing.call_facts import is_of_a_transform
 from torch_promote.numerics.observing.places import shorten
 from torch_promote.numerics.observing.running_modules import RunningModules
