@@ -201,8 +201,7 @@ def test_a_wrong_command_line_is_one_line_and_status_2(capsys: Capture, argument
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(capsys: Capture) -> None:
     assert error_of(capsys, "parity", "--device", "cuda") == (
-        "torch-promote: error: device 'cuda' needs a GPU, but PyTorch finds none. "
-        "Without a GPU, use fake-cuda.\n"
+        "torch-promote: error: device 'cuda' needs a GPU, but PyTorch finds none. Without a GPU, use fake-cuda.\n"
     )
 
 

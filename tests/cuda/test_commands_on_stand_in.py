@@ -10,7 +10,7 @@ import pytest
 
 import torch_promote as tp
 from torch_promote.cli.program import main
-from torch_promote.parity.model import STAND_IN
+from torch_promote.checking.autocast_in_force import STAND_IN
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +23,7 @@ from torch_promote.parity.model import Entry, EntryResult, Options
 from torch_promote.parity.runner import entries, run_entry
 from torch_promote.parity.samples import DTYPES, PAIRS
 from torch_promote.reference import promotion as promotion_table
+from torch_promote.reference import autocast as autocast_plan
 from torch_promote.reference.ops.infer import NO_RULE
 
 OURS, REFERENCE_STOCK, REFERENCE_OURS = "ours against stock", "reference against stock", "reference against ours"
@@ -31,8 +31,6 @@ MM = Entry("aten::mm", "row")
 PLAIN = Options("cpu", sample="float32/0/plain")
 #: The samples of `MM` that autocast has something to cast in.
 CAST = {f"float32/{number}/{kind}" for number in (0, 1) for kind in ("plain", "mixed", "mixed_lower_first")}
-#: The package has a function of this module's name.
-autocast_plan: Any = importlib.import_module("torch_promote.reference.autocast")
 MonkeyPatch = pytest.MonkeyPatch
 
 
@@ -60,7 +58,8 @@ def with_override(policy: str) -> Callable[[MonkeyPatch], None]:
 def missing_row(patch: MonkeyPatch) -> None:
     """Ours runs mm with no policy, and the reference does not know of the override."""
     with_override("keep")(patch)
-    patch.setattr("torch_promote.checking.autocast_in_force._overrides_of", lambda *_: {})
+    region = autocast_plan.AutocastState.region("cpu")
+    patch.setattr(checker, "state_in_force", lambda: region if torch.is_autocast_enabled("cpu") else None)
 
 
 def wrong_bit(patch: MonkeyPatch) -> None:

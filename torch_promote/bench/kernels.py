@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_promote.bench.cases import Copies
 from torch_promote.bench.casts import memory_of, no_casts
-from torch_promote.parity.model import stand_in
+from torch_promote.checking.autocast_in_force import stand_in
 
 __all__ = ["count_copies", "count_kernels"]
 

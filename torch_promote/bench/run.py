@@ -13,7 +13,7 @@ from torch_promote.bench.kernels import count_copies, count_kernels
 from torch_promote.bench.memory import peak_bytes
 from torch_promote.bench.results import Result
 from torch_promote.bench.timing import Stopwatch, threads
-from torch_promote.parity.model import stand_in
+from torch_promote.checking.autocast_in_force import stand_in
 
 __all__ = ["interleaved", "run", "summary"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch_promote as tp
 from torch_promote.bench.cases import LOW, OURS, STOCK, Case, Prepared, Settings
 from torch_promote.bench.timing import stopwatch
-from torch_promote.parity.model import pretend_cuda
+from torch_promote.checking.autocast_in_force import pretend_cuda
 
 __all__ = ["cases"]
 

@@ -4,12 +4,12 @@ Under a promotion rule other than PyTorch's own, each operand that takes part is
 dtype, which the rule computes (`PromotionRule.common`). The reference then infers the results from the descriptions.
 
 NOTE [ Operands found by trial ]
-Which arguments take part must not come from `torch_promote.regions.promotion_tables`: the extension registers its kernels from
-that list, so neither side would promote an op that is missing there, and the check would pass. `operands_of` asks the
-reference instead, without reading how the rule is written: it infers the call with all operands in bool, makes one of
-them complex, and infers again. If the dtype that the op computes in changes, that operand takes part. A matrix product
-refuses instead, and all its tensors take part. An op that computes bools in floating point divides, as `true_divide`
-does.
+Which arguments take part must not come from `torch_promote.regions.promotion_tables`: the extension registers its
+kernels from that list, so neither side would promote an op that is missing there, and the check would pass.
+`operands_of` asks the reference instead, without reading how the rule is written: it infers the call with all operands
+in bool, makes one of them complex, and infers again. If the dtype that the op computes in changes, that operand takes
+part. A matrix product refuses instead, and all its tensors take part. An op that computes bools in floating point
+divides, as `true_divide` does.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from torch_promote.cli.exit_status import INTERRUPTED
 from torch_promote.cli.progress import progress
 from torch_promote.cli.terminal import Table, check_rich, show
 from torch_promote.errors import OptionError, UnsupportedDeviceError, did_you_mean
-from torch_promote.parity.model import STAND_IN
+from torch_promote.checking.autocast_in_force import STAND_IN
 
 __all__ = ["add_parser"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch_promote
 from torch_promote.errors import OptionError
-from torch_promote.parity.model import STAND_IN, stand_in
+from torch_promote.checking.autocast_in_force import STAND_IN, stand_in
 
 __all__ = ["needs_another_process", "run_again"]
 

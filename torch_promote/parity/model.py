@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 from unittest import mock
 
 import torch
@@ -23,7 +22,6 @@ from torch_promote.policy.op_table import DEVICE_TYPES
 __all__ = [
     "DENSE_ONLY",
     "DEVICES",
-    "STAND_IN",
     "Entry",
     "EntryResult",
     "Options",
@@ -35,7 +33,6 @@ __all__ = [
     "named_dtype",
     "on_device",
     "pretend_cuda",
-    "stand_in",
 ]
 
 #: The devices that samples run on. "fake-cuda" simulates dtypes, shapes and strides of CUDA without a GPU.
@@ -306,12 +303,3 @@ def on_device(options: Options) -> Iterator[None]:
             stack.enter_context(mock.patch.object(logger, "disabled", True))
             stack.enter_context(FakeTensorMode())
         yield
-
-
-STAND_IN = "cuda-stand-in"
-
-
-def stand_in() -> Any:
-    """Returns the module `cuda_stand_in` in a process that has this device; None in others."""
-    module = sys.modules.get("cuda_stand_in")
-    return module if module is not None and module.running() else None
