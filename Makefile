@@ -97,11 +97,11 @@ $(VENV)/.docs: pyproject.toml
 	$(PIP) $(call extra,docs)
 	touch $@
 
-bench: build ## time regions, ops and models against stock autocast (ARGS="--plot bench.png")
-	$(PY) -m torch_promote bench $(ARGS)
+bench: build ## time regions, ops and models against stock autocast (ARGS="--suite models", ARGS=--help)
+	$(PY) -m benchmarks $(ARGS)
 
 bench-instructions: build ## count the instructions of calls and models under stock and ours (needs valgrind)
-	$(PY) -m torch_promote bench --suite instructions $(ARGS)
+	$(PY) -m benchmarks --suite instructions $(ARGS)
 
 gpu: ## on a machine with a GPU: tests, parity and benchmark; writes docs/gpu.md (offline, with the PyTorch of PYTHON3)
 	$(PYTHON3) tools/gpu $(ARGS)

@@ -200,7 +200,7 @@ import torch_promote.policy.named_policies
 from torch_promote import _C, errors
 from torch_promote.cli import program
 def f():
-    from torch_promote.bench.run import run
+    from torch_promote.parity.run import run
     importlib.import_module("torch_promote.checking.report")
 """
     known = {"torch_promote.errors", "torch_promote.cli.program", "torch_promote.checking.report"}
@@ -209,7 +209,7 @@ def f():
         "torch_promote._C",
         "torch_promote.errors",
         "torch_promote.cli.program",
-        "torch_promote.bench.run",
+        "torch_promote.parity.run",
         "torch_promote.checking.report",
     }
 

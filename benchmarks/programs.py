@@ -1,10 +1,10 @@
 """Small versions of typical programs: training steps, evaluation and generation, each with its own regions.
 
-    Llama-like    the stack of torch_promote/bench/nets.py: with an optimizer, with several batches to a step, with
+    Llama-like    the stack of benchmarks/models.py: with an optimizer, with several batches to a step, with
                   checkpoints, with adapters on frozen weights (LoRA), with an average of the weights that is evaluated
                   (EMA); its generation with a cache of keys and values
     growing slices  one weight; each step of a generation uses a longer slice of it
-    conv net, LSTM  the models of torch_promote/bench/nets.py
+    conv net, LSTM  the models of benchmarks/models.py
     HF            Llama and BERT of transformers, from small configurations, if transformers is installed
 
 The sizes are the smallest that show the behaviour, because the suite measures kernels and bytes.
@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from torch_promote.bench import nets
-from torch_promote.bench.cases import Settings
-from torch_promote.bench.steps import Region, Step
+from benchmarks import models
+from benchmarks.cases import Settings
+from benchmarks.models import Region, Step
 
 __all__ = ["PROGRAMS", "Program", "missing", "program"]
 
@@ -66,11 +66,7 @@ def missing() -> list[str]:
     return [] if importlib.util.find_spec("transformers") else [name for name in PROGRAMS if name.startswith("HF ")]
 
 
-# --- training
-
-
-def _loss(net: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return net(x).float().square().mean()
+# Training
 
 
 def _training(
@@ -87,7 +83,7 @@ def _training(
     def one(region: Region) -> None:
         for _ in range(batches):
             with region():
-                loss = _loss(forward or net, x)
+                loss = (forward or net)(x).float().square().mean()
             loss.backward()
             del loss
         optimizer.step()
@@ -98,14 +94,14 @@ def _training(
     return Program(lambda region: partial(one, region), list(net.parameters()))
 
 
-def _shape(settings: Settings) -> nets.LlamaShape:
+def _shape(settings: Settings) -> models.LlamaShape:
     layers, width = (2, 32) if settings.tiny else (4, 64)
-    return nets.LlamaShape(layers, width, heads=4, hidden=width * 11 // 4, batch=2, tokens=16)
+    return models.LlamaShape(layers, width, heads=4, hidden=width * 11 // 4, batch=2, tokens=16)
 
 
-def _llama(settings: Settings) -> tuple[nets.Llama, Tensor]:
+def _llama(settings: Settings) -> tuple[models.Llama, Tensor]:
     shape = _shape(settings)
-    net = nets.Llama(shape).to(settings.device)
+    net = models.Llama(shape).to(settings.device)
     return net, torch.randn(shape.batch, shape.tokens, shape.width).to(settings.device)
 
 
@@ -142,7 +138,7 @@ def _lora(settings: Settings) -> Program:
     net, x = _llama(settings)
     net.requires_grad_(False)
     for module in net.modules():
-        if isinstance(module, nets.Attention):
+        if isinstance(module, models.Attention):
             module.q, module.v = _Adapted(module.q), _Adapted(module.v)  # type: ignore[arg-type]
     return _training(net.to(settings.device), x)
 
@@ -161,17 +157,17 @@ def _ema(settings: Settings) -> Program:
     return Program(made.step, [*made.weights, *average.parameters()])
 
 
-def _conv_net(settings: Settings) -> tuple[nets.ConvNet, Tensor]:
+def _conv_net(settings: Settings) -> tuple[models.ConvNet, Tensor]:
     width, side = (8, 16) if settings.tiny else (16, 32)
-    return nets.ConvNet(width).to(settings.device), torch.randn(4, 3, side, side).to(settings.device)
+    return models.ConvNet(width).to(settings.device), torch.randn(4, 3, side, side).to(settings.device)
 
 
 def _lstm(settings: Settings) -> Program:
     width = 16 if settings.tiny else 32
-    return _training(nets.LSTM(width).to(settings.device), torch.randn(4, 8, width).to(settings.device))
+    return _training(models.LSTM(width).to(settings.device), torch.randn(4, 8, width).to(settings.device))
 
 
-# --- evaluation and generation
+# Evaluation and generation
 
 
 def _without_gradients(
@@ -193,24 +189,24 @@ def _evaluation(settings: Settings, make: Callable[[Settings], tuple[nn.Module, 
     return _without_gradients(net.eval(), lambda: net(x), mode)
 
 
-class _CachedAttention(nets.Attention):
+class _CachedAttention(models.Attention):
     """Attention for one token at a time, with cached keys and values."""
 
     past: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (self.split(projection(x)) for projection in (self.q, self.k, self.v))
+        q, k, v = self.heads_of(x)
         if self.past is not None:
             k, v = (torch.cat(pair, dim=2) for pair in zip(self.past, (k, v), strict=True))
         self.past = k, v
         return self.join(functional.scaled_dot_product_attention(q, k, v))
 
 
-class _CachedBlock(nets.Block):
+class _CachedBlock(models.Block):
     attention = _CachedAttention
 
 
-class _Decoder(nets.Llama):
+class _Decoder(models.Llama):
     block = _CachedBlock
 
 
@@ -248,10 +244,10 @@ def _growing_slices(settings: Settings) -> Program:
     return _without_gradients(net, lambda: net(x))
 
 
-# --- transformers
+# Transformers
 
 
-def _of_transformers(kind: str, settings: Settings) -> Any:  # pragma: no cover: needs transformers
+def _of_transformers(kind: str, settings: Settings) -> Any:
     transformers = importlib.import_module("transformers")
     width = 32 if settings.tiny else 64
     sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -260,16 +256,16 @@ def _of_transformers(kind: str, settings: Settings) -> Any:  # pragma: no cover:
     return getattr(transformers, name)(config).to(settings.device)
 
 
-def _tokens(settings: Settings) -> Tensor:  # pragma: no cover: needs transformers
+def _tokens(settings: Settings) -> Tensor:
     return torch.arange(32).reshape(2, 16).to(settings.device)
 
 
-def _hf_training(kind: str, settings: Settings) -> Program:  # pragma: no cover: needs transformers
+def _hf_training(kind: str, settings: Settings) -> Program:
     net, tokens = _of_transformers(kind, settings), _tokens(settings)
     return _training(net.train(), tokens, lambda ids: net(input_ids=ids).logits)
 
 
-def _hf_generation(settings: Settings) -> Program:  # pragma: no cover: needs transformers
+def _hf_generation(settings: Settings) -> Program:
     net, tokens = _of_transformers("Llama", settings).eval(), _tokens(settings)
     generate = partial(net.generate, tokens, attention_mask=torch.ones_like(tokens), do_sample=False, pad_token_id=0)
     return _without_gradients(net, partial(generate, max_new_tokens=4, min_new_tokens=4))
