@@ -1,4 +1,4 @@
-"""torch-promote parity with --device cuda-stand-in, in a process that has the device."""
+"""torch-promote parity with --device cuda, in a process that has the stand-in device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 import torch_promote as tp
 from torch_promote.cli.program import main
-from torch_promote.checking.autocast_in_force import STAND_IN
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 

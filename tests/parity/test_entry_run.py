@@ -22,8 +22,8 @@ from torch_promote.parity.entry_run import Outcome, copied
 from torch_promote.parity.model import Entry, EntryResult, Options
 from torch_promote.parity.runner import entries, run_entry
 from torch_promote.parity.samples import DTYPES, PAIRS
-from torch_promote.reference import promotion as promotion_table
 from torch_promote.reference import autocast as autocast_plan
+from torch_promote.reference import promotion as promotion_table
 from torch_promote.reference.ops.infer import NO_RULE
 
 OURS, REFERENCE_STOCK, REFERENCE_OURS = "ours against stock", "reference against stock", "reference against ours"

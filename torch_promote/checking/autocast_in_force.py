@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
 from unittest import mock
 
 import torch
@@ -18,7 +16,7 @@ from torch_promote.native.policy_changes import policies_beyond_stock
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 
-__all__ = ["STAND_IN", "stand_in", "my_autocast_is_in_force", "overrides_in_force", "pretend_cuda", "state_in_force"]
+__all__ = ["my_autocast_is_in_force", "overrides_in_force", "pretend_cuda", "state_in_force"]
 
 #: Excluded while the kernel of an op runs; see csrc/policy/inside_kernel.h.
 _NOT_IN_KERNELS = torch._C.DispatchKey.ADInplaceOrView
@@ -121,12 +119,3 @@ def _no() -> bool:
 
 def _yes(including_emulation: bool = True) -> bool:
     return True
-
-
-STAND_IN = "cuda-stand-in"
-
-
-def stand_in() -> Any:
-    """Returns the module `cuda_stand_in` in a process that has this device; None in others."""
-    module = sys.modules.get("cuda_stand_in")
-    return module if module is not None and module.running() else None
