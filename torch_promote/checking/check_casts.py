@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import torch
 
 from torch_promote import _C
-from torch_promote.checking.call_site import calling_line
 from torch_promote.errors import OptionError, StaleCastError
 
 __all__ = ["VARIABLE", "check_casts", "use_environment"]

@@ -423,11 +423,3 @@ def _sees_each_call(values: Sequence[Any]) -> bool:
     if torch._C._len_torch_dispatch_stack():
         return True
     return any(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) for tensor in tensors_in(values))
-
-
-def is_traced() -> bool:
-    """Whether torch.compile or torch.jit.trace is tracing.
-
-    torch.compile calls ops of its own then, and torch.jit.trace would record the ops that an observer calls.
-    """
-    return torch._C._get_tracing_state() is not None or torch._guards.TracingContext.try_get() is not None

@@ -133,16 +133,6 @@ def _value(element: torch.Tensor) -> str:
         return f"bytes {_as_bytes(element).tolist()}"
 
 
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no data: a fake tensor, or one on the meta device.
-
-    Example:
-        >>> is_fake(torch.ones(2)), is_fake(torch.ones(2, device="meta"))
-        (False, True)
-    """
-    return isinstance(tensor, torch._subclasses.FakeTensor) or tensor.is_meta
-
-
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one dtype and shape hold the same bits; NaNs are equal if their bits are.
 

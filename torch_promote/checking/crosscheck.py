@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import Any, NoReturn, cast, get_args
 
 from torch_promote.checking.checker import Checker, Level
-from torch_promote.checking.dispatch_observer import DispatchObserverError, observe_dispatch
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.errors import DecoratorError, OptionError
+from torch_promote.observe.dispatch import DispatchObserverError, observe_dispatch
 
 __all__ = [
     "VARIABLE",
