@@ -14,12 +14,12 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
-from torch_promote.checking.call_site import calling_line, describe_arguments
 from torch_promote.checking.checker import Checker, StockRun
 from torch_promote.checking.comparison import compare, copy_with_strides
 from torch_promote.checking.expectation import Finding, expect
 from torch_promote.checking.known_gaps import GapError, explained, known_gaps, parse_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
+from torch_promote.observe.places import calling_line, describe_arguments
 from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 
 NAN = float("nan")

@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_promote import _C
 from torch_promote.checking.comparison import is_fake
-from torch_promote.checking.overloads import argument_names, find_overload, leaves, overload_name, tensor_arguments
 from torch_promote.errors import PromotionRuleError
 from torch_promote.observe.ops import argument_names, find_overload, leaves, overload_name, tensor_arguments
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION

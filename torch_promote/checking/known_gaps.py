@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from torch_promote.checking.expectation import Finding
-from torch_promote.checking.overloads import overload_name
 from torch_promote.errors import TorchPromoteError
 from torch_promote.observe.ops import is_fake, overload_name
 

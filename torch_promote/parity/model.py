@@ -14,8 +14,8 @@ from unittest import mock
 import torch
 from torch._subclasses import FakeTensorMode
 
-from torch_promote.checking.autocast_in_force import pretend_cuda
 from torch_promote.errors import OptionError, did_you_mean
+from torch_promote.observe.autocast_state import pretend_cuda
 from torch_promote.policy.dtype_names import dtype_of_name
 from torch_promote.policy.op_table import DEVICE_TYPES
 
