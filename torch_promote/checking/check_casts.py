@@ -17,6 +17,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.errors import OptionError, StaleCastError
+from torch_promote.observe.places import calling_line
 
 __all__ = ["VARIABLE", "check_casts", "use_environment"]
 

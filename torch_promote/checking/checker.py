@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from torch_promote.checking.comparison import compare, copy_with_strides, is_fake
+from torch_promote.checking.comparison import compare, copy_with_strides
 from torch_promote.checking.expectation import Expectation, Finding, expect, foreign_rule
 from torch_promote.checking.known_gaps import Gap, explained, known_gaps
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
-from torch_promote.observe.ops import has_our_kernel, is_composite, overload_name, tensors_in
+from torch_promote.observe.ops import has_our_kernel, is_composite, is_fake, is_traced, overload_name, tensors_in
 from torch_promote.observe.places import calling_line, describe_arguments
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_table import CastPolicy
@@ -29,7 +29,6 @@ __all__ = [
     "Checker",
     "Level",
     "StockRun",
-    "is_traced",
     "written_results",
 ]
 

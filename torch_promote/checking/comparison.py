@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-__all__ = ["Difference", "compare", "copy_with_strides", "is_fake", "same_bits"]
+from torch_promote.observe.ops import is_fake
+
+__all__ = ["Difference", "compare", "copy_with_strides", "same_bits"]
 
 
 _ATTRIBUTES = ("dtype", "shape", "device", "layout", "requires_grad")

@@ -24,9 +24,8 @@ from torch._library.simple_registry import singleton as _registry
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_promote import _C
-from torch_promote.checking.comparison import is_fake
 from torch_promote.errors import PromotionRuleError
-from torch_promote.observe.ops import argument_names, find_overload, leaves, overload_name, tensor_arguments
+from torch_promote.observe.ops import argument_names, find_overload, is_fake, leaves, overload_name, tensor_arguments
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors
