@@ -14,8 +14,8 @@ from expecttest import assert_expected_inline
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_promote as tp
-from torch_promote.checking.pretend_cuda import pretend_cuda
 from torch_promote.errors import OptionError
+from torch_promote.parity.model import pretend_cuda
 from torch_promote.policy.op_table import op_table
 from torch_promote.reference import ExpressionError
 from torch_promote.reference.dtypes import named_dtype

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.checking.expected_promotion import operands_of
-from torch_promote.checking.registered_fake import has_fake
+from torch_promote.checking.expectation import has_fake, operands_of
 from torch_promote.checking.seen_calls import SeenCall, is_cast, is_composite_call, is_view, worth_a_step
 from torch_promote.observe.ops import argument_names, overload_name, tensors_in
 from torch_promote.policy.op_table import CastPolicy

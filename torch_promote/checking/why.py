@@ -21,9 +21,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from torch_promote.checking.call_in_words import CallWriter
 from torch_promote.checking.functions_by_name import find_function
-from torch_promote.checking.pretend_cuda import pretend_cuda
 from torch_promote.checking.seen_calls import CallObserver
 from torch_promote.errors import OptionError, PromotionRuleError
+from torch_promote.observe.autocast_state import pretend_cuda
 from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.policy import Policy
