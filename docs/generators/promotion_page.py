@@ -42,9 +42,22 @@ _EXCEPTIONS = _DOCS.parent / "tests" / "reference" / "golden" / "exceptions.toml
 
 #: Python's operators and the ops that they call.
 OPERATORS = {
-    "+": "add", "-": "sub", "*": "mul", "/": "true_divide", "//": "floor_divide", "%": "remainder", "**": "pow",
-    "&": "bitwise_and", "|": "bitwise_or", "^": "bitwise_xor",
-    "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne",
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "true_divide",
+    "//": "floor_divide",
+    "%": "remainder",
+    "**": "pow",
+    "&": "bitwise_and",
+    "|": "bitwise_or",
+    "^": "bitwise_xor",
+    "<": "lt",
+    "<=": "le",
+    ">": "gt",
+    ">=": "ge",
+    "==": "eq",
+    "!=": "ne",
 }
 
 #: The expressions that promotion.md explains, in its order.

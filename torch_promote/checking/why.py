@@ -21,22 +21,19 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from torch_promote.checking.autocast_in_force import state_in_force
-from torch_promote.checking.dispatch_observer import observe_dispatch
-from torch_promote.checking.expectation import Expectation, expect
-from torch_promote.checking.expected_promotion import operands_of
+from torch_promote.checking.expectation import Expectation, expect, has_fake, operands_of
 from torch_promote.checking.expression import ExpressionError, Node, find_function, parse
-from torch_promote.checking.overloads import argument_names, is_composite, overload_name, tensor_arguments, tensors_in
-from torch_promote.checking.pretend_cuda import pretend_cuda
-from torch_promote.checking.registered_fake import has_fake
 from torch_promote.errors import OptionError, PromotionRuleError
+from torch_promote.observe.autocast_state import pretend_cuda, state_in_force
+from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.ops import argument_names, is_composite, overload_name, tensor_arguments, tensors_in
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.policy import Policy
-from torch_promote.promoting.promotion import promotion
 from torch_promote.reference import Inference, Operand, PromotionError, PromotionRule, ShapeError, promotion_rule
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.explanation import explain_inference, explain_plan, explain_promotion, listed
 from torch_promote.regions.autocast import my_autocast
+from torch_promote.regions.promotion import promotion
 
 __all__ = ["Derivation", "why"]
 
