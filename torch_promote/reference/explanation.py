@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import torch
 
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import AutocastPlan
 from torch_promote.reference.dtypes import (
     Kind,
