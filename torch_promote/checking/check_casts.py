@@ -18,7 +18,6 @@ from torch_promote import _C
 from torch_promote.checking.call_site import calling_line
 from torch_promote.errors import OptionError, StaleCastError
 from torch_promote.native.fork_safe_lock import fork_safe_lock
-from torch_promote.native.interrupts import without_interrupt_at_start
 
 __all__ = ["VARIABLE", "check_casts", "use_environment"]
 
@@ -89,28 +88,14 @@ class check_casts:  # noqa: N801 (what people write after `with`)
 
     def __enter__(self) -> check_casts:
         self._begin = _C.cast_check_counts()
-        try:
-            with _lock:
-                _open.append(self)
-                _switch()
-        # Includes one from a signal handler, after the check was switched on.
-        except BaseException:  # pragma: no cover: tests raise it by a trace function of their own
-            self._close()
-            raise
+        with _lock:
+            _open.append(self)
+            _switch()
         return self
 
-    @without_interrupt_at_start
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self._close()
-        # From a signal handler, before the check was switched off.
-        except BaseException:  # pragma: no cover: tests raise it by a trace function of their own
-            self._close()
-            raise
-
-    def _close(self) -> None:
         with _lock:
             self._end = _C.cast_check_counts()
             # Blocks of several threads may end in any order.

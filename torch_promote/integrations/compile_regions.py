@@ -39,25 +39,11 @@ def _register(region_type: Any, my_autocast: Any, *others: Any) -> None:
     # Otherwise FX would remove the calls as dead code.
     torch.fx.node.has_side_effect(graph_enter)
     torch.fx.node.has_side_effect(graph_exit)
-    # If Dynamo does trace the methods, it traces these instead of the extension's functions.
-    substitute = functools.partial(torch._dynamo.substitute_in_graph, skip_signature_check=True)
-    substitute(_C.enter_region)(_traced_enter)
-    substitute(_C.exit_region)(_traced_exit)
-    substitute(_C.pack_plain_region)(_traced_pack)
+    # If Dynamo does trace `__init__`, it traces this instead of the extension's function.
+    torch._dynamo.substitute_in_graph(_C.pack_plain_region, skip_signature_check=True)(_traced_pack)
     for kind in (region_type, my_autocast, *others):
-        # A graph of `__enter__` alone would enter a region without leaving it. Compiling `__init__` gains nothing.
-        skip_frames(kind.__init__, kind.__enter__, kind.__exit__)
+        skip_frames(kind.__init__, kind._entered, kind._exited)  # compiling them gains nothing
     _register_variables((region_type, my_autocast, *others), (region_type, my_autocast))
-
-
-def _traced_enter(owner: object, packed: str) -> int:  # pragma: no cover: Dynamo traces it, and nothing calls it
-    graph_enter(packed)
-    return 0
-
-
-def _traced_exit(owner: Any) -> int:  # pragma: no cover: as _traced_enter
-    graph_exit(owner._packed)
-    return 0
 
 
 def _traced_pack(*arguments: object) -> None:

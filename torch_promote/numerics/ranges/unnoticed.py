@@ -8,7 +8,6 @@ import torch
 
 from torch_promote import _C
 from torch_promote.checking.comparison import is_fake
-from torch_promote.native.interrupts import without_interrupt_at_start
 
 __all__ = ["can_be_read", "stored_values", "unnoticed"]
 
@@ -61,7 +60,6 @@ class unnoticed:  # noqa: N801 (used like a function)
             self.__exit__()
             raise
 
-    @without_interrupt_at_start
     def __exit__(self, *error: object) -> None:
         try:
             self._ops.__exit__(None, None, None)
