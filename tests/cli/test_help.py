@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from torch_promote.cli.program import main, make_parser, parse_arguments
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 
 
 def parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

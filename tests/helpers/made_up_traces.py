@@ -9,7 +9,7 @@ import torch
 from torch_promote.numerics.ranges.values import Values
 from torch_promote.numerics.records.calls import Call, Cast, TensorInfo
 from torch_promote.numerics.report.trace_report import TraceReport
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 
 __all__ = ["BF16", "F16", "F32", "START", "cast", "info", "linear", "made_up_call", "report_of", "small_report"]
 

@@ -17,9 +17,9 @@ import torch
 
 from torch_promote import _C
 from torch_promote.checking.several_observers import SeveralObservers
+from torch_promote.dispatch_keys import pass_over
 from torch_promote.errors import TorchPromoteError
 from torch_promote.integrations.compile import skip_frames
-from torch_promote.integrations.higher_order import pass_over
 
 __all__ = ["ComparingObserver", "DispatchObserverError", "Observer", "Token", "observe_dispatch"]
 

@@ -15,17 +15,16 @@ from typing import Any
 
 from torch import nn
 
-from torch_promote.modules.module_forward import policy_of
 from torch_promote.native.region_spec import RegionSpec
 from torch_promote.numerics.records.groups import Totals
-from torch_promote.policy.cast_policy import CastPolicy, spell_policy
 from torch_promote.policy.op_names import spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, spell_policy
 from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import installed
+from torch_promote.regions.module_forward import policy_of
 
 __all__ = ["INSTALLED", "AskedOverrides"]
 

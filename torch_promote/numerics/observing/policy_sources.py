@@ -15,10 +15,10 @@ from torch_promote.numerics.observing.places import innermost_line
 from torch_promote.numerics.observing.running_modules import RunningModules
 from torch_promote.numerics.records.calls import AUTOCAST_OFF
 from torch_promote.policy.op_table import DEVICE_TYPES
-from torch_promote.promoting.promotion import promotion
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.base import Region
 from torch_promote.regions.defaults import default_policy, registered_policies
+from torch_promote.regions.promotion import promotion
 
 __all__ = ["DEFAULT_POLICY", "REGISTERED", "STOCK", "PolicySources"]
 

@@ -10,8 +10,8 @@ from torch_promote.numerics.observing.places import shorten
 from torch_promote.numerics.records.calls import AUTOCAST_OFF, Call
 from torch_promote.numerics.records.groups import CallGroup, CastGroup
 from torch_promote.numerics.report.findings import size
-from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.legality import why_illegal
+from torch_promote.policy.op_table import CastPolicy
 
 __all__ = ["Material", "advice_of", "sentences_of"]
 
