@@ -6,7 +6,8 @@ The extension stores the thread's open regions (csrc/region/region.cpp), and has
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from torch_promote._C import (
     RUNNING_LOOP,
@@ -36,6 +37,14 @@ class Region(RegionBase):
     __slots__ = ("__weakref__", "_held")
 
     _held: HeldChange  # keeps the policy change registered whose number is in _packed, if there is one
+
+    #: Called with each subclass once Dynamo is imported, to make it traceable.
+    when_subclassed: ClassVar[Callable[[type[Region]], None] | None] = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if Region.when_subclassed is not None:
+            Region.when_subclassed(cls)
 
     def __init__(self, packed: str) -> None:
         self._packed = packed
