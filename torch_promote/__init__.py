@@ -255,7 +255,7 @@ def _use_environment() -> None:
     if os.environ.get("TORCH_PROMOTE_CHECK_CASTS"):
         importlib.import_module("torch_promote.checking.check_casts").use_environment()
     if os.environ.get("TORCH_PROMOTE_CROSSCHECK_REPORTS"):
-        importlib.import_module("torch_promote.checking.crosscheck_process").use_environment()
+        importlib.import_module("torch_promote.checking.crosscheck").use_environment()
     if os.environ.get("TORCH_PROMOTE_TRACED"):
         importlib.import_module("torch_promote.numerics.traced_process").use_environment()
     if os.environ.get("TORCH_PROMOTE_AUTOCAST"):

@@ -19,8 +19,8 @@ import torch
 
 import torch_promote as tp
 from helpers.probes import autocast_dtype, leaves_no_trace
-from torch_promote.checking.pretend_cuda import pretend_cuda
 from torch_promote.native.region_spec import RegionSpec
+from torch_promote.parity.model import pretend_cuda
 from torch_promote.regions import autocast
 
 BF16, FP16 = torch.bfloat16, torch.float16
