@@ -44,7 +44,7 @@ def test_a_policy(policy: str, advice: str) -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), [("f2", "float16"), ("i4", "int32"), ("bfloat", "bfloat16")])
 def test_a_dtype(name: str, dtype: str) -> None:
-    with pytest.raises(tp.DtypeError, match=f"Closest: {dtype}\\."):
+    with pytest.raises(tp.errors.DtypeError, match=f"Closest: {dtype}\\."):
         tp.my_autocast("cpu", dtype=name)
 
 

@@ -222,37 +222,37 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "a device type without autocast here": (
         lambda: Policy.stock().override({}, "xpu"),
-        torch_promote.UnsupportedDeviceError,
+        torch_promote.errors.UnsupportedDeviceError,
         "a policy has no device type 'xpu'. Legal: 'cpu', 'cuda'.",
     ),
     "a device with an index": (
         lambda: Policy.stock().lookup("mm", "cuda:0"),
-        torch_promote.UnsupportedDeviceError,
+        torch_promote.errors.UnsupportedDeviceError,
         "a policy has no device type 'cuda:0'. Legal: 'cpu', 'cuda'.",
     ),
     "a device": (
         lambda: Policy.stock().override({}, torch.device("cpu")),  # type: ignore[arg-type]
-        torch_promote.DeviceTypeError,
+        torch_promote.errors.DeviceTypeError,
         "device_type is a device type, a sequence of them or None, got device(type='cpu'). Legal: 'cpu', 'cuda'.",
     ),
     "no device": (
         lambda: Policy.stock().override({}, []),
-        torch_promote.DeviceTypeError,
+        torch_promote.errors.DeviceTypeError,
         "device_type is a device type, a sequence of them or None, got []. Legal: 'cpu', 'cuda'.",
     ),
     "a device twice": (
         lambda: Policy.stock().override({}, ["cpu", "cpu"]),
-        torch_promote.DeviceTypeError,
+        torch_promote.errors.DeviceTypeError,
         "device_type ['cpu', 'cpu'] contains a duplicate. Name each device type once.",
     ),
     "a lookup on every device": (
         lambda: Policy.stock().lookup("mm", None),  # type: ignore[arg-type]
-        torch_promote.DeviceTypeError,
+        torch_promote.errors.DeviceTypeError,
         "lookup takes one device type, got None. Legal: 'cpu', 'cuda'.",
     ),
     "a lookup on two devices": (
         lambda: Policy.stock().lookup("mm", ["cpu", "cuda"]),  # type: ignore[arg-type]
-        torch_promote.DeviceTypeError,
+        torch_promote.errors.DeviceTypeError,
         "lookup takes one device type, got ['cpu', 'cuda']. Legal: 'cpu', 'cuda'.",
     ),
     "a lookup of overloads that differ": (
