@@ -26,12 +26,12 @@ def test_every_helper_is_described_once() -> None:
 
 def test_paths_that_texts_name_exist() -> None:
     texts = [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), ROOT / "Makefile"]
-    for folder in ("docs", "tests", "torch_promote", "csrc", "examples"):
+    for folder in ("docs", "tests", "tools", "torch_promote", "csrc", "examples"):
         texts += [file for file in (ROOT / folder).rglob("*") if file.suffix in (".md", ".py", ".toml", ".cpp", ".h")]
     named = [
         (file.relative_to(ROOT), path)
         for file in texts
-        for path in re.findall(r"(?<![\w/])tests/[\w/.]*\w", file.read_text(encoding="utf-8"))
+        for path in re.findall(r"(?<![\w/])(?:tests|tools)/[\w/.]*\w", file.read_text(encoding="utf-8"))
     ]
     assert len(named) > 10
     assert [(str(file), path) for file, path in named if not (ROOT / path).exists()] == []

@@ -15,7 +15,7 @@ from torch_promote.bench import Case, Result
 from torch_promote.bench.cases import Prepared
 from torch_promote.bench.figures import Spread
 from torch_promote.checking.report import CrosscheckReport, Mismatch
-from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteReport
+from torch_promote.numerics.find_nonfinite import NonfiniteReport
 from torch_promote.reference.promotion_rules import RULE_NAMES, promotion_rule
 
 EVIL = "<script>&"

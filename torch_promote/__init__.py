@@ -20,7 +20,7 @@ Contents:
 - `crosscheck`: torch_promote.checking.crosscheck; `check_casts`: torch_promote.checking.check_casts; `why`, which
   explains the dtype of an expression: torch_promote.checking.why (all loaded when first used)
 - `trace`, which op ran in which dtype and why: torch_promote.numerics.trace; `find_nonfinite`, where the first inf or
-  NaN came from: torch_promote.numerics.nonfinite.find_nonfinite (both loaded when first used)
+  NaN came from: torch_promote.numerics.find_nonfinite (both loaded when first used)
 - `reference`: torch_promote.reference (loaded when first used)
 - the command `torch-promote`: torch_promote.cli.program
 
@@ -94,13 +94,13 @@ if TYPE_CHECKING:
     from torch_promote.checking.check_casts import check_casts
     from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, crosscheck
     from torch_promote.checking.why import why
-    from torch_promote.numerics.comparing.compare import compare
+    from torch_promote.numerics.compare import compare
     from torch_promote.numerics.comparing.comparison import Comparison
     from torch_promote.numerics.comparing.site import Site
-    from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteReport, find_nonfinite
+    from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
     from torch_promote.numerics.report.trace_report import TraceReport
     from torch_promote.numerics.trace import trace
-    from torch_promote.numerics.tuning.tune import tune
+    from torch_promote.numerics.tune import tune
     from torch_promote.numerics.tuning.tuning import Tuning
     from torch_promote.reference.promotion_rules import PromotionRule, make_rule
     from torch_promote.regions.installation import (
@@ -125,7 +125,7 @@ if keep_package():  # not in a second import
     _kept_casts.keep_from_replaying_modes()
     _kept_casts.forget_after_steps()
     _unversioned_writes.install()
-    _cuda_graphs.tell_captures_apart(_unversioned_writes.watch_preserved_versions)
+    _cuda_graphs.tell_captures_apart()
     pass_over(AUTOCAST_KEY)
     _ranks.install()
     _module_tables.set_library(lambda: importlib.import_module("torch_promote.regions.module_policies"))
@@ -211,13 +211,13 @@ _LAZY = {
     "why": "torch_promote.checking.why",
     "PromotionRule": "torch_promote.reference.promotion_rules",
     "make_rule": "torch_promote.reference.promotion_rules",
-    "find_nonfinite": "torch_promote.numerics.nonfinite.find_nonfinite",
-    "NonfiniteReport": "torch_promote.numerics.nonfinite.find_nonfinite",
+    "find_nonfinite": "torch_promote.numerics.find_nonfinite",
+    "NonfiniteReport": "torch_promote.numerics.find_nonfinite",
     "trace": "torch_promote.numerics.trace",
-    "compare": "torch_promote.numerics.comparing.compare",
+    "compare": "torch_promote.numerics.compare",
     "Comparison": "torch_promote.numerics.comparing.comparison",
     "Site": "torch_promote.numerics.comparing.site",
-    "tune": "torch_promote.numerics.tuning.tune",
+    "tune": "torch_promote.numerics.tune",
     "Tuning": "torch_promote.numerics.tuning.tuning",
     "TraceReport": "torch_promote.numerics.report.trace_report",
     **dict.fromkeys(

@@ -17,12 +17,18 @@ from pages import rendered, rewrite, table
 from torch_promote.reference.derivation.derivation import why
 from torch_promote.reference.derivation.operators import OPERATORS
 from torch_promote.reference.dtypes import TYPECODES, dtype_name, typecode
-from torch_promote.reference.elementwise.config import PRESETS, TensorIteratorConfig
-from torch_promote.reference.elementwise.memory_format import suggest_memory_format
-from torch_promote.reference.elementwise.tensor_iterator import infer_elementwise
-from torch_promote.reference.promotion.casting import Casting, can_cast
-from torch_promote.reference.promotion.states import Operand, result_type
-from torch_promote.reference.promotion.table import TABLE_DTYPES, PromotionError, promote_types, promotion_table
+from torch_promote.reference.promotion import (
+    TABLE_DTYPES,
+    Casting,
+    Operand,
+    PromotionError,
+    can_cast,
+    promote_types,
+    promotion_table,
+    result_type,
+)
+from torch_promote.reference.strides import suggest_memory_format
+from torch_promote.reference.tensor_iterator import PRESETS, TensorIteratorConfig, infer_elementwise
 
 __all__ = ["BLOCKS", "main", "render"]
 

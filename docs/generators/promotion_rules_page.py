@@ -16,12 +16,9 @@ from exceptions import EXCEPTIONS
 from pages import rewrite, table
 from torch_promote.reference.derivation.derivation import why
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.reference.promotion_rules.array_api_rule import ARRAY_API_TABLE
 from torch_promote.reference.promotion_rules.jax_rule import FLOAT8, LATTICE
-from torch_promote.reference.promotion_rules.numpy_rule import NUMPY_TABLE
-from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES
-from torch_promote.reference.promotion_rules.registry import RULE_NAMES, promotion_rule
-from torch_promote.reference.promotion_rules.text_table import CODES
+from torch_promote.reference.promotion_rules.named_rules import ARRAY_API_TABLE, NUMPY_TABLE, RULE_NAMES, promotion_rule
+from torch_promote.reference.promotion_rules.rule import CODES, NUMBER_TYPES
 
 __all__ = ["BLOCKS", "main"]
 

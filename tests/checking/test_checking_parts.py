@@ -22,7 +22,7 @@ from torch_promote.checking.known_gaps import GapError, dispatch_gaps, explained
 from torch_promote.checking.report import CrosscheckReport, Mismatch
 from torch_promote.checking.stock_run import StockRun
 from torch_promote.checking.strided_copy import copy_with_strides
-from torch_promote.reference.autocast.state import AutocastState, DeviceAutocast
+from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 
 NAN = float("nan")
 

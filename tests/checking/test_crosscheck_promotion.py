@@ -14,8 +14,7 @@ from helpers.subprocesses import run_python
 from torch_promote.checking.expected_promotion import JoinedOperands, operands_of
 from torch_promote.checking.overloads import find_overload
 from torch_promote.reference import Operand
-from torch_promote.reference.ops.infer import functional_of
-from torch_promote.reference.ops.rule_table import rule_table
+from torch_promote.reference.ops.infer import functional_of, rule_table
 from torch_promote.regions.promotion_tables import FLOATS, OPAQUE, PromotingOp, promoting_ops
 
 #: Their operands are described, and no kernel runs.

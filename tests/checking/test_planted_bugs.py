@@ -15,9 +15,9 @@ import torch
 import torch_promote as tp
 from torch_promote.checking import checker, expectation
 from torch_promote.policy.op_table import CastPolicy
-from torch_promote.reference.autocast.plan import AutocastState, Cast
-from torch_promote.reference.ops.rule_table import Entry
-from torch_promote.reference.promotion import table as promotion_table
+from torch_promote.reference import promotion as promotion_table
+from torch_promote.reference.autocast import AutocastState, Cast
+from torch_promote.reference.ops.infer import Entry
 
 #: Modules whose names their functions have too.
 PLAN, INFER = (importlib.import_module(f"torch_promote.reference.{name}") for name in ("autocast.plan", "ops.infer"))

@@ -20,7 +20,7 @@ GOOD = """
 #: The same, as the inner run's conftest.py, for runs in processes of their own.
 PLANTED = """
     import torch
-    from torch_promote.reference.promotion import table as promotion_table
+    from torch_promote.reference import promotion as promotion_table
 
     promotion_table._TABLE[torch.int8, torch.int16] = torch.int32
 """

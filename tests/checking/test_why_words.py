@@ -10,7 +10,7 @@ from expecttest import assert_expected_inline
 
 import torch_promote as tp
 from torch_promote.reference import ExpressionError
-from torch_promote.reference.promotion import table as promotion_table
+from torch_promote.reference import promotion as promotion_table
 
 #: A module whose name its function has too.
 INFER = importlib.import_module("torch_promote.reference.ops.infer")

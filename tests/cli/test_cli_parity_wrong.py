@@ -21,8 +21,8 @@ from helpers.subprocesses import environment, run_python
 from torch_promote.checking import expectation
 from torch_promote.cli import progress as _progress
 from torch_promote.cli.program import main
+from torch_promote.reference import promotion as promotion_table
 from torch_promote.reference.ops.infer import NO_RULE
-from torch_promote.reference.promotion import table as promotion_table
 
 __all__ = ["stand_in", "terminal_of_80_columns", "wide"]  # fixtures
 

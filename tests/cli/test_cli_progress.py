@@ -10,7 +10,7 @@ import torch
 
 import torch_promote as tp
 from torch_promote.cli.progress import progress
-from torch_promote.numerics.runs.progress import show_progress
+from torch_promote.numerics.step_runs import show_progress
 
 
 class Terminal(io.StringIO):

@@ -170,7 +170,7 @@ MISMATCH = """
 import sys, torch, torch.multiprocessing as mp
 
 def wrong(rank=0):
-    from torch_promote.reference.promotion import table
+    from torch_promote.reference import promotion as table
     table._TABLE[torch.int8, torch.int16] = torch.int32
     torch.ones(3, dtype=torch.int8) + torch.ones(3, dtype=torch.int16)
 

@@ -13,7 +13,7 @@ import torch
 from helpers.targets import MAKE, target_file
 from torch_promote.cli.target import TargetError, open_target, report_errors_of_step
 from torch_promote.errors import OptionError
-from torch_promote.numerics.runs.step_runs import StepRuns
+from torch_promote.numerics.step_runs import StepRuns
 from torch_promote.policy.policy import Policy
 
 __all__ = ["target_file"]  # a fixture

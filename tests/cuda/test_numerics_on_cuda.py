@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import torch_promote as tp
-from torch_promote.numerics.nonfinite.find_nonfinite import find_nonfinite
+from torch_promote.numerics.find_nonfinite import find_nonfinite
 from torch_promote.numerics.ranges import values as values_module
 from torch_promote.numerics.ranges.values import Values
 from torch_promote.numerics.trace import trace

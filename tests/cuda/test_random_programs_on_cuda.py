@@ -1,4 +1,4 @@
-"""Random programs on a CUDA device (tests/fuzz): training, writes and captured graphs have stock's bits."""
+"""Random programs on a CUDA device (tools/fuzz): training, writes and captured graphs have stock's bits."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from helpers.side_by_side import Outcome
 from torch_promote.parity.outcome import Bound
 from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_table import CastPolicy, op_table
-from torch_promote.reference.autocast.plan import AutocastPlan
+from torch_promote.reference.autocast import AutocastPlan
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 CASTING = (CastPolicy.fp32, CastPolicy.lower_precision_fp, CastPolicy.promote, F64)

@@ -15,10 +15,10 @@ from helpers import override_effects
 from helpers.override_effects import Policy, check_effect
 from torch_promote.parity.outcome import Bound
 from torch_promote.policy.op_table import CastPolicy
-from torch_promote.reference.autocast import arguments as cast_arguments
+from torch_promote.reference import autocast as cast_arguments
 
 #: A module whose name its function has too.
-PLAN = importlib.import_module("torch_promote.reference.autocast.plan")
+PLAN = importlib.import_module("torch_promote.reference.autocast")
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 aten = torch.ops.aten
 MonkeyPatch = pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from fuzz.drawing import draw_program
 from fuzz.script import script_of
 from helpers.subprocesses import Program
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[2] / "tools" / "fuzz"
 CODE = f"import runpy; runpy.run_path({str(FOLDER)!r}, run_name='__main__')"
 
 

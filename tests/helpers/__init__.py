@@ -9,7 +9,7 @@ Any test
     fixtures: the fixtures of all tests.
     under_install: applies the options --installed and --installed-policy, and checks that a region is stock's.
     doc_blocks: the code blocks and commands of README.md and docs/.
-    on_stand_in: runs tests and programs on the CUDA device made of host memory (tests/cuda_stand_in).
+    on_stand_in: runs tests and programs on the CUDA device made of host memory (tools/cuda_stand_in).
 
 One op call
     side_by_side: runs a call under stock and under ours, and compares the two runs.
@@ -39,8 +39,6 @@ Programs
     nonfinite_programs: random programs with a planted fault that makes an inf or a NaN.
     models: small models that use weights in different ways.
     program_peaks: the peak memory of the programs of the benchmark, and its bounds.
-    captured_forwards: a model on a CUDA device, its captured forward, and the casts that a replay makes.
-    cast_together: a model on a CUDA device, its training step, and how its casts are launched.
     persistent_casts: products with a weight whose casts outlive the region.
     accelerate_hooks: how Accelerate replaces and restores the forward of modules.
     module_policies: a model with module policies, and a training step of it.

@@ -17,7 +17,7 @@ from helpers.rows import calls
 from helpers.side_by_side import Bound, SeenOp, Watch
 from torch_promote.parity.row_samples.known import KINDS
 from torch_promote.policy.op_table import CastPolicy, Row
-from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, autocast_plan
+from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan
 
 #: A class of regions: tp.stock_autocast or ours.
 Autocast = Callable[..., contextlib.AbstractContextManager[Any]]

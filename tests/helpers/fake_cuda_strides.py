@@ -15,8 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers.operands import random_operands
-from torch_promote.reference.elementwise.tensor_iterator import infer_elementwise, infer_where
-from torch_promote.reference.promotion.table import TABLE_DTYPES
+from torch_promote.reference.promotion import TABLE_DTYPES
+from torch_promote.reference.tensor_iterator import infer_elementwise, infer_where
 
 #: addcmul has no kernel for these two on the CPU.
 _MULTIPLIED = tuple(dtype for dtype in TABLE_DTYPES if dtype not in (torch.bool, torch.complex32))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_promote import _C
-from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteReport, find_nonfinite
+from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import installed
 

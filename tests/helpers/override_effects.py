@@ -14,8 +14,7 @@ from helpers.side_by_side import Outcome, Watch, assert_alike, run
 from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.outcome import Bound
 from torch_promote.policy.op_table import CastPolicy
-from torch_promote.reference.autocast.arguments import replace_tensors, tensors_in
-from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, autocast_plan
+from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors, tensors_in
 
 __all__ = [
     "Kept",

@@ -12,8 +12,7 @@ from torch_promote.checking.overloads import find_overload
 from torch_promote.numerics.observing.policy_sources import STOCK
 from torch_promote.numerics.records.calls import Call, TensorInfo
 from torch_promote.policy.op_table import CastPolicy
-from torch_promote.reference.autocast.plan import AutocastPlan, autocast_plan
-from torch_promote.reference.autocast.state import TURNS, AutocastState, DeviceAutocast
+from torch_promote.reference.autocast import TURNS, AutocastPlan, AutocastState, DeviceAutocast, autocast_plan
 
 __all__ = ["differences", "plan_of"]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.subprocesses import environment
-from torch_promote.reference.promotion import table as promotion_table
+from torch_promote.reference import promotion as promotion_table
 
 BAD = """
     import torch

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from helpers.op_db_coverage import Run, backward, forward, op_db, samples, variants
 from torch_promote.reference.ops.call import Signature, signature_of
-from torch_promote.reference.ops.rule_table import rule_table
+from torch_promote.reference.ops.infer import rule_table
 
 aten = torch.ops.aten
 #: The dtypes that a tensor is changed to; the first are the likeliest.

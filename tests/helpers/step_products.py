@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import torch_promote as tp
-from torch_promote.numerics.runs.step_runs import StepRuns
+from torch_promote.numerics.step_runs import StepRuns
 
 __all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "OFF", "STOCK", "X", "dtype_of", "product", "stock_product"]
 

@@ -28,7 +28,7 @@ COMPILER = (
 
 def environment(**variables: str) -> dict[str, str]:
     """Returns this process's environment, in which Python finds this package and the helpers, and more variables."""
-    paths = [str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")]
+    paths = [str(TESTS.parent), str(TESTS), str(TESTS.parent / "tools"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables}
 
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import torch_promote as tp
 from helpers.planted_sites import INPUTS, Cancels, Overflows, by_place, chain, half, step_of
-from torch_promote.numerics.comparing.rounds import Rounds
-from torch_promote.numerics.runs.step_runs import StepRuns
+from torch_promote.numerics.compare import Rounds
+from torch_promote.numerics.step_runs import StepRuns
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.planted_sites import INPUTS, Cancels, by_place, chain, half, ranks_agree, step_of
-from torch_promote.numerics.comparing.impacts import Impacts
-from torch_promote.numerics.runs.step_runs import StepRuns
+from torch_promote.numerics.impacts import Impacts
+from torch_promote.numerics.step_runs import StepRuns
 
 
 def effects(model: nn.Module, step: Callable[..., Any], sites: list[tp.Site], batches: int) -> list[float]:

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 import torch_promote as tp
-from torch_promote.numerics.comparing.forward_calls import ForwardCalls
-from torch_promote.numerics.comparing.rounds import Rounds
-from torch_promote.numerics.runs.step_runs import StepRuns
+from torch_promote.numerics.call_observers import ForwardCalls
+from torch_promote.numerics.compare import Rounds
+from torch_promote.numerics.step_runs import StepRuns
 
 INPUTS = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_promote.numerics.comparing import error_sums
-from torch_promote.numerics.comparing.error_sums import Errors, ErrorSums
+from torch_promote.numerics import impacts as error_sums
+from torch_promote.numerics.impacts import Errors, ErrorSums
 
 NUMBERS = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=20)
 

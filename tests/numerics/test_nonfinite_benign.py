@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import torch_promote as tp
 from helpers.nonfinite_blocks import HALF, INF, NAN, big, find, nothing_is_left, origin_of
-from torch_promote.numerics.nonfinite.find_nonfinite import find_nonfinite
+from torch_promote.numerics.find_nonfinite import find_nonfinite
 
 __all__ = ["nothing_is_left"]  # a fixture
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
-from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteReport, find_nonfinite
+from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
 
 DTYPES = [torch.float16, torch.bfloat16]
 

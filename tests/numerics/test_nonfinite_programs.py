@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from helpers.nonfinite_programs import FAULTS, Program, make_program
-from torch_promote.numerics.nonfinite.find_nonfinite import NonfiniteReport, find_nonfinite
-from torch_promote.numerics.nonfinite.suggestion import _in_force
+from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
+from torch_promote.numerics.nonfinite_suggestion import _in_force
 
 NAMES = list(FAULTS)
 

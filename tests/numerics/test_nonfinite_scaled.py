@@ -12,7 +12,7 @@ from torch import Tensor
 import torch_promote as tp
 from helpers.counted_collectives import counted_collective
 from helpers.nonfinite_blocks import HALF, INF, big, find, nothing_is_left, origin_of
-from torch_promote.numerics.nonfinite.call_again import call_again
+from torch_promote.numerics.nonfinite_finder import call_again
 
 __all__ = ["nothing_is_left"]  # a fixture
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from torch_promote.numerics.nonfinite import finder
-from torch_promote.numerics.nonfinite.find_nonfinite import find_nonfinite
-from torch_promote.numerics.nonfinite.records import NonfiniteOrigin
+from torch_promote.numerics import nonfinite_finder as finder
+from torch_promote.numerics.find_nonfinite import find_nonfinite
+from torch_promote.numerics.nonfinite_finder import NonfiniteOrigin
 from torch_promote.numerics.observing.running_modules import RunningModules
 from torch_promote.numerics.records.calls import Call
 

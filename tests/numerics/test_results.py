@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from torch_promote.errors import StepError
-from torch_promote.numerics.runs.results import distance, distances, named_tensors, read_result
+from torch_promote.numerics.step_runs import distance, distances, named_tensors, read_result
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 

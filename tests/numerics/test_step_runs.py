@@ -15,7 +15,7 @@ import torch_promote as tp
 from helpers.nothing_left import nothing_left_behind
 from helpers.step_products import BFLOAT16, FLOAT16, FLOAT32, OFF, STOCK, X, dtype_of, product
 from torch_promote.errors import OptionError, RegionError, StepError
-from torch_promote.numerics.runs.step_runs import StepRuns
+from torch_promote.numerics.step_runs import StepRuns
 
 __all__ = ["nothing_left_behind"]  # a fixture
 

@@ -12,8 +12,7 @@ import torch_promote as tp
 from helpers.nothing_left import nothing_left_behind
 from helpers.step_products import BFLOAT16, FLOAT16, FLOAT32, OFF, STOCK, X, dtype_of, product, stock_product
 from torch_promote.errors import OptionError
-from torch_promote.numerics.runs.policy_in_force import present_policy, put_policy_in_force
-from torch_promote.numerics.runs.step_runs import StepRuns
+from torch_promote.numerics.step_runs import StepRuns, present_policy, put_policy_in_force
 
 __all__ = ["nothing_left_behind"]  # a fixture
 

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from helpers.state_bits import snapshot
-from torch_promote.numerics.runs.found import found_in
-from torch_promote.numerics.runs.state import StepState
+from torch_promote.numerics.step_state import StepState, found_in
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,7 @@ from torch import nn
 
 import torch_promote as tp
 from torch_promote.errors import OptionError, StepError
-from torch_promote.numerics.runs.found import found_in, iterators_in
-from torch_promote.numerics.runs.state import StepState
+from torch_promote.numerics.step_state import StepState, found_in, iterators_in
 
 
 @pytest.fixture(autouse=True)

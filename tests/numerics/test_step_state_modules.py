@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from helpers.process_groups import end_group
 from helpers.state_bits import snapshot
 from torch_promote.errors import StepError
-from torch_promote.numerics.runs.state import StepState
+from torch_promote.numerics.step_state import StepState
 
 
 def test_an_average_of_weights_and_another_model() -> None:

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import torch_promote as tp
+from torch_promote.numerics.candidates import Overriding, compress
 from torch_promote.numerics.comparing.site import Site
-from torch_promote.numerics.tuning.overriding import Overriding
-from torch_promote.numerics.tuning.patterns import compress
 
 
 class Leaf(nn.Module):

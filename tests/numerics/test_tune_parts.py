@@ -12,15 +12,12 @@ from torch import nn
 
 import torch_promote as tp
 from helpers.overflowing_steps import scaled
+from torch_promote.numerics import trials as resume
+from torch_promote.numerics.candidates import Overriding, compress, overridable
 from torch_promote.numerics.comparing.site import Site
-from torch_promote.numerics.tuning import resume
-from torch_promote.numerics.tuning.candidates import overridable
-from torch_promote.numerics.tuning.compiled import is_compiled
-from torch_promote.numerics.tuning.gates import check_full
-from torch_promote.numerics.tuning.overriding import Overriding
-from torch_promote.numerics.tuning.patterns import compress
+from torch_promote.numerics.trials import Judge
+from torch_promote.numerics.tune import check_full, is_compiled
 from torch_promote.numerics.tuning.tuning import Certificate, Trial
-from torch_promote.numerics.tuning.verdict import Judge
 
 
 class Leaf(nn.Module):

@@ -13,8 +13,8 @@ from torch import nn
 import torch_promote as tp
 from helpers.planted_steps import Calls, Planted, make_op, planted_step, registered_meanwhile
 from helpers.subprocesses import Program
-from torch_promote.numerics.runs.results import distance
-from torch_promote.numerics.tuning.overriding import Overriding
+from torch_promote.numerics.candidates import Overriding
+from torch_promote.numerics.step_runs import distance
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from helpers import tuned_ranks
 from helpers.gloo_ranks import in_ranks
 from torch_promote.errors import TuningError
-from torch_promote.numerics.tuning.agreement import Agreement
+from torch_promote.numerics.trials import Agreement
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_promote.numerics.tuning.certificate import certify, violations
-from torch_promote.numerics.tuning.search import (
+from torch_promote.numerics.search import (
     Memo,
     OutOfBudgetError,
     minimise,
@@ -19,6 +18,7 @@ from torch_promote.numerics.tuning.search import (
     quick_xplain,
     shortest_prefix,
 )
+from torch_promote.numerics.tune import certify, violations
 
 Oracle = Callable[[frozenset[str]], bool]
 

@@ -23,8 +23,8 @@ from torch_promote.parity.model import Entry, EntryResult, Options
 from torch_promote.parity.outcome import Outcome, without_bits
 from torch_promote.parity.promotion import DTYPES, ENTRIES, promotion_calls
 from torch_promote.parity.runner import entries, run_entry
+from torch_promote.reference import promotion as promotion_table
 from torch_promote.reference.ops.infer import NO_RULE
-from torch_promote.reference.promotion import table as promotion_table
 
 OURS = "ours against stock"
 MM = Entry("aten::mm", "row")

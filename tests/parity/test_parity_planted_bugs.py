@@ -17,14 +17,14 @@ from torch_promote.parity import entry_run
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
 from torch_promote.parity.outcome import Outcome
 from torch_promote.parity.runner import run_entry
-from torch_promote.reference.promotion import table as promotion_table
+from torch_promote.reference import promotion as promotion_table
 
 OURS, REFERENCE_STOCK, REFERENCE_OURS = "ours against stock", "reference against stock", "reference against ours"
 MM = Entry("aten::mm", "row")
 #: The samples of `MM` that autocast has something to cast in.
 CAST = {f"float32/{number}/{kind}" for number in (0, 1) for kind in ("plain", "mixed", "mixed_lower_first")}
 #: The package has a function of this module's name.
-autocast_plan: Any = importlib.import_module("torch_promote.reference.autocast.plan")
+autocast_plan: Any = importlib.import_module("torch_promote.reference.autocast")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 import torch_promote as tp
 from helpers.promoting_calls import DTYPES, UNSIGNED, operand, outcome
 from torch_promote.errors import PromotionRuleError, PromotionWriteError
-from torch_promote.reference.promotion.states import Operand
+from torch_promote.reference.promotion import Operand
 from torch_promote.reference.promotion_rules import promotion_rule
 
 RULES = ("jax", "numpy", "array_api", "strict")

@@ -16,15 +16,15 @@ from torch_promote.checking.registered_fake import has_fake
 from torch_promote.checking.seen_calls import SeenCall, is_cast, is_composite_call, is_view, worth_a_step
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference import Inference, Operand, PromotionRule
-from torch_promote.reference.autocast.arguments import tensors_in as tensors_by_path
-from torch_promote.reference.autocast.plan import AutocastPlan
+from torch_promote.reference.autocast import AutocastPlan
+from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.reference.derivation.overflow import overflow_of_number, overflow_of_tensor
 from torch_promote.reference.derivation.states_in_words import describe, promotion_steps
 from torch_promote.reference.dtypes import dtype_name, is_integral
-from torch_promote.reference.elementwise.tensor_iterator import wrap_number
-from torch_promote.reference.ops.dtypes_of_results import DTYPE_RULES
-from torch_promote.reference.ops.elementwise import ELEMENTWISE_RULES
-from torch_promote.reference.promotion.states import Number
+from torch_promote.reference.ops.dtype_rules import DTYPE_RULES
+from torch_promote.reference.ops.elementwise_rules import ELEMENTWISE_RULES
+from torch_promote.reference.promotion import Number
+from torch_promote.reference.tensor_iterator import wrap_number
 
 __all__ = ["CallWriter"]
 

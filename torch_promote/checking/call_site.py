@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.reference.elementwise.memory_format import contiguous_strides
+from torch_promote.reference.strides import contiguous_strides
 
 __all__ = ["calling_line", "describe_arguments", "describe_value", "is_between", "is_ours"]
 

@@ -22,8 +22,7 @@ from torch_promote.checking.stock_run import StockRun, written_results
 from torch_promote.checking.uninitialized_results import NOT_REPEATABLE
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_table import CastPolicy
-from torch_promote.reference.autocast.plan import AutocastState
-from torch_promote.reference.autocast.state import TURNS
+from torch_promote.reference.autocast import TURNS, AutocastState
 from torch_promote.reference.ops.infer import Inference
 
 __all__ = ["Checker", "Level", "is_traced"]

@@ -14,12 +14,11 @@ from torch_promote.checking.registered_fake import FakeResults, has_fake, result
 from torch_promote.errors import PromotionRuleError
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError
-from torch_promote.reference.autocast.arguments import replace_tensors
-from torch_promote.reference.autocast.arguments import tensors_in as tensors_by_path
-from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, autocast_plan
-from torch_promote.reference.elementwise.strides import temporary_strides
+from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors
+from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.reference.ops.call import described
 from torch_promote.reference.ops.infer import NO_RULE, Inference, NoRule, infer
+from torch_promote.reference.strides import temporary_strides
 
 __all__ = ["Expectation", "Finding", "expect"]
 

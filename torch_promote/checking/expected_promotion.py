@@ -23,13 +23,11 @@ import torch
 
 from torch_promote import _C
 from torch_promote.checking.overloads import argument_names, find_overload, overload_name
-from torch_promote.reference.elementwise.strides import temporary_strides
 from torch_promote.reference.ops.call import Call, TensorLike, described
-from torch_promote.reference.ops.elementwise import ELEMENTWISE_RULES
-from torch_promote.reference.ops.infer import Inference, functional_of, infer
-from torch_promote.reference.ops.rule_table import rule_table
-from torch_promote.reference.promotion.states import Operand
-from torch_promote.reference.promotion.table import PromotionError
+from torch_promote.reference.ops.elementwise_rules import ELEMENTWISE_RULES
+from torch_promote.reference.ops.infer import Inference, functional_of, infer, rule_table
+from torch_promote.reference.promotion import Operand, PromotionError
+from torch_promote.reference.strides import temporary_strides
 
 __all__ = ["JoinedOperands", "foreign_rule", "operands_of", "promoted_values"]
 

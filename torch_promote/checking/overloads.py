@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.reference.autocast.arguments import tensors_in as tensors_by_path
+from torch_promote.reference.autocast import tensors_in as tensors_by_path
 
 __all__ = [
     "argument_names",

@@ -12,7 +12,7 @@ import torch
 
 __all__ = ["STAND_IN", "pretend_cuda", "stand_in"]
 
-#: The device of host memory of tests/cuda_stand_in/, for options. Its tensors are of device type "cuda".
+#: The device of host memory of tools/cuda_stand_in/, for options. Its tensors are of device type "cuda".
 STAND_IN = "cuda-stand-in"
 
 

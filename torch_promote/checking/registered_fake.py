@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_promote.checking.comparison import is_fake
 from torch_promote.checking.overloads import leaves, overload_name
-from torch_promote.reference.autocast.arguments import tensors_in as tensors_by_path
-from torch_promote.reference.elementwise.memory_format import contiguous_strides
-from torch_promote.reference.promotion.states import Operand
+from torch_promote.reference.autocast import tensors_in as tensors_by_path
+from torch_promote.reference.promotion import Operand
+from torch_promote.reference.strides import contiguous_strides
 
 __all__ = ["FakeResults", "has_fake", "results_of_fake"]
 

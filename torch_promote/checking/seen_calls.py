@@ -12,7 +12,7 @@ from torch_promote.checking.autocast_in_force import state_in_force
 from torch_promote.checking.expectation import Expectation, expect
 from torch_promote.checking.overloads import is_composite, tensors_in
 from torch_promote.reference import Inference
-from torch_promote.reference.autocast.plan import AutocastState
+from torch_promote.reference.autocast import AutocastState
 
 __all__ = ["CallObserver", "SeenCall", "is_cast", "is_composite_call", "is_view", "worth_a_step"]
 

@@ -17,7 +17,7 @@ from torch_promote.cli.report_output import (
 from torch_promote.cli.target import open_target, report_errors_of_step
 from torch_promote.cli.terminal import say
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.numerics.comparing.compare import compare
+from torch_promote.numerics.compare import compare
 from torch_promote.numerics.comparing.comparison import Comparison, Metric
 from torch_promote.numerics.comparing.comparison_text import comparison_text
 from torch_promote.numerics.pages.spelling import spell_number, spell_tolerance

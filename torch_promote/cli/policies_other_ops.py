@@ -17,7 +17,7 @@ from torch_promote.policy.op_names import is_pattern
 from torch_promote.policy.op_table import registered, rows_by_name, spell_policy
 from torch_promote.policy.overrides import parse_overrides
 from torch_promote.policy.policy import Policy
-from torch_promote.reference.ops.rule_table import rule_table
+from torch_promote.reference.ops.infer import rule_table
 from torch_promote.regions.defaults import default_policy, registered_policies
 from torch_promote.regions.promotion_tables import BOOLEAN, FLOATS, OPAQUE, PromotingOp, promoting_ops
 

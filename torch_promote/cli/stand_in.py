@@ -34,7 +34,7 @@ def run_again(argv: Sequence[str] | None) -> int:
     Raises:
         OptionError: This is no source checkout.
     """
-    tests = Path(torch_promote.__file__).parents[1] / "tests"
+    tests = Path(torch_promote.__file__).parents[1] / "tools"
     if not tests.joinpath("cuda_stand_in", "__main__.py").exists():
         raise OptionError(
             f"device {STAND_IN!r} is made by the tests of torch_promote, which are not installed with the package. "

@@ -23,7 +23,7 @@ from torch import nn
 
 import torch_promote
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
-from torch_promote.numerics.runs import step_runs
+from torch_promote.numerics import step_runs
 
 __all__ = ["Target", "TargetError", "open_target", "report_errors_of_step"]
 

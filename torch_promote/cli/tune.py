@@ -20,8 +20,8 @@ from torch_promote.cli.target import open_target, report_errors_of_step
 from torch_promote.cli.terminal import say, write
 from torch_promote.cli.traced_program import check_file
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
-from torch_promote.numerics.runs.policy_in_force import present_policy
-from torch_promote.numerics.tuning.tune import tune
+from torch_promote.numerics.step_runs import present_policy
+from torch_promote.numerics.tune import tune
 from torch_promote.numerics.tuning.tuning import Tuning
 from torch_promote.numerics.tuning.tuning_text import tuning_text
 from torch_promote.policy.atomic_write import write_atomically

@@ -4,10 +4,13 @@
 - records/: records of calls and casts, and their sums
 - ranges/: the ranges of tensors, counted without side effects on the program
 - observing/: makes the record of a call: module, line, phase, casts, and the source of its policy
-- nonfinite/: `find_nonfinite`: finds the first call that makes an inf or NaN, judges it, and suggests an override
-- runs/: repeated runs of a step from the same state
-- comparing/: `compare`, its report `Comparison`, and the report's text, page and plot
-- tuning/: `tune`, its report `Tuning`, and the report's text, page and plots
+- find_nonfinite.py: `find_nonfinite` and its report; nonfinite_finder.py: which call is at fault;
+  nonfinite_suggestion.py: the override that cures it
+- step_runs.py: repeated runs of a step from the same state; step_state.py: what is state
+- compare.py: `compare`; call_observers.py: its runs; impacts.py: the effect of errors on the loss
+- tune.py: `tune`; search.py: the search; trials.py: its runs; candidates.py: what can get an override
+- comparing/: the report `Comparison`, its text, page and plot
+- tuning/: the report `Tuning`, its text, page and plots
 - pages/: shared by all reports: the template and style of pages, charts, text in 80 columns, numbers, files
 - report/: `TraceReport`: explanations, differences, the summary, the page, plots and files
 """

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_promote.checking.dispatch_observer import DispatchObserverError
-from torch_promote.numerics.nonfinite.suggestion import next_override
+from torch_promote.numerics.nonfinite_suggestion import next_override
 from torch_promote.numerics.observing.optimizer_steps import watch_steps
 from torch_promote.numerics.report.trace_report import TraceReport
 
@@ -193,7 +193,7 @@ class _Process:
 
 def _block_of(request: Request) -> contextlib.AbstractContextManager[Any]:
     if request.finds_nonfinite:
-        from torch_promote.numerics.nonfinite.find_nonfinite import find_nonfinite
+        from torch_promote.numerics.find_nonfinite import find_nonfinite
 
         return find_nonfinite(**request.options)
     from torch_promote.numerics.trace import trace

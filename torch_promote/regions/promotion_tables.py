@@ -23,9 +23,8 @@ from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.native.fork_safe_lock import fork_safe_lock
 from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name
 from torch_promote.reference.dtypes import kind as kind_of_dtype
-from torch_promote.reference.ops.infer import EACH
-from torch_promote.reference.ops.rule_table import Entry, rule_table
-from torch_promote.reference.promotion.states import Operand
+from torch_promote.reference.ops.infer import EACH, Entry, rule_table
+from torch_promote.reference.promotion import Operand
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, describe
 

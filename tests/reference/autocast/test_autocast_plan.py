@@ -13,7 +13,7 @@ import torch_promote as tp
 from helpers.autocast_plans import Autocast, check_row
 from helpers.rows import LOWER_DTYPES, ROWS, calls, listed, tensors_of
 from torch_promote.policy.op_table import Row
-from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, Cast, autocast_plan
+from torch_promote.reference.autocast import AutocastPlan, AutocastState, Cast, autocast_plan
 
 ON_CPU = [row for row in ROWS if listed(row, "cpu")]
 ON_CUDA = [row for row in ROWS if listed(row, "cuda")]

@@ -21,7 +21,7 @@ from helpers.rows import ROWS, calls, listed
 from helpers.side_by_side import Bound
 from torch_promote.parity.row_samples.known import MIXED
 from torch_promote.policy.op_table import CastPolicy
-from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, DeviceAutocast, autocast_plan
+from torch_promote.reference.autocast import AutocastPlan, AutocastState, DeviceAutocast, autocast_plan
 
 aten = torch.ops.aten
 LOWER = torch.bfloat16

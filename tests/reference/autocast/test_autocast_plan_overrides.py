@@ -16,7 +16,7 @@ from helpers.side_by_side import Bound
 from torch_promote.parity.row_samples.known import FLOAT32, MIXED_LOWER_FIRST
 from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_table import CastPolicy, Row
-from torch_promote.reference.autocast.plan import AutocastPlan, AutocastState, autocast_plan
+from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan
 
 LOWER = torch.bfloat16
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

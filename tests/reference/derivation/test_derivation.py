@@ -17,7 +17,7 @@ from torch_promote.reference.derivation.expression import ExpressionError, parse
 from torch_promote.reference.derivation.nodes import TensorTerm
 from torch_promote.reference.derivation.operators import OPERATORS
 from torch_promote.reference.dtypes import ALL_DTYPES, TYPECODES, Kind, dtype_name, kind
-from torch_promote.reference.promotion.table import TABLE_DTYPES
+from torch_promote.reference.promotion import TABLE_DTYPES
 from torch_promote.reference.promotion_rules import (
     RULE_NAMES,
     PromotionRule,

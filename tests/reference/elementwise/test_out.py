@@ -15,9 +15,9 @@ from helpers.operands import LAYOUTS, random_operands, random_tensor
 from torch_promote.checking.comparison import same_bits
 from torch_promote.reference import PromotionError
 from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, kind
-from torch_promote.reference.elementwise.strides import ShapeError
-from torch_promote.reference.elementwise.tensor_iterator import infer_elementwise
-from torch_promote.reference.promotion.table import TABLE_DTYPES
+from torch_promote.reference.promotion import TABLE_DTYPES
+from torch_promote.reference.strides import ShapeError
+from torch_promote.reference.tensor_iterator import infer_elementwise
 
 
 @pytest.fixture(autouse=True)

@@ -14,25 +14,23 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from helpers.fake_cuda_strides import OPS, compare
 from helpers.operands import LAYOUTS, random_operands, random_tensor
 from helpers.subprocesses import run_module
-from torch_promote.reference.elementwise.memory_format import (
+from torch_promote.reference.promotion import TABLE_DTYPES
+from torch_promote.reference.strides import (
+    ShapeError,
+    broadcast_shapes,
     channels_last_3d_strides,
     channels_last_strides,
     contiguous_strides,
+    dense_strides,
     has_internal_overlap,
     is_channels_last_contiguous,
     is_contiguous,
     is_non_overlapping_and_dense,
-    suggest_memory_format,
-)
-from torch_promote.reference.elementwise.strides import (
-    ShapeError,
-    broadcast_shapes,
-    dense_strides,
     output_strides,
+    suggest_memory_format,
     temporary_strides,
 )
-from torch_promote.reference.elementwise.tensor_iterator import ElementwiseResult, infer_elementwise, infer_where
-from torch_promote.reference.promotion.table import TABLE_DTYPES
+from torch_promote.reference.tensor_iterator import ElementwiseResult, infer_elementwise, infer_where
 
 PAIRS, TRIPLES = 20_000, 5_000
 #: How many operands are made for fake tensors, which are slow.

@@ -14,10 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from helpers.operands import random_operands
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.reference.elementwise.config import PRESETS, TensorIteratorConfig
-from torch_promote.reference.elementwise.strides import ShapeError
-from torch_promote.reference.elementwise.tensor_iterator import infer_elementwise, infer_where
-from torch_promote.reference.promotion.table import TABLE_DTYPES
+from torch_promote.reference.promotion import TABLE_DTYPES
+from torch_promote.reference.strides import ShapeError
+from torch_promote.reference.tensor_iterator import PRESETS, TensorIteratorConfig, infer_elementwise, infer_where
 
 
 @pytest.fixture(autouse=True)

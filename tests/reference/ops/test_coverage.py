@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.op_db_coverage import LEAST_COVERED, Run, backward, measure, op_db, variants
-from torch_promote.reference.ops.rule_table import Entry, Term, rule_table
+from torch_promote.reference.ops.infer import Entry, Term, rule_table
 
 ADD = [op for op in op_db if op.name == "add"]
 

@@ -15,12 +15,11 @@ import torch
 from helpers.operands import LAYOUTS, NDIMS, SIZES, random_tensor
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.reference.ops import rule_table as rule_table_module
+from torch_promote.reference.ops import infer as rule_table_module
 from torch_promote.reference.ops.call import signature_of
-from torch_promote.reference.ops.dtypes_of_results import DTYPE_RULES
-from torch_promote.reference.ops.elementwise import ELEMENTWISE_RULES
-from torch_promote.reference.ops.infer import EACH, NO_RULE, Inference, infer, rule_name
-from torch_promote.reference.ops.rule_table import Entry, rule_table
+from torch_promote.reference.ops.dtype_rules import DTYPE_RULES
+from torch_promote.reference.ops.elementwise_rules import ELEMENTWISE_RULES
+from torch_promote.reference.ops.infer import EACH, NO_RULE, Entry, Inference, infer, rule_name, rule_table
 
 aten = torch.ops.aten
 DTYPES = (

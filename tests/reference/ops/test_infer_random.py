@@ -18,10 +18,8 @@ from torch.utils._pytree import tree_map_only
 from helpers.op_db_coverage import described, differs
 from helpers.random_calls import RandomCall, changed, forms, recorded
 from torch_promote.reference.ops.call import described as described_tensor
-from torch_promote.reference.ops.infer import Inference, infer
-from torch_promote.reference.ops.rule_table import Entry, Term, rule_table
-from torch_promote.reference.promotion.states import Operand
-from torch_promote.reference.promotion.table import PromotionError
+from torch_promote.reference.ops.infer import Entry, Inference, Term, infer, rule_table
+from torch_promote.reference.promotion import Operand, PromotionError
 
 aten = torch.ops.aten
 

@@ -36,8 +36,7 @@ from torch_promote.reference.dtypes import (
     to_real,
     typecode,
 )
-from torch_promote.reference.promotion.states import combine_categories, number_dtype
-from torch_promote.reference.promotion.table import TABLE_DTYPES, promotion_table
+from torch_promote.reference.promotion import TABLE_DTYPES, combine_categories, number_dtype, promotion_table
 
 DEFAULT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 NUMBERS = (True, 3, 2.5, 1j, 2**63)

@@ -19,7 +19,7 @@ from helpers.array_libraries import (
 )
 from helpers.golden_comparison import compare, rule_for
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES
+from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES
 
 with_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed; `make test-jax` installs it")
 with_ml_dtypes = pytest.mark.skipif(

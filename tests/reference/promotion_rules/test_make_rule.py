@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_promote.reference.promotion.states import Operand
+from torch_promote.reference.promotion import Operand
 from torch_promote.reference.promotion_rules import (
     RULE_NAMES,
     PromotionRuleError,

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, is_complex, is_floating, kind
-from torch_promote.reference.promotion.states import Operand, result_type
-from torch_promote.reference.promotion.table import TABLE_DTYPES, PromotionError
+from torch_promote.reference.promotion import TABLE_DTYPES, Operand, PromotionError, result_type
 from torch_promote.reference.promotion_rules import (
     RULE_NAMES,
     PromotionRule,
@@ -26,8 +25,7 @@ from torch_promote.reference.promotion_rules import (
     promotion_rule,
 )
 from torch_promote.reference.promotion_rules.jax_rule import joins
-from torch_promote.reference.promotion_rules.operands import NUMBER_TYPES
-from torch_promote.reference.promotion_rules.text_table import CODES, read_table
+from torch_promote.reference.promotion_rules.rule import CODES, NUMBER_TYPES, read_table
 
 DEFAULT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ARITHMETIC = tuple(CODES.values())

@@ -12,7 +12,7 @@ import torch
 from torch_promote.checking.overloads import argument_names, tensors_in
 from torch_promote.numerics.ranges.unnoticed import stored_values, unnoticed
 from torch_promote.numerics.records.calls import Kind, Phase, TensorInfo
-from torch_promote.reference.autocast.plan import AutocastState, has_policy
+from torch_promote.reference.autocast import AutocastState, has_policy
 from torch_promote.regions.promotion_tables import promoting_ops
 
 __all__ = [

@@ -52,7 +52,7 @@ from torch_promote.numerics.observing.running_modules import RunningModules
 from torch_promote.numerics.observing.tensor_numbers import TensorNumbers
 from torch_promote.numerics.records.calls import Call, Cast, Phase, TensorInfo, facts_of
 from torch_promote.policy.op_table import CastPolicy
-from torch_promote.reference.autocast.plan import AutocastState, autocast_plan
+from torch_promote.reference.autocast import AutocastState, autocast_plan
 
 __all__ = ["THROUGH", "Tracer"]
 

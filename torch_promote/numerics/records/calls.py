@@ -10,7 +10,7 @@ import torch
 
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.reference.elementwise.memory_format import contiguous_strides
+from torch_promote.reference.strides import contiguous_strides
 
 __all__ = ["AUTOCAST_OFF", "Call", "Cast", "Kind", "Phase", "TensorInfo", "facts_of"]
 

@@ -20,11 +20,10 @@ from torch_promote.reference.derivation.rule_step_writer import RuleStepWriter
 from torch_promote.reference.derivation.states_in_words import describe, promotion_steps
 from torch_promote.reference.derivation.step_writer import Runner, StepWriter
 from torch_promote.reference.dtypes import dtype_name, is_integral
-from torch_promote.reference.elementwise.strides import ShapeError
-from torch_promote.reference.elementwise.tensor_iterator import infer_elementwise, wrap_number
-from torch_promote.reference.promotion.states import Number, Operand
-from torch_promote.reference.promotion.table import PromotionError
+from torch_promote.reference.promotion import Number, Operand, PromotionError
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
+from torch_promote.reference.strides import ShapeError
+from torch_promote.reference.tensor_iterator import infer_elementwise, wrap_number
 
 __all__ = ["Derivation", "derive", "why"]
 

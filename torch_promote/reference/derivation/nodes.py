@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.reference.promotion.states import Number
+from torch_promote.reference.promotion import Number
 
 __all__ = [
     "Binary",

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_promote.reference.dtypes import TYPECODES, Family, Kind, dtype_name, family, kind
-from torch_promote.reference.promotion.states import Number, Operand
-from torch_promote.reference.promotion.table import PromotionError
+from torch_promote.reference.promotion import Number, Operand, PromotionError
 
 __all__ = ["OPERATORS", "Operator", "refuse", "wrapped_value"]
 
@@ -179,7 +178,7 @@ def refuse(
         >>> refuse("-", operands, (None, None), torch.int8)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        torch_promote.reference.promotion.table.PromotionError: subtraction with a bool is not defined...
+        torch_promote.reference.promotion.PromotionError: subtraction with a bool is not defined...
 
     Source: aten/src/ATen/native/BinaryOps.h, sub_check (v2.13); aten/src/ATen/native/Pow.cpp,
     TORCH_META_FUNC2(pow, Tensor_Scalar) (v2.13).

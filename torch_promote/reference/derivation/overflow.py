@@ -8,7 +8,7 @@ import torch
 
 from torch_promote.reference.derivation.operators import wrapped_value
 from torch_promote.reference.dtypes import Kind, dtype_name, kind, to_real
-from torch_promote.reference.promotion.states import Number
+from torch_promote.reference.promotion import Number
 
 __all__ = ["overflow_of_number", "overflow_of_tensor"]
 

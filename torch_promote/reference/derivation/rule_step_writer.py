@@ -9,10 +9,10 @@ import torch
 from torch_promote.reference.derivation.operators import OPERATORS
 from torch_promote.reference.derivation.step_writer import StepWriter
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.reference.elementwise.tensor_iterator import infer_elementwise, wrap_number
-from torch_promote.reference.promotion.states import Number, Operand
+from torch_promote.reference.promotion import Number, Operand
 from torch_promote.reference.promotion_rules import PromotionRule
-from torch_promote.reference.promotion_rules.operands import number_type
+from torch_promote.reference.promotion_rules.rule import number_type
+from torch_promote.reference.tensor_iterator import infer_elementwise, wrap_number
 
 __all__ = ["RuleStepWriter"]
 

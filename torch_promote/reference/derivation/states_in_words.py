@@ -1,6 +1,6 @@
 """The steps that promote operands by PyTorch's own rule, which gives each operand a state.
 
-They mirror torch_promote.reference.promotion.states, whose functions compute the dtypes in them.
+They mirror torch_promote.reference.promotion, whose functions compute the dtypes in them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from collections.abc import Sequence
 import torch
 
 from torch_promote.reference.dtypes import Kind, dtype_name, is_complex, is_floating, kind, typecode
-from torch_promote.reference.promotion.states import Number, Operand, combine_categories, number_dtype
-from torch_promote.reference.promotion.table import PromotionError, promote_types
+from torch_promote.reference.promotion import (
+    Number,
+    Operand,
+    PromotionError,
+    combine_categories,
+    number_dtype,
+    promote_types,
+)
 
 __all__ = ["describe", "promotion_steps"]
 

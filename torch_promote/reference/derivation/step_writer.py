@@ -26,8 +26,8 @@ from torch_promote.reference.derivation.nodes import (
 from torch_promote.reference.derivation.operators import OPERATORS, refuse
 from torch_promote.reference.derivation.overflow import overflow_of_number, overflow_of_tensor
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.reference.elementwise.tensor_iterator import ElementwiseResult
-from torch_promote.reference.promotion.states import Number, Operand
+from torch_promote.reference.promotion import Number, Operand
+from torch_promote.reference.tensor_iterator import ElementwiseResult
 
 __all__ = ["Runner", "StepWriter"]
 

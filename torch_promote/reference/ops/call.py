@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from torch_promote.reference.elementwise.memory_format import contiguous_strides
-from torch_promote.reference.elementwise.tensor_iterator import wrap_number
-from torch_promote.reference.promotion.states import Number, Operand
+from torch_promote.reference.promotion import Number, Operand
+from torch_promote.reference.strides import contiguous_strides
+from torch_promote.reference.tensor_iterator import wrap_number
 
 __all__ = ["Argument", "Call", "Signature", "TensorLike", "described", "signature_of", "strides_of"]
 

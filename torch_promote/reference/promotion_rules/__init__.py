@@ -13,7 +13,7 @@ Example:
 """
 
 from torch_promote.errors import PromotionRuleError, RuleDefinitionError
-from torch_promote.reference.promotion_rules.registry import RULE_NAMES, promotion_rule
+from torch_promote.reference.promotion_rules.named_rules import RULE_NAMES, promotion_rule
 from torch_promote.reference.promotion_rules.rule import PromotionRule
 from torch_promote.reference.promotion_rules.user import make_rule
 

@@ -17,8 +17,7 @@ from torch_promote.reference.dtypes import (
     is_complex,
     is_floating,
 )
-from torch_promote.reference.promotion_rules.operands import words_of_table
-from torch_promote.reference.promotion_rules.rule import PromotionRule
+from torch_promote.reference.promotion_rules.rule import PromotionRule, words_of_table
 
 __all__ = ["FLOAT8", "LATTICE", "jax_rule", "joins"]
 

@@ -9,25 +9,219 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
-from torch_promote.errors import PromotionRuleError
+from torch_promote.errors import PromotionRuleError, RuleDefinitionError
 from torch_promote.policy.dtype_names import operand_of_name
-from torch_promote.reference.dtypes import dtype_name, is_complex, is_floating
-from torch_promote.reference.promotion.states import number_dtype
-from torch_promote.reference.promotion_rules.operands import (
-    NUMBER_TYPES,
-    OperandLike,
-    describe,
-    fits,
-    parts_of,
-    words_of_table,
-)
-from torch_promote.reference.promotion_rules.remedy import remedy
+from torch_promote.reference.dtypes import TYPECODES, Kind, default_complex, dtype_name, is_complex, is_floating, kind
+from torch_promote.reference.promotion import Number, Operand, PromotionError, number_dtype, promote_types
 from torch_promote.text_layout import html_table
 
-__all__ = ["NUMBER_TYPES", "PromotionRule", "describe"]
+__all__ = [
+    "CODES",
+    "NONE",
+    "NUMBER_TYPES",
+    "OperandLike",
+    "Parts",
+    "PromotionRule",
+    "describe",
+    "fits",
+    "number_type",
+    "parts_of",
+    "read_table",
+    "remedy",
+    "words_of_table",
+]
+
+
+# --- Operands: tensors with their dtypes, Python numbers with their types
+
+
+OperandLike = torch.Tensor | Number | torch.dtype | Operand
+"""A tensor, a Python number, a dtype (stands for a tensor with dimensions), or a description of an operand."""
+
+#: The types of Python numbers, in ascending order of kind.
+NUMBER_TYPES: tuple[type, ...] = (bool, int, float, complex)
+
+_KIND_OF_NUMBER = {bool: Kind.BOOL, int: Kind.INTEGRAL, float: Kind.FLOATING, complex: Kind.COMPLEX}
+
+
+def fits(number: type, dtype: torch.dtype) -> bool:
+    """Whether tensors keep their dtype when combined with a Python number, which must not be of a higher kind.
+
+    Args:
+        number: bool, int, float or complex.
+        dtype: The tensors' dtype.
+
+    Example:
+        >>> fits(int, torch.float16), fits(float, torch.int8)
+        (True, False)
+    """
+    return kind(dtype) is not Kind.OPAQUE and _KIND_OF_NUMBER[number] <= kind(dtype)
+
+
+def number_type(operand: OperandLike) -> type | None:
+    """Returns the type of an operand that is a Python number, or None for a tensor.
+
+    Args:
+        operand: The operand. A wrapped `Operand` is a number of its dtype's kind.
+
+    Raises:
+        TypeError: The value is not an operand.
+
+    Example:
+        >>> number_type(True), number_type(2.5), number_type(torch.ones(()))
+        (<class 'bool'>, <class 'float'>, None)
+    """
+    if isinstance(operand, torch.Tensor | torch.dtype):
+        return None
+    if isinstance(operand, Operand):
+        return NUMBER_TYPES[kind(operand.dtype)] if operand.wrapped else None
+    if isinstance(operand, bool | torch.SymBool):
+        return bool
+    if isinstance(operand, int | torch.SymInt):
+        return int
+    if isinstance(operand, float | torch.SymFloat):
+        return float
+    if isinstance(operand, complex):
+        return complex
+    raise TypeError(f"an operand is a tensor, a Python number, a torch.dtype or an Operand, got {operand!r}.")
+
+
+def describe(operand: OperandLike) -> str:
+    """Returns a description of an operand.
+
+    Example:
+        >>> describe(torch.ones(2, 3)), describe(5.5), describe(torch.int8)
+        ('float32[2, 3]', '5.5 (a Python float)', 'int8')
+    """
+    if isinstance(operand, torch.dtype):
+        return dtype_name(operand)
+    number = number_type(operand)
+    if isinstance(operand, torch.Tensor | Operand):
+        shape = ", ".join(map(str, operand.shape))
+        return f"{dtype_name(operand.dtype)}[{shape}]" if number is None else f"a Python {number.__name__}"
+    assert number is not None
+    return f"{operand} (a Python {number.__name__})"
+
+
+def words_of_table(table: str, a: torch.dtype | type, b: torch.dtype, common: torch.dtype) -> str:
+    """Returns a sentence that describes an entry of a table.
+
+    Args:
+        table: The name of the table.
+        a: A dtype, or the type of a Python number.
+        b: Another dtype.
+        common: Their common dtype.
+
+    Example:
+        >>> words_of_table("The table", torch.int8, torch.uint8, torch.int16)
+        'The table has int16 for int8 with uint8.'
+        >>> words_of_table("The table", float, torch.float16, torch.float16)
+        'A Python float is not of a higher kind than float16, so float16 stays.'
+    """
+    if not isinstance(a, type):
+        return f"{table} has {dtype_name(common)} for {dtype_name(a)} with {dtype_name(b)}."
+    if common is b:
+        return f"A Python {a.__name__} is not of a higher kind than {dtype_name(b)}, so {dtype_name(b)} stays."
+    return f"A Python {a.__name__} is of a higher kind than {dtype_name(b)}, and the two give {dtype_name(common)}."
+
+
+class Parts(NamedTuple):
+    """Operands by state: the distinct dtypes in order of appearance, and the highest type of number.
+
+    Attributes:
+        dims: The dtypes of the tensors with dimensions, or of all tensors if 0-dim tensors are not weak.
+        zeros: The dtypes of the 0-dim tensors, if they are weak.
+        number: The type of the Python numbers, or None.
+
+    Example:
+        >>> parts_of([torch.ones(3), torch.tensor(1), 2, 2.5], zero_dim_is_weak=True)
+        Parts(dims=(torch.float32,), zeros=(torch.int64,), number=<class 'float'>)
+    """
+
+    dims: tuple[torch.dtype, ...]
+    zeros: tuple[torch.dtype, ...]
+    number: type | None
+
+
+def parts_of(operands: Iterable[OperandLike], zero_dim_is_weak: bool) -> Parts:
+    """Groups operands by state.
+
+    Args:
+        operands: The operands.
+        zero_dim_is_weak: Whether 0-dim tensors are a state of their own.
+
+    Example:
+        >>> parts_of([torch.ones(3), torch.tensor(1)], zero_dim_is_weak=False)
+        Parts(dims=(torch.float32, torch.int64), zeros=(), number=None)
+    """
+    dims: dict[torch.dtype, None] = {}
+    zeros: dict[torch.dtype, None] = {}
+    numbers: list[type] = []
+    for operand in operands:
+        number = number_type(operand)
+        if number is not None:
+            numbers.append(number)
+        elif isinstance(operand, torch.dtype):
+            dims[operand] = None
+        else:
+            assert isinstance(operand, torch.Tensor | Operand)
+            (zeros if zero_dim_is_weak and not operand.shape else dims)[operand.dtype] = None
+    return Parts(tuple(dims), tuple(zeros), max(numbers, key=NUMBER_TYPES.index, default=None))
+
+
+# --- The cast that an error proposes
+
+
+def remedy(dtype: torch.dtype, other: torch.dtype | type) -> str:
+    """Returns a sentence with a cast that gives two operands the same dtype.
+
+    Args:
+        dtype: The dtype of a tensor.
+        other: The dtype of another tensor, or the type of a Python number.
+
+    Example:
+        >>> remedy(torch.int32, torch.float32)
+        'Write x.to(torch.float32) for the int32 tensor.'
+        >>> remedy(torch.bool, int)
+        'Write x.to(torch.int64) for the bool tensor.'
+    """
+    if other is bool:
+        return "Write int(x) for the Python bool."
+    if isinstance(other, type):
+        return _write(_for_number(other, dtype), dtype)
+    target = _meeting(dtype, other)
+    if target is None:
+        return f"Cast one of the two: x.to(torch.{dtype_name(dtype)}) or x.to(torch.{dtype_name(other)})."
+    return _write(target, *(operand for operand in (dtype, other) if operand is not target))
+
+
+def _write(target: torch.dtype, *sources: torch.dtype) -> str:
+    tensors = " and the ".join(f"{dtype_name(source)} tensor" for source in dict.fromkeys(sources))
+    return f"Write x.to(torch.{dtype_name(target)}) for the {tensors}."
+
+
+def _for_number(number: type, dtype: torch.dtype) -> torch.dtype:
+    default = torch.get_default_dtype()
+    if number is complex:
+        return torch.complex128 if dtype is torch.float64 else default_complex(default)
+    return default if number is float else torch.int64
+
+
+def _meeting(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
+    """The dtype to cast to: PyTorch's common dtype, else the wider of two floating dtypes. None: neither exists."""
+    try:
+        return promote_types(a, b)
+    except PromotionError:
+        pass
+    if kind(a) is kind(b) is Kind.INTEGRAL or Kind.OPAQUE in (kind(a), kind(b)):
+        return None
+    if is_floating(a) and is_floating(b) and a.itemsize != b.itemsize:
+        return a if a.itemsize > b.itemsize else b
+    return None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -228,3 +422,46 @@ def _clauses(error: str) -> tuple[str, str]:
 
 def _cell(dtype: torch.dtype | None) -> str:
     return "-" if dtype is None else dtype_name(dtype)
+
+
+# --- Tables written as text in typecodes
+
+
+#: The typecodes of PyTorch's table, and those of unsigned dtypes without a row in it.
+CODES: dict[str, torch.dtype] = TYPECODES | {"u2": torch.uint16, "u4": torch.uint32, "u8": torch.uint64}
+
+#: Marks a pair without a common dtype.
+NONE = "--"
+
+
+def read_table(text: str) -> dict[tuple[torch.dtype, torch.dtype], torch.dtype | None]:
+    """Returns a square table as a mapping of ordered pairs.
+
+    Args:
+        text: A header of typecodes, followed by a row for each, in the same order. A row starts with its typecode.
+
+    Raises:
+        RuleDefinitionError: The table is not square or not symmetric, contains an unknown typecode, or promotes a dtype
+            with itself to another one.
+
+    Example:
+        >>> table = read_table('''
+        ...      i4 f4
+        ... i4   i4 --
+        ... f4   -- f4
+        ... ''')
+        >>> table[torch.int32, torch.float32] is None
+        True
+    """
+    header, *rows = (line.split() for line in text.strip().splitlines())
+    if [row[0] for row in rows] != header or any(len(row) != len(header) + 1 for row in rows):
+        raise RuleDefinitionError("a table has one row for each typecode of its header, in the same order.")
+    found = {(row, column): code for row, *codes in rows for column, code in zip(header, codes, strict=True)}
+    for (row, column), code in found.items():
+        if code not in CODES and code != NONE:
+            raise RuleDefinitionError(f"no dtype has the typecode {code}.")
+        if found[column, row] != code:
+            raise RuleDefinitionError(f"the table has {code} for {row} with {column}, but not for {column} with {row}.")
+        if row == column and code != row:
+            raise RuleDefinitionError(f"the table has {code} for {row} with itself.")
+    return {(CODES[row], CODES[column]): CODES.get(code) for (row, column), code in found.items()}

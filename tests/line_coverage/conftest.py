@@ -1,3 +1,0 @@
-"""Keeps pytest out: this folder is `make coverage`."""
-
-collect_ignore_glob = ["*"]

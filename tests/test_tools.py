@@ -1,0 +1,66 @@
+"""The programs in tools/ start: each explains itself, rejects an unknown option, and two of them run in small."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cuda_stand_in
+from helpers.subprocesses import environment
+
+TOOLS = Path(__file__).parents[1] / "tools"
+PROGRAMS = sorted(path.parent.name for path in TOOLS.glob("*/__main__.py") if path.parent.name != "cuda_stand_in")
+
+
+def run(tool: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(TOOLS / tool), *arguments],
+        env={**environment(), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+
+
+@pytest.mark.parametrize("tool", PROGRAMS)
+def test_each_program_explains_itself_and_rejects_an_unknown_option(tool: str) -> None:
+    helped = run(tool, "--help")
+    assert helped.returncode == 0, helped.stderr
+    assert "usage:" in helped.stdout
+    assert run(tool, "--no-such-option").returncode == 2
+
+
+def test_the_table_of_the_readme_names_every_program() -> None:
+    text = TOOLS.joinpath("README.md").read_text(encoding="utf-8")
+    assert [name for name in (*PROGRAMS, "cuda_stand_in") if f"`{name}/`" not in text] == []
+
+
+def test_growth_is_measured() -> None:
+    done = run("soak", "--iterations", "40", "--only", "overrides", "--json", "-")
+    assert done.returncode in (0, 1), done.stderr  # 1: too few iterations to tell
+    assert json.loads(done.stdout)
+
+
+def test_without_a_gpu_make_gpu_says_what_to_do() -> None:
+    done = run("gpu", CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "finds no GPU: it is" in done.stderr
+    assert "make gpu ARGS='--device cuda-stand-in'" in done.stderr
+
+
+@pytest.mark.slow
+def test_make_gpu_on_the_stand_in(tmp_path: Path) -> None:
+    if reason := cuda_stand_in.why_not():
+        pytest.skip(reason)
+    chosen = [f"--step={name}" for name in ("cuda_captured_steps", "parity", "bench")]
+    done = run("gpu", "--device", "cuda-stand-in", "--tiny", "--no-build", "--out", os.fspath(tmp_path), *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    assert "| models: MLP, forward | 13 | 13 | " in text
+    assert "| 0 failed" not in text

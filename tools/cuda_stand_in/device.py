@@ -1,0 +1,272 @@
+"""Starts the stand-in in this process, and has the functions with which tests measure and set its state."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cuda_stand_in import build
+
+__all__ = [
+    "Cast",
+    "Counts",
+    "capturing",
+    "counting",
+    "kernels",
+    "live_bytes",
+    "peak_bytes",
+    "reset",
+    "running",
+    "start",
+]
+
+_library: ctypes.CDLL | None = None
+
+
+def running() -> bool:
+    """Whether this process has the stand-in."""
+    return _library is not None
+
+
+def start(devices: int = 2) -> None:
+    """Starts the stand-in in this process. Does nothing if it has been started.
+
+    Args:
+        devices: The number of devices, one or two.
+
+    Raises:
+        RuntimeError: torch is already imported, or `why_not` has a reason.
+    """
+    global _library
+    if running():
+        return
+    if reason := build.why_not():
+        raise RuntimeError(reason)
+    if "torch" in sys.modules:
+        raise RuntimeError(
+            "PyTorch is already imported, and asks for devices while it is. Start the stand-in first: "
+            "cuda_stand_in.start() before `import torch`, or pytest --device cuda-stand-in."
+        )
+    if devices not in (1, 2):
+        raise ValueError(f"the stand-in has one or two devices, not {devices}.")
+    _library = ctypes.CDLL(str(build.library()))
+    for name in (
+        "live_bytes",
+        "peak_bytes",
+        "allocated_bytes",
+        "events_recorded",
+        "events_waited_for",
+        "data_ptrs_recorded",
+    ):
+        getattr(_library, f"stand_in_{name}").restype = ctypes.c_int64
+    for name in ("kernels", "casts"):
+        getattr(_library, f"stand_in_{name}").restype = ctypes.c_char_p
+    _library.stand_in_graph_begin.argtypes = [ctypes.c_int, ctypes.c_int64]
+    _library.stand_in_graph_begin.restype = ctypes.c_int64
+    for name in ("end", "replay", "free"):
+        getattr(_library, f"stand_in_graph_{name}").argtypes = [ctypes.c_int64]
+    _library.stand_in_set_capturing.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int]
+    _library.stand_in_set_device_count(devices)
+    from cuda_stand_in import torch_cuda
+
+    torch_cuda.provide()
+    _start_in_spawned_processes(devices)
+
+
+def _start_in_spawned_processes(devices: int) -> None:
+    """Starts the stand-in in spawned processes before they unpickle their work, which imports torch."""
+    from multiprocessing import spawn
+
+    stock = spawn.get_command_line
+
+    def get_command_line(**arguments: object) -> list[str]:
+        line = stock(**arguments)
+        at = line.index("-c") + 1
+        folder = str(Path(__file__).parents[1])
+        line[at] = (
+            f"import sys; sys.path.insert(0, {folder!r}); import cuda_stand_in as s; s.start({devices}); {line[at]}"
+        )
+        return line
+
+    spawn.get_command_line = get_command_line
+
+
+def device_count() -> int:
+    """The number of devices."""
+    return _c().stand_in_device_count()
+
+
+def _c() -> ctypes.CDLL:
+    if _library is None:
+        raise RuntimeError("the stand-in is not running in this process. See cuda_stand_in.start.")
+    return _library
+
+
+# --- what is measured
+
+
+def kernels() -> Counter[str]:
+    """The number of runs of each kernel since `reset`, such as {"aten::mm": 3}. Views are not kernels.
+
+    A kernel is a call of an op that computes. A call of an op of lists, such as `_foreach_add_`, is one kernel, and so
+    is `_foreach_copy_` where CUDA copies all tensors at once: on one device, dense, from one dtype, with equal strides.
+    Elsewhere `_foreach_copy_` counts as one `copy_` for each tensor. A GPU takes several launches for a long list:
+    `_foreach_copy_` one for each 64 tensors, or 320 parts of 65,536 elements.
+    """
+    lines = _c().stand_in_kernels().decode().splitlines()
+    return Counter({name: int(count) for name, count in map(str.split, lines)})
+
+
+def live_bytes(device: int = 0) -> int:
+    """The bytes of all tensors on a device."""
+    return _c().stand_in_live_bytes(device)
+
+
+def peak_bytes(device: int = 0) -> int:
+    """The peak of live bytes on a device since `reset`."""
+    return _c().stand_in_peak_bytes(device)
+
+
+def reset() -> None:
+    """Sets all counts to zero and the peaks to the live bytes, and ends captures."""
+    _c().stand_in_reset()
+
+
+def reset_peak() -> None:
+    """Sets the peaks to the live bytes."""
+    _c().stand_in_reset_peak()
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """A copy of one tensor to another dtype, on the device. Conversions inside other ops do not count.
+
+    Attributes:
+        source: The dtype before, such as "Float".
+        target: The dtype after, such as "BFloat16".
+        read: The bytes that it read.
+        written: The bytes that it wrote.
+        address: The address of the source's memory.
+        of_leaf: Whether the source is a leaf that requires a gradient, or a view of one.
+        backward: Whether it ran in a backward.
+        widens: Whether an element takes more bytes after it.
+        launch: A number of the kernel; the casts of a `_foreach_copy_` share it.
+    """
+
+    source: str
+    target: str
+    read: int
+    written: int
+    address: int
+    of_leaf: bool
+    backward: bool
+    widens: bool
+    launch: int
+
+
+@dataclass
+class Counts:
+    """The counts of a `counting` block.
+
+    Attributes:
+        kernels: The number of runs of each kernel.
+        casts: The casts, in their order.
+        allocated_bytes: The bytes that were allocated on device 0, freed or not.
+        peak_bytes: The peak of live bytes on device 0, above those before the block.
+        kept_bytes: The bytes that are live on device 0 after the block and were not before it.
+        events_recorded: Events that were recorded on a stream.
+        events_waited_for: The number of waits of a stream for an event.
+        data_ptrs_recorded: The number of times that memory was marked as used by another stream.
+    """
+
+    kernels: Counter[str] = field(default_factory=Counter)
+    casts: list[Cast] = field(default_factory=list)
+    allocated_bytes: int = 0
+    peak_bytes: int = 0
+    kept_bytes: int = 0
+    events_recorded: int = 0
+    events_waited_for: int = 0
+    data_ptrs_recorded: int = 0
+
+    @property
+    def total(self) -> int:
+        """The number of kernels that ran."""
+        return self.kernels.total()
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Counts]:
+    """Counts events in the block; the counts are available at its end. Blocks cannot be nested."""
+    reset()
+    before, allocated = live_bytes(), _c().stand_in_allocated_bytes(0)
+    counts = Counts()
+    _c().stand_in_note_casts(1)
+    try:
+        yield counts
+        counts.casts = [_cast(*line.split()) for line in _c().stand_in_casts().decode().splitlines()]
+    finally:
+        _c().stand_in_note_casts(0)
+    counts.kernels = kernels()
+    counts.allocated_bytes = _c().stand_in_allocated_bytes(0) - allocated
+    counts.peak_bytes = peak_bytes() - before
+    counts.kept_bytes = live_bytes() - before
+    counts.events_recorded = _c().stand_in_events_recorded()
+    counts.events_waited_for = _c().stand_in_events_waited_for()
+    counts.data_ptrs_recorded = _c().stand_in_data_ptrs_recorded()
+
+
+def _cast(source: str, target: str, *numbers: str) -> Cast:
+    read, written, address, of_leaf, backward, widens, launch = map(int, numbers)
+    return Cast(source, target, read, written, address, bool(of_leaf), bool(backward), bool(widens), launch)
+
+
+# --- what is set
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """In the block, the current stream reports that it is capturing a CUDA graph. Kernels still run."""
+    import torch
+
+    stream = torch.cuda.current_stream()
+    _c().stand_in_set_capturing(stream.device_index, stream.stream_id, 1)
+    try:
+        yield
+    finally:
+        _c().stand_in_set_capturing(stream.device_index, stream.stream_id, 0)
+
+
+def is_capturing(device: int, stream: int) -> bool:
+    """Whether a stream reports that it is capturing."""
+    return bool(_c().stand_in_is_capturing(device, ctypes.c_int64(stream)))
+
+
+# --- graphs
+
+
+def begin_graph() -> int:
+    """Starts to record the kernels of the current stream, and returns the graph's number."""
+    import torch
+
+    stream = torch.cuda.current_stream()
+    return _c().stand_in_graph_begin(stream.device_index, stream.stream_id)
+
+
+def end_graph(graph: int) -> None:
+    """Ends the recording."""
+    _c().stand_in_graph_end(graph)
+
+
+def replay_graph(graph: int) -> None:
+    """Runs the recorded kernels."""
+    _c().stand_in_graph_replay(graph)
+
+
+def free_graph(graph: int) -> None:
+    """Frees the graph and its memory."""
+    _c().stand_in_graph_free(graph)

@@ -1,0 +1,482 @@
+"""`compare`: finds the ops that lose accuracy under a policy, and estimates the effect on the loss."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from torch_promote.checking.dispatch_observer import Observer, observe_dispatch
+from torch_promote.errors import OptionError, StepError
+from torch_promote.numerics.call_observers import (
+    CallKey,
+    CompareCandidate,
+    CompareLocally,
+    KeepReference,
+    KeptCall,
+    LocalRuns,
+)
+from torch_promote.numerics.comparing.comparison import Comparison, Metric
+from torch_promote.numerics.comparing.site import Site
+from torch_promote.numerics.impacts import (
+    Backwards,
+    Errors,
+    ErrorSums,
+    Impact,
+    Impacts,
+    errors_of,
+    replace_gradients,
+    watch_gradients,
+)
+from torch_promote.numerics.observing.running_modules import RunningModules
+from torch_promote.numerics.observing.unseen import watch_unseen
+from torch_promote.numerics.records.calls import Call
+from torch_promote.numerics.step_runs import Results, StepRuns, distances, present_policy, show_progress
+from torch_promote.policy.policy import Policy
+from torch_promote.reference.dtypes import dtype_name
+
+__all__ = ["DIFFER", "REFERENCE", "Rounds", "compare", "compare_runs"]
+
+
+# ---The rounds of runs of a comparison, and the resulting report.
+#
+# observers.py, NOTE [ The runs of a comparison ], explains the runs.
+
+
+#: The start of the note about differing runs.
+DIFFER = "Two runs of the reference differ"
+
+_SiteKey = tuple[str, str]
+_LEAST = 256 << 20
+#: The number of random directions with which the effect of errors on outputs is estimated.
+_BACKWARDS = 7
+
+
+class Rounds:
+    """A comparison in progress. See `compare_runs`."""
+
+    def __init__(
+        self,
+        runs: StepRuns,
+        reference: Policy,
+        candidate: Policy,
+        gradients: bool,
+        most_runs: int | None,
+        strict: bool,
+        most_bytes: int | None = None,
+    ) -> None:
+        assert runs.model is not None
+        self._runs = runs
+        self._model = runs.model
+        self._reference = reference
+        self._candidate = candidate
+        self._gradients = gradients
+        self._last = None if most_runs is None else runs.count + most_runs
+        self._strict = strict
+        self._most = most_bytes or _room()
+        self._first_run = runs.count
+        self._backwards = Backwards()
+        self._local = LocalRuns(candidate)
+        self._accumulated: dict[_SiteKey, ErrorSums] = {}
+        self._local_errors: dict[_SiteKey, ErrorSums] = {}
+        self._impacts: dict[_SiteKey, Impact] = {}
+        self._notes: list[str] = []
+        self._random = False
+        self._communicates = False
+
+    def compare(self) -> Comparison:
+        """Performs the runs."""
+        not_seen: list[str] = []
+        skip = 0
+        while True:
+            first, kept, theirs, candidate, gradients = self._values(skip, not_seen)
+            second, local = self._errors(skip, kept, candidate.calls, _change(first, theirs))
+            if skip == 0:
+                calls, there, only_there = kept.calls, candidate.calls, candidate.only_here
+                results, of_candidate, noise = first, theirs, self._check(first, second, local)
+                gradient_errors = errors_of(gradients, self._backwards.gradients) if self._gradients else []
+                not_seen = list(dict.fromkeys(not_seen))
+            skip += self._most
+            if not self._on_any_rank(skip < kept.bytes and (local.is_more or bool(self._local_errors))):
+                break
+            if self._last is not None and self._runs.count + 3 > self._last:
+                self._notes.append(
+                    f"The results of the step's calls take {kept.bytes / 2**30:.1f} GiB. The errors after the first "
+                    f"{skip / 2**30:.1f} GiB are unknown: no run was left to compute them."
+                )
+                break
+        return Comparison(
+            reference=self._reference,
+            candidate=self._candidate,
+            sites=self._sites(calls, there),
+            metrics=_metrics(results, of_candidate),
+            gradients=gradient_errors,
+            modules=[name for name, _ in self._model.named_modules()],
+            runs=self._runs.count - self._first_run,
+            backwards=self._backwards.count,
+            random_cotangents=self._random,
+            noise=noise,
+            not_aligned=_not_aligned(calls, there, only_there),
+            not_seen=not_seen,
+            notes=self._all_notes(calls, there, bool(only_there)),
+            torch_version=str(torch.__version__),
+        )
+
+    # --- runs
+
+    def _values(
+        self, skip: int, not_seen: list[str]
+    ) -> tuple[Results, KeepReference, Results, CompareCandidate, dict[str, torch.Tensor]]:
+        """The first run of the reference, and the candidate's."""
+        kept = KeepReference(RunningModules(self._model), skip, self._most)
+        with watch_unseen(not_seen):
+            first = self._run(self._reference, kept)
+        self._communicates |= kept.communicates
+        candidate = CompareCandidate(RunningModules(self._model), kept.calls)
+        gradients: dict[str, torch.Tensor] = {}
+        if self._gradients and skip == 0:
+            backwards = Backwards()
+
+            def after(number: int, result: Any) -> None:
+                backwards.after_step(result, candidate.saw_backward)
+                candidate.saw_backward = False  # for the next batch
+
+            with watch_gradients(self._model, backwards):
+                theirs = self._run_candidate(candidate, after)
+            self._backwards.count += backwards.count
+            gradients = backwards.gradients
+        else:
+            theirs = self._run_candidate(candidate)
+        for one in kept.calls.values():
+            one.results = None
+        for site, sums in candidate.errors.items():
+            self._accumulated.setdefault(site, ErrorSums()).merge(sums)
+        return first, kept, theirs, candidate, gradients
+
+    def _errors(
+        self, skip: int, kept: KeepReference, candidate: dict[CallKey, Call], change: float
+    ) -> tuple[Results, CompareLocally]:
+        """The second run of the reference, and a third one if the gradients are zero, or rounding errors of zero."""
+        has_spare = self._last is None or self._runs.count + 1 < self._last
+        with_grad = not kept.saw_backward and not kept.requires_grad and has_spare
+        loss_scale = self._runs.loss_scale()
+        impacts = Impacts(loss_scale, 1 if self._gradients else _BACKWARDS)
+        try:
+            second, local = self._run_locally(skip, kept.calls, candidate, impacts, with_grad, replaced=False)
+        except RuntimeError as error:
+            if not with_grad:
+                raise
+            self._notes.append(
+                f"The impacts are unknown: the step fails when its calls are recorded for a backward: {error}"
+            )
+            impacts, with_grad = Impacts(loss_scale), False
+            second, local = self._run_locally(skip, kept.calls, candidate, impacts, with_grad, replaced=False)
+        errs = any(sums.total().relative for sums in local.errors.values())
+        vanish = self._random or impacts.are_zero or (skip == 0 and not impacts.explain(change))
+        if self._on_any_rank(bool(impacts.totals) and errs and vanish) and self._may_run():
+            replaced = Impacts(loss_scale, _BACKWARDS, replaced=True)
+            self._run_locally(skip, kept.calls, candidate, replaced, with_grad, replaced=True)
+            if self._on_any_rank(replaced.nonzero):
+                impacts, self._random = replaced, True
+        self._random |= self._backwards.random
+        for site, impact in impacts.totals.items():
+            self._impacts[site] = impact.plus(self._impacts.get(site))
+        for site, sums in local.errors.items():
+            self._local_errors.setdefault(site, ErrorSums()).merge(sums)
+        return second, local
+
+    def _may_run(self) -> bool:
+        return self._last is None or self._runs.count < self._last
+
+    def _run_locally(
+        self,
+        skip: int,
+        calls: dict[CallKey, KeptCall],
+        candidate: dict[CallKey, Call],
+        impacts: Impacts,
+        with_grad: bool,
+        replaced: bool,
+    ) -> tuple[Results, CompareLocally]:
+        local = CompareLocally(
+            RunningModules(self._model), calls, candidate, self._local, impacts, skip, self._most, with_grad
+        )
+
+        def after(number: int, result: Any) -> None:
+            self._backwards.after_step(result, local.saw_backward, impacts)
+            local.saw_backward = False  # for the next batch
+
+        with contextlib.ExitStack() as stack:
+            stack.callback(impacts.drop)
+            if replaced:
+                generator = torch.Generator().manual_seed(0)
+                stack.callback(replace_gradients(self._model, generator).remove)
+            if self._gradients and not replaced and skip == 0:
+                stack.enter_context(watch_gradients(self._model, self._backwards))
+            results = self._run(self._reference, local, after)
+        local.finish()
+        return results, local
+
+    def _run_candidate(self, observer: CompareCandidate, on_result: Any = None) -> Results:
+        """The candidate's run. If the step raises (some do at a non-finite loss), the calls before that count."""
+        before = self._runs.count
+        try:
+            return self._run(self._candidate, observer, on_result)
+        except Exception as error:
+            if self._strict or self._runs.count == before:
+                raise
+            self._notes.append(f"The step raised under the candidate: {type(error).__name__}: {error}")
+            return []
+
+    def _on_any_rank(self, here: bool) -> bool:
+        """Whether a condition is true on any rank. All ranks have to make the same number of runs."""
+        if not self._communicates or not dist.is_available() or not dist.is_initialized():
+            return here
+        found: list[bool] = [here] * dist.get_world_size()
+        dist.all_gather_object(found, here)
+        return any(found)
+
+    def _run(self, policy: Policy, observer: Observer, on_result: Any = None) -> Results:
+        return self._runs.run(policy, around=observe_dispatch(observer), on_result=on_result)
+
+    def _check(self, first: Results, second: Results, local: CompareLocally) -> dict[str, float]:
+        """The difference between two runs of the reference, for each name."""
+        noise: dict[str, float] = {}
+        for one, other in zip(second, first, strict=True):
+            for name, error in distances(one, other).items():
+                noise[name] = max(error, noise.get(name, 0.0))
+        differing = [f"{name} by {error:.3g}" for name, error in noise.items() if error]
+        where = f" What differed first: {local.different}." if differing and local.different else ""
+        if differing and not self._strict:
+            self._notes.append(f"{DIFFER}.{where}")
+        elif differing:
+            raise StepError(
+                f"the step is not repeatable: two runs of the reference from the same state differ "
+                f"in {', '.join(differing)}.{where} Pass the state that it changes or draws from in "
+                f"restore=(...), or take the number of the batch as its argument: step(i)."
+            )
+        return noise
+
+    # --- results
+
+    def _sites(self, calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call]) -> list[Site]:
+        of_site: dict[_SiteKey, list[tuple[KeptCall, Call]]] = {}
+        for key, kept in calls.items():
+            theirs = candidate.get(key)
+            if theirs is not None and _is_of_autocast(kept.call, theirs):
+                of_site.setdefault(key[:2], []).append((kept, theirs))
+        sites = [self._site(key, pairs) for key, pairs in of_site.items()]
+        return sorted(sites, key=lambda site: (-(site.impact or 0.0), -site.local))  # ties in the order of running
+
+    def _site(self, key: _SiteKey, pairs: list[tuple[KeptCall, Call]]) -> Site:
+        local = self._local_errors[key].total() if key in self._local_errors else Errors()
+        accumulated = self._accumulated[key].total() if key in self._accumulated else None
+        is_known = self._impacts and not local.relative and key[1] not in self._local.refused
+        impact = self._impacts.get(key, Impact(0.0, 0.0, 0.0) if is_known else None)
+        call = pairs[0][1]
+        return Site(
+            op=call.op,
+            overload=call.overload,
+            module=key[0],
+            calls=len(pairs),
+            line=call.line,
+            dtypes=", ".join(dict.fromkeys(name for _, theirs in pairs for name in _dtypes(theirs))),
+            policy=call.policy_name,
+            local=local.relative,
+            local_ulp=local.ulp,
+            local_sqnr=local.sqnr,
+            accumulated=None if accumulated is None else accumulated.relative,
+            accumulated_ulp=None if accumulated is None else accumulated.ulp,
+            accumulated_sqnr=None if accumulated is None else accumulated.sqnr,
+            impact=None if impact is None else impact.size,
+            signed_impact=None if impact is None or self._random else impact.signed,
+            impact_spread=None if impact is None else impact.spread,
+            nonfinite=local.nonfinite,
+            bytes=sum(kept.bytes for kept, _ in pairs),
+            in_region=any(bool(theirs.autocast) for _, theirs in pairs),
+        )
+
+    def _all_notes(self, calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call], others: bool) -> list[str]:
+        notes = list(self._notes)
+        if not others and not any(
+            _dtypes(kept.call) != _dtypes(candidate[key]) for key, kept in calls.items() if key in candidate
+        ):
+            notes.append(
+                "No call ran in another dtype than in the reference. Regions with a policy= keep it: remove policy= "
+                "and overrides= from the step, and check that it opens a region."
+            )
+        elif self._backwards.failed:
+            notes.append(f"The backward that compare() ran on the step's result failed: {self._backwards.failed}")
+        elif not self._impacts and not self._notes:
+            notes.append(
+                "The impacts are unknown: no gradient of a loss reached the calls. Return a loss that requires grad."
+            )
+        notes += [
+            f"{name} was not run alone: {why}. Its local error is unknown." for name, why in self._local.refused.items()
+        ]
+        return notes
+
+
+def _room() -> int:
+    """The maximum bytes of stored results: a quarter of the free memory."""
+    if torch.cuda.is_initialized():
+        free = torch.cuda.mem_get_info()[0]
+    else:
+        try:
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (ValueError, OSError, AttributeError):  # not available on this system
+            free = 4 * _LEAST
+    return max(free // 4, _LEAST)
+
+
+def _is_of_autocast(ours: Call, theirs: Call) -> bool:
+    """Whether a call is in a region, or runs in other dtypes because of one."""
+    takes_numbers = any(info.dtype.is_floating_point or info.dtype.is_complex for info in theirs.ran_with)
+    return takes_numbers and (bool(theirs.autocast) or _dtypes(ours) != _dtypes(theirs))
+
+
+def _dtypes(call: Call) -> Iterator[str] | tuple[str, ...]:
+    """The floating point dtypes that a call ran in, and those of its results if they are lower."""
+    of_arguments = [info.dtype for info in call.ran_with if info.dtype.is_floating_point or info.dtype.is_complex]
+    lower = [info.dtype for info in call.outputs if info.dtype in (torch.float16, torch.bfloat16)]
+    return tuple(dict.fromkeys(map(dtype_name, [*of_arguments, *lower])))
+
+
+def _metrics(reference: Results, candidate: Results) -> list[Metric]:
+    """The values that the step returned, for the batch with the largest error."""
+    worst: dict[str, Metric] = {}
+    if not candidate:  # the step raised
+        return [Metric(name, _number(value), None, float("inf")) for name, value in reference[0].items()]
+    for ours, theirs in zip(reference, candidate, strict=True):
+        for name, error in distances(theirs, ours).items():
+            if name not in worst or error > worst[name].error:
+                worst[name] = Metric(name, _number(ours[name]), _number(theirs[name]), error)
+    return list(worst.values())
+
+
+def _change(reference: Results, candidate: Results) -> float:
+    """The largest change of the loss by the candidate over all batches; 0 if the step does not return a loss."""
+    changes = [0.0]
+    for ours, theirs in zip(reference, candidate, strict=False):  # the candidate's step may have raised
+        if list(ours) == ["loss"] == list(theirs) and ours["loss"].numel() == 1 == theirs["loss"].numel():
+            changes.append(abs(float(theirs["loss"].real) - float(ours["loss"].real)))
+    return max((one for one in changes if math.isfinite(one)), default=0.0)
+
+
+def _number(tensor: torch.Tensor) -> float | None:
+    return float(tensor) if tensor.numel() == 1 and not tensor.is_complex() else None
+
+
+def _not_aligned(
+    calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call], only_there: dict[_SiteKey, int]
+) -> list[str]:
+    missing: dict[_SiteKey, int] = {}
+    for key in calls:
+        if key not in candidate:
+            missing[key[:2]] = missing.get(key[:2], 0) + 1
+    return [
+        f"{number} {'call' if number == 1 else 'calls'} of {name} in {module or 'the model'} "
+        f"{'was' if number == 1 else 'were'} made by the {who} only."
+        for who, counts in (("reference", missing), ("candidate", only_there))
+        for (module, name), number in counts.items()
+    ]
+
+
+#: The policy of the reference "fp32": the step without casts.
+REFERENCE = "off"
+
+
+def compare(
+    step: Callable[..., Any],
+    *,
+    model: nn.Module,
+    reference: Policy | str = "fp32",
+    candidate: Policy | str | None = None,
+    gradients: bool = False,
+    batches: int = 1,
+    restore: Iterable[Any] = (),
+    progress: bool = True,
+) -> Comparison:
+    """Runs a step under two policies, and reports the errors of the candidate for each op in each module.
+
+    It runs the reference twice and the candidate once, and the reference once more if the gradients of the loss are
+    zero. If the results of all calls take more than a quarter of the free memory, it repeats these runs, each time for
+    another part of the results.
+
+    Args:
+        step: A training or evaluation step: `step()`, or `step(i)` with the number of the batch. It opens its own
+            regions, of `my_autocast` or `torch.autocast`, and returns a loss, outputs, or a dict of metrics. If it does
+            not run a backward, `compare` runs one on the loss.
+        model: The model. Sites are named after its modules.
+        reference: A policy, its name or its file; "fp32" is the step without casts.
+        candidate: The policy to judge, given like `reference`. None: the current policy, set by `install` or
+            `set_default_policy`, or PyTorch's.
+        gradients: Whether to compare the gradients of the parameters, too.
+        batches: How many times a run calls the step.
+        restore: What else the step changes: see `StepState`. Parameters, buffers, gradients, random numbers, and
+            optimizers, schedulers and scalers that the step refers to are restored anyway.
+        progress: Whether to show a bar, if stderr is a terminal and rich is installed.
+
+    Returns:
+        The comparison. All state is restored.
+
+    Raises:
+        StepError: Two runs of the reference differ, the step returns nothing to compare, or its changes cannot be
+            undone. The message names the cause.
+        OptionError: An argument is invalid.
+        PolicyError: A policy does not exist.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> def step():
+        ...     with torch.autocast("cpu", torch.float16):
+        ...         return model(torch.ones(2, 8)).square().mean()
+        >>> comparison = compare(step, model=model)
+        >>> sorted({site.op for site in comparison.sites})
+        ['aten::linear', 'aten::mean', 'aten::square', 'aten::tanh']
+    """
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model must be the nn.Module that the step runs, got {model!r}.")
+    of_reference = _policy_of(reference)
+    of_candidate = present_policy() if candidate is None else _policy_of(candidate)
+    with (
+        StepRuns(step, model, batches=batches, restore=restore) as runs,
+        show_progress("compare", 3 * batches, wanted=progress) as show,
+    ):
+        runs.on_step = lambda number: show(number, "")
+        return compare_runs(runs, of_reference, of_candidate, gradients=gradients)
+
+
+def _policy_of(policy: Policy | str) -> Policy:
+    return Policy.of(REFERENCE if isinstance(policy, str) and policy == "fp32" else policy)
+
+
+def compare_runs(
+    runs: StepRuns,
+    reference: Policy,
+    candidate: Policy,
+    *,
+    gradients: bool = False,
+    most_runs: int | None = None,
+    strict: bool = True,
+) -> Comparison:
+    """Compares two policies like `compare`, with the runs of an open `StepRuns`.
+
+    Args:
+        runs: The runs. They must have a model.
+        reference: The policy of the reference.
+        candidate: The policy to judge.
+        gradients: Whether to also compare the gradients of the parameters.
+        most_runs: The maximum number of runs, 3 or more. The comparison's notes list what they could not cover.
+        strict: Whether to raise if two runs of the reference differ. Otherwise `Comparison.noise` has the difference.
+
+    Raises:
+        StepError: As `compare`.
+    """
+    return Rounds(runs, reference, candidate, gradients, most_runs, strict).compare()

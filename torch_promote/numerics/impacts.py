@@ -1,0 +1,466 @@
+"""Estimates the effect of local errors on the loss, to first order, by products of errors and gradients.
+
+A hook on each result of the reference receives its gradient in the backward, multiplies it with the stored error, and
+drops the error. If the program retains the graph for another backward, the error is kept and the products add up. A
+backward that autograd records (as in a gradient penalty) is part of the loss, and counts only if there is no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from torch_promote.numerics.comparing.comparison import GradientError
+from torch_promote.numerics.ranges.unnoticed import unnoticed
+from torch_promote.numerics.step_runs import distance, named_tensors
+
+__all__ = [
+    "BEYOND",
+    "Backwards",
+    "ErrorSums",
+    "Errors",
+    "Impact",
+    "Impacts",
+    "as_reals",
+    "errors_of",
+    "random_cotangents",
+    "replace_gradients",
+    "watch_gradients",
+]
+
+
+# ---Accumulates the errors of many tensors on their device.
+
+
+#: A value beyond this counts as infinite, like the lowest number of a dtype in masks.
+BEYOND = 1e30
+#: The number of elements processed at a time, which bounds the memory of their float64 copies.
+_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """The errors of results, compared with the reference's.
+
+    Attributes:
+        relative: The L2 norm of the difference, relative to the reference's; infinite if a value is not finite where
+            the reference's is, or if the reference is zero and the difference is not.
+        ulp: The largest difference, in units in the last place of the result's dtype at the reference's value.
+        sqnr: The signal to quantization noise ratio in dB; infinite without a difference.
+        nonfinite: The number of non-finite values where the reference's are finite.
+    """
+
+    relative: float = 0.0
+    ulp: float = 0.0
+    sqnr: float = math.inf
+    nonfinite: int = 0
+
+
+class ErrorSums:
+    """Sums up errors. `add` reads the tensors immediately; only `total` synchronizes with a device.
+
+    Example:
+        >>> sums = ErrorSums()
+        >>> sums.add(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
+        >>> sums.total().relative
+        0.1
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[torch.device, torch.Tensor] = {}
+
+    def add(self, result: torch.Tensor, reference: torch.Tensor) -> None:
+        """Adds the errors of a result.
+
+        Args:
+            result: The result.
+            reference: The reference's, of the same shape.
+        """
+        dtype = result.dtype if result.dtype.is_floating_point else torch.float64
+        for ours, theirs in zip(_pieces(result), _pieces(reference), strict=True):
+            found = _sums_of(ours, theirs.to(ours.device), torch.finfo(dtype))
+            self._add(found)
+
+    def merge(self, other: ErrorSums) -> None:
+        """Adds the sums of another object."""
+        for sums in other._sums.values():
+            self._add(sums)
+
+    def _add(self, found: torch.Tensor) -> None:
+        known = self._sums.get(found.device)
+        if known is not None:
+            found = torch.stack([*(known + found)[:2], torch.maximum(known, found)[2], (known + found)[3]])
+        self._sums[found.device] = found
+
+    def total(self) -> Errors:
+        """Returns the errors of all results together."""
+        sums = [one.tolist() for one in self._sums.values()]
+        if not sums:
+            return Errors()
+        difference, size = sum(one[0] for one in sums), sum(one[1] for one in sums)
+        nonfinite = int(sum(one[3] for one in sums))
+        if nonfinite or (difference and not size):
+            return Errors(math.inf, max(one[2] for one in sums), -math.inf, nonfinite)
+        if not difference:
+            return Errors()
+        relative = math.sqrt(difference / size)
+        return Errors(relative, max(one[2] for one in sums), -20 * math.log10(relative), 0)
+
+
+def as_reals(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor's elements as a 1-d tensor of reals; a complex number becomes two."""
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return real.reshape(-1)
+
+
+def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    pieces: tuple[torch.Tensor, ...] = as_reals(tensor).split(_AT_ONCE)
+    return pieces
+
+
+def _sums_of(result: torch.Tensor, reference: torch.Tensor, info: Any) -> torch.Tensor:
+    """The sums of squares of difference and reference, the largest error in ulp, and the count of values lost."""
+    ours, theirs = result.double(), reference.double()
+    in_theirs = theirs.abs() < BEYOND  # false for NaN
+    in_ours = ours.abs() < BEYOND
+    both = in_ours & in_theirs
+    difference = torch.where(both, (ours - theirs).abs(), 0.0)
+    theirs = torch.where(both, theirs, 0.0)
+    _, exponent = torch.frexp(theirs)
+    smallest = info.smallest_normal * info.eps  # the smallest subnormal number
+    unit = torch.ldexp(torch.full_like(theirs, info.eps), exponent - 1)
+    unit = torch.where(theirs == 0, smallest, unit.clamp_min(smallest))
+    lost = in_theirs & ~in_ours
+    return torch.stack(
+        [
+            difference.square().sum(),
+            theirs.square().sum(),
+            (difference / unit).max() if difference.numel() else difference.sum(),
+            lost.sum().double(),
+        ]
+    )
+
+
+#: Sums of gradients below this, relative to those of the loss's own ops, count as rounding errors.
+_CANCELLED = 1e-5
+
+_Site = tuple[str, str]
+_Batch = dict[_Site, torch.Tensor]
+_keys: Any = torch._C
+#: If the change of the loss exceeds the sum of errors times gradients by this factor, it has other causes.
+_FARTHEST = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Impact:
+    """The effect of a site's local errors d on the loss, whose gradients are g; see `Site`.
+
+    Attributes:
+        size: The root of the sum over the batches of sum(g * d) ** 2. With one batch it is abs(sum(g * d)).
+        signed: sum(g * d) over all batches.
+        spread: sqrt(sum((g * d) ** 2)) over all elements of all batches: the expected `size` if the roundings of
+            elements were independent.
+    """
+
+    size: float
+    signed: float
+    spread: float
+
+    def plus(self, other: Impact | None) -> Impact:
+        """The impact of both together."""
+        if other is None:
+            return self
+        size, spread = math.hypot(self.size, other.size), math.hypot(self.spread, other.spread)
+        return Impact(size, self.signed + other.signed, spread)
+
+
+class Impacts:
+    """Sums up the impacts of errors.
+
+    Args:
+        loss_scale: The scale of the step's GradScaler, for steps that return another number than the one they scale,
+            such as a sum over several backwards.
+        backwards: The number of backwards per batch if they start with random cotangents.
+        replaced: Whether random cotangents replace all gradients.
+
+    Attributes:
+        backwards: As above.
+        random: Whether the gradients come from random cotangents.
+        nonzero: Whether a tensor with an error has received a nonzero gradient.
+        totals: The impacts of the batches that have ended, by site.
+    """
+
+    def __init__(self, loss_scale: float = 1.0, backwards: int = 1, replaced: bool = False) -> None:
+        self.backwards, self.random = backwards, replaced
+        self.nonzero = False
+        self._slopes: dict[_Site, float] = {}
+        self._loss_scale = loss_scale
+        self.totals: dict[_Site, Impact] = {}
+        self._batch: _Batch = {}
+        self._ended: list[_Batch] = []
+        self._recorded: _Batch = {}  # from backwards that autograd records
+        self._scalars: list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = []
+        self._hooks: list[Any] = []
+
+    def add(self, site: _Site, result: torch.Tensor, error: torch.Tensor) -> None:
+        """Stores the error of a result until its gradient arrives.
+
+        Args:
+            site: Module and overload.
+            result: The reference's result.
+            error: The difference of another run of the call.
+        """
+        if not result.requires_grad:
+            return
+        kept = [error]
+
+        def multiply(gradient: torch.Tensor) -> None:
+            if kept:
+                with unnoticed():
+                    self._multiply(site, gradient, kept[0])
+                if not _keys._autograd._get_current_graph_task_keep_graph():
+                    kept.clear()
+
+        self._hooks.append(result.register_hook(multiply))
+
+    @property
+    def are_zero(self) -> bool:
+        """Whether the gradients at errors are zero, or only rounding errors inside modules.
+
+        The gradients of a loss that compares the outputs with the reference's own outputs, such as KL, cancel.
+        """
+        inside = [size for (module, _), size in self._slopes.items() if module]
+        outside = max((size for (module, _), size in self._slopes.items() if not module), default=0.0)
+        cancel = bool(inside) and max(inside) < _CANCELLED * outside
+        return bool(self.totals) and (cancel or not self.nonzero)
+
+    def _multiply(self, site: _Site, gradient: torch.Tensor, error: torch.Tensor) -> None:
+        slopes = as_reals(gradient.detach()).double()
+        errors = as_reals(error).double().to(slopes.device)
+        finite = errors.isfinite()
+        products = torch.where(finite, slopes * errors, 0.0)
+        lost = (~finite & (slopes != 0)).sum().double()
+        # The random signs of different samples are independent, so the rows of a batch can be summed separately.
+        rows = products.reshape(len(gradient) if gradient.dim() and len(gradient) else 1, -1).sum(1)
+        found = torch.stack([products.sum(), products.square().sum(), lost, slopes.abs().sum(), rows.square().sum()])
+        into = self._recorded if torch.is_grad_enabled() else self._batch
+        known = into.get(site)
+        into[site] = found if known is None else known + found.to(known.device)
+
+    def explain(self, change: float) -> bool:
+        """Whether the impacts can explain the change of the loss. Rounding errors in place of gradients cannot."""
+        return change <= _FARTHEST * sum(max(one.size, one.spread) for one in self.totals.values())
+
+    def watch_scalar(self, tensor: torch.Tensor) -> None:
+        """Records a number that the program computes. It may be the loss, whose gradient shows the scale."""
+        gradients: list[torch.Tensor] = []
+        recorded: list[torch.Tensor] = []
+
+        def note(gradient: torch.Tensor) -> None:
+            (recorded if torch.is_grad_enabled() else gradients).append(gradient.detach())
+
+        self._hooks.append(tensor.register_hook(note))
+        self._scalars.append((tensor, gradients, recorded))
+
+    def scalar_like(self, value: torch.Tensor) -> torch.Tensor | None:
+        """Returns the last number with a graph that equals the value, for a step that returns a detached loss."""
+        with unnoticed():
+            return next((one for one, *_ in reversed(self._scalars) if float(one.detach()) == float(value)), None)
+
+    def settle(self, loss: torch.Tensor | None, failed: bool = False) -> None:
+        """Adds the impacts of a batch whose backward has ended.
+
+        Args:
+            loss: The loss that the step returned, if the step ran the backward: its gradient shows the factor by which
+                the step scaled it. None: it is not scaled.
+            failed: Whether the backward raised. A backward that autograd recorded then counts instead.
+        """
+        self.end_backward()
+        recorded = bool(self._recorded) and (failed or not self._ended)
+        backwards = [self._recorded] if recorded else self._ended
+        scale = 1.0 if loss is None else self._scale_of(loss, recorded)
+        of_site: dict[_Site, list[list[float]]] = {}
+        for batch in backwards:
+            for site, sums in batch.items():
+                of_site.setdefault(site, []).append(sums.tolist())
+        for site, several in of_site.items():
+            self._slopes[site] = self._slopes.get(site, 0.0) + sum(one[3] for one in several)
+            self.totals[site] = self._impact(several, len(backwards), scale).plus(self.totals.get(site))
+        self.drop()
+
+    def _impact(self, several: list[list[float]], number: int, scale: float) -> Impact:
+        change = sum(one[0] for one in several) / number / scale
+        size = math.sqrt(sum(one[4] if self.random else one[0] ** 2 for one in several) / number) / scale
+        spread = math.sqrt(sum(one[1] for one in several) / number) / scale
+        self.nonzero |= any(one[1] != 0 or one[2] != 0 for one in several)
+        if any(one[2] for one in several):
+            size = spread = math.inf
+        # A single random direction is too noisy an estimate of the sum.
+        return Impact(spread if self.random and number == 1 else size, change, spread)
+
+    def end_backward(self) -> None:
+        """Called after each backward of a batch."""
+        if self._batch:
+            self._ended.append(self._batch)
+            self._batch = {}
+
+    def drop(self) -> None:
+        """Removes the hooks, because an op may have returned a parameter, as optimizers' ops do."""
+        for hook in self._hooks:
+            hook.remove()
+        for kept in (self._hooks, self._scalars, self._batch, self._ended, self._recorded):
+            kept.clear()  # type: ignore[attr-defined]
+
+    def _scale_of(self, loss: torch.Tensor, recorded: bool) -> float:
+        with unnoticed():
+            for number, gradients, of_recorded in reversed(self._scalars):
+                found = of_recorded if recorded else gradients
+                if found and float(number.detach()) == float(loss.detach()):
+                    return abs(float(sum(found))) or 1.0
+        return self._loss_scale
+
+
+def random_cotangents(outputs: Sequence[torch.Tensor], generator: torch.Generator) -> list[torch.Tensor]:
+    """Returns a tensor of random signs for each output."""
+    with unnoticed():
+        return [_signs(one, generator) for one in outputs]
+
+
+def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    drawn = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8).to(like.device)
+    return (drawn * 2 - 1).to(like.dtype)
+
+
+def replace_gradients(model: nn.Module, generator: torch.Generator) -> Any:
+    """Replaces the gradients of a model's outputs by random signs.
+
+    Returns:
+        The handle that ends it.
+    """
+
+    def replace(value: Any) -> Any:
+        if not (isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point()):
+            return value
+        view = value.view_as(value)  # the view's hooks run before those of the tensor itself
+        view.register_hook(lambda gradient: random_cotangents([gradient], generator)[0])
+        return view
+
+    return model.register_forward_hook(lambda module, args, output: tree_map(replace, output))
+
+
+# ---The backwards of a comparison, and the resulting gradients of parameters.
+
+
+class Backwards:
+    """Runs the backwards that a step has not run itself.
+
+    Attributes:
+        count: The number of backwards, including those of the step.
+        random: Whether random cotangents replaced a loss.
+        failed: The error of a backward that the step does not run itself, or "".
+        gradients: Copies of the parameters' gradients after the last backward, by name.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.random = False
+        self.failed = ""
+        self.gradients: dict[str, torch.Tensor] = {}
+
+    def after_step(self, result: Any, has_run: bool, impacts: Impacts | None = None) -> None:
+        """Runs a backward on the result of a step.
+
+        Args:
+            result: The result.
+            has_run: Whether the step ran a backward itself.
+            impacts: Receives the gradients.
+        """
+        tensors = named_tensors(result)
+        loss = _loss_of(tensors)
+        generator = torch.Generator().manual_seed(0)
+        if has_run:
+            self.count += 1
+            if impacts is not None:
+                impacts.settle(loss)
+            return
+        if loss is not None and not loss.requires_grad and impacts is not None:
+            loss = impacts.scalar_like(loss) or loss
+        if loss is not None and loss.requires_grad:
+            of, cotangents = [loss], None
+        else:
+            of = [one for one in tensors.values() if one.requires_grad and one.is_floating_point()]
+            if not of:
+                return
+            cotangents = random_cotangents(of, generator)
+            self.random = True
+            if impacts is not None:
+                impacts.random = True
+        times = impacts.backwards if impacts is not None and impacts.random else 1
+        for number in range(times):
+            if number and cotangents is not None:
+                cotangents = random_cotangents(of, generator)
+            self.count += 1
+            try:
+                torch.autograd.backward(of, cotangents, retain_graph=number < times - 1)
+            except RuntimeError as error:  # a program without a backward may overwrite tensors that it would need
+                if number:
+                    break
+                self.failed = str(error).partition("\n")[0]
+                if impacts is not None:
+                    impacts.settle(loss, failed=True)
+                return
+            if impacts is not None:
+                impacts.end_backward()
+        if impacts is not None:
+            impacts.settle(None)
+
+
+def _loss_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """The loss among the results of a step: the one named "loss", or the only number."""
+    if "loss" in tensors and tensors["loss"].numel() == 1:
+        return tensors["loss"]
+    numbers = [one for one in tensors.values() if one.numel() == 1 and one.is_floating_point()]
+    return numbers[0] if len(numbers) == 1 else None
+
+
+@contextlib.contextmanager
+def watch_gradients(model: nn.Module, backwards: Backwards) -> Iterator[None]:
+    """Copies the gradients of parameters in a block, before the program can drop them."""
+    handles = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.is_leaf:
+
+            def keep(parameter: torch.Tensor, name: str = name) -> None:
+                with unnoticed():
+                    if parameter.grad is not None:
+                        backwards.gradients[name] = _local(parameter.grad).detach().clone()
+
+            handles.append(parameter.register_post_accumulate_grad_hook(keep))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns this rank's part of a DTensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+
+
+def errors_of(candidate: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> list[GradientError]:
+    """Returns the error of each gradient, largest first; infinite if only one side has the gradient."""
+    found = []
+    for name in {**reference, **candidate}:
+        ours, theirs = candidate.get(name), reference.get(name)
+        norm = 0.0 if theirs is None else float(torch.linalg.vector_norm(theirs.double()))
+        error = float("inf") if ours is None or theirs is None else distance(ours, theirs)
+        found.append(GradientError(name, error, norm))
+    return sorted(found, key=lambda one: (-one.error, one.name))

@@ -1,0 +1,770 @@
+"""The observer of `find_nonfinite`: checks the results of calls, and diagnoses the first that is not finite.
+
+NOTE [ Which call is the origin ]
+A call is checked when it ends. Its arguments are inspected only if a result is not finite. Arguments that the op writes
+to are inspected before it runs, and copied if they are float16 or bfloat16, because the verdict needs their old values.
+
+The ops inside of a composite op are checked first. Their verdict counts only if the result of the op that the program
+called is not finite either, because a composite op may use infinite values internally.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch.amp import grad_scaler
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from torch_promote.checking.call_site import is_ours
+from torch_promote.checking.overloads import leaves, overload_name, tensor_arguments, tensors_in
+from torch_promote.checking.uninitialized_results import UNINITIALIZED
+from torch_promote.numerics.observing.call_facts import is_of_a_transform
+from torch_promote.numerics.observing.places import shorten
+from torch_promote.numerics.observing.running_modules import RunningModules
+from torch_promote.numerics.observing.tracer import THROUGH, Tracer
+from torch_promote.numerics.ranges.tensor_ranges import FINITE, Extremes, TensorRange, extremes, is_finite
+from torch_promote.numerics.ranges.unnoticed import can_be_read, unnoticed
+from torch_promote.numerics.records.calls import Call, Phase
+
+__all__ = ["BETWEEN_PROCESSES", "BenignNonfinite", "NonfiniteFinder", "NonfiniteOrigin", "call_again"]
+
+
+NonfiniteKind = Literal["overflow in the op", "overflow in a cast", "mathematics", "data"]
+"""Why a result is not finite.
+
+- "overflow in the op": the same call on float32 copies of its arguments, without autocast, is finite.
+- "overflow in a cast": a cast made a finite value infinite: one of the program, or one that autocast made for the op.
+- "mathematics": the call is not finite in float32 either.
+- "data": an argument contained a NaN that no observed call made.
+"""
+
+BenignKind = Literal["mask", "GradScaler", "integers", "allowed"]
+"""Why a non-finite value is benign.
+
+- "mask": the program asked for an infinite number, as `masked_fill(mask, -inf)` does; or the lowest number of a dtype,
+  which stands for -inf in masks, became -inf.
+- "GradScaler": only the gradients that GradScaler has scaled overflow; it skips the step.
+- "integers": the program only converts the infinite values to integers, as T5 does with log(0).
+- "allowed": `allow` names it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NonfiniteOrigin:
+    """The first call with finite inputs and a non-finite output.
+
+    Attributes:
+        op: The op that the program called: "aten::linear".
+        inner: The op inside it whose result is not finite: "aten::addmm", with its overload. The same op if it is not
+            composite; the conversion if a cast overflowed.
+        module: The path of the module, as in `Call.module`.
+        phase: "forward", "backward" or "recompute".
+        line: "path:number", as in `Call.line`.
+        kind: Why the output is not finite.
+        inputs: The ranges of the arguments that the program passed.
+        outputs: The ranges of the results.
+        argument: The argument whose cast overflowed; "" for other kinds.
+        node: In a backward, the name of the autograd node: "MmBackward0".
+        call: The call in full.
+    """
+
+    op: str
+    inner: str
+    module: str
+    phase: Phase
+    line: str
+    kind: NonfiniteKind
+    inputs: tuple[TensorRange, ...]
+    outputs: tuple[TensorRange, ...]
+    argument: str
+    node: str
+    call: Call
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the origin as JSON-compatible values."""
+        return {
+            **{name: getattr(self, name) for name in ("op", "inner", "module", "phase", "line", "kind")},
+            "inputs": [one.to_dict() for one in self.inputs],
+            "outputs": [one.to_dict() for one in self.outputs],
+            "argument": self.argument,
+            "node": self.node,
+            "call": self.call.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        inside = f" (in {self.inner})" if self.inner != self.call.name else ""
+        where = f'module "{self.module}"' if self.module else "outside of the model's modules"
+        lines = [
+            f"{self.kind}: {self.call.name}{inside}, {self.phase}, {where}, {shorten(self.line) or 'line unknown'}",
+            _WHY[self.kind].format(argument=self.argument or "an argument"),
+        ]
+        if self.call.policy is not None:
+            lines.append(f"policy: {self.call.policy_name} ({self.call.said_by}); dtypes: {self.call.dtypes}")
+        if self.node:
+            lines.append(f"autograd node: {self.node}")
+        lines += [f"  input {one}" for one in self.inputs] + [f"  output {one}" for one in self.outputs]
+        return "\n".join(lines)
+
+
+_WHY = {
+    "overflow in the op": "The inputs are finite, and so is the result of the same call in float32.",
+    "overflow in a cast": "A finite value of {argument} became infinite when it was cast.",
+    "mathematics": "The same call in float32 is not finite either: another dtype does not help.",
+    "data": "An argument contained a NaN that no observed call made: check the data, and code that was not observed.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BenignNonfinite:
+    """Benign non-finite values of the same kind and from the same place.
+
+    Attributes:
+        kind: Why they are benign.
+        op: The op's name, with its overload.
+        module: The path of the module.
+        phase: When it ran.
+        line: "path:number".
+        count: The number of calls.
+        scale: GradScaler's scale in the last call; None for other kinds.
+        scaled: The largest magnitude of the result with the scale, computed in a wider dtype.
+        unscaled: The same without the scale.
+    """
+
+    kind: BenignKind
+    op: str
+    module: str
+    phase: Phase
+    line: str
+    count: int = 1
+    scale: float | None = None
+    scaled: float | None = None
+    unscaled: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the record as JSON-compatible values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __str__(self) -> str:
+        text = f"{self.kind}: {self.op} in {self.module or 'no module'}, {shorten(self.line)}, "
+        text += f"{self.count:,} call{'s' * (self.count > 1)}"
+        if self.scale is None:
+            return text
+        return f"{text}: {self.scaled:.4g} with the scale {self.scale:g}, {self.unscaled:.4g} without"
+
+
+# ---Follows infinite values through a program, to detect that it only converts them to integers.
+
+
+class Spread:
+    """The tensors that contain the infinite values of an origin, and the tensors computed from them.
+
+    T5's bucket of position 0 is log(0) = -inf, cast to an integer that is not used. That is benign. So the values of an
+    origin are benign if each tensor that contains some was passed on or cast to integers, and the last ones were cast.
+
+    Args:
+        origin: The results of the origin.
+    """
+
+    def __init__(self, origin: Iterable[torch.Tensor]) -> None:
+        self._ended: dict[int, tuple[StorageWeakRef, bool]] = {}
+        self._lost = False  # some values are in a tensor that cannot be followed, such as a sparse one
+        self._add(origin)
+
+    def _add(self, tensors: Iterable[torch.Tensor]) -> None:
+        for reference in map(_storage, tensors):
+            if reference is None:
+                self._lost = True
+            else:
+                self._ended[reference.cdata] = reference, False
+
+    def end(self, tensor: torch.Tensor) -> bool:
+        """Called when a tensor is cast to integers or passed on. Returns whether it contains values of the origin."""
+        reference = _storage(tensor)
+        if reference is None or reference.cdata not in self._ended:
+            return False
+        self._ended[reference.cdata] = reference, True
+        return True
+
+    def pass_on(self, inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor]) -> None:
+        """Called when a call computes non-finite outputs from its inputs."""
+        passed = [self.end(tensor) for tensor in inputs]
+        if any(passed):
+            self._add(outputs)
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether the values were only converted to integers."""
+        return not self._lost and all(ended for _, ended in self._ended.values())
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
+    if tensor.layout is not torch.strided or tensor.is_nested or not can_be_read(tensor):
+        return None
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+# ---Repeats a call in another dtype, without side effects.
+
+
+_LOWER = (torch.float16, torch.bfloat16)
+#: Namespaces of ops that every process must call equally often.
+BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+
+def call_again(
+    op: torch._ops.OpOverload,
+    args: Sequence[Any],
+    dtype: torch.dtype,
+    before: Mapping[int, torch.Tensor] | None = None,
+) -> list[torch.Tensor] | None:
+    """Repeats a call on copies of its arguments in another dtype, without autocast.
+
+    Random numbers are drawn from the current state of the generators, which is restored.
+
+    Args:
+        op: The overload.
+        args: All its arguments, in the schema's order.
+        dtype: The dtype of the copies of floating point tensors. It also replaces narrower dtypes among the arguments.
+        before: Copies of arguments that the original call has overwritten, keyed by the id of the tensor.
+
+    Returns:
+        The tensors among the results; None if the call fails in this dtype, or communicates between processes.
+
+    Example:
+        >>> call_again(torch.ops.aten.exp.default, [torch.tensor([12.0], dtype=torch.float16)], torch.float32)
+        [tensor([162754.7969])]
+    """
+    if op.namespace in BETWEEN_PROCESSES:
+        return None
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensor = value if before is None else before.get(id(value), value)
+            if tensor.is_floating_point():
+                return tensor.to(dtype, copy=True)
+            return tensor.to(_COMPLEX[dtype], copy=True) if tensor.is_complex() else tensor.clone()
+        if isinstance(value, torch.Generator):
+            return value.clone_state()
+        if isinstance(value, torch.dtype):
+            return dtype if value in _LOWER or value is torch.float32 else value
+        if isinstance(value, list | tuple):
+            return [convert(one) for one in value]
+        return value
+
+    random = torch.get_rng_state()
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        with unnoticed():
+            converted = list(zip(op._schema.arguments, (convert(value) for value in args), strict=True))
+            positional = [value for argument, value in converted if not argument.kwarg_only]
+            named = {argument.name: value for argument, value in converted if argument.kwarg_only}
+            results = op(*positional, **named)
+    except Exception:  # an op may refuse the dtype, or the changed arguments
+        return None
+    finally:
+        torch.set_rng_state(random)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state_all(on_gpu)
+    return [
+        tensor for tensor in leaves(results if isinstance(results, list | tuple) else [results]) if tensor is not None
+    ]
+
+
+# ---Diagnoses a call whose result is not finite: the kind of fault, or benign.
+#
+# NOTE [ Which non-finite results are benign ]
+# A call that makes an infinite value is not at fault if the program passed an infinite number
+# (`masked_fill(mask, -inf)`, `full((), -inf)`), or if an argument contains an infinite value, which the call passes
+# on. A cast is not at fault if it makes the lowest number of a dtype infinite, because that number stands for -inf in
+# masks. A call that turns infinite
+# values into a NaN is at fault, and so is one that makes more values infinite in float16 or bfloat16 than in float32.
+#
+# If GradScaler has scaled the loss and a call of the backward overflows, the call is repeated in a wider dtype. If its
+# result fits after division by the scale, only the scaled gradients overflow. Until GradScaler updates its scale, NaNs
+# that result from those infinite gradients are benign as well.
+
+
+_JUDGE_LOWER = (torch.float16, torch.bfloat16)
+_CONVERSIONS = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
+_EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
+#: Ops that ignore the old content of the tensor that they write to.
+_OVERWRITING = frozenset(
+    f"aten::{name}_"
+    for name in ("copy", "fill", "zero", "normal", "uniform", "log_normal", "exponential", "cauchy", "geometric")
+)
+#: Ops that write to a part of a tensor. The rest may be uninitialized.
+_PARTIAL = ("index_copy_", "index_put_", "_index_put_impl_", "index_fill_", "scatter_", "masked_fill_", "put_")
+_MOST_BENIGN = 1000
+
+
+@dataclass(slots=True, eq=False)
+class Watched:
+    """A running call, with the facts that a verdict may need."""
+
+    token: Any
+    op: torch._ops.OpOverload
+    args: list[Any]
+    before: dict[int, Extremes] = field(default_factory=dict)  # of arguments that the op writes to, by id
+    copies: dict[int, torch.Tensor] = field(default_factory=dict)
+    cast_args: list[Any] | None = None  # the arguments after autocast's casts
+    scales: bool = False  # GradScaler's multiplication
+    has_inner: bool = False
+    inner_nonfinite: bool = False
+    verdict: Verdict | None = None
+
+
+@dataclass(slots=True)
+class Verdict:
+    """The kind of fault, the op at fault, and for a cast the argument."""
+
+    kind: NonfiniteKind
+    inner: str
+    argument: str = ""
+
+
+class NonfiniteJudge:
+    """Diagnoses calls, and keeps state for later ones: GradScaler's scale, and known NaNs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._scale: float | None = None
+        self._scaled_overflow = False
+        self._nan_is_known = False
+        self._benign: dict[tuple[str, ...], BenignNonfinite] = {}
+
+    @property
+    def benign(self) -> list[BenignNonfinite]:
+        """The benign non-finite values, by place."""
+        return list(self._benign.values())
+
+    def set_scale(self, scale: float | None) -> None:
+        """Called when GradScaler scales a loss, and with None when it has updated its scale after the step."""
+        self._scale, self._scaled_overflow = scale, False
+
+    def allow(self, call: Call) -> None:
+        """Records a call that may make non-finite values."""
+        self._nan_is_known = True
+        self._add_benign("allowed", call)
+
+    def judge(
+        self, watched: Watched, call: Call, tensors: list[torch.Tensor], outputs: Sequence[Extremes]
+    ) -> Verdict | None:
+        """Returns the verdict on a call with a non-finite result; None if the call is not at fault.
+
+        Args:
+            watched: The call.
+            call: Its record.
+            tensors: The tensors among its results.
+            outputs: Their extremes.
+        """
+        named = list(tensor_arguments(watched.op, watched.args))
+        inputs = self._input_extremes(watched, named)
+        makes_nan = any(math.isnan(low) for low, _ in outputs)
+        has_nan = any(math.isnan(low) for low, _ in inputs)
+        has_inf = any(not is_finite(one) for one in inputs) and not has_nan
+        if makes_nan and has_nan and self._writes_a_part(watched, call, named, inputs):
+            return None
+        if makes_nan and has_nan:
+            return None if self._nan_is_known or self._scaled_overflow else Verdict("data", call.name)
+        if (has_nan or has_inf) and self._scaled_overflow:
+            return None
+        if not makes_nan:
+            if has_nan:
+                return None
+            if has_inf:
+                if call.op in _EXPONENTIALS and inputs[0][1] != math.inf:  # exp turns a mask's -inf into 0
+                    return self._kind(watched, call, tensors, named, [FINITE])
+                more = self._has_more_than_wider(watched, tensors)
+                return Verdict("overflow in the op", call.name) if more else None
+            if self._is_mask(watched, call, named, inputs, outputs):
+                return None
+        if self._only_scaled(watched, call, tensors, inputs):
+            return None
+        return self._kind(watched, call, tensors, named, inputs)
+
+    @staticmethod
+    def _writes_a_part(
+        watched: Watched, call: Call, named: list[tuple[str, torch.Tensor]], inputs: Sequence[Extremes]
+    ) -> bool:
+        """Whether a call keeps NaNs in the rest of a buffer, such as a cache made by `torch.empty`."""
+        others = [one for (_, tensor), one in zip(named, inputs, strict=True) if id(tensor) not in watched.before]
+        return call.op.removeprefix("aten::") in _PARTIAL and all(map(is_finite, others))
+
+    def _input_extremes(self, watched: Watched, named: list[tuple[str, torch.Tensor]]) -> list[Extremes]:
+        outs = {id(tensor) for tensor in tensors_in(_out_arguments(watched))}
+        fresh = [tensor for _, tensor in named if id(tensor) not in watched.before and id(tensor) not in outs]
+        before = {} if watched.op._schema.name in _OVERWRITING else watched.before
+        found = dict(zip(map(id, fresh), extremes(fresh), strict=True)) | before
+        return [found.get(id(tensor), FINITE) for _, tensor in named]
+
+    def _is_mask(
+        self,
+        watched: Watched,
+        call: Call,
+        named: list[tuple[str, torch.Tensor]],
+        inputs: Sequence[Extremes],
+        outputs: Sequence[Extremes],
+    ) -> bool:
+        asked = any(isinstance(arg, float) and math.isinf(arg) for arg in watched.args)
+        numbers = [tensor for _, tensor in named if tensor.dtype is not torch.bool]
+        lowest = all(high != math.inf for _, high in outputs) and any(
+            _is_lowest(one[0], tensor.dtype) for (_, tensor), one in zip(named, inputs, strict=True)
+        )
+        if asked or not numbers or lowest:
+            self._add_benign("mask", call)
+            return True
+        return False
+
+    def _has_more_than_wider(self, watched: Watched, tensors: list[torch.Tensor]) -> bool:
+        """Whether a call in a lower dtype makes more values infinite than in float32."""
+        if not any(tensor.dtype in _JUDGE_LOWER for tensor in tensors):
+            return False
+        wider = call_again(watched.op, watched.args, torch.float32, watched.copies)
+        return wider is not None and _count_infinite(tensors) > _count_infinite(wider)
+
+    def _only_scaled(
+        self, watched: Watched, call: Call, tensors: list[torch.Tensor], inputs: Sequence[Extremes]
+    ) -> bool:
+        """Whether the result would be finite without GradScaler's scale."""
+        if not self._scale or not (watched.scales or call.phase == "backward"):
+            return False
+        if not all(is_finite(one) for one in inputs):
+            return False
+        for dtype in (torch.float32, torch.float64):
+            wider = call_again(watched.op, watched.args, dtype, watched.copies)
+            if wider is None or len(wider) != len(tensors):
+                return False
+            found = extremes(wider)
+            if all(is_finite(one) for one in found):
+                break
+        else:
+            return False
+        largest = [max(abs(low), abs(high)) for low, high in found]
+        floats = [(tensor, size) for tensor, size in zip(tensors, largest, strict=True) if tensor.is_floating_point()]
+        if any(size / self._scale > torch.finfo(tensor.dtype).max for tensor, size in floats):
+            return False
+        scaled = max(size for _, size in floats)
+        self._scaled_overflow = True
+        self._add_benign("GradScaler", call, self._scale, scaled, scaled / self._scale)
+        return True
+
+    def _kind(
+        self,
+        watched: Watched,
+        call: Call,
+        tensors: list[torch.Tensor],
+        named: list[tuple[str, torch.Tensor]],
+        inputs: Sequence[Extremes],
+    ) -> Verdict:
+        finite = all(is_finite(one) for one in inputs)
+        if finite and call.name in _CONVERSIONS:
+            return Verdict("overflow in a cast", call.name, named[-1][0] if call.name == "aten::copy_" else named[0][0])
+        earlier = self.earlier_cast(watched, call) if finite else None
+        if earlier is not None:
+            return earlier
+        dtypes = {tensor.dtype for _, tensor in named} | {tensor.dtype for tensor in tensors}
+        dtypes |= {info.dtype for info in call.ran_with}
+        if dtypes.isdisjoint(_JUDGE_LOWER):
+            return Verdict("mathematics", call.name)
+        wider = call_again(watched.op, watched.args, torch.float32, watched.copies)
+        if wider is not None and not all(is_finite(one) for one in extremes(wider)):
+            return Verdict("mathematics", call.name)
+        return Verdict("overflow in the op", call.name)
+
+    def earlier_cast(self, watched: Watched, call: Call) -> Verdict | None:
+        """Looks for an infinite value that is in the cast arguments but not in the program's arguments."""
+        if watched.cast_args is None or len(watched.cast_args) != len(watched.args):
+            return None
+        before = dict(tensor_arguments(watched.op, watched.args))
+        for name, tensor in tensor_arguments(watched.op, watched.cast_args):
+            if tensor.dtype not in _JUDGE_LOWER or name not in before:
+                continue
+            passed, cast = extremes([before[name], tensor])
+            if is_finite(passed) and not is_finite(cast) and not _is_lowest(passed[0], before[name].dtype):
+                return Verdict("overflow in a cast", call.name, name)
+        return None
+
+    def ended_in_integers(self, call: Call) -> None:
+        """Records a call whose infinite results were only converted to integers."""
+        self._add_benign("integers", call)
+
+    def _add_benign(
+        self,
+        kind: BenignKind,
+        call: Call,
+        scale: float | None = None,
+        scaled: float | None = None,
+        unscaled: float | None = None,
+    ) -> None:
+        key = (kind, call.name, call.module, call.line)
+        with self._lock:
+            known = self._benign.get(key)
+            if known is not None:
+                self._benign[key] = replace(known, count=known.count + 1, scale=scale, scaled=scaled, unscaled=unscaled)
+            elif len(self._benign) < _MOST_BENIGN:
+                self._benign[key] = BenignNonfinite(
+                    kind, call.name, call.module, call.phase, call.line, 1, scale, scaled, unscaled
+                )
+
+
+def _out_arguments(watched: Watched) -> list[Any]:
+    return [
+        value for argument, value in zip(watched.op._schema.arguments, watched.args, strict=True) if argument.is_out
+    ]
+
+
+def _is_lowest(value: float, dtype: torch.dtype) -> bool:
+    """Whether a value is the lowest of its dtype, or close to it for a dtype with a wide range."""
+    if not dtype.is_floating_point:
+        return False
+    lowest = torch.finfo(dtype).min
+    return value == lowest if dtype is torch.float16 else value <= lowest / 2
+
+
+def _count_infinite(tensors: Sequence[torch.Tensor]) -> int:
+    with unnoticed():
+        return sum(int(torch.isinf(tensor).sum()) for tensor in tensors if tensor.is_floating_point())
+
+
+_FINDER_LOWER = (torch.float16, torch.bfloat16)
+
+_MOST_PROVISIONAL = 20
+
+
+class NonfiniteFinder(Tracer):
+    """Looks for the first call with finite inputs and a non-finite output.
+
+    Args:
+        modules: Tracks which module runs.
+        found: Called with the origin, in the thread of the call; later with None, if the origin proves benign. An error
+            that it raises propagates to the call's caller.
+        is_allowed: Whether a call may make non-finite values.
+    """
+
+    def __init__(
+        self,
+        modules: RunningModules,
+        found: Callable[[NonfiniteOrigin | None], None],
+        is_allowed: Callable[[Call], bool],
+    ) -> None:
+        super().__init__(modules, self._remember_call)
+        self._found = found
+        self._is_allowed = is_allowed
+        self._watching = threading.local()
+        self._lock = threading.Lock()
+        self._judge = NonfiniteJudge()
+        # Origins of infinite values, which are benign if the program only converts the values to integers.
+        self._provisional: list[tuple[NonfiniteOrigin, Spread]] = []
+        self.done = False
+        self.checked = 0
+        self.forward_ops: dict[tuple[str, str], dict[str, None]] = {}
+
+    @property
+    def benign(self) -> list[BenignNonfinite]:
+        """The benign non-finite values, by place."""
+        return self._judge.benign
+
+    def _remember_call(self, call: Call, tensors: list[torch.Tensor]) -> None:
+        self._watching.call = call, tensors
+
+    def _watched(self) -> list[Watched]:
+        watched: list[Watched] | None = getattr(self._watching, "calls", None)
+        if watched is None:
+            watched = self._watching.calls = []
+        return watched
+
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
+        """Called before a call."""
+        if self.done:
+            return None
+        if is_of_a_transform(args):  # cannot be read; the calls on the tensors inside follow
+            return THROUGH
+        token = super().begin(op, args)
+        if token is None:
+            return None
+        try:
+            self._watch(Watched(token, op, args))
+        except BaseException:  # no memory for a copy: the dispatcher does not make the call
+            self.failed(token)
+            raise
+        return token
+
+    def _watch(self, watched: Watched) -> None:
+        token, op, args, calls = watched.token, watched.op, watched.args, self._watched()
+        if _is_part(token) and calls and overload_name(op) == overload_name(calls[-1].op):
+            calls[-1].cast_args = args
+        calls.append(watched)
+        if op._schema.is_mutable:
+            self._look_before(watched)
+        name = overload_name(op)
+        if name == "aten::mul.Tensor" and len(calls) == 1 and _called_by_grad_scaler(sys._getframe()):
+            watched.scales = True
+            self._judge.set_scale(extremes([args[1]])[0][1])
+        elif name == "aten::_amp_update_scale_":
+            self._judge.set_scale(None)
+
+    def _look_before(self, watched: Watched) -> None:
+        arguments = watched.op._schema.arguments
+        written = [
+            value
+            for argument, value in zip(arguments, watched.args, strict=True)
+            if argument.alias_info is not None and argument.alias_info.is_write and not argument.is_out
+        ]
+        tensors = tensors_in(written)
+        watched.before = {id(tensor): found for tensor, found in zip(tensors, extremes(tensors), strict=True)}
+        with unnoticed():
+            # Copying a tensor without data fails or (for fake tensors) crashes, and no verdict needs it.
+            copied = [tensor for tensor in tensors if tensor.dtype in _FINDER_LOWER and can_be_read(tensor)]
+            watched.copies = {id(tensor): tensor.clone() for tensor in copied}
+
+    def end(self, token: Any, results: list[Any]) -> None:
+        """Called after a call."""
+        if token is THROUGH:
+            return
+        super().end(token, results)
+        watched = self._pop_watched(token)
+        if self.done or watched is None:
+            return
+        calls = self._watched()
+        parent = calls[-1] if calls else None
+        if parent is not None:
+            parent.has_inner = True
+        if _is_part(token):
+            if parent is not None:
+                parent.inner_nonfinite |= watched.inner_nonfinite
+                if parent.verdict is None and watched.verdict is not None:
+                    parent.verdict = _about_cast(watched, parent)
+            return
+        call, tensors = self._watching.call
+        self._watching.call = None  # drops references to tensors
+        if parent is None and call.phase != "backward":
+            self.forward_ops.setdefault((call.module, call.line), {})[call.name] = None
+        self._check(watched, call, tensors, results, parent)
+
+    def failed(self, token: Any) -> None:
+        """Called when a call raises."""
+        super().failed(token)
+        self._watching.call = None
+        self._pop_watched(token)
+
+    def _pop_watched(self, token: Any) -> Watched | None:
+        calls = self._watched()
+        if not any(watched.token is token for watched in calls):
+            return None
+        while True:
+            watched = calls.pop()
+            if watched.token is token:
+                return watched
+
+    def _check(
+        self, watched: Watched, call: Call, tensors: list[torch.Tensor], results: list[Any], parent: Watched | None
+    ) -> None:
+        if call.composite and watched.has_inner and not watched.inner_nonfinite:
+            return
+        if not watched.has_inner and _only_views(watched.op):
+            return
+        written = UNINITIALIZED.get(call.name, ())
+        self.checked += 1
+        outputs = extremes([tensor for i, tensor in enumerate(tensors) if i not in written])
+        if all(is_finite(one) for one in outputs):
+            if self._provisional and call.op == "aten::_to_copy" and not tensors[0].is_floating_point():
+                for _, spread in self._provisional:
+                    spread.end(watched.args[0])
+            return
+        if parent is not None:
+            parent.inner_nonfinite = True
+        verdict = watched.verdict
+        if verdict is None and watched.inner_nonfinite and call.composite:
+            verdict = self._judge.earlier_cast(watched, call)  # the ops inside have been judged
+        elif verdict is None:
+            verdict = self._judge.judge(watched, call, tensors, outputs)
+        if verdict is None:
+            for _, spread in self._provisional if not call.composite else ():
+                spread.pass_on([tensor for _, tensor in tensor_arguments(watched.op, watched.args)], tensors)
+            return
+        if self._is_allowed(call):
+            self._judge.allow(call)
+        elif parent is not None:
+            parent.verdict = parent.verdict or verdict
+        else:
+            self._report(watched, call, tensors, verdict)
+
+    def _report(self, watched: Watched, call: Call, tensors: list[torch.Tensor], verdict: Verdict) -> None:
+        node = torch._C._current_autograd_node() if call.phase == "backward" else None  # type: ignore[attr-defined]
+        origin = NonfiniteOrigin(
+            op=call.op,
+            inner=verdict.inner,
+            module=call.module,
+            phase=call.phase,
+            line=call.line,
+            kind=verdict.kind,
+            inputs=tuple(
+                TensorRange.of(name, watched.copies.get(id(tensor), tensor), watched.before.get(id(tensor)))
+                for name, tensor in tensor_arguments(watched.op, watched.args)
+            ),
+            outputs=tuple(TensorRange.of(str(i), tensor) for i, tensor in enumerate(tensors)),
+            argument=verdict.argument,
+            node="" if node is None else node.name(),
+            call=call,
+        )
+        with self._lock:
+            if self.done:
+                return
+            self._drop_ended()
+            first = not self._provisional
+            if verdict.kind == "mathematics" and not any(one.nans for one in origin.outputs):
+                self._provisional.append((origin, Spread(tensors)))
+            else:
+                self.done = True
+            self.done |= len(self._provisional) > _MOST_PROVISIONAL
+        if first:
+            self._found(origin)
+
+    def _drop_ended(self) -> None:
+        """Drops the origins whose infinite values were only converted to integers."""
+        before = list(self._provisional)
+        self._provisional = [pair for pair in before if not pair[1].ended_well]
+        for origin, spread in before:
+            if spread.ended_well:
+                self._judge.ended_in_integers(origin.call)
+        if before and before[0] not in self._provisional:
+            self._found(self._provisional[0][0] if self._provisional else None)
+
+    def finish(self) -> None:
+        """Called after the block."""
+        with self._lock:
+            if not self.done:
+                self._drop_ended()
+
+
+def _is_part(token: Any) -> bool:
+    """Whether a call is part of the enclosing call: the op with cast arguments, or a conversion for it."""
+    return hasattr(token, "outer")
+
+
+def _about_cast(watched: Watched, parent: Watched) -> Verdict | None:
+    """The verdict on a part of a call. For a cast, it names the argument."""
+    verdict = watched.verdict
+    if verdict is None or overload_name(watched.op) == overload_name(parent.op):
+        return verdict
+    named = tensor_arguments(parent.op, parent.args)
+    argument = next((name for name, tensor in named if tensor is watched.args[0]), verdict.argument)
+    return Verdict(verdict.kind, verdict.inner, argument)
+
+
+def _called_by_grad_scaler(frame: Any) -> bool:
+    while frame is not None and is_ours(frame):  # one observer may call another
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == grad_scaler.__file__
+
+
+def _only_views(op: torch._ops.OpOverload) -> bool:
+    returns = op._schema.returns
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)

@@ -1,0 +1,571 @@
+"""`autocast_plan`: what autocast does with a call of an op: the policy, the casts, and the overload that runs.
+
+The op table, `op_policies.def`, is data that the whole package shares. Everything else is implemented here
+independently from the definition of autocast, so that checks can compare it with what runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_promote.policy.op_table import CastPolicy, Row, op_table
+from torch_promote.reference.dtypes import dtype_name, is_floating
+from torch_promote.reference.ops.call import Argument, Call
+from torch_promote.reference.ops.infer import is_registered
+
+__all__ = [
+    "TURNS",
+    "AutocastPlan",
+    "AutocastState",
+    "Candidate",
+    "Cast",
+    "DeviceAutocast",
+    "Override",
+    "Overrides",
+    "autocast_plan",
+    "candidates",
+    "devices_of",
+    "has_policy",
+    "replace_tensors",
+    "tensors_in",
+    "written_tensors",
+]
+
+
+#: The device types with policies, in the order in which they cast, each with the devices whose tensors it casts.
+TURNS = {"cuda": ("cuda", "xla"), "cpu": ("cpu",)}
+
+#: A policy for every device type, or a mapping of device types to policies.
+Override = CastPolicy | torch.dtype | Mapping[str, CastPolicy | torch.dtype]
+#: Replaces the table's policies: maps full names of overloads, such as `aten::mm` or `mylib::op`, to overrides.
+Overrides = Mapping[str, Override]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAutocast:
+    """The autocast state of one device type.
+
+    Attributes:
+        enabled: Whether autocast is on.
+        dtype: The autocast dtype.
+
+    Example:
+        >>> DeviceAutocast(enabled=True, dtype=torch.bfloat16).dtype
+        torch.bfloat16
+
+    Source: aten/src/ATen/autocast_mode.cpp, is_autocast_enabled (v2.13); aten/src/ATen/autocast_mode.cpp,
+    get_autocast_dtype (v2.13).
+    """
+
+    enabled: bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class AutocastState:
+    """The autocast state during a call. It does not include grad mode, which does not affect casts.
+
+    Attributes:
+        devices: The state of each device type. Autocast is off for the others.
+        cache_enabled: Whether casts of weights are cached.
+        overrides: Policies by the overload's full name, such as `aten::mm`: for every device type, or by device type.
+            For other ops, the table's policies apply.
+        inference_mode: Whether inference mode is on, in which no cast is cached or reused.
+        keeps_more: Whether `my_autocast` also keeps casts that PyTorch repeats at each use: of half-precision weights,
+            frozen parameters, views of weights, and in inference mode. This assumes that no other tensor shares their
+            data.
+        cached: The valid casts in the cache: weights, and the dtypes that they were cast to.
+
+    Example:
+        >>> AutocastState.region("cpu").devices["cpu"]
+        DeviceAutocast(enabled=True, dtype=torch.bfloat16)
+
+    Source: aten/src/ATen/autocast_mode.cpp, is_autocast_cache_enabled (v2.13); aten/src/ATen/autocast_mode.cpp,
+    get_cached_casts (v2.13).
+    """
+
+    devices: Mapping[str, DeviceAutocast]
+    cache_enabled: bool = True
+    overrides: Overrides = field(default_factory=lambda: MappingProxyType({}))
+    inference_mode: bool = False
+    keeps_more: bool = False
+    cached: tuple[tuple[torch.Tensor, torch.dtype], ...] = field(default=(), compare=False)
+
+    @classmethod
+    def region(
+        cls,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        *,
+        cache_enabled: bool = True,
+        overrides: Overrides | None = None,
+    ) -> AutocastState:
+        """Returns the state inside a region of one device type.
+
+        Args:
+            device_type: "cpu" or "cuda".
+            dtype: The autocast dtype. None: PyTorch's default, bfloat16 on the CPU and float16 on CUDA.
+            cache_enabled: Whether casts of weights are cached.
+            overrides: Policies by the overload's full name: for every device type, or by device type.
+
+        Example:
+            >>> AutocastState.region("cuda", cache_enabled=False).devices
+            {'cuda': DeviceAutocast(enabled=True, dtype=torch.float16)}
+
+        Source: torch/amp/autocast_mode.py, autocast::__init__ (v2.13).
+        """
+        chosen = dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16)
+        return cls({device_type: DeviceAutocast(True, chosen)}, cache_enabled, MappingProxyType(dict(overrides or {})))
+
+    @classmethod
+    def current(cls, overrides: Overrides | None = None) -> AutocastState:
+        """Returns PyTorch's state in this thread, with an empty cache.
+
+        Args:
+            overrides: Policies by the overload's full name. PyTorch's own state has no overrides.
+
+        Example:
+            >>> with torch.autocast("cpu"):
+            ...     AutocastState.current().devices["cpu"]
+            DeviceAutocast(enabled=True, dtype=torch.bfloat16)
+
+        Source: aten/src/ATen/autocast_mode.cpp, is_autocast_enabled (v2.13).
+        """
+        devices = {
+            device: DeviceAutocast(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in TURNS
+        }
+        chosen = MappingProxyType(dict(overrides or {}))
+        return cls(devices, torch.is_autocast_cache_enabled(), chosen, torch.is_inference_mode_enabled())
+
+    def override(self, name: str, device_type: str) -> CastPolicy | torch.dtype | None:
+        """Returns the override for an op on a device type, or None.
+
+        Args:
+            name: The overload's full name.
+            device_type: "cpu" or "cuda".
+
+        Example:
+            >>> state = AutocastState.region("cpu", overrides={"aten::mm": {"cpu": CastPolicy.fp32}})
+            >>> state.override("aten::mm", "cpu"), state.override("aten::mm", "cuda")
+            (<CastPolicy.fp32: 'fp32'>, None)
+        """
+        found = self.overrides.get(name)
+        return found.get(device_type) if isinstance(found, Mapping) else found
+
+
+# --- The tensors of a call, by path: `mat2`, `tensors[1]`, `inputs[key]`, `pairs[0][1]`
+
+
+class Candidate(NamedTuple):
+    """A tensor that autocast may cast.
+
+    Attributes:
+        path: Its path.
+        tensor: The tensor.
+        asked: Whether `promote` considers its dtype.
+
+    Example:
+        >>> Candidate("mat2", torch.ones(1), asked=True).path
+        'mat2'
+    """
+
+    path: str
+    tensor: torch.Tensor
+    asked: bool
+
+
+def candidates(call: Call, *, in_table: bool) -> Iterator[Candidate]:
+    """Yields the tensors of a call that may be cast, in schema order, without the arguments that the op writes to.
+
+    Args:
+        call: The call.
+        in_table: Whether the op has a row in the op table. Its candidates are then tensors, optional tensors and lists
+            of tensors; as in PyTorch, lists of optional tensors such as index_put's indices are not. For any other op,
+            every tensor in any argument is a candidate.
+
+    Example:
+        >>> call = Call.of(torch.ops.aten.mm.out, [torch.ones(1, 1)] * 2, {"out": torch.ones(1, 1)}, torch.float32)
+        >>> [candidate.path for candidate in candidates(call, in_table=False)]
+        ['self', 'mat2']
+
+    Source: aten/src/ATen/autocast_mode.h, cached_cast (v2.13).
+    """
+    for argument in call.signature.arguments:
+        if argument.written or (in_table and not (argument.is_tensor or argument.type == "List[Tensor]")):
+            continue
+        asked = _is_asked(argument)
+        for path, tensor in tensors_in(argument.name, call[argument.name]):
+            yield Candidate(path, tensor, asked)
+
+
+def _is_asked(argument: Argument) -> bool:
+    """`promote` casts optional tensors without considering their dtypes."""
+    return not argument.type.startswith(("Optional[", "List[Optional["))
+
+
+def written_tensors(call: Call) -> Iterator[torch.Tensor]:
+    """Yields the tensors that the op writes to, in schema order.
+
+    Example:
+        >>> x, out = torch.ones(1, 1), torch.zeros(1, 1)
+        >>> call = Call.of(torch.ops.aten.mm.out, (x, x), {"out": out}, torch.float32)
+        >>> [tensor is out for tensor in written_tensors(call)]
+        [True]
+    """
+    for argument in call.signature.arguments:
+        if argument.written:
+            yield from (tensor for _, tensor in tensors_in(argument.name, call[argument.name]))
+
+
+def tensors_in(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors in a value with their paths: the value itself, or tensors in lists, tuples and dicts.
+
+    Example:
+        >>> [path for path, _ in tensors_in("x", (torch.ones(1), [None, {"k": torch.ones(1)}]))]
+        ['x[0]', 'x[1][1][k]']
+    """
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors_in(f"{path}[{key}]", item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from tensors_in(f"{path}[{index}]", item)
+
+
+def replace_tensors(path: str, value: Any, chosen: Mapping[str, Any]) -> Any:
+    """Returns a value with the tensors at some paths replaced.
+
+    Args:
+        path: The value's own path, such as an argument's name.
+        value: A tensor, a container, or anything else.
+        chosen: The replacement for each path.
+
+    Example:
+        >>> replace_tensors("x", [torch.ones(1), {"k": 2}], {"x[0]": 1, "y": 3})
+        [1, {'k': 2}]
+    """
+    if path in chosen:
+        return chosen[path]
+    if isinstance(value, Mapping):
+        return {key: replace_tensors(f"{path}[{key}]", item, chosen) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [replace_tensors(f"{path}[{index}]", item, chosen) for index, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
+
+
+def devices_of(call: Call) -> set[str]:
+    """Returns the device types that take part in dispatch. A Python number passed for a tensor is on the CPU.
+
+    MKLDNN tensors do not take part: their dispatch keys include no backend, and backends determine the Autocast keys.
+
+    Example:
+        >>> call = Call.of(torch.ops.aten.add.Tensor, (torch.ones(1, device="meta"), 2), {}, torch.float32)
+        >>> sorted(devices_of(call))
+        ['cpu', 'meta']
+
+    Source: c10/core/DispatchKeySet.h, getAutocastRelatedKeySetFromBackend (v2.13).
+    """
+    found = set()
+    for argument in call.signature.arguments:
+        value = call[argument.name]
+        if argument.is_tensor and value is not None and not isinstance(value, torch.Tensor):
+            found.add("cpu")
+        found |= {tensor.device.type for _, tensor in tensors_in(argument.name, value) if not tensor.is_mkldnn}
+    return found
+
+
+# --- The plan of a call
+
+
+#: The dispatch keys that PyTorch registers its autocast kernels on.
+_STOCK_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """One cast of an argument.
+
+    Attributes:
+        argument: The argument's name, with an index or key for a tensor inside it: `mat2`, `tensors[1]`.
+        from_: Its dtype.
+        to: The dtype that it is cast to.
+        cacheable: Whether the cache keeps the cast: for a float32 leaf that requires grad and is not a view.
+        served: Whether the cache already has the cast: from an earlier call, or from an earlier argument of this call
+            that is the same weight.
+
+    Example:
+        >>> str(Cast("mat2", torch.float32, torch.bfloat16, cacheable=True, served=True))
+        'mat2: float32 -> bfloat16, from the cache'
+    """
+
+    argument: str
+    from_: torch.dtype
+    to: torch.dtype
+    cacheable: bool
+    served: bool = False
+
+    def __str__(self) -> str:
+        cached = ", from the cache" if self.served else ", cached" if self.cacheable else ""
+        return f"{self.argument}: {dtype_name(self.from_)} -> {dtype_name(self.to)}{cached}"
+
+
+@dataclass(frozen=True, slots=True)
+class AutocastPlan:
+    """What autocast does with a call.
+
+    Attributes:
+        policy: The policy that applies. A dtype means "run in this dtype"; None: no policy applies.
+        device: The device type of the policy. None: no policy applies.
+        casts: The casts, in the order of the arguments.
+        runs: The overload that runs, such as `aten::mm`.
+        dtype_arguments: Keyword arguments that autocast adds or changes, by name.
+        error: Why autocast refuses the call, or None.
+        then: The plan of the other device type, for a call with tensors of both. It is carried out second.
+        left_to_stock: Whether a stock autocast kernel handles the op: one of a newer PyTorch or a library, on a device
+            type for which the table has no policy and no override exists. The plan does not know what that kernel
+            does, so the rest of it is empty.
+
+    Example:
+        >>> softmax = torch.ops.aten.softmax.int
+        >>> plan = autocast_plan(softmax, (torch.ones(2), 0), {}, AutocastState.region("cpu"))
+        >>> plan.policy, plan.casts, plan.runs
+        (None, (), 'aten::softmax.int')
+    """
+
+    policy: CastPolicy | torch.dtype | None
+    device: str | None
+    casts: tuple[Cast, ...]
+    runs: str
+    dtype_arguments: Mapping[str, torch.dtype] = field(default_factory=lambda: MappingProxyType({}))
+    error: str | None = None
+    then: AutocastPlan | None = None
+    left_to_stock: bool = False
+
+    def all_casts(self) -> tuple[Cast, ...]:
+        """The casts of this plan and of the one that follows it.
+
+        Example:
+            >>> plan = autocast_plan(torch.ops.aten.mm.default, [torch.ones(1, 1)] * 2, {}, AutocastState.region("cpu"))
+            >>> [cast.argument for cast in plan.all_casts()]
+            ['self', 'mat2']
+        """
+        return self.casts if self.then is None else self.casts + self.then.all_casts()
+
+
+def autocast_plan(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None, state: AutocastState
+) -> AutocastPlan:
+    """Returns what autocast does with a call of an op.
+
+    Args:
+        op: An overload, such as `torch.ops.aten.mm.default`.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        state: The autocast state during the call.
+
+    Returns:
+        The plan. Without a policy, it has no casts. Whether a policy is legal for an op is not checked.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2, 2))
+        >>> plan = autocast_plan(torch.ops.aten.mm.default, (torch.ones(2, 2), weight), {}, AutocastState.region("cpu"))
+        >>> plan.policy.value, [str(cast) for cast in plan.casts]
+        ('lower_precision_fp', ['self: float32 -> bfloat16', 'mat2: float32 -> bfloat16, cached'])
+        >>> state = replace(AutocastState.region("cpu"), cached=((weight, torch.bfloat16),))
+        >>> print(autocast_plan(torch.ops.aten.mm.default, (torch.ones(2, 2), weight), {}, state).casts[1])
+        mat2: float32 -> bfloat16, from the cache
+
+    The target dtype of `promote`, overrides, and the policies that PyTorch does not have, are this package's.
+
+    Source: aten/src/ATen/autocast_mode.h, WrapFunction_ (v2.13).
+    """
+    call = Call.of(op, args, kwargs or {}, torch.get_default_dtype())
+    name = call.signature.name
+    present = devices_of(call)
+    for device in TURNS:
+        here = state.devices.get(device)
+        if here is None or not here.enabled or device not in present:
+            continue
+        policy = _policy(name, device, state)
+        if policy is CastPolicy.fallthrough:
+            if state.override(name, device) is None and _has_stock_kernel(name, device):
+                return AutocastPlan(None, None, (), name, left_to_stock=True)
+            continue
+        plan = _plan(call, name, device, policy, state)
+        if plan.error is not None or plan.runs != name:
+            return plan
+        off = {**state.devices, device: DeviceAutocast(False, here.dtype)}
+        then = autocast_plan(op, args, kwargs, replace(state, devices=off))
+        return plan if then.policy is None else replace(plan, then=then)
+    return AutocastPlan(None, None, (), name)
+
+
+def _plan(call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, state: AutocastState) -> AutocastPlan:
+    """The plan of one device type."""
+    first = next(iter(call.values()), None)
+    first_eligible = isinstance(first, torch.Tensor) and _eligible(first, device)
+    if policy is CastPolicy.banned:
+        return AutocastPlan(policy, device, (), name, error=f"{name} is banned under autocast on {device}.")
+    if policy is CastPolicy.fp32_set_opt_dtype:
+        absent = [a.name for a in call.signature.arguments if a.type == "Optional[ScalarType]" and call[a.name] is None]
+        chosen = dict.fromkeys(absent if first_eligible else (), torch.float32)
+        return AutocastPlan(policy, device, (), name, MappingProxyType(chosen))
+    if policy is CastPolicy.fp32_append_dtype and isinstance(first, torch.Tensor):
+        dtype = torch.float32 if first_eligible else first.dtype
+        return AutocastPlan(policy, device, (), _with_dtype(name), MappingProxyType({"dtype": dtype}))
+    to = _target(call, device, policy, state.devices[device].dtype)
+    with_doubles = policy is CastPolicy.match_self
+    casts = () if to is None else tuple(_casts(call, device, to, state, with_doubles))
+    return AutocastPlan(policy, device, casts, name)
+
+
+def _casts(call: Call, device: str, to: torch.dtype, state: AutocastState, with_doubles: bool) -> Iterator[Cast]:
+    """The casts of one device type's tensors. If two arguments are the same weight, the cache serves the second."""
+    cached = [weight for weight, dtype in state.cached if dtype is to]
+    for path, tensor, _ in candidates(call, in_table=call.signature.name in _rows()):
+        if tensor.dtype is to or not _eligible(tensor, device, with_doubles):
+            continue
+        cacheable = state.cache_enabled and (
+            (not state.inference_mode and _is_weight(tensor))
+            or (state.keeps_more and _gives_own_results(call.signature.name) and _is_known_weight(tensor))
+        )
+        yield Cast(path, tensor.dtype, to, cacheable, cacheable and any(_is_same(weight, tensor) for weight in cached))
+        cached.append(tensor)
+
+
+def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: torch.dtype) -> torch.dtype | None:
+    """The dtype that eligible arguments are cast to. None: the policy casts none."""
+    if isinstance(policy, torch.dtype):
+        return policy
+    if policy is CastPolicy.lower_precision_fp:
+        return lower
+    if policy is CastPolicy.fp32:
+        return torch.float32
+    if policy is CastPolicy.promote:
+        return _join(call, device)
+    if policy is CastPolicy.match_self:
+        written = next(written_tensors(call), None)
+        return written.dtype if written is not None and _eligible(written, device, with_doubles=True) else None
+    return None
+
+
+def _join(call: Call, device: str) -> torch.dtype | None:
+    """The tensors' dtype, or float32 if they differ. Optional tensors are not considered."""
+    found = candidates(call, in_table=call.signature.name in _rows())
+    dtypes = {tensor.dtype for _, tensor, asked in found if asked and _eligible(tensor, device)}
+    return None if not dtypes else dtypes.pop() if len(dtypes) == 1 else torch.float32
+
+
+def _eligible(tensor: torch.Tensor, device: str, with_doubles: bool = False) -> bool:
+    """Floating, not double by default, on the device. Source: aten/src/ATen/autocast_mode.h, is_eligible (v2.13)."""
+    double = tensor.dtype is torch.float64
+    return is_floating(tensor.dtype) and (with_doubles or not double) and tensor.device.type in TURNS[device]
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """Whether stock's cache mode keeps casts of a tensor.
+
+    Not modelled: PyTorch does not cache casts of tensors that belong to a CUDA graph. PyTorch checks whether inference
+    mode is on; this package also excludes tensors created in inference mode, which have no version counter.
+
+    Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13).
+    """
+    return (
+        tensor.dtype is torch.float32
+        and tensor.requires_grad
+        and tensor.is_leaf
+        and not tensor._is_view()
+        and not tensor.is_inference()
+    )
+
+
+def _is_same(weight: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether two tensors are the same object, or views of the same part of one base."""
+    if weight is tensor:
+        return True
+    views = weight._is_view() and tensor._is_view() and weight._base is tensor._base
+    return views and (weight.storage_offset(), weight.shape, weight.stride()) == (
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+    )
+
+
+def _is_known_weight(tensor: torch.Tensor) -> bool:
+    """Whether the cache modes beyond stock's keep casts of a tensor: of plain weights and views of them."""
+    owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+    plain = (
+        type(tensor).__name__ in ("Tensor", _PARAMETER)
+        and tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+    )
+    weight = owner.is_leaf and (owner.requires_grad or any(kind.__name__ == _PARAMETER for kind in type(owner).__mro__))
+    return plain and weight and not tensor.is_inference()
+
+
+_PARAMETER = "Parameter"
+
+
+def _gives_own_results(name: str) -> bool:
+    """Whether the op never returns one of its arguments, or a view of one, to which the caller could write."""
+    return name in _rows() and name not in ("aten::einsum", "aten::chain_matmul", "aten::view_as_complex")
+
+
+@functools.cache
+def _rows() -> Mapping[str, Row]:
+    return {row.name: row for row in op_table()}
+
+
+_in_aten = functools.cache(is_registered)
+
+
+def _has_stock_kernel(name: str, device: str) -> bool:
+    """Whether stock autocast has a kernel for an op. Libraries may register kernels at any time."""
+    return (_in_aten if name.startswith("aten::") else is_registered)(name, _STOCK_KEYS[device])
+
+
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
+def _policy_of_row(name: str, device: str) -> CastPolicy:
+    """The table's policy, if the running PyTorch registers the op for the device type."""
+    row = _rows().get(name)
+    if row is None or not _has_stock_kernel(name, device):
+        return CastPolicy.fallthrough
+    return row.policy(device)
+
+
+def _policy(name: str, device: str, state: AutocastState) -> CastPolicy | torch.dtype:
+    return state.override(name, device) or _policy_of_row(name, device)
+
+
+def has_policy(name: str, device: str, state: AutocastState) -> bool:
+    """Whether autocast has a policy for an op on a device type, or a kernel of PyTorch's or a library's.
+
+    Args:
+        name: The overload's full name.
+        device: "cpu" or "cuda".
+        state: The autocast state.
+
+    Example:
+        >>> state = AutocastState.region("cpu")
+        >>> has_policy("aten::mm", "cpu", state), has_policy("aten::relu", "cpu", state)
+        (True, False)
+
+    Source: aten/src/ATen/autocast_mode.cpp, TORCH_LIBRARY_IMPL (v2.13).
+    """
+    return _policy(name, device, state) is not CastPolicy.fallthrough or _has_stock_kernel(name, device)
+
+
+def _with_dtype(name: str) -> str:
+    """The overload that fp32_append_dtype calls instead."""
+    row = _rows()[name]
+    return f"aten::{row.op}.{row.redispatch_overload}"

@@ -1,1 +1,0 @@
-"""TensorIterator: the dtype, shape and strides of an elementwise op's result."""

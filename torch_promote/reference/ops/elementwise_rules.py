@@ -1,0 +1,362 @@
+"""The rules for elementwise ops, by their names in the `.rules` files. Each is a configuration of TensorIterator.
+
+A rule is a function of the call, the names of its operands (default: all tensors) and `out`, the tensor that an out= op
+writes to. It returns dtype, shape and strides.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from torch_promote.reference.dtypes import is_complex, is_floating, is_integral, to_complex, to_real
+from torch_promote.reference.ops.call import Call, TensorLike, described, strides_of
+from torch_promote.reference.promotion import Operand, result_type
+from torch_promote.reference.strides import Sizes, contiguous_strides, temporary_strides
+from torch_promote.reference.tensor_iterator import PRESETS, ElementwiseResult, infer_elementwise, infer_where
+
+__all__ = ["ELEMENTWISE_RULES", "ElementwiseRule"]
+
+#: Returns the result of an elementwise op.
+ElementwiseRule = Callable[..., ElementwiseResult]
+
+#: The rules by name.
+ELEMENTWISE_RULES: dict[str, ElementwiseRule] = {}
+
+_Rule = TypeVar("_Rule", bound=ElementwiseRule)
+
+
+def _rule(function: _Rule) -> _Rule:
+    """Adds a function to the rules, under its name."""
+    ELEMENTWISE_RULES[function.__name__] = function
+    return function
+
+
+def _with_preset(preset: str, call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """A TensorIterator with one of the `PRESETS`.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.eq.Tensor, [torch.ones(2, 1), torch.ones(3).double()])
+        Inference(rule='comparison', dtypes=(torch.bool,), shape=(2, 3), strides=(3, 1))
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::build (v2.13).
+    """
+    operands = tuple(call.operands(*names))
+    return infer_elementwise(*operands, preset=preset, out=out, default_dtype=call.default_dtype)
+
+
+for _preset in ("unary", "unary_float", "binary", "binary_float", "comparison", "ternary"):
+    ELEMENTWISE_RULES[_preset] = functools.partial(_with_preset, _preset)
+
+
+@_rule
+def threshold(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """Promotes like binary ops, but allows an output with overlaps.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> out = torch.ones(1).expand(3)
+        >>> infer(torch.ops.aten.threshold.out, [torch.ones(3), 0, 1], {"out": out}).strides
+        (0,)
+
+    Source: aten/src/ATen/native/Activation.cpp, TORCH_META_FUNC(threshold) (v2.13).
+    """
+    config = replace(PRESETS["binary"], check_mem_overlap=False)
+    return infer_elementwise(*call.operands(*names), preset=config, out=out, default_dtype=call.default_dtype)
+
+
+@_rule
+def product(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """The operands are multiplied one after another.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> half, mask = torch.ones(3).half(), torch.ones(3).bool()
+        >>> infer(torch.ops.aten.native_dropout_backward.default, [half, mask, 2.0]).dtypes
+        (torch.float16,)
+
+    Source: aten/src/ATen/native/Dropout.cpp, native_dropout_backward (v2.13).
+    """
+    first, *rest = call.operands(*names)
+    device = described(call.tensor()).device
+    for factor in rest:
+        result = infer_elementwise(first, factor, default_dtype=call.default_dtype)
+        first = Operand(result.dtype, result.shape, result.strides, device)
+    return result
+
+
+@_rule
+def quotient(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """With a rounding mode, integers stay integers.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> whole = torch.ones(3).int()
+        >>> infer(torch.ops.aten.div.Tensor_mode, [whole, whole], {"rounding_mode": "floor"}).dtypes
+        (torch.int32,)
+        >>> infer(torch.ops.aten.div.Tensor_mode, [whole, whole], {"rounding_mode": None}).dtypes
+        (torch.float32,)
+
+    Source: aten/src/ATen/native/BinaryOps.cpp, TORCH_META_FUNC2(div, Tensor_mode) (v2.13).
+    """
+    return _with_preset("binary_float" if call["rounding_mode"] is None else "binary", call, *names, out=out)
+
+
+@_rule
+def where(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """The condition affects the shape and strides, not the dtype.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.where.self, [torch.ones(2, 1).bool(), torch.ones(3).char(), torch.ones(3).char()])
+        Inference(rule='where', dtypes=(torch.int8,), shape=(2, 3), strides=(3, 1))
+
+    Source: aten/src/ATen/native/TensorCompare.cpp, where_self_out (v2.13).
+    """
+    result = infer_where(call["condition"], call["self"], call["other"], call.default_dtype)
+    if out is None:
+        return result
+    config = replace(PRESETS["nullary"], resize_outputs=True)
+    return infer_elementwise(*call.operands("condition", "self", "other"), preset=config, out=out)
+
+
+@_rule
+def complex_of(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """Two floating tensors of one dtype give a complex tensor.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.complex.default, [torch.ones(3), torch.ones(2, 1)])
+        Inference(rule='complex_of', dtypes=(torch.complex64,), shape=(2, 3), strides=(3, 1))
+
+    Source: aten/src/ATen/native/TensorFactories.cpp, complex (v2.13).
+    """
+    operands = tuple(call.operands(*names))
+    config = replace(PRESETS["unary"], static_dtype=to_complex(call.tensor().dtype), check_all_same_dtype=False)
+    return infer_elementwise(*operands, preset=config, out=out)
+
+
+@_rule
+def in_dtype_of(call: Call, name: str, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """The first name gives the result's dtype, the others are the operands.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.mish_backward.default, [torch.ones(3), torch.ones(3).half()]).dtypes
+        (torch.float16,)
+
+    Source: aten/src/ATen/native/Activation.cpp, mish_backward (v2.13).
+    """
+    config = replace(PRESETS["binary"], static_dtype=call.tensor(name).dtype)
+    return infer_elementwise(*call.operands(*names), preset=config, out=out)
+
+
+@_rule
+def modulus(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
+    """The modulus of complex numbers is real, and keeps the input's strides.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.abs.default, [torch.ones(3, 2).cfloat().t()])
+        Inference(rule='modulus', dtypes=(torch.float32,), shape=(2, 3), strides=(1, 2))
+
+    Source: aten/src/ATen/native/UnaryOps.cpp, abs (v2.13).
+    """
+    tensor = call.tensor()
+    if is_complex(tensor.dtype) and out is None:
+        shape = tuple(tensor.shape)
+        return ElementwiseResult(
+            to_real(tensor.dtype), shape, temporary_strides(shape, strides_of(tensor)), tensor.dtype
+        )
+    return _copied_parts("unary", call, out)
+
+
+@_rule
+def angle(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
+    """The angle of complex numbers is real and contiguous. Angles of integers are floating.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.angle.default, [torch.ones(3, 2).cfloat().t()])
+        Inference(rule='angle', dtypes=(torch.float32,), shape=(2, 3), strides=(3, 1))
+
+    Source: aten/src/ATen/native/UnaryOps.cpp, angle (v2.13).
+    """
+    return _copied_parts("unary_float", call, out)
+
+
+def _copied_parts(preset: str, call: Call, out: TensorLike | None) -> ElementwiseResult:
+    """For complex inputs, PyTorch computes complex results and copies their real parts.
+
+    Source: aten/src/ATen/native/UnaryOps.cpp, unary_op_impl_with_complex_to_float_out (v2.13).
+    """
+    tensor = call.tensor()
+    if not is_complex(tensor.dtype) or (out is not None and is_complex(out.dtype)):
+        return _with_preset(preset, call, out=out)
+    return _resized(to_real(tensor.dtype), tuple(tensor.shape), out, tensor.dtype)
+
+
+def _resized(dtype: torch.dtype, shape: Sizes, out: TensorLike | None, computed_in: torch.dtype) -> ElementwiseResult:
+    """A contiguous result. `out` keeps its strides if it already has the shape."""
+    if out is None:
+        return ElementwiseResult(dtype, shape, contiguous_strides(shape), computed_in)
+    strides = strides_of(out) if tuple(out.shape) == shape else contiguous_strides(shape)
+    return ElementwiseResult(out.dtype, shape, strides, computed_in)
+
+
+@_rule
+def with_numbers(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """The numbers affect the dtype, but are not operands of the iteration.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.pow.Tensor_Scalar, [torch.ones(2, 3).int().t(), 0.5])
+        Inference(rule='with_numbers(self, exponent)', dtypes=(torch.float32,), shape=(3, 2), strides=(1, 3))
+
+    Source: aten/src/ATen/native/Pow.cpp, TORCH_META_FUNC2(pow, Tensor_Scalar) (v2.13).
+    """
+    dtype = result_type(*call.operands(*names), default_dtype=call.default_dtype)
+    tensor = call.tensor()
+    strides = strides_of(tensor)
+    if tensor.dtype is not dtype:
+        strides = temporary_strides(tuple(tensor.shape), strides)
+    return infer_elementwise(described(tensor)._replace(dtype=dtype, strides=strides), preset="ternary", out=out)
+
+
+@_rule
+def power_of_number(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
+    """A number to the power of a tensor: the result is contiguous.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.pow.Scalar, [2.0, torch.ones(2, 3).int().t()])
+        Inference(rule='power_of_number', dtypes=(torch.float32,), shape=(3, 2), strides=(2, 1))
+
+    Source: aten/src/ATen/native/Pow.cpp, TORCH_META_FUNC2(pow, Scalar) (v2.13).
+    """
+    dtype = result_type(*call.operands("self", "exponent"), default_dtype=call.default_dtype)
+    return _resized(dtype, tuple(call.tensor().shape), out, dtype)
+
+
+@_rule
+def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
+    """A tensor times a power of two. There is a kernel for integer exponents of floating tensors; others are products.
+
+    The base 2 is a Python number for float32 and integer tensors, and otherwise a 0-dim tensor of the tensor's dtype.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.ldexp.Tensor, [torch.ones(3).half(), torch.ones(3).int()]).dtypes
+        (torch.float16,)
+        >>> infer(torch.ops.aten.ldexp.Tensor, [torch.ones(3).half(), torch.ones(3)]).dtypes
+        (torch.float32,)
+        >>> on_cuda = described(torch.ones(3))._replace(device="cuda")
+        >>> infer(torch.ops.aten.ldexp.Tensor, [on_cuda, on_cuda]).dtypes
+        (torch.float32,)
+
+    Source: aten/src/ATen/native/BinaryOps.cpp, ldexp (v2.13).
+    """
+    tensor, exponent = call.tensor("self"), call.tensor("other")
+    if is_floating(tensor.dtype) and is_integral(exponent.dtype, include_bool=True):
+        return into_like(call, "self", "self", "other", out=out)
+    if tensor.dtype is torch.float32 or is_integral(
+        tensor.dtype, include_bool=True
+    ):  # a number to the power of a tensor
+        power = _resized(
+            result_type(2.0, exponent, default_dtype=call.default_dtype), tuple(exponent.shape), None, tensor.dtype
+        )
+    else:
+        power = infer_elementwise(Operand(tensor.dtype), exponent, default_dtype=call.default_dtype)
+    factor = Operand(power.dtype, power.shape, power.strides, described(exponent).device)
+    return infer_elementwise(tensor, factor, out=out, default_dtype=call.default_dtype)
+
+
+@_rule
+def like(call: Call, name: str = "self", *, out: TensorLike | None = None) -> ElementwiseResult:
+    """The tensor's dtype and shape, and its strides if it is dense.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.hardtanh.default, [torch.ones(2, 3).t()]).strides
+        (1, 3)
+        >>> infer(torch.ops.aten.hardtanh.default, [torch.ones(6, 6)[::2, ::2]]).strides
+        (3, 1)
+
+    Source: aten/src/ATen/native/TensorFactories.cpp, empty_like (v2.13).
+    """
+    return _like(call.tensor(name), call.tensor(name).dtype, out)
+
+
+@_rule
+def like_float(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
+    """Like `like`, but the default dtype for integers.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.rad2deg.default, [torch.ones(2, 3).int().t()])
+        Inference(rule='like_float', dtypes=(torch.float32,), shape=(3, 2), strides=(1, 3))
+
+    Source: aten/src/ATen/native/UnaryOps.cpp, rad2deg (v2.13).
+    """
+    dtype = call.tensor().dtype
+    return _like(call.tensor(), call.default_dtype if is_integral(dtype, include_bool=True) else dtype, out)
+
+
+def _like(tensor: TensorLike, dtype: torch.dtype, out: TensorLike | None) -> ElementwiseResult:
+    shape = tuple(tensor.shape)
+    if out is not None and is_integral(dtype, include_bool=True):
+        return _resized(dtype, shape, out, dtype)
+    if out is not None:
+        return infer_elementwise(described(tensor)._replace(dtype=out.dtype), preset="unary", out=out)
+    return ElementwiseResult(dtype, shape, temporary_strides(shape, strides_of(tensor)), dtype)
+
+
+@_rule
+def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
+    """The result is written into an `empty_like` of the first named tensor.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> x = torch.ones(2, 3)
+        >>> infer(torch.ops.aten.log_sigmoid_backward.default, [torch.ones(3, 2).t(), x, x]).strides
+        (1, 2)
+
+    Source: aten/src/ATen/native/Activation.cpp, log_sigmoid_backward_cpu (v2.13).
+    """
+    tensor = call.tensor(name)
+    made = _like(tensor, tensor.dtype, None)
+    config = replace(PRESETS["unary"], check_all_same_dtype=False)
+    written = Operand(made.dtype, made.shape, made.strides, described(tensor).device) if out is None else out
+    return infer_elementwise(*call.operands(*names), preset=config, out=written)
+
+
+@_rule
+def is_infinite(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
+    """Integers are never infinite. For other dtypes, absolute values are compared with infinity, part by part.
+
+    Example:
+        >>> from torch_promote.reference import infer
+        >>> infer(torch.ops.aten.isinf.default, [torch.ones(2, 3).cfloat().t()])
+        Inference(rule='is_infinite', dtypes=(torch.bool,), shape=(3, 2), strides=(1, 3))
+
+    Source: aten/src/ATen/native/TensorCompare.cpp, isinf (v2.13).
+    """
+    tensor = described(call.tensor())
+    if is_integral(tensor.dtype, include_bool=True):
+        return _like(tensor, torch.bool, out)
+    if not is_complex(tensor.dtype):
+        return _equals_infinity(tensor, out)
+    strides = tuple(2 * stride for stride in strides_of(tensor))
+    # The result for the imaginary parts is combined with this one in place.
+    return _equals_infinity(tensor._replace(dtype=to_real(tensor.dtype), strides=strides), out)
+
+
+def _equals_infinity(tensor: Operand, out: TensorLike | None) -> ElementwiseResult:
+    absolute = infer_elementwise(tensor, preset="unary")
+    return infer_elementwise(tensor._replace(strides=absolute.strides), math.inf, preset="comparison", out=out)

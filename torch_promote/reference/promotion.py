@@ -1,0 +1,571 @@
+"""PyTorch's promotion: of two dtypes (`promote_types`), of operands (`result_type`), and legal casts (`can_cast`).
+
+Each operand of `result_type` has a state: tensor with dimensions, 0-dim tensor or Python number. The table promotes the
+dtypes within each state. A weaker state affects the result only if its dtype is of a higher kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, get_args
+
+import torch
+
+from torch_promote.errors import TorchPromoteError
+from torch_promote.policy.dtype_names import operand_of_name, parse_dtype
+from torch_promote.reference.dtypes import (
+    TYPECODES,
+    Family,
+    Kind,
+    default_complex,
+    dtype_name,
+    family,
+    is_complex,
+    is_floating,
+    is_integral,
+    kind,
+    to_complex,
+    to_real,
+)
+
+__all__ = [
+    "PROMOTION_TABLE",
+    "TABLE_DTYPES",
+    "Casting",
+    "Number",
+    "Operand",
+    "PromotionError",
+    "ResultTypeState",
+    "can_cast",
+    "combine_categories",
+    "no_common_dtype",
+    "number_dtype",
+    "promote_skip_undefined",
+    "promote_types",
+    "promotion_table",
+    "result_type",
+    "state_of",
+]
+
+
+#: The dtype that two dtypes promote to. Source: c10/core/ScalarType.cpp, _promoteTypesLookup (v2.13).
+PROMOTION_TABLE = """
+     b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+b1   b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+u1   u1 u1 i2 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+i1   i1 i2 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+i2   i2 i2 i2 i2 i4 i8 bf f2 f4 f8 c2 c4 c8
+i4   i4 i4 i4 i4 i4 i8 bf f2 f4 f8 c2 c4 c8
+i8   i8 i8 i8 i8 i8 i8 bf f2 f4 f8 c2 c4 c8
+bf   bf bf bf bf bf bf bf f4 f4 f8 c4 c4 c8
+f2   f2 f2 f2 f2 f2 f2 f4 f2 f4 f8 c2 c4 c8
+f4   f4 f4 f4 f4 f4 f4 f4 f4 f4 f8 c4 c4 c8
+f8   f8 f8 f8 f8 f8 f8 f8 f8 f8 f8 c8 c8 c8
+c2   c2 c2 c2 c2 c2 c2 c4 c2 c4 c8 c2 c4 c8
+c4   c4 c4 c4 c4 c4 c4 c4 c4 c4 c8 c4 c4 c8
+c8   c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8
+"""
+
+#: The row, and by symmetry the column, of torch.bcomplex32, whose real and imaginary parts are bfloat16.
+BCOMPLEX32_ROW = """
+     b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8 bc
+bc   bc bc bc bc bc bc bc c4 c4 c8 c4 c4 c8 bc
+"""
+
+#: The thirteen dtypes of `PROMOTION_TABLE`, in its order.
+TABLE_DTYPES: tuple[torch.dtype, ...] = tuple(TYPECODES[code] for code in PROMOTION_TABLE.split("\n")[1].split())
+
+
+class PromotionError(TorchPromoteError, TypeError):
+    """Operands without a common dtype in PyTorch, or a result that cannot be cast to the dtype of `out`.
+
+    Example:
+        >>> issubclass(PromotionError, TypeError)
+        True
+    """
+
+
+def promotion_table() -> dict[tuple[torch.dtype, torch.dtype], torch.dtype]:
+    """Returns the table as a mapping of ordered pairs, with bcomplex32 if the running PyTorch has it.
+
+    Returns:
+        Maps pairs of dtypes to the dtype that they promote to.
+
+    Raises:
+        ValueError: A row of the table has the wrong length.
+
+    Example:
+        >>> promotion_table()[torch.bfloat16, torch.float16]
+        torch.float32
+
+    Source: c10/core/ScalarType.cpp, _promoteTypesLookup (v2.13).
+    """
+    pairs: dict[tuple[torch.dtype, torch.dtype], torch.dtype] = {}
+    for text in (PROMOTION_TABLE, BCOMPLEX32_ROW):
+        header, *rows = (line.split() for line in text.strip().splitlines())
+        for row_code, *results in rows:
+            for column_code, result in zip(header, results, strict=True):
+                if {row_code, column_code, result} <= TYPECODES.keys():
+                    pairs[TYPECODES[row_code], TYPECODES[column_code]] = TYPECODES[result]
+                    pairs[TYPECODES[column_code], TYPECODES[row_code]] = TYPECODES[result]
+    return pairs
+
+
+_TABLE = promotion_table()
+
+
+def promote_types(a: torch.dtype | str, b: torch.dtype | str) -> torch.dtype:
+    """Returns the dtype that two dtypes promote to.
+
+    Args:
+        a: A dtype, or its name.
+        b: Another.
+
+    Returns:
+        Their common dtype.
+
+    Raises:
+        PromotionError: PyTorch defines no promotion for the two dtypes. The message names the rule.
+        DtypeError: No dtype has the name.
+
+    Example:
+        >>> promote_types(torch.uint8, torch.int8), promote_types("half", "bf16")
+        (torch.int16, torch.float32)
+        >>> promote_types(torch.uint16, torch.float32)
+        torch.float32
+        >>> promote_types(torch.qint8, torch.int8)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        torch_promote.reference.promotion.PromotionError: qint8 and int8 have no common dtype: ...
+
+    Source: aten/src/ATen/native/TypeProperties.cpp, promote_types (v2.13); c10/core/ScalarType.cpp, promoteTypes
+    (v2.13).
+    """
+    a, b = parse_dtype(a), parse_dtype(b)
+    promoted = _promote(a, b)
+    if promoted is None:
+        raise no_common_dtype(a, b, "bits dtypes promote only with themselves")
+    return promoted
+
+
+def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
+    """The promoted dtype. None (Undefined in PyTorch) if exactly one of the dtypes is a bits dtype.
+
+    Source: c10/core/ScalarType.cpp, promoteTypes (v2.13).
+    """
+    if a is b:
+        return a
+    found = _TABLE.get((a, b))
+    if found is not None:
+        return found
+    # The pair is not in the table. The checks below have PyTorch's order.
+    families = (family(a), family(b))
+    if Family.QUANTIZED in families:
+        raise no_common_dtype(a, b, "quantized dtypes promote only with themselves")
+    if Family.BITS in families:
+        return None
+    if Family.FLOAT8 in families:
+        raise no_common_dtype(a, b, "float8 dtypes promote only with themselves")
+    if Family.BAREBONES_UNSIGNED in families:
+        if is_floating(a):
+            return a
+        if is_floating(b):
+            return b
+        raise no_common_dtype(a, b, "uint16, uint32, uint64 and uint1 to uint7 promote only with floating dtypes")
+    odd = a if family(a) in (Family.SMALL_SIGNED, Family.FLOAT4) else b
+    raise no_common_dtype(a, b, f"PyTorch's table has no row for {dtype_name(odd)}")
+
+
+def no_common_dtype(a: torch.dtype, b: torch.dtype, why: str) -> PromotionError:
+    """Returns the error for two dtypes without a common dtype.
+
+    Args:
+        a: A dtype.
+        b: Another.
+        why: The reason, as a clause.
+
+    Example:
+        >>> print(no_common_dtype(torch.bits8, torch.int8, "bits dtypes promote only with themselves"))
+        bits8 and int8 have no common dtype: bits dtypes promote only with themselves. Convert one of them first.
+    """
+    return PromotionError(
+        f"{dtype_name(a)} and {dtype_name(b)} have no common dtype: {why}. Convert one of them first."
+    )
+
+
+def promote_skip_undefined(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
+    """Promotes two dtypes. If one is undefined (None), the result is the other.
+
+    Raises:
+        PromotionError: As `promote_types`, except that bits dtypes give None.
+
+    Example:
+        >>> promote_skip_undefined(None, torch.int8)
+        torch.int8
+
+    Source: aten/src/ATen/native/TypeProperties.cpp, promote_skip_undefined (v2.13).
+    """
+    if a is None:
+        return b
+    if b is None:
+        return a
+    return _promote(a, b)
+
+
+# --- result_type: operands of any number of dimensions, and Python numbers
+
+
+Number = bool | int | float | complex
+"""A Python number as an operand. Its dtype is weak: a "wrapped number"."""
+
+_INT64 = range(-(2**63), 2**63)
+_UINT64 = range(2**64)
+
+
+class Operand(NamedTuple):
+    """A description of an operand, without a tensor: the properties that promotion and TensorIterator use.
+
+    Attributes:
+        dtype: Its dtype.
+        shape: Its sizes; `()` is 0-dim.
+        strides: Its strides in elements; None means contiguous.
+        device: Its device type. None: the device type of the inference.
+        wrapped: Whether it is a Python number wrapped in a tensor.
+
+    Example:
+        >>> result_type(Operand(torch.int32, (3,)), Operand(torch.int64))
+        torch.int32
+
+    Source: aten/src/ATen/TensorIterator.h, OperandInfo (v2.13).
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] | None = None
+    device: str | None = None
+    wrapped: bool = False
+
+
+def combine_categories(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+    """Joins the dtype of a state with the dtype of the next weaker one.
+
+    The weaker dtype only matters if it is of a higher kind: a 0-dim int64 does not widen an int32 with dimensions, but
+    a 0-dim float makes it floating, and a 0-dim complex makes it complex.
+
+    Args:
+        higher: The dtype of the stronger state. None: no operand has this state.
+        lower: The dtype of the weaker state, or None.
+
+    Returns:
+        The joined dtype. None if both are undefined, or if only one of them is a bits dtype.
+
+    Raises:
+        PromotionError: One dtype is complex, and the other is a floating dtype without a complex counterpart (float8,
+            float4); or `promote_types` raises.
+
+    Example:
+        >>> combine_categories(torch.int8, torch.int64), combine_categories(torch.int8, torch.float64)
+        (torch.int8, torch.float64)
+        >>> combine_categories(torch.float16, torch.complex128)
+        torch.complex32
+
+    Source: aten/src/ATen/native/TypeProperties.cpp, combine_categories (v2.13).
+    """
+    if higher is not None and is_complex(higher):
+        return higher
+    if lower is not None and is_complex(lower):
+        if higher is None or not is_floating(higher):
+            return lower
+        # The floating operand's precision stays: float16 with a complex number gives complex32.
+        both = to_complex(higher)
+        if both is None:
+            raise no_common_dtype(
+                higher, lower, f"{dtype_name(higher)} would have to become complex, and no complex dtype has such parts"
+            )
+        return both
+    if higher is not None and is_floating(higher):
+        return higher
+    if higher is torch.bool or (lower is not None and is_floating(lower)):
+        return promote_skip_undefined(higher, lower)
+    return lower if higher is None else higher
+
+
+class ResultTypeState(NamedTuple):
+    """The promoted dtype of the operands so far, by state. None: no operand yet (Undefined in PyTorch).
+
+    Attributes:
+        dim: The tensors with dimensions.
+        zero: The 0-dim tensors.
+        wrapped: The Python numbers.
+
+    Example:
+        >>> ResultTypeState(dim=torch.int32, wrapped=torch.float32).result()
+        torch.float32
+
+    Source: aten/src/ATen/native/TypeProperties.h, ResultTypeState (v2.13).
+    """
+
+    dim: torch.dtype | None = None
+    zero: torch.dtype | None = None
+    wrapped: torch.dtype | None = None
+
+    def update(self, dtype: torch.dtype, ndim: int, wrapped: bool = False) -> ResultTypeState:
+        """Returns the state with one more operand.
+
+        Args:
+            dtype: Its dtype. For a Python number, that of `number_dtype`.
+            ndim: Its number of dimensions.
+            wrapped: Whether it is a Python number.
+
+        Raises:
+            PromotionError: It has no common dtype with the operands of its state.
+
+        Example:
+            >>> ResultTypeState().update(torch.int8, 1).update(torch.int64, 0)
+            ResultTypeState(dim=torch.int8, zero=torch.int64, wrapped=None)
+
+        Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
+        """
+        if ndim > 0:
+            return ResultTypeState(promote_skip_undefined(self.dim, dtype), self.zero, self.wrapped)
+        if wrapped:
+            return ResultTypeState(self.dim, self.zero, promote_skip_undefined(self.wrapped, dtype))
+        return ResultTypeState(self.dim, promote_skip_undefined(self.zero, dtype), self.wrapped)
+
+    def result(self) -> torch.dtype:
+        """Returns the common dtype of all operands.
+
+        Raises:
+            PromotionError: There are no operands, a bits dtype is among others, or two states do not join.
+
+        Example:
+            >>> ResultTypeState(dim=torch.int8, zero=torch.int64).result()
+            torch.int8
+
+        Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
+        """
+        found = combine_categories(self.dim, combine_categories(self.zero, self.wrapped))
+        if found is None:
+            raise PromotionError(
+                "the operands have no common dtype: there are no operands, or bits dtypes are combined with others. "
+                "Bits dtypes promote only with themselves. Convert the operands first."
+            )
+        return found
+
+
+def number_dtype(number: Number, default_dtype: torch.dtype | None = None) -> torch.dtype:
+    """Returns the dtype that promotion uses for a Python number.
+
+    Args:
+        number: The number.
+        default_dtype: The default dtype. None: the current one.
+
+    Returns:
+        bool, int64 (uint64 if the number only fits that), the default dtype, or its complex dtype.
+
+    Raises:
+        PromotionError: The int fits neither int64 nor uint64, or the value is not a number.
+
+    Example:
+        >>> number_dtype(5.5, default_dtype=torch.float64), number_dtype(2**63)
+        (torch.float64, torch.uint64)
+
+    Source: aten/src/ATen/ScalarOps.h, scalar_to_tensor (v2.13); aten/src/ATen/native/TypeProperties.cpp,
+    update_result_type_state (v2.13).
+    """
+    if isinstance(number, bool | torch.SymBool):
+        return torch.bool
+    if isinstance(number, int | torch.SymInt):
+        if isinstance(number, torch.SymInt) or number in _INT64:
+            return torch.int64
+        if number in _UINT64:
+            return torch.uint64
+        raise PromotionError(f"the int {number} fits neither int64 nor uint64, so no tensor can hold it.")
+    if isinstance(number, float | torch.SymFloat):
+        return default_dtype or torch.get_default_dtype()
+    if isinstance(number, complex):
+        return default_complex(default_dtype or torch.get_default_dtype())
+    raise PromotionError(f"an operand is a tensor, a Python number, a torch.dtype or an Operand, got {number!r}.")
+
+
+def state_of(
+    operands: Iterable[torch.Tensor | Number | torch.dtype | str | Operand], default_dtype: torch.dtype | None = None
+) -> ResultTypeState:
+    """Returns the state after all operands. Arguments and errors are those of `result_type`.
+
+    Example:
+        >>> state_of([torch.ones(3, dtype=torch.int8), 2.5], default_dtype=torch.float32)
+        ResultTypeState(dim=torch.int8, zero=None, wrapped=torch.float32)
+
+    Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
+    """
+    state = ResultTypeState()
+    for operand in operands:
+        operand = operand_of_name(operand)
+        if isinstance(operand, torch.Tensor):
+            state = state.update(operand.dtype, operand.ndim)
+        elif isinstance(operand, torch.dtype):
+            state = state.update(operand, 1)
+        elif isinstance(operand, Operand):
+            dtype = operand.dtype
+            if operand.wrapped:
+                dtype = _wrapped_dtype(dtype, default_dtype)
+            state = state.update(dtype, len(operand.shape), operand.wrapped)
+        else:
+            state = state.update(number_dtype(operand, default_dtype), 0, wrapped=True)
+    return state
+
+
+def _wrapped_dtype(dtype: torch.dtype, default_dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype that promotion uses for a wrapped number, whose tensor may have another dtype.
+
+    Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
+    """
+    if is_complex(dtype):
+        return number_dtype(1j, default_dtype)
+    return number_dtype(1.0, default_dtype) if is_floating(dtype) else dtype
+
+
+def result_type(
+    *operands: torch.Tensor | Number | torch.dtype | str | Operand, default_dtype: torch.dtype | None = None
+) -> torch.dtype:
+    """Returns the dtype that operands promote to. Unlike `torch.result_type`, it takes any number of operands.
+
+    Args:
+        operands: Tensors, Python numbers, dtypes or their names (each stands for a tensor with dimensions), Operands.
+        default_dtype: The dtype of Python floats. None: the current default dtype.
+
+    Returns:
+        The common dtype.
+
+    Raises:
+        PromotionError: Two operands have no common dtype, or there are no operands.
+
+    Example:
+        >>> result_type(torch.ones(3, dtype=torch.int32), 5.5, default_dtype=torch.float32)
+        torch.float32
+        >>> result_type(torch.ones(3, dtype=torch.int8), torch.tensor(1), 3), result_type("int8", "float16")
+        (torch.int8, torch.float16)
+
+    Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
+    """
+    return state_of(operands, default_dtype).result()
+
+
+# --- can_cast: which dtype an output may have
+
+
+Casting = Literal["torch", "no", "equiv", "safe", "same_kind", "unsafe"]
+"""PyTorch's rule, or one of NumPy's."""
+
+
+class _FloatFormat(NamedTuple):
+    precision: int  # bits of the significand, including the hidden bit
+    lowest: int  # the exponent of the smallest positive value, including subnormals
+    highest: int  # the exponent of the largest value
+    signed: bool = True
+
+
+#: The format of each floating dtype. One represents all values of another if no column is worse.
+_FLOATS = {
+    "bfloat16": _FloatFormat(8, -133, 127),
+    "float16": _FloatFormat(11, -24, 15),
+    "float32": _FloatFormat(24, -149, 127),
+    "float64": _FloatFormat(53, -1074, 1023),
+    "float8_e4m3fn": _FloatFormat(4, -9, 8),
+    "float8_e4m3fnuz": _FloatFormat(4, -10, 7),
+    "float8_e5m2": _FloatFormat(3, -16, 15),
+    "float8_e5m2fnuz": _FloatFormat(3, -17, 15),
+    "float8_e8m0fnu": _FloatFormat(1, -127, 127, signed=False),
+}
+
+
+def can_cast(from_: torch.dtype | str, to: torch.dtype | str, casting: Casting = "torch") -> bool:
+    """Whether values of one dtype may be cast to another.
+
+    Args:
+        from_: The dtype of the values, or its name.
+        to: The dtype to cast to, or its name.
+        casting: "torch" forbids casts to a lower kind: complex to real, floating to integer, any other kind to bool.
+            The others are those of numpy.can_cast: "no" and "equiv" allow only the same dtype, "safe" casts that
+            preserve every value, "same_kind" also casts that narrow within a kind, "unsafe" all casts. As in NumPy,
+            casting int64 to float64 counts as safe.
+
+    Returns:
+        Whether the cast is allowed.
+
+    Raises:
+        ValueError: `casting` is unknown.
+        DtypeError: No dtype has the name.
+
+    Example:
+        >>> can_cast(torch.float64, torch.float16), can_cast("float32", "int64")
+        (True, False)
+        >>> can_cast(torch.float64, torch.float16, casting="safe")
+        False
+
+    Source: c10/core/ScalarType.h, canCast (v2.13).
+    """
+    from_, to = parse_dtype(from_), parse_dtype(to)
+    if casting == "torch":
+        if is_complex(from_) and not is_complex(to):
+            return False
+        if is_floating(from_) and is_integral(to):
+            return False
+        return from_ is torch.bool or to is not torch.bool
+    if casting == "unsafe":
+        return True
+    if casting in ("no", "equiv"):  # these two differ in byte order, which a torch.dtype does not have
+        return from_ is to
+    if casting == "safe":
+        return _is_safe(from_, to)
+    if casting == "same_kind":
+        return _is_safe(from_, to) or _rank(from_) <= _rank(to)
+    raise ValueError(f"no casting rule is called {casting!r}. Legal: {', '.join(get_args(Casting))}.")
+
+
+def _rank(dtype: torch.dtype) -> float:
+    """NumPy's order of kinds, with unsigned integers below signed ones. Opaque dtypes do not compare."""
+    if kind(dtype) is Kind.OPAQUE:
+        return float("nan")
+    return kind(dtype) + (0.5 if kind(dtype) is Kind.INTEGRAL and not dtype_name(dtype).startswith("uint") else 0.0)
+
+
+def _is_safe(from_: torch.dtype, to: torch.dtype) -> bool:
+    if from_ is to:
+        return True
+    if Kind.OPAQUE in (kind(from_), kind(to)) or to is torch.bool or kind(from_) > kind(to):
+        return False
+    if from_ is torch.bool:
+        return True
+    if kind(to) is Kind.INTEGRAL:
+        return _integer_fits(from_, to)
+    held, holder = _FLOATS.get(dtype_name(to_real(from_))), _FLOATS.get(dtype_name(to_real(to)))
+    if holder is None:  # float4 packs two values into one element, so no other dtype casts to it
+        return False
+    if kind(from_) is Kind.INTEGRAL:
+        bits, signed = _integer_format(from_)
+        value_bits = bits - signed
+        exact = value_bits <= holder.precision and value_bits <= holder.highest and holder.signed
+        return exact or (bits == 64 and dtype_name(to_real(to)) == "float64")
+    return held is not None and (
+        held.precision <= holder.precision
+        and held.lowest >= holder.lowest
+        and held.highest <= holder.highest
+        and held.signed <= holder.signed
+    )
+
+
+def _integer_format(dtype: torch.dtype) -> tuple[int, bool]:
+    """The width in bits, and whether there is a sign bit."""
+    width = re.search(r"\d+$", dtype_name(dtype))
+    assert width is not None, dtype
+    return int(width.group()), not dtype_name(dtype).startswith("uint")
+
+
+def _integer_fits(from_: torch.dtype, to: torch.dtype) -> bool:
+    (from_bits, from_signed), (to_bits, to_signed) = _integer_format(from_), _integer_format(to)
+    if from_signed and not to_signed:
+        return False
+    return from_bits - from_signed <= to_bits - to_signed

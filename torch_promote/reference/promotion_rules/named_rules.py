@@ -1,0 +1,357 @@
+"""`promotion_rule`: the promotion rules by name.
+
+jax_rule.py has JAX's lattice; the other rules are below.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from torch_promote.errors import RuleDefinitionError, did_you_mean
+from torch_promote.policy.dtype_names import parse_dtype
+from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, is_complex, is_floating, is_integral, kind
+from torch_promote.reference.promotion import (
+    PromotionError,
+    combine_categories,
+    number_dtype,
+    promote_types,
+    result_type,
+)
+from torch_promote.reference.promotion_rules.jax_rule import jax_rule
+from torch_promote.reference.promotion_rules.rule import (
+    CODES,
+    NUMBER_TYPES,
+    PromotionRule,
+    fits,
+    read_table,
+    words_of_table,
+)
+
+__all__ = [
+    "ARRAY_API_TABLE",
+    "NUMPY_TABLE",
+    "RULE_NAMES",
+    "array_api_rule",
+    "numpy_rule",
+    "promotion_rule",
+    "strict_rule",
+    "torch_rule",
+]
+
+
+# --- torch: 0-dim tensors and Python numbers are weaker than tensors with dimensions
+
+
+@functools.cache
+def torch_rule(default_dtype: torch.dtype) -> PromotionRule:
+    """Returns PyTorch's rule for every dtype of the running PyTorch.
+
+    Args:
+        default_dtype: The dtype of Python floats, and of integers in true division.
+
+    Example:
+        >>> rule = torch_rule(torch.float32)
+        >>> rule.tensors[torch.int64, torch.float16], rule.zero_dims[torch.int8, torch.int64]
+        (torch.float16, torch.int8)
+
+    Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
+    """
+    pairs = list(itertools.product(ALL_DTYPES, ALL_DTYPES))
+    return PromotionRule(
+        name="torch",
+        tensors={pair: _or_none(promote_types, *pair) for pair in pairs},
+        numbers={
+            (number, dtype): _or_none(combine_categories, dtype, number_dtype(number(1), default_dtype))
+            for number in NUMBER_TYPES
+            for dtype in ALL_DTYPES
+        },
+        floats={dtype: default_dtype if is_integral(dtype, include_bool=True) else dtype for dtype in ALL_DTYPES},
+        zero_dim_is_weak=True,
+        zero_dims={pair: _or_none(combine_categories, *pair) for pair in pairs},
+        default_dtype=default_dtype,
+        reason=lambda a, b: f"PyTorch does not promote {_name(a)} with {_name(b)}",
+        whole=lambda operands: result_type(*operands, default_dtype=default_dtype),
+        build=torch_rule,
+    )
+
+
+def _name(operand: torch.dtype | type) -> str:
+    return dtype_name(operand) if isinstance(operand, torch.dtype) else f"a Python {operand.__name__}"
+
+
+def _or_none(function: object, *args: torch.dtype) -> torch.dtype | None:
+    assert callable(function)
+    try:
+        found: torch.dtype | None = function(*args)
+    except PromotionError:
+        return None
+    return found
+
+
+# --- numpy: NumPy 2's rule (NEP 50), a table for tensors of any number of dimensions; only Python numbers are weak
+
+
+#: The dtype of arithmetic on two arrays, with ml_dtypes' bfloat16. NumPy's own table is in
+#: numpy/_core/src/multiarray/common_dtype.c and in its casting tables.
+NUMPY_TABLE = """
+     b1 u1 u2 u4 u8 i1 i2 i4 i8 bf f2 f4 f8 c4 c8
+b1   b1 u1 u2 u4 u8 i1 i2 i4 i8 bf f2 f4 f8 c4 c8
+u1   u1 u1 u2 u4 u8 i2 i2 i4 i8 bf f2 f4 f8 c4 c8
+u2   u2 u2 u2 u4 u8 i4 i4 i4 i8 f4 f4 f4 f8 c4 c8
+u4   u4 u4 u4 u4 u8 i8 i8 i8 i8 f8 f8 f8 f8 c8 c8
+u8   u8 u8 u8 u8 u8 f8 f8 f8 f8 f8 f8 f8 f8 c8 c8
+i1   i1 i2 i4 i8 f8 i1 i2 i4 i8 bf f2 f4 f8 c4 c8
+i2   i2 i2 i4 i8 f8 i2 i2 i4 i8 f4 f4 f4 f8 c4 c8
+i4   i4 i4 i4 i8 f8 i4 i4 i4 i8 f8 f8 f8 f8 c8 c8
+i8   i8 i8 i8 i8 f8 i8 i8 i8 i8 f8 f8 f8 f8 c8 c8
+bf   bf bf f4 f8 f8 bf f4 f8 f8 bf f4 f4 f8 c4 c8
+f2   f2 f2 f4 f8 f8 f2 f4 f8 f8 f4 f2 f4 f8 c4 c8
+f4   f4 f4 f4 f8 f8 f4 f4 f8 f8 f4 f4 f4 f8 c4 c8
+f8   f8 f8 f8 f8 f8 f8 f8 f8 f8 f8 f8 f8 f8 c8 c8
+c4   c4 c4 c4 c8 c8 c4 c4 c8 c8 c4 c4 c4 c8 c4 c8
+c8   c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8 c8
+"""
+
+_NUMPYS_TABLE = read_table(NUMPY_TABLE)
+
+#: NumPy's types, sorted by their numbers. Of several, the last one is promoted with each of the others.
+_TYPE_NUMBERS = "b1 i1 u1 i2 u2 i4 u4 i8 u8 f4 f8 c4 c8 f2"
+_RANK = {CODES[code]: rank for rank, code in enumerate(_TYPE_NUMBERS.split())}
+
+#: The dtypes whose values bfloat16 can represent.
+_IN_BFLOAT16 = (torch.bool, torch.int8, torch.uint8)
+
+
+@functools.cache
+def numpy_rule(default_dtype: torch.dtype) -> PromotionRule:
+    """Returns NumPy 2's rule. It does not depend on PyTorch's default dtype, since NumPy's is float64.
+
+    Args:
+        default_dtype: The default dtype.
+
+    Example:
+        >>> rule = numpy_rule(torch.float32)
+        >>> rule.tensors[torch.int32, torch.float32], rule.numbers[float, torch.int8]
+        (torch.float64, torch.float64)
+        >>> rule.common([torch.int16, torch.uint16, torch.float32])
+        torch.float32
+
+    Source: numpy/_core/src/multiarray/common_dtype.c, PyArray_PromoteDTypeSequence (v2.4).
+    """
+    dtypes = list(dict.fromkeys(dtype for dtype, _ in _NUMPYS_TABLE))
+    return PromotionRule(
+        name="numpy",
+        tensors=_NUMPYS_TABLE,
+        numbers={(number, dtype): _numpys_number(number, dtype) for number in NUMBER_TYPES for dtype in dtypes},
+        floats={dtype: dtype if is_floating(dtype) or is_complex(dtype) else torch.float64 for dtype in dtypes},
+        associative=False,
+        default_dtype=default_dtype,
+        reason=_numpys_reason,
+        words=_numpys_words,
+        many=_numpys_many,
+        build=numpy_rule,
+    )
+
+
+def _numpys_number(number: type, dtype: torch.dtype) -> torch.dtype:
+    """A number of a higher kind than the array has NumPy's default precision; others have the array's dtype."""
+    if fits(number, dtype):
+        return dtype
+    if number is complex and is_floating(dtype):
+        return torch.complex128 if dtype is torch.float64 else torch.complex64
+    return {int: torch.int64, float: torch.float64, complex: torch.complex128}[number]
+
+
+def _numpys_many(dtypes: Sequence[torch.dtype]) -> torch.dtype | None:
+    """Like PyArray_PromoteDTypeSequence: promotes one dtype with each of the others, and folds the results.
+
+    Thus int16, uint16 and float32 give float32, without int32 as an intermediate step. NumPy uses ml_dtypes only for
+    pairs; among more dtypes, bfloat16 stands for float32 unless it represents the values of all others.
+    """
+    found = set(dtypes)
+    if torch.bfloat16 in found:
+        found.remove(torch.bfloat16)
+        if found <= set(_IN_BFLOAT16):
+            return torch.bfloat16
+        found.add(torch.float32)
+    if not found <= _RANK.keys():
+        return None
+    main, *others = sorted(found, key=_RANK.__getitem__, reverse=True)
+    return functools.reduce(_numpys_pair, (_numpys_pair(main, other) for other in others), main)
+
+
+def _numpys_pair(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    found = _NUMPYS_TABLE[a, b]
+    assert found is not None, "NumPy's table is complete"
+    return found
+
+
+def _numpys_words(a: torch.dtype | type, b: torch.dtype, common: torch.dtype) -> str:
+    told = words_of_table("NumPy's table", a, b, common)
+    return f"{told[:-1]}, NumPy's default." if isinstance(a, type) and common is not b and not is_floating(b) else told
+
+
+def _numpys_reason(a: torch.dtype | type, b: torch.dtype) -> str:
+    unknown = next((x for x in (a, b) if isinstance(x, torch.dtype) and x not in {d for d, _ in _NUMPYS_TABLE}), None)
+    assert unknown is not None, (a, b)
+    if isinstance(a, type):
+        return f"NumPy has no {dtype_name(b)}, and a Python {a.__name__} is of a higher kind ({kind(b).name.lower()})"
+    return f"NumPy has no {dtype_name(unknown)}"
+
+
+# --- array_api: kinds do not mix, and a Python number must not be of a higher kind than the array
+
+
+#: The promotions that the standard defines: among integers, and among real and complex floating dtypes.
+ARRAY_API_TABLE = """
+     b1 u1 u2 u4 u8 i1 i2 i4 i8 f4 f8 c4 c8
+b1   b1 -- -- -- -- -- -- -- -- -- -- -- --
+u1   -- u1 u2 u4 u8 i2 i2 i4 i8 -- -- -- --
+u2   -- u2 u2 u4 u8 i4 i4 i4 i8 -- -- -- --
+u4   -- u4 u4 u4 u8 i8 i8 i8 i8 -- -- -- --
+u8   -- u8 u8 u8 u8 -- -- -- -- -- -- -- --
+i1   -- i2 i4 i8 -- i1 i2 i4 i8 -- -- -- --
+i2   -- i2 i4 i8 -- i2 i2 i4 i8 -- -- -- --
+i4   -- i4 i4 i8 -- i4 i4 i4 i8 -- -- -- --
+i8   -- i8 i8 i8 -- i8 i8 i8 i8 -- -- -- --
+f4   -- -- -- -- -- -- -- -- -- f4 f8 c4 c8
+f8   -- -- -- -- -- -- -- -- -- f8 f8 c8 c8
+c4   -- -- -- -- -- -- -- -- -- c4 c8 c4 c8
+c8   -- -- -- -- -- -- -- -- -- c8 c8 c8 c8
+"""
+
+_STANDARDS_TABLE = read_table(ARRAY_API_TABLE)
+_STANDARD = frozenset(dtype for dtype, _ in _STANDARDS_TABLE)
+_COMPLEX_OF = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+
+@functools.cache
+def array_api_rule(default_dtype: torch.dtype) -> PromotionRule:
+    """Returns the standard's rule. Dtypes outside the standard promote only with themselves and with numbers.
+
+    Args:
+        default_dtype: The default dtype. The rule does not depend on it.
+
+    Example:
+        >>> rule = array_api_rule(torch.float32)
+        >>> rule.tensors[torch.uint8, torch.int8], rule.tensors[torch.int32, torch.float32]
+        (torch.int16, None)
+        >>> rule.numbers[int, torch.float32], rule.numbers[float, torch.int32], rule.numbers[bool, torch.int32]
+        (torch.float32, None, None)
+
+    Source: array_api_strict/_dtypes.py, _result_type (v2.6).
+    """
+    return PromotionRule(
+        name="array_api",
+        tensors=_STANDARDS_TABLE,
+        numbers={(number, dtype): _standards_number(number, dtype) for number in NUMBER_TYPES for dtype in ALL_DTYPES},
+        floats={dtype: dtype if is_floating(dtype) or is_complex(dtype) else None for dtype in ALL_DTYPES},
+        default_dtype=default_dtype,
+        reason=_standards_reason,
+        words=functools.partial(words_of_table, "The standard's table"),
+        build=array_api_rule,
+    )
+
+
+def _standards_number(number: type, dtype: torch.dtype) -> torch.dtype | None:
+    if number is bool or dtype is torch.bool:
+        return dtype if number is bool and dtype is torch.bool else None
+    if number is complex and is_floating(dtype):
+        return _COMPLEX_OF.get(dtype)
+    return dtype if fits(number, dtype) else None
+
+
+def _standards_reason(a: torch.dtype | type, b: torch.dtype) -> str:
+    if isinstance(a, type):
+        return f"the standard does not mix a Python {a.__name__} with {_kind(b)} arrays such as {dtype_name(b)}"
+    for dtype in (a, b):
+        if dtype not in _STANDARD:
+            return f"the standard has no {dtype_name(dtype)}"
+    if kind(a) is kind(b):
+        return "the standard has no dtype for uint64 with signed integers"
+    return f"the standard does not mix kinds: {dtype_name(a)} is {_kind(a)}, {dtype_name(b)} is {_kind(b)}"
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return {Kind.BOOL: "bool", Kind.INTEGRAL: "integer", Kind.FLOATING: "floating", Kind.COMPLEX: "complex"}.get(
+        kind(dtype), "opaque"
+    )
+
+
+# --- strict: all tensors must have one dtype, and a Python number must not be of a higher kind
+
+
+@functools.cache
+def strict_rule(default_dtype: torch.dtype) -> PromotionRule:
+    """Returns the strict rule for every dtype of the running PyTorch.
+
+    A call whose tensors have one dtype never raises. Integers still divide to the default dtype.
+
+    Args:
+        default_dtype: The dtype of integers in true division.
+
+    Example:
+        >>> rule = strict_rule(torch.float32)
+        >>> rule.tensors[torch.int32, torch.int64], rule.numbers[int, torch.float16], rule.numbers[float, torch.int32]
+        (None, torch.float16, None)
+    """
+    return PromotionRule(
+        name="strict",
+        tensors={(a, b): a if a is b else None for a in ALL_DTYPES for b in ALL_DTYPES},
+        numbers={
+            (number, dtype): dtype if fits(number, dtype) else None for number in NUMBER_TYPES for dtype in ALL_DTYPES
+        },
+        floats={dtype: default_dtype if is_integral(dtype, include_bool=True) else dtype for dtype in ALL_DTYPES},
+        default_dtype=default_dtype,
+        reason=_strict_reason,
+        build=strict_rule,
+    )
+
+
+def _strict_reason(a: torch.dtype | type, b: torch.dtype) -> str:
+    if isinstance(a, type):
+        return f"a Python {a.__name__} would change the dtype of {dtype_name(b)}"
+    return f"{dtype_name(a)} and {dtype_name(b)} differ, and nothing is promoted implicitly"
+
+
+_RULES: dict[str, Callable[[torch.dtype], PromotionRule]] = {
+    "torch": torch_rule,
+    "jax": jax_rule,
+    "numpy": numpy_rule,
+    "array_api": array_api_rule,
+    "strict": strict_rule,
+}
+
+#: The names of the rules, in the order of the documentation.
+RULE_NAMES: tuple[str, ...] = tuple(_RULES)
+
+
+def promotion_rule(rule: str | PromotionRule, default_dtype: torch.dtype | str | None = None) -> PromotionRule:
+    """Returns the rule with a name.
+
+    Args:
+        rule: One of `RULE_NAMES`, or a rule.
+        default_dtype: The default dtype for the rule, or its name. None: the current one.
+
+    Raises:
+        RuleDefinitionError: There is no rule with this name.
+
+    Example:
+        >>> promotion_rule("torch").name
+        'torch'
+        >>> promotion_rule("troch")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        torch_promote.errors.RuleDefinitionError: no promotion rule is called 'troch'. Legal: torch, ... Closest: torch.
+    """
+    default = torch.get_default_dtype() if default_dtype is None else parse_dtype(default_dtype, "default_dtype")
+    if isinstance(rule, PromotionRule):
+        return rule.under(default)
+    if not isinstance(rule, str) or rule not in _RULES:
+        close = did_you_mean(rule, _RULES) if isinstance(rule, str) else ""
+        raise RuleDefinitionError(f"no promotion rule is called {rule!r}. Legal: {', '.join(_RULES)}.{close}")
+    return _RULES[rule](default)

@@ -1,0 +1,438 @@
+"""Shapes and strides: memory formats, broadcasting, and the strides that TensorIterator allocates.
+
+Sizes and strides are plain tuples, with strides in elements. PyTorch sorts dimensions by strides in bytes. Since it
+only compares strides of the same operand, the order is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_promote.errors import TorchPromoteError
+
+__all__ = [
+    "Layout",
+    "ShapeError",
+    "Sizes",
+    "broadcast_shapes",
+    "channels_last_3d_strides",
+    "channels_last_strides",
+    "contiguous_strides",
+    "dense_strides",
+    "has_internal_overlap",
+    "is_channels_last_contiguous",
+    "is_contiguous",
+    "is_non_overlapping_and_dense",
+    "is_strides_like_channels_last",
+    "is_strides_like_channels_last_3d",
+    "output_strides",
+    "reorder_dimensions",
+    "strides_along",
+    "suggest_memory_format",
+    "temporary_strides",
+]
+
+
+Sizes = tuple[int, ...]
+"""Sizes or strides, one number for each dimension; strides count elements."""
+
+#: The dimensions of channels_last and channels_last_3d tensors, innermost first.
+_NHWC = (1, 3, 2, 0)
+_NDHWC = (1, 4, 3, 2, 0)
+
+
+def contiguous_strides(shape: Sizes) -> Sizes:
+    """Returns the strides of a contiguous tensor. A size of 0 counts as 1.
+
+    Example:
+        >>> contiguous_strides((2, 0, 3))
+        (3, 3, 1)
+
+    Source: c10/core/TensorImpl.h, empty_tensor_restride (v2.13).
+    """
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size or 1
+    strides.reverse()
+    return tuple(strides)
+
+
+def strides_along(shape: Sizes, perm: Sequence[int]) -> Sizes:
+    """Returns the strides of a dense tensor with its dimensions in the order `perm`, innermost first.
+
+    Example:
+        >>> strides_along((2, 3, 4), [0, 2, 1])
+        (1, 8, 2)
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compatible_stride (v2.13).
+    """
+    strides = [0] * len(shape)
+    step = 1
+    for dim in perm:
+        strides[dim] = step
+        step *= shape[dim]
+    return tuple(strides)
+
+
+def channels_last_strides(shape: Sizes) -> Sizes:
+    """Returns the strides of a channels_last tensor.
+
+    Args:
+        shape: Four sizes: batch, channels, height, width.
+
+    Example:
+        >>> channels_last_strides((2, 3, 4, 5))
+        (60, 1, 15, 3)
+
+    Source: c10/core/MemoryFormat.h, get_channels_last_strides_2d (v2.13).
+    """
+    return strides_along(shape, _NHWC)
+
+
+def channels_last_3d_strides(shape: Sizes) -> Sizes:
+    """Returns the strides of a channels_last_3d tensor.
+
+    Args:
+        shape: Five sizes: batch, channels, depth, height, width.
+
+    Example:
+        >>> channels_last_3d_strides((2, 3, 4, 5, 6))
+        (360, 1, 90, 18, 3)
+
+    Source: c10/core/MemoryFormat.h, get_channels_last_strides_3d (v2.13).
+    """
+    return strides_along(shape, _NDHWC)
+
+
+def is_contiguous(shape: Sizes, strides: Sizes) -> bool:
+    """Whether a tensor is contiguous. Dimensions of size 1 may have any stride.
+
+    Example:
+        >>> is_contiguous((2, 1, 3), (3, 99, 1))
+        True
+
+    Source: c10/core/Contiguity.h, _compute_contiguous (v2.13).
+    """
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1:
+            if stride != expected:
+                return 0 in shape
+            expected *= size
+    return True
+
+
+def is_channels_last_contiguous(shape: Sizes, strides: Sizes) -> bool:
+    """Whether a tensor has four dimensions and is contiguous in channels_last format.
+
+    Example:
+        >>> is_channels_last_contiguous((2, 3, 4, 5), (60, 1, 15, 3))
+        True
+
+    Source: c10/core/Contiguity.h, _compute_channels_last_contiguous_2d (v2.13).
+    """
+    return len(shape) == 4 and _lies_along(shape, strides, _NHWC)
+
+
+def _lies_along(shape: Sizes, strides: Sizes, perm: Sequence[int]) -> bool:
+    expected = 1
+    for dim in perm:
+        if shape[dim] != 1:
+            if strides[dim] != expected:
+                return False
+            expected *= shape[dim]
+    return True
+
+
+def is_non_overlapping_and_dense(shape: Sizes, strides: Sizes) -> bool:
+    """Whether a tensor's elements fill a range of memory without gaps or overlaps, in any order of dimensions.
+
+    Example:
+        >>> is_non_overlapping_and_dense((2, 3), (1, 2)), is_non_overlapping_and_dense((2, 3), (6, 2))
+        (True, False)
+
+    Source: c10/core/Contiguity.h, _compute_non_overlapping_and_dense (v2.13); c10/core/TensorImpl.h,
+    _refresh_contiguous (v2.13).
+    """
+    if 0 in shape:
+        return True
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def is_strides_like_channels_last(shape: Sizes, strides: Sizes) -> bool:
+    """Whether the strides of a 4-d tensor suggest that it was created in channels_last format.
+
+    Shape and strides may be ambiguous: a `[2, 1, 4, 4]` tensor can be contiguous in both formats. The strides of
+    dimensions of size 1 then decide; if they do not either, the tensor counts as contiguous.
+
+    Example:
+        >>> is_strides_like_channels_last((2, 1, 4, 4), (16, 16, 4, 1))
+        False
+        >>> is_strides_like_channels_last((2, 1, 4, 4), (16, 1, 4, 1))
+        True
+
+    Source: c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 (v2.13).
+    """
+    return len(shape) == 4 and _grows_along(shape, strides, _NHWC)
+
+
+def is_strides_like_channels_last_3d(shape: Sizes, strides: Sizes) -> bool:
+    """Whether the strides of a 5-d tensor suggest that it was created in channels_last_3d format.
+
+    Example:
+        >>> is_strides_like_channels_last_3d((2, 3, 4, 5, 6), (360, 1, 90, 18, 3))
+        True
+
+    Source: c10/core/MemoryFormat.h, is_channels_last_strides_3d_s5 (v2.13).
+    """
+    return len(shape) == 5 and _grows_along(shape, strides, _NDHWC)
+
+
+def _grows_along(shape: Sizes, strides: Sizes, perm: Sequence[int]) -> bool:
+    if strides[1] == 0:  # the channels are expanded
+        return False
+    least = 0
+    for dim in perm:
+        if shape[dim] == 0 or strides[dim] < least:
+            return False
+        # [N, 1, 1, 1] with equal strides: a sliced contiguous tensor looks like a sliced channels_last one.
+        if dim == 0 and least == strides[1]:
+            return False
+        # A dimension of size 1 moves the bound too, which distinguishes [N, 1, H, 1] in channels_last from contiguous.
+        least = strides[dim] * max(shape[dim], 1)
+    return True
+
+
+def suggest_memory_format(shape: Sizes, strides: Sizes, exact_match: bool = False) -> torch.memory_format:
+    """Returns the memory format that a tensor's strides suggest.
+
+    Args:
+        shape: Its sizes.
+        strides: Its strides.
+        exact_match: Whether the strides must be exactly those of a channels_last tensor of the shape. Those of slices,
+            and of tensors with dimensions of size 1, may differ.
+
+    Returns:
+        channels_last, channels_last_3d or contiguous_format.
+
+    Example:
+        >>> suggest_memory_format((2, 1, 4, 4), (16, 1, 4, 1))
+        torch.channels_last
+        >>> suggest_memory_format((2, 4, 1, 1), (4, 1, 1, 1))
+        torch.contiguous_format
+
+    Source: aten/src/ATen/core/TensorBase.h, suggest_memory_format (v2.13).
+    """
+    if is_strides_like_channels_last(shape, strides):
+        if not exact_match or tuple(strides) == channels_last_strides(shape):
+            return torch.channels_last
+    elif is_strides_like_channels_last_3d(shape, strides) and (
+        not exact_match or tuple(strides) == channels_last_3d_strides(shape)
+    ):
+        return torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def has_internal_overlap(shape: Sizes, strides: Sizes) -> bool:
+    """Whether a tensor uses an element of memory twice, as an expanded tensor does.
+
+    Example:
+        >>> has_internal_overlap((2, 3), (0, 1)), has_internal_overlap((2, 3), (1, 1))
+        (True, False)
+
+    Source: aten/src/ATen/MemoryOverlap.cpp, has_internal_overlap (v2.13).
+    """
+    if is_non_overlapping_and_dense(shape, strides):
+        return False
+    return any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True))
+
+
+# --- Broadcasting, and the strides that TensorIterator allocates
+
+
+Layout = tuple[Sizes, Sizes]
+"""A shape and its strides."""
+
+
+class ShapeError(TorchPromoteError, ValueError):
+    """Shapes that do not broadcast, or an output that cannot have the result's shape.
+
+    Example:
+        >>> broadcast_shapes((2, 3), (2,))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        torch_promote.reference.strides.ShapeError: shapes [2, 3] and [2] do not broadcast: ...
+    """
+
+
+def broadcast_shapes(*shapes: Sizes) -> Sizes:
+    """Returns the shape that several shapes broadcast to.
+
+    Args:
+        shapes: Any number of shapes.
+
+    Returns:
+        The common shape. Dimensions are aligned at the last one, and sizes of 1 are expanded.
+
+    Raises:
+        ShapeError: Two sizes differ, and neither is 1.
+
+    Example:
+        >>> broadcast_shapes((2, 1, 4), (3, 1))
+        (2, 3, 4)
+
+    Source: aten/src/ATen/ExpandUtils.cpp, infer_size (v2.13).
+    """
+    result: Sizes = ()
+    for shape in shapes:
+        if shape == result:
+            continue
+        longer, shorter = (result, shape) if len(result) >= len(shape) else (shape, result)
+        padded = (1,) * (len(longer) - len(shorter)) + tuple(shorter)
+        for dim, (a, b) in enumerate(zip(longer, padded, strict=True)):
+            if a != b and a != 1 and b != 1:
+                raise ShapeError(
+                    f"shapes {list(result)} and {list(shape)} do not broadcast: dimension {dim} has sizes {a} and {b}, "
+                    "which are neither equal nor 1."
+                )
+        result = tuple(b if a == 1 else a for a, b in zip(longer, padded, strict=True))
+    return result
+
+
+def reorder_dimensions(shape: Sizes, operands: Sequence[Sizes]) -> list[int]:
+    """Returns the order in which TensorIterator iterates over the dimensions, innermost first.
+
+    It is an insertion sort that starts from the order of a contiguous tensor. Two dimensions are compared operand by
+    operand, and the first operand whose strides differ decides. If none does, the dimensions keep their order and the
+    insertion continues past them. The comparison is not transitive, so another sort would give another order.
+
+    Args:
+        shape: The broadcast shape.
+        operands: The strides of each operand, broadcast to `shape`: 0 in expanded dimensions.
+
+    Example:
+        >>> reorder_dimensions((2, 3), [(1, 2)])
+        [0, 1]
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::reorder_dimensions (v2.13).
+    """
+    ndim = len(shape)
+    perm = list(range(ndim - 1, -1, -1))
+    for i in range(1, ndim):
+        inserted = i
+        for before in range(i - 1, -1, -1):
+            comparison = _should_swap(shape, operands, perm[before], perm[inserted])
+            if comparison > 0:
+                perm[before], perm[inserted] = perm[inserted], perm[before]
+                inserted = before
+            elif comparison < 0:
+                break
+    return perm
+
+
+def _should_swap(shape: Sizes, operands: Sequence[Sizes], dim0: int, dim1: int) -> int:
+    """Returns 1 if `dim0`, now the inner of the two, should be the outer; -1 if not; 0 if no operand decides.
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::reorder_dimensions (v2.13).
+    """
+    for strides in operands:
+        stride0, stride1 = strides[dim0], strides[dim1]
+        if stride0 == 0 or stride1 == 0:  # expanded: this operand does not decide
+            continue
+        if stride0 != stride1:
+            return -1 if stride0 < stride1 else 1
+        # If the strides are equal, one of the dimensions has size 1, which belongs inside.
+        if shape[dim0] > shape[dim1]:
+            return 1
+    return 0
+
+
+def output_strides(shape: Sizes, operands: Sequence[Layout]) -> Sizes:
+    """Returns the strides of the result that TensorIterator allocates.
+
+    Args:
+        shape: The broadcast shape.
+        operands: The shape and strides of each operand, in order. For an input that the CPU first converts to another
+            dtype, those of the copy: see `temporary_strides`.
+
+    Example:
+        >>> output_strides((2, 3, 4, 5), [((2, 3, 4, 5), (60, 1, 15, 3)), ((3, 4, 5), (20, 5, 1))])
+        (60, 1, 15, 3)
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::fast_set_up (v2.13); aten/src/ATen/TensorIterator.cpp,
+    TensorIteratorBase::allocate_or_resize_outputs (v2.13).
+    """
+    if all(own == shape for own, _ in operands):
+        fast = _fast_set_up(shape, [strides for _, strides in operands])
+        if fast is not None:
+            return fast
+    if len(shape) < 2:
+        return contiguous_strides(shape)
+    perm = reorder_dimensions(shape, [_stretch(shape, *operand) for operand in operands if operand[0]])
+    if perm == list(range(len(shape) - 1, -1, -1)):
+        return contiguous_strides(shape)
+    return strides_along(shape, perm)
+
+
+def _fast_set_up(shape: Sizes, operands: Sequence[Sizes]) -> Sizes | None:
+    """Strides for operands of one shape that need no sorting, or None. There is no such path for channels_last_3d.
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_fast_setup_type (v2.13).
+    """
+    if all(is_contiguous(shape, strides) for strides in operands):
+        return contiguous_strides(shape)
+    if len(shape) == 4 and all(is_channels_last_contiguous(shape, strides) for strides in operands):
+        return channels_last_strides(shape)
+    first = operands[0]
+    if all(strides == first for strides in operands) and is_non_overlapping_and_dense(shape, first):
+        return first
+    return None
+
+
+def _stretch(shape: Sizes, own_shape: Sizes, strides: Sizes) -> Sizes:
+    """An operand's strides broadcast to a shape.
+
+    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_strides (v2.13).
+    """
+    if own_shape == shape:
+        return strides
+    missing = len(shape) - len(own_shape)
+    return (0,) * missing + tuple(
+        0 if own == 1 and full != 1 else stride
+        for own, full, stride in zip(own_shape, shape[missing:], strides, strict=True)
+    )
+
+
+def dense_strides(shape: Sizes, strides: Sizes) -> Sizes:
+    """Returns strides without gaps or overlaps that keep the order of the dimensions in memory.
+
+    Example:
+        >>> dense_strides((2, 3), (1, 4))
+        (1, 2)
+
+    Source: aten/src/ATen/ExpandUtils.cpp, infer_dense_strides (v2.13).
+    """
+    return strides_along(tuple(max(size, 1) for size in shape), reorder_dimensions(shape, [strides]))
+
+
+def temporary_strides(shape: Sizes, strides: Sizes) -> Sizes:
+    """Returns the strides of `tensor.to(dtype)` for another dtype.
+
+    Example:
+        >>> temporary_strides((2, 3), (0, 1)), temporary_strides((2, 3), (1, 2))
+        ((3, 1), (1, 2))
+
+    Source: aten/src/ATen/native/TensorConversions.cpp, _to_copy (v2.13).
+    """
+    if is_non_overlapping_and_dense(shape, strides):
+        return strides
+    return dense_strides(shape, strides)
