@@ -29,7 +29,7 @@ ROOT_FILES = {
 }
 EXTENSION = "torch_promote._C"
 #: Rooms whose modules may import the extension.
-MAY_USE_EXTENSION = {"native", "integrations", "regions", "checking", "numerics", "cli"}
+MAY_USE_EXTENSION = {"native", "integrations", "regions", "observe", "checking", "numerics", "cli"}
 
 
 def order(heading: str) -> list[list[str]]:
@@ -200,7 +200,7 @@ import torch_promote.policy.named_policies
 from torch_promote import _C, errors
 from torch_promote.cli import program
 def f():
-    from torch_promote.bench.run import run
+    from torch_promote.parity.run import run
     importlib.import_module("torch_promote.checking.report")
 """
     known = {"torch_promote.errors", "torch_promote.cli.program", "torch_promote.checking.report"}
@@ -209,7 +209,7 @@ def f():
         "torch_promote._C",
         "torch_promote.errors",
         "torch_promote.cli.program",
-        "torch_promote.bench.run",
+        "torch_promote.parity.run",
         "torch_promote.checking.report",
     }
 

@@ -30,7 +30,7 @@ PARSERS = parsers(make_parser())
 
 
 def test_the_commands() -> None:
-    commands = ["run", "trace", "find-nan", "explain", "compare", "tune", "info", "policies", "parity", "bench", "why"]
+    commands = ["run", "trace", "find-nan", "explain", "compare", "tune", "info", "policies", "parity", "why"]
     assert list(PARSERS) == ["torch-promote", *(f"torch-promote {command}" for command in commands)]
 
 
