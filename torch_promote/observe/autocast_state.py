@@ -78,11 +78,18 @@ def state_in_force() -> AutocastState | None:
         ...     state_in_force().devices["cpu"]
         DeviceAutocast(enabled=True, dtype=torch.bfloat16)
     """
-    devices = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICE_TYPES)
-    if not any(enabled for enabled, _ in devices):
+    # An observer asks at each call: no generator, and no further function.
+    flags: list[tuple[bool, torch.dtype]] = []
+    is_on = False
+    for device in DEVICE_TYPES:
+        enabled = torch.is_autocast_enabled(device)
+        is_on = is_on or enabled
+        flags.append((enabled, torch.get_autocast_dtype(device)))
+    if not is_on:
         return None
     policy_id = _C.current_policy_id() if my_autocast_is_in_force() else None
-    return _state(devices, torch.is_autocast_cache_enabled(), policy_id, _is_inside_kernel())
+    inside = torch._C._dispatch_tls_is_dispatch_key_excluded(_NOT_IN_KERNELS)
+    return _state(tuple(flags), torch.is_autocast_cache_enabled(), policy_id, inside)
 
 
 @functools.lru_cache(maxsize=64)
