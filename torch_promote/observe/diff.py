@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_promote.observe.events import Call, TensorInfo
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import Column, Content, Report, Table
+from torch_promote.report.base import Cell, Column, Content, Report, Table
 
 if TYPE_CHECKING:
     from torch_promote.observe.events import TraceRecords
@@ -117,7 +117,7 @@ class TraceDiff(Report):
             key = change.op, change.phase, change.what, change.before, change.after
             groups.setdefault(key, Counter())[change.module or "(none)"] += 1
         decided = {change.op for change in self.changes if change.what in ("policy", "said_by")}
-        rows = [
+        rows: list[tuple[Cell, ...]] = [
             (*key, modules.total(), modules)
             for key, modules in sorted(groups.items(), key=lambda group: group[0][0] not in decided)
         ]

@@ -10,7 +10,6 @@ import torch
 
 from torch_promote import _C
 from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.native.interrupts import without_interrupt_at_start
 from torch_promote.observe.events import Kind, Phase, TensorInfo
 from torch_promote.reference.autocast import AutocastState, has_policy
 from torch_promote.reference.autocast import tensors_in as tensors_by_path
@@ -199,7 +198,6 @@ class unnoticed:  # noqa: N801 (used like a function)
             self.__exit__()
             raise
 
-    @without_interrupt_at_start
     def __exit__(self, *error: object) -> None:
         try:
             self._ops.__exit__(None, None, None)

@@ -112,12 +112,14 @@ class Listing:
         lines: The sentences. Without any, it is not shown.
         most: How many of them the terminal shows.
         where: The renderers that show it.
+        wrap: Whether `str(report)` wraps long lines. False for lines that people search or copy, such as file names.
     """
 
     title: str
     lines: Sequence[str]
     most: int = 10
     where: Where = "all"
+    wrap: bool = True
 
 
 @dataclass(frozen=True)
@@ -510,8 +512,8 @@ def spell(value: Cell, kind: Kind) -> str:
         texts = texts_of(value)
         more = f" (+{len(texts) - 1})" if len(texts) > 1 else ""
         return f"{spell(texts[0][0], kind)}{more}" if texts else ""
-    if isinstance(value, str):
-        return _SPELL_TEXT[kind](value) if kind in _SPELL_TEXT else value
+    if not isinstance(value, float | int):
+        return _SPELL_TEXT[kind](str(value)) if kind in _SPELL_TEXT else str(value)
     return _SPELL_NUMBER.get(kind, str)(value)
 
 
