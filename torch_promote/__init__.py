@@ -9,17 +9,17 @@ Contents:
 - `CastPolicy` and the op table: torch_promote.policy.op_table
 - `Policy`, policy files and named policies: torch_promote.policy.policy; policies of a whole program
   (`set_default_policy`, `register_policy`): torch_promote.regions.defaults
-- module policies (`set_module_policy`): torch_promote.modules.module_policies (loaded when first used)
+- module policies (`set_module_policy`): torch_promote.regions.module_policies (loaded when first used)
 - `install`, which runs regions of torch.autocast as ours: torch_promote.regions.installation (loaded when first used);
   the environment variables for it: torch_promote.regions.environment
 - precision plugins for Lightning and Fabric: torch_promote.integrations.lightning
-- `promotion`, regions with another promotion rule: torch_promote.promoting; the rules, and `make_rule`:
+- `promotion`, regions with another promotion rule: torch_promote.regions.promotion; the rules, and `make_rule`:
   torch_promote.reference.promotion_rules (loaded when first used)
 - `set_check_ranks`, whether the ranks of a distributed job compare their policies: torch_promote.integrations.ranks
 - errors, all subclasses of `TorchPromoteError`: torch_promote.errors
 - `crosscheck`: torch_promote.checking.crosscheck; `check_casts`: torch_promote.checking.check_casts; `why`, which
   explains the dtype of an expression: torch_promote.checking.why (all loaded when first used)
-- `trace`, which op ran in which dtype and why: torch_promote.numerics.trace; `find_nonfinite`, where the first inf or
+- `trace`, which op ran in which dtype and why: torch_promote.observe.trace; `find_nonfinite`, where the first inf or
   NaN came from: torch_promote.numerics.find_nonfinite (both loaded when first used)
 - `reference`: torch_promote.reference (loaded when first used)
 - the command `torch-promote`: torch_promote.cli.program
@@ -35,7 +35,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from torch_promote.dispatch_keys import AUTOCAST_KEY
+from torch_promote.dispatch_keys import AUTOCAST_KEY, pass_over
 from torch_promote.native.loader import check_extension, do_once, keep_package
 
 check_extension()  # the imports below need the extension
@@ -68,17 +68,14 @@ from torch_promote.errors import (
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations import compile_regions as _compile_regions
 from torch_promote.integrations import cuda_graphs as _cuda_graphs
-from torch_promote.integrations import higher_order as _higher_order
 from torch_promote.integrations import optimizers as _kept_casts
 from torch_promote.integrations import ranks as _ranks
 from torch_promote.integrations import unversioned_writes as _unversioned_writes
 from torch_promote.integrations.checkpoint import checkpoint_contexts
 from torch_promote.integrations.ranks import set_check_ranks
 from torch_promote.policy import module_tables as _module_tables
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.policy import Policy
-from torch_promote.promoting.lint import PromotionEvent, PromotionKind
-from torch_promote.promoting.promotion import promotion
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.base import Region as _Region
 from torch_promote.regions.cache import cache_info, clear_cache
@@ -90,27 +87,21 @@ from torch_promote.regions.defaults import (
     set_default_policy,
     use_environment,
 )
+from torch_promote.regions.promotion import PromotionEvent, PromotionKind, promotion
 
 if TYPE_CHECKING:
     from torch_promote import reference
     from torch_promote.checking.check_casts import check_casts
     from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, crosscheck
     from torch_promote.checking.why import why
-    from torch_promote.modules.module_policies import (
-        format_module_policy,
-        module_policies,
-        print_module_policy,
-        remove_module_policy,
-        set_module_policy,
-    )
     from torch_promote.numerics.compare import compare
     from torch_promote.numerics.comparing.comparison import Comparison
     from torch_promote.numerics.comparing.site import Site
     from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
-    from torch_promote.numerics.report.trace_report import TraceReport
-    from torch_promote.numerics.trace import trace
     from torch_promote.numerics.tune import tune
     from torch_promote.numerics.tuning.tuning import Tuning
+    from torch_promote.observe.trace import trace
+    from torch_promote.observe.trace_report import TraceReport
     from torch_promote.reference.promotion_rules import PromotionRule, make_rule
     from torch_promote.regions.installation import (
         Installation,
@@ -120,6 +111,13 @@ if TYPE_CHECKING:
         stock_autocast,
         uninstall,
     )
+    from torch_promote.regions.module_policies import (
+        format_module_policy,
+        module_policies,
+        print_module_policy,
+        remove_module_policy,
+        set_module_policy,
+    )
 
 if keep_package():  # not in a second import
     _compile.install()
@@ -127,10 +125,10 @@ if keep_package():  # not in a second import
     _kept_casts.keep_from_replaying_modes()
     _kept_casts.forget_after_steps()
     _unversioned_writes.install()
-    _cuda_graphs.tell_captures_apart(_unversioned_writes.watch_preserved_versions)
-    _higher_order.pass_over(AUTOCAST_KEY)
+    _cuda_graphs.tell_captures_apart()
+    pass_over(AUTOCAST_KEY)
     _ranks.install()
-    _module_tables.set_library(lambda: importlib.import_module("torch_promote.modules.region_tables"))
+    _module_tables.set_library(lambda: importlib.import_module("torch_promote.regions.module_policies"))
 
 __version__ = "0.1.0"
 
@@ -215,13 +213,13 @@ _LAZY = {
     "make_rule": "torch_promote.reference.promotion_rules",
     "find_nonfinite": "torch_promote.numerics.find_nonfinite",
     "NonfiniteReport": "torch_promote.numerics.find_nonfinite",
-    "trace": "torch_promote.numerics.trace",
+    "trace": "torch_promote.observe.trace",
     "compare": "torch_promote.numerics.compare",
     "Comparison": "torch_promote.numerics.comparing.comparison",
     "Site": "torch_promote.numerics.comparing.site",
     "tune": "torch_promote.numerics.tune",
     "Tuning": "torch_promote.numerics.tuning.tuning",
-    "TraceReport": "torch_promote.numerics.report.trace_report",
+    "TraceReport": "torch_promote.observe.trace_report",
     **dict.fromkeys(
         ("Installation", "install", "installed", "installed_as", "stock_autocast", "uninstall"),
         "torch_promote.regions.installation",
@@ -234,7 +232,7 @@ _LAZY = {
             "remove_module_policy",
             "set_module_policy",
         ),
-        "torch_promote.modules.module_policies",
+        "torch_promote.regions.module_policies",
     ),
 }
 

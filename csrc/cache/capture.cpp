@@ -14,12 +14,9 @@ namespace {
 
 std::atomic<uint64_t> captures_begun{0};
 std::atomic<bool> captures_are_counted{false};
-std::atomic<uint64_t> replays{0};
-std::atomic<bool> replays_are_counted{false};
 // Never released: the extension stays loaded.
 PyObject* ask_is_capturing = nullptr;
 PyObject* on_first_capture = nullptr;
-PyObject* on_first_count_of_replays = nullptr;
 
 enum class Answer : uint8_t { yes, no, interrupted };
 
@@ -83,24 +80,9 @@ void note_capture() {
   captures_begun.fetch_add(1, std::memory_order_relaxed);
 }
 
-uint64_t replays_begun() {
-  return replays.load(std::memory_order_relaxed);
-}
-
-void count_replays() {
-  if (!replays_are_counted.load(std::memory_order_relaxed) && !replays_are_counted.exchange(true)) {
-    replays_are_counted = call_python(on_first_count_of_replays) != Answer::interrupted;
-  }
-}
-
-void note_replay() {
-  replays.fetch_add(1, std::memory_order_relaxed);
-}
-
-void set_capture_functions(PyObject* is_capturing, PyObject* on_first, PyObject* on_count_replays) {
+void set_capture_functions(PyObject* is_capturing, PyObject* on_first) {
   ask_is_capturing = is_capturing;
   on_first_capture = on_first;
-  on_first_count_of_replays = on_count_replays;
 }
 
 } // namespace torch_promote

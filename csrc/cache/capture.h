@@ -14,8 +14,7 @@ namespace torch_promote {
 // While PyTorch captures a CUDA graph, a cast is not computed: the graph computes it at each replay. So a use outside
 // of the capture must not get it, and neither must another graph, which may be replayed first. Conversely, a graph must
 // not get a cast from before its capture: it would read that memory at each replay, whatever the weight is by then.
-// Casts are therefore shared within one capture, and not across its borders; those of persistent regions are an
-// exception, see NOTE [ Graphs and persistent casts ].
+// Casts are therefore shared within one capture, and not across its borders.
 //
 // PyTorch tells whether a stream is capturing, and nothing about which graph. The captures are told apart by a count,
 // which a hook on `torch.cuda.CUDAGraph.capture_begin` increases (torch_promote/integrations/cuda_graphs.py). The first
@@ -34,16 +33,8 @@ bool is_captured(const Source& source);
 // Notes that a capture begins.
 void note_capture();
 
-// How many graphs have been replayed since `count_replays` was first called. It installs a hook, and may run any
-// Python.
-uint64_t replays_begun();
-void count_replays();
-// Notes that a graph is replayed.
-void note_replay();
-
 // Python functions without arguments. `is_capturing` reports whether the current stream is, for PyTorch 2.11, whose
-// device guard does not; it may be None. `on_first` and `on_count_replays` install the hooks. Takes over the
-// references.
-void set_capture_functions(_object* is_capturing, _object* on_first, _object* on_count_replays);
+// device guard does not; it may be None. `on_first` installs the hook. Takes over the references.
+void set_capture_functions(_object* is_capturing, _object* on_first);
 
 } // namespace torch_promote

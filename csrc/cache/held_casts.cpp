@@ -74,7 +74,6 @@ void HeldCasts::clear() {
   holds.put(false);
   weights.clear();
   activations.clear();
-  batch.end();
 }
 
 void HeldCasts::drop_if(bool (*test)(const CastEntry&)) {
@@ -90,7 +89,6 @@ void HeldCasts::swap(HeldCasts& other) {
   std::swap(span, other.span);
   weights.swap(other.weights);
   activations.swap(other.activations);
-  batch.swap(other.batch);
 }
 
 void free_casts_of_all_threads() {
@@ -99,7 +97,6 @@ void free_casts_of_all_threads() {
   for (HeldCasts* casts : all_casts().sets) {
     casts->weights.take_memory(gone);
     casts->activations.take_memory(gone);
-    casts->batch.take_memory(gone);
   }
 }
 

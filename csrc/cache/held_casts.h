@@ -3,7 +3,6 @@
 
 #include "cache/activation_cache.h"
 #include "cache/stock_cache.h"
-#include "cache/weight_batch.h"
 #include "cache/weight_cache.h"
 #include "cache/write_log.h"
 
@@ -18,7 +17,6 @@ struct HeldCasts {
   CastHolder holder;
   WeightCache weights;
   ActivationCache activations;
-  WeightBatch batch;
   HoldsCasts holds;
   uint64_t epoch = 0; // up to which unversioned writes are known
   // The time from the first use of these casts until they are dropped; unique in the process.

@@ -24,7 +24,7 @@ bool is_of(const CastData& cast, at::ScalarType dtype, const Weight& weight, con
 } // namespace
 
 uint64_t alias_epoch(const at::TensorBase& weight) {
-  const WeightCasts* const casts = enroll_casts_of(weight);
+  const WeightCasts* const casts = make_casts_of(weight);
   return casts != nullptr ? casts->epoch() : 0;
 }
 
@@ -39,7 +39,7 @@ void note_alias(const at::Tensor& tensor) {
 }
 
 WeakMeta weak_meta_of(const at::TensorBase& weight) {
-  return WeakMeta(c10::intrusive_ptr<c10::BackendMeta>::reclaim_copy(enroll_casts_of(weight)));
+  return WeakMeta(c10::intrusive_ptr<c10::BackendMeta>::reclaim_copy(make_casts_of(weight)));
 }
 
 bool is_owned_by(const c10::Storage& storage, size_t owners) {
@@ -71,7 +71,6 @@ std::optional<at::Tensor> find_persistent(
     return std::nullopt;
   }
   const std::shared_ptr<PersistentCast> found = *here;
-  found->used = true;
   if (span != 0) {
     owner->note_use_without_node(dtype, span);
   }
@@ -101,15 +100,13 @@ void store_persistent(
     const Weight& weight,
     const SourceSignature& signature,
     const at::Tensor& cast,
-    Epochs began,
-    bool used) {
+    Epochs began) {
   const size_t bound = weight.owner->nbytes();
-  WeightCasts* const owner = enroll_casts_of(*weight.owner);
+  WeightCasts* const owner = make_casts_of(*weight.owner);
   if (owner == nullptr || cast.nbytes() > bound) {
     return;
   }
   const auto made = std::make_shared<PersistentCast>(CastData(signature, source, cast), source.impl);
-  made->used = used;
   PersistentCasts gone;
   const std::lock_guard<std::mutex> lock(owner->mutex());
   if (owner->epoch() != began.aliases || was_written(source.tensor, began.writes)) {
@@ -148,16 +145,6 @@ void for_each_weight(const Function& function) {
   }
 }
 
-void drop_from(uint64_t first_weight) {
-  std::vector<PersistentCasts> gone;
-  for_each_weight([&](const WeightCasts& weight) {
-    if (weight.number() >= first_weight) {
-      weight.casts().swap(gone.emplace_back());
-      weight.outdate_graph_casts();
-    }
-  });
-}
-
 } // namespace
 
 // After the write epoch has been increased. A cast that began before is then either in the registry by now, or its
@@ -176,11 +163,6 @@ void forget_persistent(const std::vector<at::Tensor>& tensors) {
     for (const auto& cast : weight.casts()) {
       cast->outdated = cast->outdated || written.count(cast->data().signature().storage()) != 0;
     }
-    for (const GraphCastOfWeight& cast : weight.graph_casts()) {
-      if (written.count(cast.storage) != 0) {
-        *cast.is_fresh = false;
-      }
-    }
   });
 }
 
@@ -189,16 +171,16 @@ bool any_persistent() {
 }
 
 void clear_persistent() {
-  drop_from(0);
+  std::vector<PersistentCasts> gone;
+  for_each_weight([&](const WeightCasts& weight) { weight.casts().swap(gone.emplace_back()); });
 }
 
-void forget_beyond_stock(uint64_t first_weight) {
-  for_each_weight([first_weight](const WeightCasts& weight) {
-    if (weight.number() >= first_weight) {
-      weight.begin_epoch();
-    }
+void forget_beyond_stock() {
+  std::vector<PersistentCasts> gone;
+  for_each_weight([&](const WeightCasts& weight) {
+    weight.begin_epoch();
+    weight.casts().swap(gone.emplace_back());
   });
-  drop_from(first_weight);
 }
 
 PersistentInfo persistent_info() {

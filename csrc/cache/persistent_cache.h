@@ -54,14 +54,13 @@ struct Epochs {
 };
 
 // Stores the data of a cast, unless its source has been written to since it began. `signature` is that of the tensor
-// before the cast, and `used` tells whether a region has asked for it.
+// before the cast.
 void store_persistent(
     const Source& source,
     const Weight& weight,
     const SourceSignature& signature,
     const at::Tensor& cast,
-    Epochs began,
-    bool used = true);
+    Epochs began);
 
 // Drops the casts of all weights that share a storage with one of these tensors, which have been written to without a
 // change of their version.
@@ -69,9 +68,9 @@ void forget_persistent(const std::vector<at::Tensor>& tensors);
 
 void clear_persistent();
 
-// After a write that may have been to any weight, or to any from this number on (see WeightCasts): drops all its
-// persistent casts, and in the regions of all threads those that stock would make again.
-void forget_beyond_stock(uint64_t first_weight = 0);
+// After a write that may have been to any weight: drops all persistent casts, and in the regions of all threads those
+// that stock would make again.
+void forget_beyond_stock();
 
 // Whether there may be persistent casts.
 bool any_persistent();

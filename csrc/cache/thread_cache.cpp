@@ -5,7 +5,6 @@
 #include "cache/capture.h"
 #include "cache/check.h"
 #include "cache/entry.h"
-#include "cache/graph_casts.h"
 #include "cache/held_casts.h"
 #include "cache/outside_writers.h"
 #include "cache/persistent_cache.h"
@@ -78,20 +77,6 @@ at::Tensor cast_to_keep(const Source& source, c10::ScalarType dtype, Reuse reuse
   return cast(source, dtype);
 }
 
-// The same, if the cast was made together with those of other weights. Undefined otherwise.
-at::Tensor cast_in_advance(
-    ThreadCaches& here,
-    const Source& source,
-    c10::ScalarType dtype,
-    const CastTime& now,
-    std::optional<uint64_t> number) {
-  at::Tensor result = here.batch.take(source, dtype, now);
-  if (result.defined() && source.needs_node) {
-    attach_node(result, source.tensor, number.has_value() ? *number : next_sequence_nr());
-  }
-  return result;
-}
-
 // A cast whose node gets a number that an earlier use has taken.
 at::Tensor cast_with_number(const Source& source, c10::ScalarType dtype, uint64_t number) {
   const at::AutoGradMode no_grad(false);
@@ -130,17 +115,10 @@ at::Tensor reused(ThreadCaches& here, const Source& source, at::Tensor cast, con
   return cast;
 }
 
-// The data of a cast from before the region, for a use that needs no node. In a capture, of one that its graph may
-// read.
+// The data of a cast from before the region, for a use that needs no node.
 std::optional<at::Tensor> find_kept(
     const Source& source, const Weight& weight, c10::ScalarType dtype, uint64_t span = 0) {
-  if (current_capture(source) == 0) {
-    return find_persistent(source, weight, dtype, span);
-  }
-  // Autograd would save the cast, and a refresh overwrite it before the backward that is captured, or replayed, later.
-  const bool served = !weight.is_view && !at::GradMode::is_enabled();
-  at::Tensor cast = served ? cast_for_graph(source, dtype) : at::Tensor();
-  return cast.defined() ? std::optional(std::move(cast)) : std::nullopt;
+  return current_capture(source) == 0 ? find_persistent(source, weight, dtype, span) : std::nullopt;
 }
 
 // Whether this would be found again; another thread may have stored a newer one.
@@ -209,11 +187,11 @@ at::Tensor cast_of_weight(const Source& source, const Weight& weight, c10::Scala
   const uint64_t aliases = persistent ? alias_epoch(*weight.owner) : 0;
   // Asked again: a tensor over the data that was made in between increased the epoch before it was read.
   const bool may_persist = persistent && key.capture == 0 && has_unique_storage(source.tensor, weight.is_view);
-  at::Tensor result = data_only || joins ? at::Tensor() : cast_in_advance(here, source, dtype, began, number);
-  if (!result.defined() && joins) {
+  at::Tensor result;
+  if (joins) {
     const at::AutoGradMode no_grad(false);
     result = cast(source.tensor, dtype);
-  } else if (!result.defined()) {
+  } else {
     result = number.has_value() && source.needs_node ? cast_with_number(source, dtype, *number)
                                                      : cast_to_keep(source, dtype, weight.reuse);
   }

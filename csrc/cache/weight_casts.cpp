@@ -30,8 +30,6 @@ ForkSafeMutex& mutex_of(const at::TensorImpl* weight) {
   return weight_registry().weights.size();
 });
 
-std::atomic<uint64_t> last_weight = 0;
-
 // Unique in the process: `weight.data = other` replaces the BackendMeta, and the new one must not repeat an old epoch.
 uint64_t next_epoch() {
   static std::atomic<uint64_t> last = 0;
@@ -46,30 +44,16 @@ WeightRegistry& weight_registry() {
   return *instance;
 }
 
-uint64_t next_weight_number() {
-  return last_weight + 1;
-}
-
-WeightCasts::WeightCasts(const at::TensorImpl* weight)
-    : mutex_(mutex_of(weight)), counter_(weight->version_counter()), epoch_(next_epoch()) {}
-
-void WeightCasts::enroll() {
-  if (number_ != 0) {
-    return;
-  }
+WeightCasts::WeightCasts(const at::TensorImpl* weight) : mutex_(mutex_of(weight)), epoch_(next_epoch()) {
   const std::lock_guard<std::mutex> lock(weight_registry().mutex);
-  if (weight_registry().weights.insert(this).second) {
-    ++weight_registry().size;
-    number_ = ++last_weight;
-  }
+  weight_registry().weights.insert(this);
+  ++weight_registry().size;
 }
 
 WeightCasts::~WeightCasts() {
-  if (number_ != 0) {
-    const std::lock_guard<std::mutex> lock(weight_registry().mutex);
-    weight_registry().weights.erase(this);
-    --weight_registry().size;
-  }
+  const std::lock_guard<std::mutex> lock(weight_registry().mutex);
+  weight_registry().weights.erase(this);
+  --weight_registry().size;
 }
 
 void WeightCasts::release_resources() {
@@ -87,7 +71,6 @@ void WeightCasts::drop() const {
   PersistentCasts gone;
   const std::lock_guard<std::mutex> lock(mutex_);
   gone.swap(casts_);
-  outdate_graph_casts();
   begin_epoch();
 }
 
@@ -122,14 +105,6 @@ WeightCasts* make_casts_of(const at::TensorBase& weight) {
     }
   }
   return casts_of(weight);
-}
-
-WeightCasts* enroll_casts_of(const at::TensorBase& weight) {
-  WeightCasts* const casts = make_casts_of(weight);
-  if (casts != nullptr) {
-    casts->enroll();
-  }
-  return casts;
 }
 
 } // namespace torch_promote

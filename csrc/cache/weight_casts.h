@@ -20,8 +20,6 @@
 
 namespace torch_promote {
 
-class GraphCast;
-
 // Stock makes the node of a weight's cast at the first use in a region, under no_grad too, and the node's number
 // decides the order of the backward. A use under no_grad takes the number for the first use in its span that needs a
 // node; see HeldCasts::span. If several threads use the weight at once, the last note counts: stock's threads share the
@@ -45,9 +43,7 @@ class PersistentCast {
   const CastData& data() const {
     return data_;
   }
-  // Under the mutex of the weight: whether a region has used it since it was made or refreshed, and whether the weight
-  // has been written to since.
-  bool used = true;
+  // Under the mutex of the weight: whether that has been written to since.
   bool outdated = false;
   // Lets the current stream, if it is not that of the cast, wait until the cast is done, and keeps the memory from
   // being reused before the stream is. `mutex` is that of the weight.
@@ -68,22 +64,6 @@ class PersistentCast {
     prepared_.push_back(stream);
   }
 
-  // Whether all its uses and new work on the current stream follow on one another, and nobody else has its memory, so
-  // that it may be written to. (Of its memory, the data and its tensor each hold a part.)
-  bool may_be_written(const at::TensorImpl& source) const {
-    return prepared_.empty() && belongs_to_nobody_else() &&
-           (!made_.has_value() || data_.stream() == current_stream(source).id());
-  }
-  bool belongs_to_nobody_else() const {
-    const at::Tensor& tensor = data_.tensor();
-    return tensor.use_count() == 1 && tensor.storage().use_count() == 2;
-  }
-
-  // For whoever has taken the cast over: recorded when it was made, on this stream.
-  c10::Event& made() {
-    return *made_;
-  }
-
  private:
   CastData data_;
   std::optional<c10::Event> made_;
@@ -92,13 +72,6 @@ class PersistentCast {
 
 // Shared, so that a cast is copied and destroyed outside of the lock: both may run Python, or wait for the GIL.
 using PersistentCasts = std::vector<std::shared_ptr<PersistentCast>>;
-
-// A cast that CUDA graphs read; see cache/graph_casts.h. Who knows of a write to the weight clears `is_fresh`.
-struct GraphCastOfWeight {
-  std::weak_ptr<GraphCast> cast;
-  const c10::StorageImpl* storage; // of the weight, to compare with
-  std::shared_ptr<std::atomic<bool>> is_fresh;
-};
 
 // The casts of one weight. Also made for a weight that has none, to learn when a tensor is made that shares its data.
 class WeightCasts final : public c10::BackendMeta {
@@ -119,12 +92,6 @@ class WeightCasts final : public c10::BackendMeta {
   uint64_t epoch() const {
     return epoch_.load(std::memory_order_relaxed);
   }
-  // To be called before there are casts that depend on this: the registry tells of writes.
-  void enroll();
-  // Increases from weight to weight, in the order of their enrollment; 0 before.
-  uint64_t number() const {
-    return number_;
-  }
   // Guards what follows. It is found by the address of the weight's TensorImpl: the casts stay there. A swap of tensors
   // gives the TensorImpl to another Python object, and a copy of its metadata gets no casts.
   ForkSafeMutex& mutex() const {
@@ -132,9 +99,6 @@ class WeightCasts final : public c10::BackendMeta {
   }
   PersistentCasts& casts() const {
     return casts_;
-  }
-  std::vector<GraphCastOfWeight>& graph_casts() const {
-    return graph_casts_;
   }
   void note_use_without_node(at::ScalarType dtype, uint64_t span) const {
     if (first_use(dtype, span) == nullptr) {
@@ -148,21 +112,10 @@ class WeightCasts final : public c10::BackendMeta {
     });
     return found != first_uses_.end() ? &*found : nullptr;
   }
-  void outdate_graph_casts() const {
-    for (const GraphCastOfWeight& cast : graph_casts_) {
-      *cast.is_fresh = false;
-    }
-  }
-  uint32_t version() const { // of the weight, now
-    return counter_.current_version();
-  }
 
  private:
   ForkSafeMutex& mutex_;
-  c10::VariableVersion counter_;
-  std::atomic<uint64_t> number_ = 0;
   mutable PersistentCasts casts_; // oldest first
-  mutable std::vector<GraphCastOfWeight> graph_casts_;
   mutable std::vector<FirstUse> first_uses_; // one for each dtype
   mutable std::atomic<uint64_t> epoch_;
 };
@@ -174,8 +127,6 @@ struct WeightRegistry {
   std::atomic<size_t> size = 0; // of `weights`, to be read without the lock
 };
 WeightRegistry& weight_registry();
-// That of the weight that is made next.
-uint64_t next_weight_number();
 
 // Null if the weight has no BackendMeta, or another library's.
 WeightCasts* casts_of(const at::TensorBase& weight);
@@ -188,7 +139,5 @@ LockedCasts lock_casts_of(const at::TensorBase& weight);
 // Makes them if the slot is empty. (If another thread copies the tensor at this moment, that is a race inside PyTorch:
 // a tensor's metadata must not be written while it is read.)
 WeightCasts* make_casts_of(const at::TensorBase& weight);
-// The same, and enrolls them.
-WeightCasts* enroll_casts_of(const at::TensorBase& weight);
 
 } // namespace torch_promote

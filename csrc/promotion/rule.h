@@ -63,7 +63,7 @@ struct PromotionTables {
   }
 };
 
-// What the lint looks for; a bit each. torch_promote/promoting/lint.py names them in this order.
+// What the lint looks for; a bit each. torch_promote/regions/promotion.py names them in this order.
 enum class LintKind : uint8_t { zero_dim, overflow, float_overflow, low_precision, float64, any };
 
 struct PromotionOptions {
@@ -80,7 +80,7 @@ struct PromotionOptions {
   }
 };
 
-// A rule that regions refer to. torch_promote/promoting/hooks.py drops unused rules.
+// A rule that regions refer to. torch_promote/regions/promotion_tables.py drops unused rules.
 class Promotion {
  public:
   Promotion(

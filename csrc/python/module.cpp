@@ -2,14 +2,11 @@
 #include "cache/cache_mode.h"
 #include "cache/capture.h"
 #include "cache/check.h"
-#include "cache/graph_casts.h"
 #include "cache/outside_writers.h"
 #include "cache/persistent_cache.h"
-#include "cache/refresh.h"
 #include "cache/thread_cache.h"
 #include "cache/thread_casts.h"
 #include "cache/weight.h"
-#include "cache/weight_batch.h"
 #include "dispatch/collectives.h"
 #include "dispatch/op_definitions.h"
 #include "dispatch/promotion_kernels.h"
@@ -187,7 +184,6 @@ void note_step(const py::sequence& weights) {
   bool captured = false;
   c10::DeviceIndex asked = -1;
   const bool casts = any_casts();
-  const bool batched = any_batched_weights();
   for (const py::handle weight : weights) {
     if (!THPVariable_Check(weight.ptr())) {
       continue;
@@ -197,21 +193,14 @@ void note_step(const py::sequence& weights) {
       asked = tensor.get_device();
       captured = captured || is_captured(Source(tensor));
     }
-    if (batched) {
-      note_batched_step(tensor);
-    }
     if (casts || captured) {
       written.push_back(tensor);
     }
   }
   if (captured) {
     note_captured_writes(written);
-    forget_casts(written);
-    return;
   }
-  CastsToRefresh casts_to_refresh(written);
   forget_casts(written);
-  casts_to_refresh.refresh();
 }
 
 struct SuspendedHandle {
@@ -226,9 +215,8 @@ std::vector<std::vector<unsigned int>> bytes_of(const PolicyTable& table) {
   return result;
 }
 
-void set_python_capture_functions(
-    const py::object& is_capturing, const py::function& on_first, const py::function& on_count_replays) {
-  set_capture_functions(is_capturing.inc_ref().ptr(), on_first.inc_ref().ptr(), on_count_replays.inc_ref().ptr());
+void set_python_capture_functions(const py::object& is_capturing, const py::function& on_first) {
+  set_capture_functions(is_capturing.inc_ref().ptr(), on_first.inc_ref().ptr());
 }
 
 uint32_t register_promotion_rule(
@@ -279,20 +267,12 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("note_step", &note_step);
   m.def("forget_beyond_stock", [] { forget_beyond_stock(); });
-  py::class_<CapturedCasts, std::shared_ptr<CapturedCasts>>(m, "CapturedCasts")
-      .def_property_readonly("reads", [](const CapturedCasts& casts) { return casts.read.size(); })
-      .def_property_readonly("may_write_to_all", [](const CapturedCasts& casts) { return casts.writes_from == 0; });
-  m.def("begin_graph", &begin_graph);
-  m.def("end_graph", &end_graph);
-  m.def("before_replay", &before_replay);
-  m.def("after_replay", &after_replay);
   m.def("note_alias", &note_alias);
   m.def("op_definitions", &op_definitions);
   m.def("recognize_slices", &recognize_slices);
   m.def("recognizes_slices", &recognizes_slices);
   m.def("watch_collectives", &watch_collectives);
   m.def("note_capture", &note_capture);
-  m.def("note_replay", &note_replay);
   m.def("set_capture_functions", &set_python_capture_functions);
   register_typed_wrappers();
   register_unversioned_writers();

@@ -100,7 +100,7 @@ def test_no_child_hangs_that_is_forked_while_threads(program: str, seconds: int)
 HELD = """
 import os, sys, threading, time, torch
 import torch_promote as tp
-from torch_promote.promoting import hooks
+from torch_promote.regions import promotion_tables as hooks
 
 held = threading.Event()
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.measures import count_casts, peak_bytes
 from helpers.casts import Region, ours, stock
 from helpers.comparison import assert_same
 from helpers.models import (
@@ -21,8 +22,6 @@ from helpers.models import (
     made,
     region_of,
 )
-from torch_promote.bench.casts import count_casts
-from torch_promote.bench.memory import peak_bytes
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 

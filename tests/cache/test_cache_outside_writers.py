@@ -245,7 +245,7 @@ def test_a_replay_of_a_graph_drops_casts_beyond_stock(monkeypatch: pytest.Monkey
     monkeypatch.setattr(graph, "replay", lambda self: by_address(self.writes))
     for method in ("capture_begin", "capture_end"):
         monkeypatch.setattr(graph, method, getattr(graph, method))  # to be restored
-    tp.integrations.cuda_graphs.watch_graphs()
+    tp.integrations.cuda_graphs.watch_replays()
     w, replayed = frozen(), Captured()
     replayed.writes = w
     assert persistent_casts_of(w) == 1

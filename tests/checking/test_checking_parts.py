@@ -14,7 +14,6 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
-from torch_promote.checking.call_site import calling_line, describe_arguments
 from torch_promote.checking.checker import Checker
 from torch_promote.checking.comparison import compare
 from torch_promote.checking.expectation import Finding, expect
@@ -22,6 +21,7 @@ from torch_promote.checking.known_gaps import GapError, dispatch_gaps, explained
 from torch_promote.checking.report import CrosscheckReport, Mismatch
 from torch_promote.checking.stock_run import StockRun
 from torch_promote.checking.strided_copy import copy_with_strides
+from torch_promote.observe.places import calling_line, describe_arguments
 from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 
 NAN = float("nan")

@@ -14,7 +14,7 @@ import torch
 
 import torch_promote as tp
 from torch_promote.checking import checker, expectation
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference import promotion as promotion_table
 from torch_promote.reference.autocast import AutocastState, Cast
 from torch_promote.reference.ops.infer import Entry

@@ -22,10 +22,8 @@ from helpers.subprocesses import environment, run_module, run_python
 from torch_promote import _C
 from torch_promote.cli.program import main
 from torch_promote.integrations.side_effects import SIDE_EFFECTS
-from torch_promote.policy import registered as registrations
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import DEVICE_TYPES, op_table
-from torch_promote.policy.registered import missing_rows, unlisted_ops
+from torch_promote.policy import op_table as registrations
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, unlisted_ops
 
 __all__ = ["terminal_of_80_columns", "wide"]  # fixtures
 

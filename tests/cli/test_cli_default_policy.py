@@ -51,12 +51,6 @@ def test_info(capsys: Capture, wide: None, cuda: None) -> None:
     )
 
 
-def test_bench(capsys: Capture, wide: None, cuda: None) -> None:
-    arguments = ("bench", "--case", "enter, exit of one object", "--rounds", "2")
-    assert f"note: ours ran under the default policy, {CUDA}." in text_of(capsys, *arguments).splitlines()
-    assert json_of(capsys, *arguments)["default_policy"] == CUDA
-
-
 def test_parity(wide: None, cuda: None) -> None:
     report = parity_report_of("good")
     assert f"note: ours ran under the default policy, {CUDA}. Stock did not." in render(parity_report.draw(report))

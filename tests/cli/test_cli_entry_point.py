@@ -69,7 +69,7 @@ def test_ctrl_c_while_torch_is_imported() -> None:
     """A process of its own: Ctrl-C reaches it in the first second."""
     code = "import sys, torch_promote_command as c; print('ready', flush=True); sys.exit(c.main())"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "bench"],
+        [sys.executable, "-c", code, "parity"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import cuda_stand_in
 import torch_promote as tp
-from helpers.captured_forwards import casts_of, ours, stock
 from helpers.comparison import assert_same
 
 pytestmark = pytest.mark.usefixtures("stand_in", "no_cast_checks")
+
+ours = functools.partial(tp.my_autocast, "cuda", dtype=torch.bfloat16)
+stock = functools.partial(tp.stock_autocast, "cuda", dtype=torch.bfloat16)
+
+
+def casts_of(run: Callable[[], Any]) -> int:
+    """The number of casts from float32 that an action makes."""
+    with cuda_stand_in.counting() as counts:
+        run()
+    return len([cast for cast in counts.casts if cast.source == "Float"])
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +47,7 @@ def test_activations_and_frozen_weights_are_shared_within_a_capture(frozen: bool
             with region():
                 out = [head(hidden) for head in heads for _ in range(2)]
         x.mul_(0.5)
-        casts = casts_of(graph.replay)[0]
+        casts = casts_of(graph.replay)
         results[name] = (casts, [part.clone() for part in out])
         x.mul_(2)
     assert results["all"][0] == 1 + 3

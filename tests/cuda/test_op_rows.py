@@ -23,8 +23,7 @@ from helpers.rows import (
     stock_and_ours,
 )
 from torch_promote.parity.row_samples.known import FLOAT32, KINDS, NO_GRADIENT
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import Row, op_table
+from torch_promote.policy.op_table import CastPolicy, Row, op_table
 
 LISTED = [row for row in ROWS if listed(row, "cuda")]
 OTHERS = [row for row in ROWS if row not in LISTED]

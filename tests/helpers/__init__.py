@@ -39,8 +39,6 @@ Programs
     nonfinite_programs: random programs with a planted fault that makes an inf or a NaN.
     models: small models that use weights in different ways.
     program_peaks: the peak memory of the programs of the benchmark, and its bounds.
-    captured_forwards: a model on a CUDA device, its captured forward, and the casts that a replay makes.
-    cast_together: a model on a CUDA device, its training step, and how its casts are launched.
     persistent_casts: products with a weight whose casts outlive the region.
     accelerate_hooks: how Accelerate replaces and restores the forward of modules.
     module_policies: a model with module policies, and a training step of it.

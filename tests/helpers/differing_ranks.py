@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torch_promote as tp
 from helpers.process_groups import end_group
 from torch_promote import _C
-from torch_promote.integrations import compare_ranks
+from torch_promote.integrations import ranks as compare_ranks
 
 
 def in_order(rank: int, world_size: int, enter: Callable[[], Any]) -> Any:

@@ -18,8 +18,7 @@ from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.outcome import Bound, without_bits
 from torch_promote.parity.row_samples import SAMPLES, Make
 from torch_promote.parity.row_samples.known import KINDS, PROCESSOR_BOUND, RARE, REFUSED, dtypes_of
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import Row, op_table, schema_of
+from torch_promote.policy.op_table import CastPolicy, Row, op_table, schema_of
 
 #: The rows that the running PyTorch has.
 ROWS = [row for row in op_table() if schema_of(row) is not None]

@@ -18,7 +18,7 @@ from helpers import differing_ranks, rank_training
 from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
 from helpers.subprocesses import Program, environment, run_python, run_together
-from torch_promote.integrations import compare_ranks
+from torch_promote.integrations import ranks as compare_ranks
 
 BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
 

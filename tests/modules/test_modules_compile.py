@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.module_policies import OVERRIDES, POLICIES, dtype_of, expected_dtype, model_of, ours, train
-from torch_promote.modules.module_policies import module_policies, remove_module_policy, set_module_policy
+from torch_promote.regions.module_policies import module_policies, remove_module_policy, set_module_policy
 
 compiled = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
 

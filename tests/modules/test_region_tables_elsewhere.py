@@ -19,11 +19,11 @@ import torch_promote as tp
 from helpers.checkpointing import Block
 from helpers.module_policies import dtype_of, model_of
 from helpers.region_tables import FP16, FP32, HALF, LOW, SINGLE, X, policy_of, region, state_of
-from torch_promote.integrations import compare_ranks
+from torch_promote.integrations import ranks as compare_ranks
 from torch_promote.integrations.compile import policy_digest
-from torch_promote.modules import region_tables
 from torch_promote.native import module_tables
 from torch_promote.native.policy_changes import policies_beyond_stock
+from torch_promote.regions import module_policies as region_tables
 
 # --- copies
 

@@ -13,13 +13,13 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from helpers.subprocesses import Program, run_together
 from helpers.traced_programs import Block
-from torch_promote.checking.dispatch_observer import observe_dispatch
-from torch_promote.numerics.observing import node_origins, tracer
-from torch_promote.numerics.observing.node_origins import NodeOrigins, Origin
-from torch_promote.numerics.observing.running_modules import RunningModules
-from torch_promote.numerics.records.calls import Call
-from torch_promote.numerics.report.trace_report import TraceReport
-from torch_promote.numerics.trace import trace
+from torch_promote.observe import observer as tracer
+from torch_promote.observe import places as node_origins
+from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.events import Call
+from torch_promote.observe.places import NodeOrigins, Origin, RunningModules
+from torch_promote.observe.trace import trace
+from torch_promote.observe.trace_report import TraceReport
 
 
 def _modules(report: TraceReport, op: str, phase: Any = None) -> list[str]:
@@ -225,7 +225,7 @@ def test_lines() -> None:
 
 SCRIPT = """
 import sys, torch
-from torch_promote.numerics.trace import trace
+from torch_promote.observe.trace import trace
 with trace() as report:
     torch.ones(2).exp()
 assert [call.line for call in report.calls] == [__file__ + ":5"] * 2, report.calls

@@ -15,8 +15,8 @@ import torch
 import torch_promote as tp
 from helpers.planted_bugs import change_outcomes
 from torch_promote.checking import expectation
-from torch_promote.checking.comparison import is_fake
 from torch_promote.errors import OptionError
+from torch_promote.observe.ops import is_fake
 from torch_promote.parity import entry_run, samples
 from torch_promote.parity.devices import on_device
 from torch_promote.parity.model import Entry, EntryResult, Options

@@ -69,7 +69,7 @@ def test_a_flipped_policy(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
 def test_a_row_that_ours_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     override(monkeypatch, mm="keep")
     # The reference goes by the table, in which the row is.
-    monkeypatch.setattr("torch_promote.checking.autocast_in_force._overrides_of", lambda *_: {})
+    monkeypatch.setattr("torch_promote.observe.autocast_state._overrides_of", lambda *_: {})
     result = run_entry(MM, Options("cpu", sample="float32/0/plain"))
     found = {(mismatch.kind, mismatch.what): mismatch.text for mismatch in result.mismatches}
     assert {what for _, what in found} == {OURS, REFERENCE_OURS}

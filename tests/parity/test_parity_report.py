@@ -19,9 +19,7 @@ from torch_promote.parity import report as report_module
 from torch_promote.parity.junit import junit
 from torch_promote.parity.model import EntryResult, Options, SampleMismatch
 from torch_promote.parity.report import Report, about, merged
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import op_table
-from torch_promote.policy.registered import registered
+from torch_promote.policy.op_table import CastPolicy, op_table, registered
 
 
 def test_about_names_what_ran() -> None:

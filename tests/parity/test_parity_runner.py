@@ -21,7 +21,7 @@ from torch_promote.parity.model import Entry, Options
 from torch_promote.parity.outcome import copied
 from torch_promote.parity.runner import entries, run_entry
 from torch_promote.parity.samples import LISTED, NotGenerated, Sample, samples
-from torch_promote.policy.registered import registered
+from torch_promote.policy.op_table import registered
 
 OURS = "ours against stock"
 

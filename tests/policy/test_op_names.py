@@ -14,8 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import torch_promote as tp
 from helpers.policy_errors import NAMED, NOT_AN_OP
-from torch_promote.policy.closest_ops import closest_ops
-from torch_promote.policy.op_names import find_op, find_overloads, matches, name_op
+from torch_promote.policy.op_names import closest_ops, find_op, find_overloads, matches, name_op
 
 OPS = sorted(
     {name.partition(".")[0][6:] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}

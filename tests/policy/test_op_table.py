@@ -19,9 +19,8 @@ from helpers.op_registrations import delta_of
 from helpers.subprocesses import output_of
 from torch_promote import _C
 from torch_promote.errors import PolicyError
-from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.legality import legal_policies
-from torch_promote.policy.op_table import DEVICE_TYPES, Row, op_table, parse_table, schema_of
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, Row, op_table, parse_table, schema_of
 
 STOCK_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 AUTOCAST_KEY = "AutocastPrivateUse1"

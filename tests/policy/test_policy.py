@@ -16,7 +16,7 @@ from helpers.library_for_policies import NAMESPACE
 from helpers.policies import WAYS
 from helpers.subprocesses import output_of
 from torch_promote import CastPolicy, PolicyError
-from torch_promote.policy.named import stock_policy
+from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table, schema_of
 from torch_promote.policy.policy import Difference, Policy

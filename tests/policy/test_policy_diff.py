@@ -9,7 +9,7 @@ import pickle
 from expecttest import assert_expected_inline
 
 from torch_promote import CastPolicy, Policy
-from torch_promote.policy.differences import Difference, PolicyDiff
+from torch_promote.policy.policy import Difference, PolicyDiff
 
 MINE = (
     Policy.stock().override({"exp": "fp32", "gelu": "float64"}, device_type="cpu").override_modules({"<head>": "fp32"})

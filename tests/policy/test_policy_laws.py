@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.policies import KEYS, LEGAL, POLICIES, STEPS, VALUES, WAYS, made_of, selected
-from torch_promote.policy.named import stock_policy
+from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Difference, Policy

@@ -17,10 +17,9 @@ from helpers.policies import KEYS, LEGAL, POLICIES, TEXT, TORCH, VALUES, WAYS, p
 from helpers.policy_errors import LEGAL_WRITING, NAMED, WRITES
 from helpers.policy_errors import POLICIES as POLICIES_TEXT
 from torch_promote import CastPolicy, PolicyError
-from torch_promote.policy.differences import Difference
 from torch_promote.policy.module_tables import entries_of
 from torch_promote.policy.op_table import TABLE_VERSION
-from torch_promote.policy.policy import Policy
+from torch_promote.policy.policy import Difference, Policy
 
 __all__ = ["path"]  # a fixture
 

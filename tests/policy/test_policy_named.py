@@ -7,10 +7,10 @@ import torch
 
 from helpers.library_for_policies import NAMESPACE
 from torch_promote import CastPolicy
-from torch_promote.policy import named as named_policies
-from torch_promote.policy import registered_policies
+from torch_promote.policy import named_policies
+from torch_promote.policy import named_policies as registered_policies
 from torch_promote.policy.legality import check_legal
-from torch_promote.policy.named import MEANINGS, stock_policy
+from torch_promote.policy.named_policies import MEANINGS, stock_policy
 from torch_promote.policy.op_table import DEVICE_TYPES, Row, op_table, schema_of
 from torch_promote.policy.policy import Policy, _named
 

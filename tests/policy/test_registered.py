@@ -1,4 +1,4 @@
-"""torch_promote/policy/registered.py: which rows the running PyTorch lacks, and which of its ops the table lacks."""
+"""torch_promote/policy/op_table.py: which rows the running PyTorch lacks, and which of its ops the table lacks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import torch
 from helpers.op_registrations import STRANGE_ROWS, delta_of
 from torch_promote import _C
 from torch_promote.errors import UnsupportedDeviceError
-from torch_promote.policy import registered as registrations
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import DEVICE_TYPES, op_table
-from torch_promote.policy.registered import missing_rows, registered, unlisted_ops
+from torch_promote.policy import op_table as registrations
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, registered, unlisted_ops
 
 
 @pytest.mark.parametrize("device_type", DEVICE_TYPES)

@@ -22,7 +22,7 @@ FILES = sorted((ROOT / "reference").rglob("*.py"))
 #: tables for a reader and computes no result.
 MAY_IMPORT = (
     "torch_promote.errors",
-    "torch_promote.policy.cast_policy",
+    "torch_promote.policy.op_table",
     "torch_promote.policy.dtype_names",
     "torch_promote.policy.op_table",
     "torch_promote.reference",

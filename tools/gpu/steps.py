@@ -102,7 +102,7 @@ def steps(device: str, out: Path, *, tiny: bool) -> Iterator[Step]:
     rounds = "2" if tiny else "11"
     suites = ["--suite", "models", *([] if tiny else ["--suite", "caches", "--suite", "region"])]
     cases = ["--case", "MLP, forward"] if tiny else []
-    command = ["-m", "torch_promote", "bench", "--device", device, "--rounds", rounds, "--json", *suites, *cases]
+    command = ["-m", "benchmarks", "--device", device, "--rounds", rounds, "--json", *suites, *cases]
     yield Step("bench", command, output, _bench, 180)
 
 

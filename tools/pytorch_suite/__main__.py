@@ -111,8 +111,9 @@ def _both(options: argparse.Namespace, run: Run, file: str, explained: dict[str,
 
 
 def _finish(options: argparse.Namespace, release: str, files: dict[str, list[Result]], messages: Sequence[str]) -> int:
-    from report import as_json, opened, show
     from rich.console import Console
+
+    from report import as_json, opened, show
 
     results = [result for found in files.values() for result in found]
     wrong = sum(result.is_wrong for result in results)

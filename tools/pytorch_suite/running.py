@@ -77,7 +77,6 @@ def run_file(
     outcomes: dict[str, Outcome] = {}
     while True:
         values = {"install": install, "chosen": chosen, "done": list(outcomes), "record": str(record.resolve())}
-        values["sources"] = str(run.tests.parent)
         plan.write_text(json.dumps(values), encoding="utf-8")
         died = _run(run, file, plan.resolve(), log, install is not None, end - time.monotonic())
         found, is_whole = read(record, died, outcomes)

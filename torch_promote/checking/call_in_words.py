@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from torch_promote.checking.expected_promotion import operands_of
-from torch_promote.checking.overloads import argument_names, overload_name, tensors_in
 from torch_promote.checking.registered_fake import has_fake
 from torch_promote.checking.seen_calls import SeenCall, is_cast, is_composite_call, is_view, worth_a_step
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.observe.ops import argument_names, overload_name, tensors_in
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference import Inference, Operand, PromotionRule
 from torch_promote.reference.autocast import AutocastPlan
 from torch_promote.reference.autocast import tensors_in as tensors_by_path

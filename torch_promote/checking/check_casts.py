@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 import torch
 
 from torch_promote import _C
-from torch_promote.checking.call_site import calling_line
 from torch_promote.errors import OptionError, StaleCastError
 from torch_promote.native.fork_safe_lock import fork_safe_lock
 from torch_promote.native.interrupts import without_interrupt_at_start
+from torch_promote.observe.places import calling_line
 
 __all__ = ["VARIABLE", "check_casts", "use_environment"]
 

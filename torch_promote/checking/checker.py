@@ -10,22 +10,22 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from torch_promote.checking.autocast_in_force import my_autocast_is_in_force, state_in_force
-from torch_promote.checking.call_site import calling_line, describe_arguments
-from torch_promote.checking.comparison import compare, is_fake
+from torch_promote.checking.comparison import compare
 from torch_promote.checking.expectation import Expectation, Finding, expect
 from torch_promote.checking.expected_promotion import foreign_rule
 from torch_promote.checking.known_gaps import Gap, dispatch_gaps, explained
-from torch_promote.checking.overloads import has_our_kernel, is_composite, overload_name, tensors_in
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.checking.stock_run import StockRun, written_results
 from torch_promote.checking.uninitialized_results import NOT_REPEATABLE
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.named import stock_policy
+from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
+from torch_promote.observe.ops import has_our_kernel, is_composite, is_fake, is_traced, overload_name, tensors_in
+from torch_promote.observe.places import calling_line, describe_arguments
+from torch_promote.policy.named_policies import stock_policy
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import TURNS, AutocastState
 from torch_promote.reference.ops.infer import Inference
 
-__all__ = ["Checker", "Level", "is_traced"]
+__all__ = ["Checker", "Level"]
 
 Level = Literal["dtype", "bits"]
 """What calls are compared with: "dtype": the reference; "bits": also stock autocast, bit for bit."""
@@ -291,11 +291,3 @@ def _sees_each_call(values: Sequence[Any]) -> bool:
     if torch._C._len_torch_dispatch_stack():
         return True
     return any(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) for tensor in tensors_in(values))
-
-
-def is_traced() -> bool:
-    """Whether torch.compile or torch.jit.trace is tracing.
-
-    torch.compile calls ops of its own then, and torch.jit.trace would record the ops that an observer calls.
-    """
-    return torch._C._get_tracing_state() is not None or torch._guards.TracingContext.try_get() is not None

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-__all__ = ["Difference", "compare", "is_fake", "same_bits"]
+from torch_promote.observe.ops import is_fake
+
+__all__ = ["Difference", "compare", "same_bits"]
 
 _ATTRIBUTES = ("dtype", "shape", "device", "layout", "requires_grad")
 #: The methods for the flags that say how to read the data.
@@ -130,16 +132,6 @@ def _value(element: torch.Tensor) -> str:
         return str(element.item())
     except NotImplementedError:  # a dtype without a Python number, which print does not show either
         return f"bytes {_as_bytes(element).tolist()}"
-
-
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no data: a fake tensor, or one on the meta device.
-
-    Example:
-        >>> is_fake(torch.ones(2)), is_fake(torch.ones(2, device="meta"))
-        (False, True)
-    """
-    return isinstance(tensor, torch._subclasses.FakeTensor) or tensor.is_meta
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import NoReturn, get_args
 
 from torch_promote.checking.checker import Checker, Level
-from torch_promote.checking.dispatch_observer import DispatchObserverError, observe_dispatch
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.errors import DecoratorError, OptionError
+from torch_promote.observe.dispatch import DispatchObserverError, observe_dispatch
 
 __all__ = ["CrosscheckError", "CrosscheckReport", "Level", "Mismatch", "crosscheck"]
 

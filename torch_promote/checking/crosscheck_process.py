@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from torch_promote.checking.checker import Level
 from torch_promote.checking.crosscheck import crosscheck
-from torch_promote.checking.dispatch_observer import DispatchObserverError
 from torch_promote.checking.report import CrosscheckReport
+from torch_promote.observe.dispatch import DispatchObserverError
 
 __all__ = ["VARIABLE", "read_reports", "use_environment"]
 

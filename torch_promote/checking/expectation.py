@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from torch_promote.checking.expected_promotion import dtype_if_product, promoted_values
-from torch_promote.checking.overloads import argument_names, find_overload, leaves, overload_name, tensor_arguments
 from torch_promote.checking.registered_fake import FakeResults, has_fake, results_of_fake
 from torch_promote.errors import PromotionRuleError
+from torch_promote.observe.ops import argument_names, find_overload, leaves, overload_name, tensor_arguments
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors

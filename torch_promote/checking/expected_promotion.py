@@ -5,12 +5,12 @@ description in the common dtype, which the rule computes (`PromotionRule.common`
 from the descriptions.
 
 NOTE [ Operands found by trial ]
-Which arguments take part must not come from `torch_promote.promoting.ops`: the extension registers its kernels from
-that list, so neither side would promote an op that is missing there, and the check would pass. `operands_of` asks the
-reference instead, without reading how the rule is written: it infers the call with all operands in bool, makes one of
-them complex, and infers again. If the dtype that the op computes in changes, that operand takes part. A matrix product
-refuses instead, and all its tensors take part. An op that computes bools in floating point divides, as `true_divide`
-does.
+Which arguments take part must not come from `torch_promote.regions.promotion_tables`: the extension registers its
+kernels from that list, so neither side would promote an op that is missing there, and the check would pass.
+`operands_of` asks the reference instead, without reading how the rule is written: it infers the call with all operands
+in bool, makes one of them complex, and infers again. If the dtype that the op computes in changes, that operand takes
+part. A matrix product refuses instead, and all its tensors take part. An op that computes bools in floating point
+divides, as `true_divide` does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from torch_promote import _C
-from torch_promote.checking.overloads import argument_names, find_overload, overload_name
+from torch_promote.observe.ops import argument_names, find_overload, overload_name
 from torch_promote.reference.ops.call import Call, TensorLike, described
 from torch_promote.reference.ops.elementwise_rules import ELEMENTWISE_RULES
 from torch_promote.reference.ops.infer import Inference, functional_of, infer, rule_table
@@ -55,7 +55,7 @@ def foreign_rule() -> str | None:
     number = _C.promotion_in_force()
     if number is None:
         return None
-    from torch_promote.promoting.hooks import rule_of
+    from torch_promote.regions.promotion_tables import rule_of
 
     rule = rule_of(number)
     return None if rule.name == "torch" else rule.name
@@ -74,7 +74,7 @@ def promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> M
     number = _C.promotion_in_force()
     if number is None or foreign_rule() is None:
         return values
-    from torch_promote.promoting.hooks import matmul_of, rule_of
+    from torch_promote.regions.promotion_tables import matmul_of, rule_of
 
     found = operands_of(runs, values)
     if found is None or (found.is_product and not matmul_of(number)):
@@ -109,7 +109,7 @@ def dtype_if_product(runs: torch._ops.OpOverload, dtypes: Iterable[torch.dtype])
     number = _C.promotion_in_force()
     if number is None or foreign_rule() is None or (functional_of(runs) or overload_name(runs)) in rule_table():
         return None
-    from torch_promote.promoting.hooks import matmul_of, rule_of
+    from torch_promote.regions.promotion_tables import matmul_of, rule_of
 
     given = list(dtypes)
     return rule_of(number).common(given) if given and matmul_of(number) else None

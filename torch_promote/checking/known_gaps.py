@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_promote.checking.comparison import is_fake
 from torch_promote.checking.expectation import Finding
-from torch_promote.checking.overloads import overload_name
 from torch_promote.checking.pretend_cuda import STAND_IN
 from torch_promote.errors import TorchPromoteError
+from torch_promote.observe.ops import is_fake, overload_name
 
 __all__ = [
     "Gap",

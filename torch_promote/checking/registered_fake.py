@@ -15,8 +15,7 @@ from torch._library.custom_ops import OPDEFS
 from torch._library.simple_registry import singleton as _registry
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_promote.checking.comparison import is_fake
-from torch_promote.checking.overloads import leaves, overload_name
+from torch_promote.observe.ops import is_fake, leaves, overload_name
 from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.reference.promotion import Operand
 from torch_promote.reference.strides import contiguous_strides

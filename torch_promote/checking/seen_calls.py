@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from torch_promote.checking.autocast_in_force import state_in_force
 from torch_promote.checking.expectation import Expectation, expect
-from torch_promote.checking.overloads import is_composite, tensors_in
+from torch_promote.observe.autocast_state import state_in_force
+from torch_promote.observe.ops import is_composite, tensors_in
 from torch_promote.reference import Inference
 from torch_promote.reference.autocast import AutocastState
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from torch_promote.checking.overloads import overload_name
 from torch_promote.checking.strided_copy import copy_with_strides
 from torch_promote.checking.uninitialized_results import UNINITIALIZED
+from torch_promote.observe.ops import overload_name
 
 __all__ = ["StockRun", "written_results"]
 

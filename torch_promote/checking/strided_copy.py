@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_promote.checking.comparison import is_fake
+from torch_promote.observe.ops import is_fake
 
 __all__ = ["copy_with_strides"]
 

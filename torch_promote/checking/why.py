@@ -20,19 +20,19 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from torch_promote.checking.call_in_words import CallWriter
-from torch_promote.checking.dispatch_observer import observe_dispatch
 from torch_promote.checking.functions_by_name import find_function
 from torch_promote.checking.pretend_cuda import pretend_cuda
 from torch_promote.checking.seen_calls import CallObserver
 from torch_promote.errors import OptionError, PromotionRuleError
+from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.policy import Policy
-from torch_promote.promoting.promotion import promotion
 from torch_promote.reference import Derivation, ExpressionError, Operand, PromotionError, PromotionRule
 from torch_promote.reference.derivation.derivation import derive
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.promotion_rules import promotion_rule
 from torch_promote.regions.autocast import my_autocast
+from torch_promote.regions.promotion import promotion
 
 __all__ = ["why"]
 

@@ -17,9 +17,7 @@ from torch_promote.cli.terminal import Table, show
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.integrations.side_effects import NEVER_UNDONE, SIDE_EFFECTS
 from torch_promote.native.loader import built_with
-from torch_promote.policy.cast_policy import CastPolicy, spell_policy
-from torch_promote.policy.op_table import DEVICE_TYPES, op_table
-from torch_promote.policy.registered import missing_rows, unlisted_ops
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, spell_policy, unlisted_ops
 from torch_promote.regions.defaults import registered_policies, spell_default_policy
 from torch_promote.regions.environment import VARIABLES
 

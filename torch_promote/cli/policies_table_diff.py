@@ -13,10 +13,17 @@ import torch
 from torch_promote.cli.op_filter import no_match
 from torch_promote.cli.terminal import Table, paint, show
 from torch_promote.errors import OptionError
-from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_names import matches
-from torch_promote.policy.op_table import DEVICE_TYPES, LEFT_TO_STOCK, op_table, schema_of
-from torch_promote.policy.registered import missing_rows, registered_on_any, unlisted_ops
+from torch_promote.policy.op_table import (
+    DEVICE_TYPES,
+    LEFT_TO_STOCK,
+    CastPolicy,
+    missing_rows,
+    op_table,
+    registered_on_any,
+    schema_of,
+    unlisted_ops,
+)
 
 __all__ = ["run"]
 

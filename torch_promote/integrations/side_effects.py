@@ -257,8 +257,7 @@ SIDE_EFFECTS: tuple[SideEffect, ...] = (
     SideEffect(
         "torch.autograd._unsafe_preserve_version_counter",
         "Makes its end report the tensors that were written.",
-        "When FSDP2 is imported, in the first training region on a GPU, or in the first region with cache='all' or "
-        "'persistent'.",
+        "When FSDP2 is imported, or in the first region with cache='all' or 'persistent'.",
         "FSDP2 and DDP write weights under it, and without this, the cache would return casts of old weights.",
         NEVER_UNDONE,
         False,
@@ -313,9 +312,9 @@ SIDE_EFFECTS: tuple[SideEffect, ...] = (
     ),
     SideEffect(
         "torch.cuda.CUDAGraph",
-        "Wraps capture_begin and replay; with cache='all' or 'persistent' also capture_end and reset.",
-        "capture_begin: when a cast is first kept during a capture. replay: at the end of the first training region on "
-        "a GPU. All: in the first region with cache='all' or 'persistent'.",
+        "Wraps capture_begin and replay.",
+        "capture_begin: when a cast is first kept during a capture. replay: in the first region with cache='all' or "
+        "'persistent'.",
         "A captured graph holds the addresses of casts, and a replay writes weights without increasing their versions.",
         NEVER_UNDONE,
         False,

@@ -9,7 +9,7 @@ NOTE [ Where unversioned writes are detected ]
   compiled function report its writes.
 - FSDP2 gathers shards under a context manager that resets the versions, and DDP does so with buffers. A hook at the end
   of the context reports the tensors. It is installed when FSDP2 is imported, at the first region that keeps casts
-  longer than stock, or at the first training region on a GPU.
+  longer than stock.
 - Collectives, replays of CUDA graphs, and methods that share a weight's memory: `watch`, only if a region keeps casts
   longer than stock. Weights that an optimizer steps during a capture are never persistent, so replays of that graph
   need no detection.
@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_promote import _C
 from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.compile import skip_frames
-from torch_promote.integrations.cuda_graphs import watch_graphs
+from torch_promote.integrations.cuda_graphs import watch_replays
 
 __all__ = ["install", "watch", "watch_preserved_versions"]
 
@@ -64,7 +64,7 @@ watch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _watch() -> None:
     _C.watch_collectives()
     watch_preserved_versions()
-    watch_graphs()
+    watch_replays()
     _watch_sharing()
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from torch_promote.checking.call_site import describe_arguments
 from torch_promote.checking.comparison import compare
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.checking.known_gaps import SampleGap, nondeterministic, sample_gaps
 from torch_promote.checking.report import CrosscheckReport
 from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
+from torch_promote.observe.places import describe_arguments
 from torch_promote.parity.devices import asks_for_a_gpu
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch, command_for
 from torch_promote.parity.op_database import DENSE_ONLY, NO_FAKE

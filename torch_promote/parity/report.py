@@ -16,9 +16,7 @@ import torch_promote
 from torch_promote.checking.known_gaps import dispatch_gaps, nondeterministic, sample_gaps
 from torch_promote.errors import OptionError
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import DEVICE_TYPES, op_table
-from torch_promote.policy.registered import registered
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, registered
 from torch_promote.regions.defaults import spell_default_policy
 
 __all__ = ["Report", "about", "merged"]

@@ -35,7 +35,6 @@ import torch
 
 from torch_promote.errors import PolicyError, did_you_mean
 from torch_promote.policy.atomic_write import write_atomically
-from torch_promote.policy.cast_policy import spell_policy
 from torch_promote.policy.module_tables import (
     KEY_OF_WHOLE,
     MODULES,
@@ -47,9 +46,9 @@ from torch_promote.policy.module_tables import (
     spell_table,
     tables_of,
 )
-from torch_promote.policy.named import MEANINGS, Change, Value
+from torch_promote.policy.named_policies import MEANINGS, Change, Value
 from torch_promote.policy.op_names import exact_key
-from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION
+from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION, spell_policy
 from torch_promote.policy.overrides import exact_first, is_pattern_key, parse_policy, select, which_wins
 
 __all__ = ["ALL_DEVICE_TYPES", "FORMAT", "Entries", "from_data", "load", "save", "to_data", "to_toml"]

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from torch_promote.errors import PolicyError
-from torch_promote.policy.cast_policy import CastPolicy, spell_policy
-from torch_promote.policy.op_table import Row, rows_by_name, schema_of
+from torch_promote.policy.op_table import CastPolicy, Row, rows_by_name, schema_of, spell_policy
 
 __all__ = ["check_legal", "legal_policies", "legal_text", "moves_data", "why_illegal"]
 

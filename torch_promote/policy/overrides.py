@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDeviceError, did_you_mean
-from torch_promote.policy.cast_policy import LEGAL_NAMES, POLICY_ALIASES, CastPolicy, spell_policy
 from torch_promote.policy.dtype_names import close_dtype, dtype_of_name
 from torch_promote.policy.legality import check_legal, legal_policies, legal_text, why_illegal
 from torch_promote.policy.op_names import find_overloads, in_order, is_pattern, name_op, spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.op_table import DEVICE_TYPES, LEGAL_NAMES, POLICY_ALIASES, CastPolicy, spell_policy
 
 __all__ = [
     "LEGAL_DEVICES",

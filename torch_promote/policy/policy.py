@@ -1,29 +1,198 @@
-"""`Policy`: the cast policy of every op on every device type, as an immutable value."""
+"""`Policy`: the cast policy of every op on every device type, as an immutable value; `PolicyDiff`."""
 
 from __future__ import annotations
 
 import functools
+import html
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.utils import _pytree
 
 from torch_promote.errors import DeviceTypeError, PolicyError, did_you_mean
 from torch_promote.policy import files, module_tables
-from torch_promote.policy.differences import Difference, PolicyDiff, differences
-from torch_promote.policy.module_tables import Tables
-from torch_promote.policy.named import MEANINGS, Change, Value, named_changes, stock_policy
-from torch_promote.policy.notebook import policy_html
+from torch_promote.policy.module_tables import Table, Tables, entries_of, spell_table
+from torch_promote.policy.named_policies import MEANINGS, Change, Value, named_changes, registered_ops, stock_policy
 from torch_promote.policy.op_names import exact_key, find_overloads
-from torch_promote.policy.op_table import rows_by_name
+from torch_promote.policy.op_table import rows_by_name, spell_policy
 from torch_promote.policy.overrides import LEGAL_DEVICES, advice_for, check_device_types, parse_overrides
-from torch_promote.policy.registered_policies import registered_ops
-from torch_promote.policy.spelling import spell_call, spell_policies
+from torch_promote.text_layout import html_table
 
-__all__ = ["Difference", "Policy", "PolicyDiff"]
+__all__ = ["Difference", "Policy", "PolicyDiff", "differences", "policy_html", "spell_call", "spell_policies"]
+
+
+#: How many entries a repr or an error shows.
+_SHOWN = 4
+
+
+def spell_call(name: str | None, changes: Iterable[Change], modules: Tables) -> str:
+    """Returns an expression whose value is a policy, unless entries are left out.
+
+    Args:
+        name: The name of the policy without its tables for modules; None: it has none.
+        changes: Its changes.
+        modules: Its tables for modules.
+    """
+    text = "Policy.stock()" if name in (None, "stock") else f"Policy.named({name!r})"
+    if name is None:
+        sections = ((key, each) for key, each in files.to_data(changes).items() if isinstance(each, dict))
+        text += "".join(_override(section, entries) for section, entries in sections)
+    return text + (f".override_modules({_mapping(dict(modules), _table)})" if modules else "")
+
+
+def spell_policies(values: Mapping[str, Value | None]) -> str:
+    """Returns the policies of overloads for an error: "fp32 (aten::mm), no entry (aten::mm.out)".
+
+    Args:
+        values: The policies, by the overloads' full names. None: there is no entry.
+    """
+    spelt = [f"{'no entry' if value is None else spell_policy(value)} ({name})" for name, value in values.items()]
+    return ", ".join(spelt[:_SHOWN]) + (f" and {len(spelt) - _SHOWN} more" if len(spelt) > _SHOWN else "")
+
+
+def _override(section: str, entries: Mapping[str, str]) -> str:
+    device = "" if section == files.ALL_DEVICE_TYPES else f", device_type={section!r}"
+    return f".override({_mapping(entries)}{device})"
+
+
+def _table(table: Table) -> str:
+    return repr(table) if isinstance(table, str) else _mapping(spell_table(table))
+
+
+def _mapping(entries: Mapping[str, Any], spell: Callable[[Any], str] = repr) -> str:
+    shown = [f"{key!r}: {spell(value)}" for key, value in list(entries.items())[:_SHOWN]]
+    shown += [f"... {len(entries) - _SHOWN} more"] if len(entries) > _SHOWN else []
+    return f"{{{', '.join(shown)}}}"
+
+
+class Difference(NamedTuple):
+    """One difference between two policies.
+
+    Attributes:
+        overload: An overload's full name. In a table of modules also "policy", for the policy of a whole module.
+        device: "cpu" or "cuda"; for an entry of a table of modules, the table's section, `[modules."blocks.*.attn"]`.
+        mine: The first policy's value; None if it has none for the overload.
+        theirs: The second policy's value.
+    """
+
+    overload: str
+    device: str
+    mine: Value | str | None
+    theirs: Value | str | None
+
+
+def differences(
+    mine: Mapping[tuple[str, str], Value | str], theirs: Mapping[tuple[str, str], Value | str], by_stock: bool
+) -> tuple[Difference, ...]:
+    """Returns the differences between two mappings of places (an overload and a device type or section), sorted.
+
+    Args:
+        mine: The first.
+        theirs: The second.
+        by_stock: Whether a place that is missing has stock's policy. Otherwise it has none.
+    """
+    found = []
+    for place in sorted({*mine, *theirs}):
+        stock = stock_policy(*place) if by_stock else None
+        found.append(Difference(*place, mine.get(place, stock), theirs.get(place, stock)))
+    return tuple(one for one in found if one.mine != one.theirs)
+
+
+class PolicyDiff(tuple[Difference, ...]):
+    """The differences between two policies: a tuple that prints as a table, also in a notebook.
+
+    Args:
+        found: The differences.
+        names: What to call the two policies.
+
+    Example:
+        >>> from torch_promote import Policy
+        >>> print(Policy.stock().override({"mm.default": "fp32"}, device_type="cpu").diff("stock"))
+        op  device  this policy  stock
+        mm  cpu     fp32         lower_precision_fp
+    """
+
+    names: tuple[str, str]
+
+    def __new__(cls, found: Iterable[Difference], names: tuple[str, str]) -> PolicyDiff:
+        """Makes the tuple."""
+        made = super().__new__(cls, found)
+        made.names = names
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PolicyDiff, (tuple(self), self.names)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the differences as values that JSON has."""
+        return {
+            "policies": list(self.names),
+            "differences": [
+                {"op": each.overload, "device": each.device, "policies": [_plain(each.mine), _plain(each.theirs)]}
+                for each in self
+            ],
+        }
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [each.overload.removeprefix("aten::"), each.device, _plain(each.mine) or "-", _plain(each.theirs) or "-"]
+            for each in self
+        ]
+
+    def __str__(self) -> str:
+        from torch_promote.text_layout import text_table
+
+        if not self:
+            return f"{self.names[0]} and {self.names[1]} are equal."
+        return text_table(["op", "device", *self.names], self._rows())
+
+    def __repr__(self) -> str:
+        ops = len({each.overload for each in self})
+        between = " and ".join(self.names)
+        return f"<PolicyDiff between {between}: {len(self)} differences in {ops} ops. print() shows a table.>"
+
+    def _repr_html_(self) -> str:
+        from torch_promote.text_layout import html_table
+
+        return html_table(["op", "device", *self.names], self._rows()) if self else f"<p>{self}</p>"
+
+
+def _plain(value: Value | str | None) -> str | None:
+    return value if value is None or isinstance(value, str) else spell_policy(value)
+
+
+_NOTEBOOK_SHOWN = 300
+
+
+def policy_html(name: str | None, changes: Iterable[Change], modules: Tables) -> str:
+    """Returns the table of a policy's differences from stock.
+
+    Args:
+        name: The policy's name, if it has one.
+        changes: Its changes.
+        modules: Its tables for modules.
+    """
+    rows = [
+        [op.removeprefix("aten::"), device, spell_policy(value), _spell_stock(op, device)]
+        for op, device, value in changes
+    ]
+    rows += [
+        [op.removeprefix("aten::"), section, value if isinstance(value, str) else spell_policy(value), ""]
+        for (op, section), value in entries_of(modules).items()
+    ]
+    title = f"Policy{f' {name}' if name else ''}: {len(rows)} differences from stock"
+    if not rows:
+        return html.escape(f"Policy {name or ''}".rstrip()).join(("<p>", ": no differences from stock</p>"))
+    note = f"... and {len(rows) - _NOTEBOOK_SHOWN} more" if len(rows) > _NOTEBOOK_SHOWN else ""
+    return html_table(["op", "device", "policy", "stock"], rows[:_NOTEBOOK_SHOWN], title, note)
+
+
+def _spell_stock(op: str, device: str) -> str:
+    value = stock_policy(op, device)
+    return "no entry" if value is None else spell_policy(value)
 
 
 class Policy:

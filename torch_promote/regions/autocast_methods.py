@@ -21,12 +21,12 @@ from typing import Any, Literal, Protocol
 import torch
 
 from torch_promote import _C
-from torch_promote.integrations import compile_installed
+from torch_promote.integrations import compile as compile_installed
 from torch_promote.integrations.asyncio_tasks import guard_tasks
 from torch_promote.integrations.checkpoint import stays_stocks
-from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.compile import graph_enter, graph_exit
 from torch_promote.integrations.export import record_enter, record_exit
+from torch_promote.integrations.ranks import compare_ranks
 from torch_promote.native.fork_safe_lock import fork_safe_lock
 from torch_promote.native.interrupts import without_interrupt_at_start
 from torch_promote.native.region_spec import DeviceSpec, RegionSpec

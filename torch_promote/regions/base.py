@@ -21,8 +21,8 @@ from torch_promote._C import (
 )
 from torch_promote.errors import DecoratorError, RegionError
 from torch_promote.integrations.asyncio_tasks import guard_tasks, place_of_regions
-from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.export import record_enter, record_exit
+from torch_promote.integrations.ranks import compare_ranks
 from torch_promote.native.interrupts import without_interrupt_at_start
 from torch_promote.regions.decorate import decorate
 from torch_promote.regions.watching import tell_watchers

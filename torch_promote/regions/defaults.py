@@ -16,10 +16,10 @@ from torch_promote import _C
 from torch_promote.errors import PolicyError
 from torch_promote.integrations import compile as _compile
 from torch_promote.native.fork_safe_lock import fork_safe_lock
-from torch_promote.policy.cast_policy import CastPolicy, spell_policy
+from torch_promote.policy.named_policies import replace_registered_ops
+from torch_promote.policy.op_table import CastPolicy, spell_policy
 from torch_promote.policy.overrides import check_device_types, parse_overrides, show_key
 from torch_promote.policy.policy import Policy
-from torch_promote.policy.registered_policies import replace_registered_ops
 from torch_promote.regions.arguments import number_of_applied, policy_number, register_policy_change
 
 __all__ = [

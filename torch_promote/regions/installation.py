@@ -16,7 +16,7 @@ import torch
 from torch_promote import _C
 from torch_promote.errors import RegionError
 from torch_promote.integrations import compile as _compile
-from torch_promote.integrations.compile_installed import while_changing
+from torch_promote.integrations.compile import while_changing
 from torch_promote.native.interrupts import without_interrupt_at_start
 from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec, RegionSpec
 from torch_promote.policy.op_table import DEVICE_TYPES

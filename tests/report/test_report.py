@@ -1,0 +1,274 @@
+"""`Report`: one content, rendered as text, page, plot, JSON and CSV."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import xml.etree.ElementTree
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+from torch_promote.errors import MissingPackageError, OptionError
+from torch_promote.policy.policy import Policy
+from torch_promote.report import base, page, plot, terminal
+from torch_promote.report.base import Branch, Chart, Code, Column, Content, Listing, Report, Series, Table, Tree
+from torch_promote.report.codec import decode, encode
+
+INF = math.inf
+
+
+@dataclass(frozen=True)
+class Row:
+    """A record of a report."""
+
+    name: str
+    error: float
+    dtype: torch.dtype | None = None
+
+
+@dataclass(repr=False)
+class Example(Report):
+    """A report with all kinds of parts."""
+
+    NOUN: ClassVar[str] = "example"
+    FORMAT: ClassVar[str] = "torch_promote example"
+
+    rows: tuple[Row, ...] = ()
+    counts: Counter[str] = field(default_factory=Counter)
+    noise: Mapping[str, float] = field(default_factory=dict)
+    policy: Policy | None = None
+
+    def content(self) -> Content:
+        """All parts."""
+        columns = (Column("op", "name"), Column("dtypes", "dtypes"), Column("error", "number"), "calls", "empty")
+        table = [
+            (f"aten::{row.name}", {"float32, int64 -> bfloat16": 2, "float32": 1}, row.error, 1234, None)
+            for row in self.rows
+        ]
+        names = [row.name for row in self.rows]
+        errors = [row.error for row in self.rows]
+        sizes = [1024.0 * len(name) for name in names]
+        return Content(
+            "example: of <all> parts",
+            "An error of 1e-3 & more.",
+            [("casts", "12"), ("bytes", "1.5 KiB", "3 more from a cache")],
+            [
+                Table("Ops", columns, table, most=2),
+                Table("On the page", ["module"], [("blocks.0",)], where="page"),
+                Listing("Notes", [f"note {number}" for number in range(12)]),
+                Code("Policy", '"aten::mm" = "fp32"'),
+                Tree(
+                    "Modules",
+                    (Column("calls", "count"),),
+                    [
+                        Branch("blocks.0", (3,), ({"float32": 1, "bfloat16": 2},), "float32 island", "fp32"),
+                        Branch("", (1,), ({},)),
+                    ],
+                ),
+                Tree(
+                    "Heat",
+                    (Column("local", "number"), Column("impact", "number")),
+                    [Branch("head", (0.5, None), ({"heat": 0.5}, {"heat": 0.0}))],
+                    views=("Local error", "Impact"),
+                ),
+                Chart(
+                    "Bars", "bars", [Series("once", sizes), Series("repeated", sizes, color="bfloat16")], labels=names
+                ),
+                Chart("Heat map", "heat", [Series("local", errors), Series("impact", errors)], labels=names),
+                Chart(
+                    "Trials",
+                    "scatter",
+                    [
+                        Series("passed", errors, range(len(errors)), "passed"),
+                        Series("best", errors, range(len(errors)), mark="steps"),
+                    ],
+                    x_scale="count",
+                    y_scale="log",
+                    lines=[("tolerance $1", 0.1)],
+                ),
+                Chart(
+                    "Over time",
+                    "stacked",
+                    [
+                        Series("float32", [1, 0, 2], [0, 1, 2], "float32"),
+                        Series("float16", [1, 0, 1], [0, 1, 2], "float16"),
+                    ],
+                    spans=[("forward", 0, 2), ("backward", 2, 3)],
+                ),
+                Chart(
+                    "Exponents",
+                    "histograms",
+                    [Series("aten::mm", [5, 2], [-3, 2], note="largest 4")],
+                    spans=[("float16", -24, 16)],
+                    where="page",
+                ),
+            ],
+            good=False,
+        )
+
+
+def example() -> Example:
+    rows = (Row("mm", 1e-3, torch.float16), Row("softmax_" + "x" * 120, INF), Row("$exp$", 0.0))
+    return Example(rows, Counter({"mm": 2}), {"loss": math.nan}, Policy.stock().override({"mm.default": "fp32"}))
+
+
+class Tags(HTMLParser):
+    """Checks that tags are balanced, and collects the ids and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.loaded: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        self.loaded += [
+            str(value) for name, value in attrs if name in ("src", "href") and not str(value).startswith("#")
+        ]
+        if tag not in ("meta", "input", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.remove(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_text_shows_facts_tables_and_lists_within_100_columns() -> None:
+    text = str(example())
+    assert max(map(len, text.splitlines())) <= 100
+    lines = text.splitlines()
+    assert lines[:2] == ["example: of <all> parts", "An error of 1e-3 & more."]
+    assert "bytes  1.5 KiB (3 more from a cache)" in text
+    assert "mm" in text
+    assert "fp32 -> bf16 (+1)" in text
+    assert "1,234" in text
+    assert "... 1 more" in text, "of three rows, two are shown"
+    assert "note 9" in text
+    assert "note 10" not in text
+    assert "... 2 more" in text
+    assert "empty" not in text
+    assert "blocks.0" not in text, "a part for the page"
+    assert text.count("x") >= 120, "a long name is wrapped, not cut"
+
+
+def test_a_wider_console_wraps_nothing() -> None:
+    assert "softmax_" + "x" * 120 in terminal.to_text(example().content(), 300)
+
+
+def test_the_page_is_balanced_escaped_and_loads_nothing() -> None:
+    text = page.render(example().content())
+    found = Tags(text)
+    assert not found.open
+    assert not found.loaded
+    assert len(found.ids) == len(set(found.ids))
+    assert "of &lt;all&gt; parts" in text
+    for shown in ("softmax_", "note 11", "blocks", "float32 island", '"aten::mm" = "fp32"', "tolerance $1", "$exp$"):
+        assert shown in found.text, shown
+    assert text.count("<svg") == 5
+
+
+def test_charts_in_the_page_take_its_colours() -> None:
+    for chart in (part for part in example().content().parts if isinstance(part, Chart)):
+        svg = plot.to_svg(chart)
+        xml.etree.ElementTree.fromstring(svg.replace("xlink:href", "href"))
+        assert "currentColor" in svg
+        assert "#1f2933" not in svg
+        assert svg == plot.to_svg(chart), "the same in each run"
+
+
+def test_plot_draws_the_charts_and_shows_itself_in_a_notebook() -> None:
+    figure = example().plot()
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Bars", "Heat map", "Trials", "Over time"]
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
+def test_an_empty_report_has_all_forms() -> None:
+    empty = Example()
+    assert "An error" in str(empty)
+    assert "<svg" in page.render(empty.content())
+    assert empty.plot().axes
+
+
+@pytest.mark.parametrize("value", [example(), Example()], ids=["full", "empty"])
+def test_a_report_can_be_saved_and_loaded(value: Example, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    value.save(file)
+    loaded = Example.load(file)
+    assert encode(loaded) == encode(value)
+    assert loaded.rows == value.rows
+    assert loaded.policy == value.policy
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (float, "much"),
+        (float, True),
+        (int, 1.5),
+        (int, True),
+        (str, 1),
+        (torch.dtype, "ones"),
+        (tuple[str, ...], "text"),
+        (tuple[str, int], ["a"]),
+        (Row, {"name": "mm"}),
+        (int | None, "1"),
+    ],
+)
+def test_decode_rejects(kind: object, data: object) -> None:
+    with pytest.raises((TypeError, ValueError, KeyError)):
+        decode(kind, data)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("a.txt", None, "Legal: .html (a page), .json (to read it again)"),
+        ("none/a.json", None, "there is no folder"),
+        ("a.json", "{", "it is not JSON"),
+        ("a.json", "[1]", 'its "format" is None'),
+        ("a.json", '{"format": "torch_promote example", "version": 7}', "its version is 7"),
+        ("a.json", '{"format": "torch_promote example", "version": 1}', "it is incomplete or was changed"),
+        ("b.json", None, "No such file"),
+    ],
+)
+def test_errors_of_files(name: str, content: str | None, error: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(OptionError) as raised:
+        Example.load(file) if content is not None or name == "b.json" else Example().save(file)
+    assert error in str(raised.value)
+
+
+def test_a_missing_package_is_named_and_a_notebook_gets_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, "torch_promote.report.page")
+    with pytest.raises(MissingPackageError, match="jinja2 is not installed: pip install"):
+        base.load_renderer("page")
+    assert example()._repr_html_().startswith("<pre>example: of &lt;all&gt; parts")
+
+
+def test_a_notebook_gets_the_page_in_a_frame() -> None:
+    assert example()._repr_html_().startswith("<iframe srcdoc=")
+
+
+def test_import_does_not_load_the_packages_of_the_renderers() -> None:
+    code = "import sys, torch_promote; print(sorted({'rich', 'jinja2', 'matplotlib'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,566 @@
+"""`Report`, the base class of all reports, and the records of which a report's content consists.
+
+A report returns its `Content` once. terminal.py (rich), page.py (Jinja2) and plot.py (matplotlib) render it; they are
+imported when they are used, and MissingPackageError is raised here if jinja2 or matplotlib is not installed.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import html
+import importlib
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+
+from torch_promote.errors import MissingPackageError, OptionError
+from torch_promote.policy.atomic_write import write_atomically
+from torch_promote.report.codec import decode_fields, encode
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Branch",
+    "Cell",
+    "Chart",
+    "Code",
+    "Column",
+    "Content",
+    "Fact",
+    "Listing",
+    "Report",
+    "Series",
+    "Table",
+    "Tree",
+    "load_renderer",
+    "percent",
+    "size",
+    "spell_number",
+    "to_csv",
+]
+
+Cell: TypeAlias = str | float | int | Mapping[str, int] | None
+"""A value of a table. A mapping counts values: the terminal shows the most frequent one, the page all of them."""
+
+Fact: TypeAlias = tuple[str, str] | tuple[str, str, str]
+"""A number with its name, and optionally a remark: ("casts", "12", "3 more from a cache")."""
+
+Where: TypeAlias = Literal["all", "terminal", "page"]
+"""The renderers that show a part or a column. "terminal" includes `str(report)`."""
+
+Kind: TypeAlias = Literal[
+    "", "text", "name", "code", "dtypes", "policy", "line", "count", "bytes", "number", "percent", "ms"
+]
+NUMERIC = ("count", "bytes", "number", "percent", "ms")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: Its heading.
+        kind: How its values are written. "text"; "name": an op, a module or a parameter; "code"; "dtypes": "float32 ->
+            bfloat16"; "policy": "fp32: region at train.py:41"; "line": "/path/train.py:41"; "count": an int; "bytes";
+            "number": an error, with two digits; "percent": a share from 0 to 1; "ms": milliseconds. The last five are
+            aligned to the right. "" chooses "count", "number" or "text" by the values.
+        where: The renderers that show it. A column without any value is not shown.
+    """
+
+    name: str
+    kind: Kind = ""
+    where: Where = "all"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        title: Its title; may be "".
+        columns: Its columns, or their names.
+        rows: Its rows. Without rows, it is not shown.
+        most: How many rows the terminal shows. The page shows all, sortable.
+        note: An explanation, for the page.
+        where: The renderers that show it.
+    """
+
+    title: str
+    columns: Sequence[Column | str]
+    rows: Sequence[Sequence[Cell]]
+    most: int = 10
+    note: str = ""
+    where: Where = "all"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A list of sentences.
+
+    Attributes:
+        title: Its title; may be "".
+        lines: The sentences. Without any, it is not shown.
+        most: How many of them the terminal shows.
+        where: The renderers that show it.
+    """
+
+    title: str
+    lines: Sequence[str]
+    most: int = 10
+    where: Where = "all"
+
+
+@dataclass(frozen=True)
+class Code:
+    """A text to copy, such as a policy file.
+
+    Attributes:
+        title: Its title.
+        text: The text.
+        note: An explanation.
+        where: The renderers that show it.
+    """
+
+    title: str
+    text: str
+    note: str = ""
+    where: Where = "page"
+
+
+@dataclass(frozen=True)
+class Series:
+    """The values of one name in a chart.
+
+    Attributes:
+        name: Its name, for the legend.
+        y: Its values.
+        x: Their positions; empty for charts whose rows have labels.
+        color: A dtype's name, "passed", "failed" or "ink".
+        mark: How a scatter chart draws it: points "o" or "x", a "line", or "steps".
+        note: A remark that a histogram shows next to the name.
+    """
+
+    name: str
+    y: Sequence[float]
+    x: Sequence[float] = ()
+    color: str = "ink"
+    mark: Literal["o", "x", "line", "steps"] = "o"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart, which matplotlib draws: for `Report.plot()`, and as an inline SVG image in the page.
+
+    Attributes:
+        title: Its title.
+        kind: "scatter": points and lines. "bars": a horizontal bar for each label, of one part for each series.
+            "stacked": the shares of the series over x, which are the left edges of equal intervals. "heat": a row for
+            each label and a column for each series, coloured on a logarithmic scale. "histograms": a panel for each
+            series, with bars of width 1 at x.
+        series: Its values.
+        labels: The names of the rows of "bars" and "heat".
+        x_label: The name of the x axis.
+        y_label: The name of the y axis.
+        x_scale: "linear", "log" or "count" (logarithmic above 1, with 0).
+        y_scale: As `x_scale`. On a logarithmic axis, infinite values are drawn at the upper end, zeros at the lower.
+        unit: The kind of the values of "bars", as in `Column.kind`.
+        lines: Horizontal lines, as (name, y).
+        spans: Shaded intervals of x, as (name, start, end). Those of a histogram have the name of a dtype.
+        note: An explanation, for the page.
+        where: "page", or "all" if `Report.plot()` draws it, too.
+    """
+
+    title: str
+    kind: Literal["scatter", "bars", "stacked", "heat", "histograms"]
+    series: Sequence[Series]
+    labels: Sequence[str] = ()
+    x_label: str = ""
+    y_label: str = ""
+    x_scale: Literal["linear", "log", "count"] = "linear"
+    y_scale: Literal["linear", "log", "count"] = "linear"
+    unit: Kind = "number"
+    lines: Sequence[tuple[str, float]] = ()
+    spans: Sequence[tuple[str, float, float]] = ()
+    note: str = ""
+    where: Where = "all"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A module in a tree.
+
+    Attributes:
+        path: Its path: "blocks.0.attn"; "" for what is outside of all modules.
+        cells: Its values, one for each column of the tree.
+        bars: For each view of the tree, the parts of its bar with their widths: {"float32": 3, "bfloat16": 7}, or
+            {"heat": 0.4} for a bar whose length and colour show a share.
+        tag: A mark: "float32 island".
+        note: A remark on the mark.
+    """
+
+    path: str
+    cells: Sequence[Cell]
+    bars: Sequence[Mapping[str, float]]
+    tag: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The modules of a model with a bar for each, for the page.
+
+    Attributes:
+        title: Its title.
+        columns: Its columns, after the bar.
+        branches: Its modules in the order in which they are shown. A module without a branch that contains others gets
+            an empty one.
+        views: The names of the bars. With several, the page has a switch.
+        note: An explanation.
+        where: The renderers that show it.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    branches: Sequence[Branch]
+    views: Sequence[str] = ("dtypes",)
+    note: str = ""
+    where: Where = "page"
+
+
+Part: TypeAlias = Table | Listing | Code | Chart | Tree
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that a report says.
+
+    Attributes:
+        title: What it is, and of what: "trace: torch 2.13.0, 2 optimizer steps".
+        verdict: The result, in a sentence or two.
+        facts: Its most important numbers.
+        parts: Its tables, lists, charts, trees and texts to copy, most important first.
+        good: Whether the verdict is good, for its colour. None: neither.
+    """
+
+    title: str
+    verdict: str
+    facts: Sequence[Fact] = ()
+    parts: Sequence[Part] = ()
+    good: bool | None = None
+
+    def parts_for(self, where: Where) -> list[Part]:
+        """Returns the parts that a renderer shows."""
+        return [part for part in self.parts if part.where in ("all", where)]
+
+
+class Report:
+    """Base class of reports. A subclass defines `content` and the class attributes; the base has all formats.
+
+    `print(report)` writes plain text of 100 columns; `rich.print(report)` adapts to the terminal and has colours; a
+    notebook shows the page.
+
+    Attributes:
+        NOUN: The name of such a report, for errors: "comparison".
+        FORMAT: The "format" of its JSON.
+        VERSION: The "version" of its JSON.
+    """
+
+    NOUN: ClassVar[str] = "report"
+    FORMAT: ClassVar[str] = "torch_promote report"
+    VERSION: ClassVar[int] = 1
+
+    def content(self) -> Content:
+        """Returns all that the report says to people."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as JSON-compatible values. `save("NAME.json")` writes them, and `load` reads them.
+
+        Infinite numbers and NaN become strings: "inf", "nan".
+        """
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # subclasses are dataclasses or override this
+        data = {field.name: encode(getattr(self, field.name)) for field in fields}
+        return {"format": self.FORMAT, "version": self.VERSION, **data}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Returns the report whose `to_dict` returned the data.
+
+        Raises:
+            KeyError, TypeError, ValueError: The data is incomplete or was changed.
+        """
+        report: Self = decode_fields(cls, data)
+        return report
+
+    def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
+        """Returns the formats of `save`: the purpose of each, and a function that makes the text of the file.
+
+        They are in the order of their file extensions, in which ".trace.json" has to come before ".json".
+        """
+        return {
+            ".html": ("a page", lambda: str(load_renderer("page").render(self.content()))),
+            ".json": ("to read it again", lambda: _to_json(self.to_dict())),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves the report. The file extension selects the format: ".html" (a page), ".json" (`load` reads it), ...
+
+        Args:
+            path: The file.
+
+        Raises:
+            OptionError: The extension is unknown, or the file cannot be written (for example because its folder does
+                not exist). It is a ValueError. An existing file is then unchanged.
+            MissingPackageError: A page needs jinja2 and matplotlib, and one is not installed. It is an ImportError.
+        """
+        target, formats = Path(os.fspath(path)), self.formats()
+        make = next((make for end, (_, make) in formats.items() if target.name.lower().endswith(end)), None)
+        cannot = f"cannot save the {self.NOUN} as {str(target)!r}:"
+        if make is None:
+            legal = ", ".join(f"{end} ({purpose})" for end, (purpose, _) in formats.items())
+            raise OptionError(f"{cannot} the file extension selects the format. Legal: {legal}.")
+        if target.is_dir():
+            raise OptionError(f"{cannot} it is a folder. Name a file in it.")
+        if not target.parent.is_dir():
+            raise OptionError(f"{cannot} there is no folder {str(target.parent)!r}. Create it first.")
+        text = make()
+        try:
+            write_atomically(target, text, errors="backslashreplace")
+        except OSError as error:
+            raise OptionError(f"{cannot} {error.strerror or error}.") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads a report that `save` wrote as .json.
+
+        Args:
+            path: The file.
+
+        Raises:
+            OptionError: The file cannot be read, is not such a report, or was written by an incompatible version. It is
+                a ValueError.
+        """
+        cannot = f"cannot read the {cls.NOUN} {os.fspath(path)!r}:"
+        saved = 'Pass a file that report.save("NAME.json") wrote.'
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise OptionError(f"{cannot} {error.strerror or error}. {saved}") from error
+        except (ValueError, RecursionError) as error:
+            raise OptionError(f"{cannot} it is not JSON ({error}). {saved}") from error
+        found = data.get("format") if isinstance(data, dict) else None
+        if found != cls.FORMAT:
+            raise OptionError(f'{cannot} its "format" is {found!r}, not {cls.FORMAT!r}. {saved}')
+        if data.get("version") != cls.VERSION:
+            raise OptionError(
+                f"{cannot} its version is {data.get('version')!r}, and this torch_promote reads version {cls.VERSION}. "
+                "Read it with the torch_promote that wrote it, or create it again."
+            )
+        try:
+            return cls.from_dict(data)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError) as error:
+            broken = f"it is incomplete or was changed ({type(error).__name__}: {error})"
+            raise OptionError(f"{cannot} {broken}. {saved}") from error
+
+    def plot(self) -> Figure:
+        """Plots the report's charts.
+
+        Returns:
+            A matplotlib figure, which a notebook displays.
+
+        Raises:
+            MissingPackageError: matplotlib is not installed. It is an ImportError.
+        """
+        charts = [part for part in self.content().parts if isinstance(part, Chart) and part.where == "all"]
+        figure: Figure = load_renderer("plot").draw(charts)
+        return figure
+
+    def __str__(self) -> str:
+        return str(load_renderer("terminal").to_text(self.content()))
+
+    def __rich__(self) -> Any:
+        return load_renderer("terminal").render(self.content())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.content().verdict}>"
+
+    def _repr_html_(self) -> str:
+        content = self.content()
+        try:
+            return str(load_renderer("page").render_frame(content))
+        except MissingPackageError:
+            return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def load_renderer(name: Literal["terminal", "page", "plot"]) -> Any:
+    """Imports the module of a renderer.
+
+    Raises:
+        MissingPackageError: Its package is not installed. It is an ImportError.
+    """
+    try:
+        return importlib.import_module(f"torch_promote.report.{name}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("jinja2", "matplotlib"):
+            raise
+        what = {"page": "the page of a report", "plot": "the plot of a report"}[name]
+        raise MissingPackageError(
+            f"{what} needs jinja2 and matplotlib, and {error.name} is not installed: pip install "
+            "'torch-promote[trace]'. The text and the other formats work without them."
+        ) from error
+
+
+def _to_json(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def to_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    r"""Returns the text of a CSV file. Texts that a spreadsheet would read as a formula get an apostrophe.
+
+    Example:
+        >>> to_csv(["file", "calls"], [["=1+1.py", 2]])
+        "file,calls\n'=1+1.py,2\n"
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:
+        writer.writerow(
+            f"'{value}" if str(value).startswith(_FORMULA) and isinstance(value, str) else value for value in row
+        )
+    return text.getvalue()
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def kind_of(column: Column | str, values: Iterable[Cell]) -> Kind:
+    """Returns the kind of a column: its own, or the one that fits its values."""
+    if isinstance(column, Column) and column.kind:
+        return column.kind
+    known = [value for value in values if value is not None]
+    if known and all(isinstance(value, int) and not isinstance(value, bool) for value in known):
+        return "count"
+    return "number" if known and all(isinstance(value, int | float) for value in known) else "text"
+
+
+def visible_columns(table: Table, where: Where) -> list[tuple[int, str, Kind]]:
+    """Returns the columns that a renderer shows, as (index, name, kind)."""
+    found: list[tuple[int, str, Kind]] = []
+    for index, column in enumerate(table.columns):
+        values = [row[index] for row in table.rows]
+        name, shown = (column, "all") if isinstance(column, str) else (column.name, column.where)
+        if shown in ("all", where) and any(value not in (None, "", {}) for value in values):
+            found.append((index, name, kind_of(column, values)))
+    return found
+
+
+def spell(value: Cell, kind: Kind) -> str:
+    """Returns a value as text; "" for None.
+
+    Example:
+        >>> spell(1536, "bytes"), spell(1200, "count"), spell("/home/a/train.py:41", "line")
+        ('1.5 KiB', '1,200', 'train.py:41')
+        >>> spell({"float32, int64 -> bfloat16": 3, "float32": 1}, "dtypes")
+        'fp32 -> bf16 (+1)'
+    """
+    if isinstance(value, Mapping):
+        by_count = sorted(value.items(), key=lambda item: -item[1])
+        more = f" (+{len(by_count) - 1})" if len(by_count) > 1 else ""
+        return f"{spell(by_count[0][0], kind)}{more}" if by_count else ""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return _SPELL_TEXT[kind](value) if kind in _SPELL_TEXT else value
+    return _SPELL_NUMBER.get(kind, str)(value)
+
+
+def size(number: float) -> str:
+    """Spells a number of bytes.
+
+    Example:
+        >>> size(12), size(1536), size(52_428_800)
+        ('12 B', '1.5 KiB', '50 MiB')
+    """
+    units = ["B", "KiB", "MiB", "GiB"]
+    power = min(max(0, int(number).bit_length() - 1) // 10, len(units) - 1)
+    number /= 1024**power
+    spelt = f"{number:.1f}".removesuffix(".0") if number < 10 else f"{number:,.0f}"
+    return f"{spelt} {units[power]}"
+
+
+def percent(part: float, whole: float = 1.0) -> str:
+    """Spells a share: "0.4 %", "27 %".
+
+    Example:
+        >>> percent(1, 3), percent(1, 300), percent(1, 9000), percent(0, 0)
+        ('33 %', '0.3 %', '< 0.1 %', '0 %')
+    """
+    share = 100 * part / whole if whole else 0.0
+    if 0 < share < 0.05:
+        return "< 0.1 %"
+    return f"{share:.1f}".removesuffix(".0") + " %" if share < 9.95 else f"{share:.0f} %"
+
+
+def spell_number(value: float | None) -> str:
+    """Spells an error with two digits; "-" for None.
+
+    Example:
+        >>> [spell_number(value) for value in (0.0, 1.2e-5, 1e-3, 0.0123, 4.0, 1234.5, 3e7, float("inf"), None)]
+        ['0', '1.2e-5', '0.001', '0.012', '4', '1234', '3e+7', 'inf', '-']
+    """
+    if value is None:
+        return "-"
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
+    if 1e-3 <= abs(value) < 1e5:
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}"
+    digits, _, power = f"{value:.1e}".partition("e")
+    return f"{digits.removesuffix('.0')}e{'-' if power[0] == '-' else '+'}{power[1:].lstrip('0')}"
+
+
+def short_line(line: str) -> str:
+    """Returns a source line without its folders: "train.py:41"."""
+    return line.replace("\\", "/").rpartition("/")[2]
+
+
+def _short_dtypes(text: str) -> str:
+    """Returns the floating dtypes of "float32, int64 -> bfloat16, int64 -> bfloat16" by their short names."""
+    parts = []
+    for part in text.split(" -> "):
+        names = part.split(", ")
+        floating = [name for name in names if "float" in name or "complex" in name] or names
+        parts.append(", ".join(_SHORT_DTYPES.get(name, name) for name in floating))
+    return " -> ".join(parts[:1] + parts[2:] if len(parts) == 3 and parts[1] == parts[2] else parts)
+
+
+def _short_policy(text: str) -> str:
+    """Returns a policy, and its source unless that is PyTorch's table: "fp32 (region at train.py:41)"."""
+    policy, _, source = text.partition(": ")
+    head, region, place = source.partition("region at ")
+    source = f"{head}{region}{short_line(place)}" if region else source
+    return f"{policy} ({source})" if source not in ("", "PyTorch's table") else policy
+
+
+_SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+_SPELL_TEXT: dict[Kind, Callable[[str], str]] = {
+    "dtypes": _short_dtypes,
+    "policy": _short_policy,
+    "line": short_line,
+    "name": lambda text: text.removeprefix("aten::"),
+}
+_SPELL_NUMBER: dict[Kind, Callable[[float], str]] = {
+    "count": lambda value: f"{value:,}",
+    "bytes": size,
+    "number": spell_number,
+    "percent": percent,
+    "ms": lambda value: f"{value:.2f}",
+}

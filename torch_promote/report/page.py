@@ -1,0 +1,172 @@
+"""Reports as pages: HTML files that work without a network and without JavaScript, rendered by Jinja2.
+
+The template page.html.j2 gets the `Content` of a report, and escapes all texts.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup, escape
+
+from torch_promote.report.base import (
+    NUMERIC,
+    Branch,
+    Cell,
+    Content,
+    Tree,
+    short_line,
+    spell,
+    visible_columns,
+)
+from torch_promote.report.plot import to_svg
+
+__all__ = ["Node", "nodes_of", "render", "render_frame"]
+
+_FRAME_HEIGHT = 640
+#: The most modules of a tree, and its deepest level.
+_MOST_NODES, _DEEPEST = 1_200, 50
+#: The rows of a table that are visible at first, and the values of a counting cell.
+_FIRST_ROWS, _FIRST_VALUES = 24, 3
+#: The most rows of a table, and the most lines of a list.
+_MOST_ROWS, _MOST_LINES = 1_000, 200
+
+
+def render(content: Content) -> str:
+    """Returns a report as a page."""
+    return _environment().get_template("page.html.j2").render(content=content)
+
+
+def render_frame(content: Content) -> str:
+    """Returns the page in a frame for a notebook, so that its styles and scripts do not affect the notebook."""
+    return (
+        f'<iframe srcdoc="{html.escape(render(content))}" sandbox="allow-scripts" title="{html.escape(content.title)}" '
+        f'loading="lazy" style="width:100%;height:{_FRAME_HEIGHT}px;border:0"></iframe>'
+    )
+
+
+@dataclass
+class Node:
+    """A module in a tree, with those in it.
+
+    Attributes:
+        path: Its path.
+        name: The last part of the path.
+        branch: Its values; None if it only contains others.
+        children: The modules in it.
+    """
+
+    path: str
+    name: str
+    branch: Branch | None = None
+    children: list[Node] = field(default_factory=list)
+
+
+def nodes_of(tree: Tree) -> tuple[list[Node], int]:
+    """Returns the outermost modules of a tree, and the number of modules left out (the deepest ones).
+
+    Example:
+        >>> branches = [Branch(path, (), ()) for path in ("blocks.0", "blocks.1", "head")]
+        >>> nodes, left_out = nodes_of(Tree("", (), branches))
+        >>> [(node.path, [child.name for child in node.children]) for node in nodes]
+        [('blocks', ['0', '1']), ('head', [])]
+    """
+    by_path: dict[str, Node] = {}
+    roots: list[Node] = []
+    for branch in tree.branches:
+        parts = branch.path.split(".")
+        for end in range(1, len(parts) + 1):
+            path = ".".join(parts[:end])
+            if path not in by_path:
+                node = by_path[path] = Node(path, parts[end - 1])
+                (by_path[".".join(parts[: end - 1])].children if end > 1 else roots).append(node)
+        by_path[branch.path].branch = branch
+    kept, level, depth = 0, roots, 0
+    while level:
+        kept, depth = kept + len(level), depth + 1
+        below = [child for node in level for child in node.children]
+        if kept + len(below) > _MOST_NODES or depth == _DEEPEST:
+            for node in level:
+                node.children = []
+            break
+        level = below
+    return roots, len(by_path) - kept
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        columns=lambda table: visible_columns(table, "page"),
+        dtype_class=_dtype_class,
+        kind=lambda part: type(part).__name__,
+        nodes=nodes_of,
+        short_line=short_line,
+        slug=lambda text: re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-"),
+        sort_key=_sort_key,
+        spell=spell,
+        svg=lambda chart: Markup(to_svg(chart)),
+        values=_values,
+        whole_numbers=_whole_numbers,
+    )
+    environment.globals.update(
+        numeric=NUMERIC,
+        first_rows=_FIRST_ROWS,
+        first_values=_FIRST_VALUES,
+        most_rows=_MOST_ROWS,
+        most_lines=_MOST_LINES,
+    )
+    return environment
+
+
+def _values(cell: Cell) -> list[tuple[str, int]]:
+    """The values of a cell with their counts, most frequent first."""
+    if isinstance(cell, Mapping):
+        return sorted(cell.items(), key=lambda item: -item[1])
+    return [] if cell is None or cell == "" else [(str(cell), 1)]
+
+
+def _sort_key(cell: Cell) -> str:
+    """The text of data-sort, as JavaScript's Number() reads it. None sorts below 0, NaN with infinity."""
+    if isinstance(cell, Mapping):
+        return next((text for text, _ in _values(cell)), "")
+    if cell is None:
+        return "-1"
+    if isinstance(cell, float) and not cell < float("inf"):
+        return "Infinity"
+    return str(cell)
+
+
+def _dtype_class(name: str) -> str:
+    """The CSS class of a dtype's colour."""
+    known = ("float64", "float32", "bfloat16", "float16", "float8", "heat")
+    return (
+        name
+        if name in known
+        else "float8"
+        if name.startswith("float8")
+        else "complex"
+        if "complex" in name
+        else "other"
+    )
+
+
+def _whole_numbers(text: str) -> Markup:
+    """Escapes a text and marks numbers with an exponent, because a browser would break "1e-3" after the sign."""
+    parts = re.split(r"(\d[\d.]*e-\d+)", text)
+    marked = (
+        Markup('<span class="part">{}</span>').format(part) if place % 2 else escape(part)
+        for place, part in enumerate(parts)
+    )
+    return Markup("").join(marked)

@@ -1,0 +1,106 @@
+"""Reports as text: for a terminal, with rich's colours, and for `str`, plain."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich import table
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from torch_promote.report.base import NUMERIC, Code, Content, Kind, Listing, Part, Table, spell, visible_columns
+
+__all__ = ["render", "render_table", "to_text"]
+
+_WIDTH = 100
+_STYLES: dict[Kind, str] = {"name": "bold", "dtypes": "cyan"}
+_VERDICT = {True: "bold green", False: "bold red", None: "bold"}
+
+
+def render(content: Content) -> RenderableType:
+    """Returns a report as something that rich prints, as wide as the console."""
+    return Group(*_blocks(content))
+
+
+def to_text(content: Content | RenderableType, width: int = _WIDTH) -> str:
+    """Returns a report as plain text.
+
+    Args:
+        content: The content of the report, or something that rich prints.
+        width: The width of a line, in characters. Longer names are wrapped, and nothing is cut.
+    """
+    text = io.StringIO()
+    console = Console(file=text, width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(render(content) if isinstance(content, Content) else content)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def render_table(shown: Table) -> RenderableType:
+    """Returns a table as something that rich prints."""
+    return Group(*_table(shown))
+
+
+def _blocks(content: Content) -> Iterator[RenderableType]:
+    yield Text(content.title, "dim")
+    yield Text(content.verdict, _VERDICT[content.good])
+    if content.facts:
+        grid = table.Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column()
+        for name, value, *note in content.facts:
+            grid.add_row(Text(name), Text(f"{value} ({note[0]})" if note and note[0] else value))
+        yield Text()
+        yield grid
+    for part in content.parts_for("terminal"):
+        lines = list(_part(part))
+        if lines:
+            yield Text()
+            yield from lines
+
+
+def _part(part: Part) -> Iterator[RenderableType]:
+    if isinstance(part, Table):
+        yield from _table(part)
+    elif isinstance(part, Listing) and part.lines:
+        yield from _title(part.title)
+        for line in part.lines[: part.most]:
+            yield Padding(Text(line), (0, 0, 0, 2)) if part.title else Text(line)
+        yield from _left_out(len(part.lines) - part.most)
+    elif isinstance(part, Code):
+        yield from _title(part.title)
+        yield Padding(Text(part.text), (0, 0, 0, 2))
+
+
+def _table(shown: Table) -> Iterator[RenderableType]:
+    columns = visible_columns(shown, "terminal")
+    if not columns:
+        return
+    yield from _title(shown.title)
+    grid = table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for _, name, kind in columns:
+        if kind in NUMERIC:
+            grid.add_column(Text(name), justify="right", no_wrap=True)
+        else:
+            grid.add_column(Text(name), overflow="fold", style=_STYLES.get(kind, ""))
+    for row in shown.rows[: shown.most]:
+        grid.add_row(*_cells(row, columns))
+    yield grid
+    yield from _left_out(len(shown.rows) - shown.most)
+
+
+def _cells(row: Sequence[Any], columns: list[tuple[int, str, Kind]]) -> Iterator[Text]:
+    for index, _, kind in columns:
+        yield Text(spell(row[index], kind) or "-")
+
+
+def _title(title: str) -> Iterator[RenderableType]:
+    if title:
+        yield Text(title, "bold")
+
+
+def _left_out(number: int) -> Iterator[RenderableType]:
+    if number > 0:
+        yield Text(f"... {number:,} more", "dim")
