@@ -16,13 +16,13 @@ from typing import Any
 from torch import nn
 
 from torch_promote.errors import PolicyError
-from torch_promote.modules.module_policies import choose, matches, module_policies
 from torch_promote.numerics.comparison import Site
 from torch_promote.numerics.tuning import Candidate
 from torch_promote.policy.module_tables import spell_table
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
+from torch_promote.regions.module_policies import choose, matches, module_policies
 
 __all__ = ["LEVELS", "Candidates"]
 
@@ -55,7 +55,9 @@ class Candidates:
             "lower_precision_fp", by the size of the results, smallest first.
     """
 
-    def __init__(self, base: Policy, model: nn.Module, level: str, value: str, sites: Iterable[Site], seed: int) -> None:
+    def __init__(
+        self, base: Policy, model: nn.Module, level: str, value: str, sites: Iterable[Site], seed: int
+    ) -> None:
         self._base, self._model, self._level, self._value = base, model, level, value
         self._base_tables = self._tables_on_modules(base)
         self.sites: list[Site] = []
