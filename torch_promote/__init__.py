@@ -95,11 +95,10 @@ if TYPE_CHECKING:
     from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, crosscheck
     from torch_promote.checking.why import why
     from torch_promote.numerics.compare import compare
-    from torch_promote.numerics.comparing.comparison import Comparison
-    from torch_promote.numerics.comparing.site import Site
+    from torch_promote.numerics.comparison import Comparison, Site
     from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
     from torch_promote.numerics.tune import tune
-    from torch_promote.numerics.tuning.tuning import Tuning
+    from torch_promote.numerics.tuning import Tuning
     from torch_promote.observe.trace import trace
     from torch_promote.observe.trace_report import TraceReport
     from torch_promote.reference.promotion_rules import PromotionRule, make_rule
@@ -215,10 +214,10 @@ _LAZY = {
     "NonfiniteReport": "torch_promote.numerics.find_nonfinite",
     "trace": "torch_promote.observe.trace",
     "compare": "torch_promote.numerics.compare",
-    "Comparison": "torch_promote.numerics.comparing.comparison",
-    "Site": "torch_promote.numerics.comparing.site",
+    "Comparison": "torch_promote.numerics.comparison",
+    "Site": "torch_promote.numerics.comparison",
     "tune": "torch_promote.numerics.tune",
-    "Tuning": "torch_promote.numerics.tuning.tuning",
+    "Tuning": "torch_promote.numerics.tuning",
     "TraceReport": "torch_promote.observe.trace_report",
     **dict.fromkeys(
         ("Installation", "install", "installed", "installed_as", "stock_autocast", "uninstall"),

@@ -273,7 +273,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     data = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     data = data.to_dense() if data.layout is not torch.strided else data
     data = data.int_repr() if data.is_quantized else data.resolve_conj().resolve_neg()
-    return data.contiguous().reshape(-1).view(torch.uint8)
+    data = data.contiguous().reshape(-1)
+    data = data.as_strided((1,), (1,)) if data.numel() == 1 else data  # one element may have any stride
+    return data.view(torch.uint8)
 
 
 def _save_module(module: nn.Module) -> _Saved:
