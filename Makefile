@@ -84,7 +84,6 @@ size: build ## print lines by folder, and the modules that one other imports (AR
 
 docs-pages: build ## write the generated parts of docs/promotion.md and docs/promotion_rules.md, and docs/images/
 	$(PY) docs/generators/promotion_page.py $(ARGS)
-	$(PY) docs/generators/promotion_rules_page.py $(ARGS)
 	$(PY) docs/generators/performance_plot.py $(ARGS)
 
 # Reads the sources only: it needs neither PyTorch nor the extension.

@@ -11,7 +11,7 @@ import torch
 
 import torch_promote as tp
 from helpers.subprocesses import run_python
-from torch_promote.checking.expected_promotion import JoinedOperands, operands_of
+from torch_promote.checking.expectation import JoinedOperands, operands_of
 from torch_promote.observe.ops import find_overload
 from torch_promote.reference import Operand
 from torch_promote.reference.ops.infer import functional_of, rule_table
@@ -142,7 +142,7 @@ for rule, call in calls:
     with tp.crosscheck() as report, tp.promotion(rule):
         try:
             call()
-        except tp.PromotionRuleError:
+        except tp.errors.PromotionRuleError:
             pass
     for found in report.mismatches:
         print(found.op, found.kind, found.expected, found.got, sep="|")

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import torch_promote as tp
+from torch_promote.regions.defaults import RegisteredPolicy
 
 __all__ = [
     "Calls",
@@ -37,7 +38,7 @@ __all__ = [
 
 
 _BIG = 4096.0
-_registered: list[tp.RegisteredPolicy] = []
+_registered: list[RegisteredPolicy] = []
 
 
 @contextmanager

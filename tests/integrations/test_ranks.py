@@ -176,14 +176,14 @@ def test_region_in_a_compiled_function(tmp_path: Path) -> None:
 
 def test_the_error_can_be_copied_and_pickled() -> None:
     found = {0: ({}, ""), 1: ({"aten::mm on cpu": "fp32"}, "my_autocast('cpu')")}
-    error = tp.PolicyMismatchError("their policies", found, [2])
+    error = tp.errors.PolicyMismatchError("their policies", found, [2])
     for again in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
         assert str(again) == str(error)
         assert (again.what, again.found, again.missing) == ("their policies", found, (2,))
 
 
 def test_the_option_is_a_bool() -> None:
-    with pytest.raises(tp.OptionError, match="enabled must be a bool, got 0"):
+    with pytest.raises(tp.errors.OptionError, match="enabled must be a bool, got 0"):
         tp.set_check_ranks(0)  # type: ignore[arg-type]
     assert tp.set_check_ranks(True) is True
 

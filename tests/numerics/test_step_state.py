@@ -267,7 +267,7 @@ def test_one_copy_of_each_tensor() -> None:
     moments = sum(t.nbytes for s in optimizer.state.values() for t in s.values())
     more = sum(b.nbytes for b in model.buffers()) + model.memory.nbytes
     with torch.autograd.profiler.profile(profile_memory=True) as found:
-        state = StepState(model, [model, optimizer, list(model.parameters())], step)
+        StepState(model, [model, optimizer, list(model.parameters())], step)
     clones = [event for event in found.function_events if event.name == "aten::clone"]
     assert sum(event.cpu_memory_usage for event in clones) <= weights + gradients + moments + more + 64 * 20
 
@@ -440,7 +440,7 @@ def test_extra_state() -> None:
     model = nn.Sequential(Scales())
     state = StepState(model)
     model[0].history = 3
-    with pytest.raises(StepError, match="could not be restored. Different: model."):
+    with pytest.raises(StepError, match=r"could not be restored\. Different: model\."):
         state.check()
     state.restore()
     assert model[0].history == 0

@@ -149,15 +149,15 @@ def test_the_oldest_nodes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_different_tensors_keep_their_own_descriptions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal ones share an object, as long as there are not too many."""
-    monkeypatch.setattr(tracer, "_MOST_EQUAL", 2)
+    monkeypatch.setattr(tracer, "_MOST_CACHED", 2)
     calls: list[Call] = []
-    watching = tracer.Tracer(RunningModules(), lambda call, _tensors: calls.append(call))
+    watching = tracer.CallObserver(RunningModules(), lambda call, _tensors: calls.append(call))
     made = [torch.ones(size) for size in (1, 2, 3, 4, 5, 1)]
     with observe_dispatch(watching):
         for one in made:
             torch.exp(one)
     assert [call.inputs[0].shape for call in calls] == [one.shape for one in made]
-    assert len(watching._equal) <= 3
+    assert len(watching._infos) <= 3
 
 
 def test_double_backward() -> None:

@@ -112,7 +112,7 @@ def read(record: Path, died: str, before: Mapping[str, Outcome]) -> tuple[dict[s
 
 def _run(run: Run, file: str, plan: Path, log: Path, installs: bool, seconds: float) -> str:
     """Runs pytest once. Returns a message for the test during which it died."""
-    options = ["-p", "recording_plugin", "--pytorch-plan", str(plan), "-p", "no:torch_promote_pytest"]
+    options = ["-p", "recording_plugin", "--pytorch-plan", str(plan), "-p", "no:_torch_promote_hooks"]
     # Not PyTorch's settings and conftest, which are written for its own runner and version of pytest.
     options += ["-c", os.devnull, "--rootdir", str(run.tests), "--noconftest", "-p", "no:cacheprovider"]
     options += ["--quiet", "--tb=short", "--show-capture=no"]

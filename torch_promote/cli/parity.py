@@ -17,10 +17,9 @@ from torch_promote.cli import parity_report
 from torch_promote.cli.progress import progress
 from torch_promote.cli.terminal import check_rich, render, write
 from torch_promote.errors import OptionError, TorchPromoteError
-from torch_promote.parity.jobs import run_entries
-from torch_promote.parity.junit import junit
 from torch_promote.parity.model import Entry, EntryResult, Options
-from torch_promote.parity.report import Report, about, merged
+from torch_promote.parity.report import Report, about, junit, merged
+from torch_promote.parity.runner import run_entries
 
 __all__ = ["add_parser"]
 

@@ -20,7 +20,7 @@ from torch_promote.policy.op_table import (
     CastPolicy,
     missing_rows,
     op_table,
-    registered_on_any,
+    registered,
     schema_of,
     unlisted_ops,
 )
@@ -145,7 +145,7 @@ def _registrations(device: str) -> dict[str, str]:
     """The ops registered on a device type, with their policies if the table has a column for it."""
     known = _policies(device) if device in DEVICE_TYPES else {}
     known = {op: policy for op, policy in known.items() if policy != _NO_POLICY}
-    return {op: known.get(op, _REGISTERED) for op in registered_on_any(device)}
+    return {op: known.get(op, _REGISTERED) for op in registered(device)}
 
 
 def _alike(first: str | None, second: str | None, compare_policies: bool) -> bool:

@@ -21,9 +21,9 @@ import torch
 from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote.checking.uninitialized_results import UNINITIALIZED
+from torch_promote.checking.checker import UNINITIALIZED
 from torch_promote.observe.events import Call, Phase
-from torch_promote.observe.observer import THROUGH, Tracer
+from torch_promote.observe.observer import THROUGH, CallObserver
 from torch_promote.observe.ops import (
     can_be_read,
     is_of_a_transform,
@@ -542,7 +542,7 @@ _FINDER_LOWER = (torch.float16, torch.bfloat16)
 _MOST_PROVISIONAL = 20
 
 
-class NonfiniteFinder(Tracer):
+class NonfiniteFinder(CallObserver):
     """Looks for the first call with finite inputs and a non-finite output.
 
     Args:

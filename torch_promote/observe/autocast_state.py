@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from unittest import mock
 
 import torch
 
@@ -14,7 +16,7 @@ from torch_promote.native.policy_changes import policies_beyond_stock
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 
-__all__ = ["my_autocast_is_in_force", "overrides_in_force", "state_in_force"]
+__all__ = ["my_autocast_is_in_force", "overrides_in_force", "pretend_cuda", "state_in_force"]
 
 
 #: Excluded while the kernel of an op runs; see csrc/policy/inside_kernel.h.
@@ -76,11 +78,18 @@ def state_in_force() -> AutocastState | None:
         ...     state_in_force().devices["cpu"]
         DeviceAutocast(enabled=True, dtype=torch.bfloat16)
     """
-    devices = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICE_TYPES)
-    if not any(enabled for enabled, _ in devices):
+    # An observer asks at each call: no generator, and no further function.
+    flags: list[tuple[bool, torch.dtype]] = []
+    is_on = False
+    for device in DEVICE_TYPES:
+        enabled = torch.is_autocast_enabled(device)
+        is_on = is_on or enabled
+        flags.append((enabled, torch.get_autocast_dtype(device)))
+    if not is_on:
         return None
     policy_id = _C.current_policy_id() if my_autocast_is_in_force() else None
-    return _state(devices, torch.is_autocast_cache_enabled(), policy_id, _is_inside_kernel())
+    inside = torch._C._dispatch_tls_is_dispatch_key_excluded(_NOT_IN_KERNELS)
+    return _state(tuple(flags), torch.is_autocast_cache_enabled(), policy_id, inside)
 
 
 @functools.lru_cache(maxsize=64)
@@ -90,3 +99,31 @@ def _state(
     by_type = {d: DeviceAutocast(*values) for d, values in zip(DEVICE_TYPES, devices, strict=True)}
     overrides = MappingProxyType({}) if policy_id is None else _overrides_of(policy_id, inside_kernel)
     return AutocastState(by_type, cache_enabled, overrides)
+
+
+@contextlib.contextmanager
+def pretend_cuda() -> Iterator[None]:
+    """Lets regions of "cuda", stock's and ours, be enabled where there is no GPU, for fake tensors.
+
+    Example:
+        >>> with pretend_cuda(), torch.autocast("cuda"):
+        ...     torch.is_autocast_enabled("cuda")
+        True
+    """
+    if torch.cuda.is_available():
+        yield
+        return
+    with (
+        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", _no),
+        mock.patch.object(torch.cuda, "is_bf16_supported", _yes),
+    ):
+        yield
+
+
+# Functions, not mocks: a call of a mock takes longer than a region.
+def _no() -> bool:
+    return False
+
+
+def _yes(including_emulation: bool = True) -> bool:
+    return True

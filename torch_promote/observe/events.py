@@ -28,7 +28,7 @@ __all__ = [
     "TensorInfo",
     "Totals",
     "TraceRecords",
-    "facts_of",
+    "infos_of",
 ]
 
 
@@ -67,8 +67,8 @@ class TensorInfo:
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> TensorInfo:
         """Describes a tensor."""
-        dtype, shape, device, strides = facts_of(tensor)
-        return cls(name, dtype, shape, str(device), strides)
+        ((_, dtype, shape, device, strides),) = infos_of([(name, tensor)])
+        return cls(name, dtype, tuple(shape), str(device), strides)
 
     def __str__(self) -> str:
         text = f"{self.name}: {dtype_name(self.dtype)}{list(self.shape)}"
@@ -76,16 +76,20 @@ class TensorInfo:
         return text if self.device == "cpu" else f"{text} on {self.device}"
 
 
-def facts_of(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], torch.device, tuple[int, ...] | None]:
-    """Returns a tensor's dtype, shape, device and strides in the form of `TensorInfo`."""
-    if tensor.is_nested:
-        return tensor.dtype, (), tensor.device, None
-    strided = tensor.layout is torch.strided
-    return tensor.dtype, tuple(tensor.shape), tensor.device, tensor.stride() if _is_odd(tensor, strided) else None
-
-
-def _is_odd(tensor: torch.Tensor, strided: bool) -> bool:
-    return strided and not tensor.is_contiguous() and tensor.stride() != contiguous_strides(tuple(tensor.shape))
+def infos_of(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[tuple[Any, ...], ...]:
+    """Returns the names, dtypes, shapes, devices and strides of tensors, as `TensorInfo` has them."""
+    found = []
+    for name, tensor in named:
+        shape: tuple[int, ...] = ()
+        strides = None
+        if not tensor.is_nested:
+            shape = tensor.shape
+            if tensor.layout is torch.strided and not tensor.is_contiguous():
+                strides = tensor.stride()
+                if strides == contiguous_strides(tuple(shape)):
+                    strides = None
+        found.append((name, tensor.dtype, shape, tensor.device, strides))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,18 +569,32 @@ class TraceRecords:
         self.steps = 0
         self.asked: list[dict[str, Any]] = []
         self._max_calls = max_calls
-        self._totals = Totals()
+        self._sums = Totals()
+        self._summed = 0  # the number of stored calls that the sums contain
         self._lock = threading.Lock()
 
     def add(self, call: Call) -> int | None:
         """Adds a call; for the tracer. Returns its index in `calls`, or None if it is not stored there."""
         with self._lock:
-            self._totals.add(call)
             if len(self.calls) < self._max_calls:
                 self.calls.append(call)
                 return len(self.calls) - 1
+            self._sum().add(call)
             self.dropped += 1
             return None
+
+    @property
+    def _totals(self) -> Totals:
+        """The sums of all calls."""
+        with self._lock:
+            return self._sum()
+
+    def _sum(self) -> Totals:
+        # Stored calls are summed when somebody asks, so that a trace costs less.
+        for call in self.calls[self._summed :]:
+            self._sums.add(call)
+        self._summed = len(self.calls)
+        return self._sums
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from torch_promote import _C
 from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.native.interrupts import without_interrupt_at_start
 from torch_promote.observe.events import Kind, Phase, TensorInfo
 from torch_promote.reference.autocast import AutocastState, has_policy
 from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.regions.promotion_tables import promoting_ops
 
 __all__ = [
-    "PoliciesOfStates",
+    "NamedTensors",
+    "OpFacts",
     "argument_names",
     "autograd_may_call",
     "bytes_of",
     "can_be_read",
     "cast_key",
-    "device_type_of",
-    "dtype_arguments_of",
     "find_overload",
     "has_our_kernel",
     "has_row",
@@ -34,15 +31,20 @@ __all__ = [
     "is_fake",
     "is_of_a_transform",
     "is_traced",
+    "is_wrapped",
     "kind_of",
     "leaves",
     "overload_name",
-    "promotes",
+    "read_arguments",
     "stored_values",
     "tensor_arguments",
     "tensors_in",
     "unnoticed",
 ]
+
+
+NamedTensors: TypeAlias = list[tuple[str, torch.Tensor]]
+"""Tensors among arguments or results, with their names."""
 
 
 @functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
@@ -196,7 +198,6 @@ class unnoticed:  # noqa: N801 (used like a function)
             self.__exit__()
             raise
 
-    @without_interrupt_at_start
     def __exit__(self, *error: object) -> None:
         try:
             self._ops.__exit__(None, None, None)
@@ -259,52 +260,15 @@ def has_row(name: str, device_type: str) -> bool:
     return has_policy(name, device_type, AutocastState.region(device_type))
 
 
-class PoliciesOfStates:
-    """Answers questions about an autocast state, with caching for repeated calls."""
-
-    def __init__(self) -> None:
-        self._last: AutocastState | None = None
-        self._devices: tuple[tuple[str, torch.dtype], ...] = ()
-        self._known: dict[str, bool] = {}
-
-    def devices(self, state: AutocastState) -> tuple[tuple[str, torch.dtype], ...]:
-        """The device types for which autocast is on, with their dtypes."""
-        self._use(state)
-        return self._devices
-
-    def has_one(self, name: str, state: AutocastState) -> bool:
-        """Whether a device type has a policy for an op, or a library has an autocast kernel for it."""
-        self._use(state)
-        found = self._known.get(name)
-        if found is None:
-            found = self._known[name] = any(has_policy(name, device, state) for device, _ in self._devices)
-        return found
-
-    def _use(self, state: AutocastState) -> None:
-        if state is not self._last:
-            on = ((device, one.dtype) for device, one in state.devices.items() if one.enabled)
-            self._last, self._devices, self._known = state, tuple(on), {}
-
-
-def promotes(name: str, inputs: tuple[TensorInfo, ...]) -> bool:
-    """Whether an op promotes inputs of several dtypes."""
-    return len({info.dtype for info in inputs}) > 1 and name in _promoting_names()
-
-
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _address: Callable[[torch.Tensor], int] = getattr(torch._C, "_storage_address")  # noqa: B009 (no stub names it)
 #: Whether a dispatch key is excluded in this thread.
 is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
-def autograd_may_call(op: torch._ops.OpOverload) -> bool:
+def autograd_may_call(facts: OpFacts) -> bool:
     """Whether an op's autograd kernel may call ops before or after the op's own kernel."""
-    return torch.is_grad_enabled() and (_is_in_place(op) or _saved_tensors_hooks(True) is not None)
-
-
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def _is_in_place(op: torch._ops.OpOverload) -> bool:
-    return op._schema.is_mutable and op._schema.name.endswith("_")
+    return torch.is_grad_enabled() and (facts.is_in_place or _saved_tensors_hooks(True) is not None)
 
 
 @functools.cache
@@ -312,18 +276,77 @@ def _promoting_names() -> frozenset[str]:
     return frozenset(op.name for op in promoting_ops() if not op.matmul)
 
 
-def device_type_of(args: Sequence[Any]) -> str:
-    """The device type whose kernel runs: that of the first tensor that is not on the CPU, or the CPU."""
-    types = [tensor.device.type for tensor in tensors_in(args)]
-    return next((device for device in types if device != "cpu"), "cpu")
+class OpFacts:
+    """What an observer has to know of an op, computed once.
+
+    Attributes:
+        op: The overload.
+        name: Its full name, "aten::softmax.int".
+        op_name: The op's name, "aten::softmax".
+        overload: The overload's name, "int".
+        arguments: The names of its arguments.
+        is_ignored: Whether it computes nothing, such as the ops of torch.profiler.
+        is_in_place: Whether it writes to its first argument.
+        is_conversion: Whether autocast calls it to cast an argument.
+        is_detach: Whether it is detach or detach_.
+    """
+
+    __slots__ = (
+        *("op", "name", "op_name", "overload", "arguments", "is_ignored", "is_in_place", "is_conversion"),
+        *("is_detach", "_is_composite", "_promotes"),
+    )
+
+    def __init__(self, op: torch._ops.OpOverload) -> None:
+        schema = op._schema
+        self.op, self.name, self.arguments = op, overload_name(op), argument_names(op)
+        self.op_name, self.overload = schema.name, schema.overload_name
+        self.is_ignored = op.namespace in ("prim", "profiler")
+        self.is_in_place = schema.is_mutable and schema.name.endswith("_")
+        self.is_conversion = self.name in _CONVERSIONS
+        self.is_detach = self.name in ("aten::detach", "aten::detach_")
+        self._is_composite: dict[str, bool] = {}
+        self._promotes = self.name in _promoting_names()
+
+    def is_composite(self, named: NamedTensors) -> bool:
+        """Whether the op calls other ops, on the first device of its tensors that is not the CPU."""
+        device = "cpu"
+        for _, tensor in named:
+            device = tensor.device.type
+            if device != "cpu":
+                break
+        found = self._is_composite.get(device)
+        if found is None:
+            found = self._is_composite[device] = is_composite(self.op, device)
+        return found
+
+    def promotes(self, inputs: tuple[TensorInfo, ...]) -> bool:
+        """Whether the op promotes inputs of several dtypes."""
+        return self._promotes and len({info.dtype for info in inputs}) > 1
 
 
-def dtype_arguments_of(op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[tuple[str, torch.dtype], ...]:
-    """The arguments that are dtypes, by name."""
-    if not any(isinstance(arg, torch.dtype) for arg in args):
-        return ()
-    named = zip(argument_names(op), args, strict=False)
-    return tuple((name, arg) for name, arg in named if isinstance(arg, torch.dtype))
+_CONVERSIONS = frozenset({"aten::to.dtype", "aten::to.dtype_layout", "aten::to.device", "aten::to.other"})
+_PLAIN = (int, float, bool, str, type(None), torch.device, torch.layout, torch.memory_format)
+
+
+def read_arguments(
+    names: Sequence[str], args: Sequence[Any]
+) -> tuple[NamedTensors, tuple[tuple[str, torch.dtype], ...]]:
+    """Returns the tensors among a call's arguments by their paths, and its dtypes by name."""
+    tensors: list[tuple[str, torch.Tensor]] = []
+    dtypes: list[tuple[str, torch.dtype]] = []
+    for name, value in zip(names, args, strict=False):
+        if isinstance(value, torch.Tensor):
+            tensors.append((name, value))
+        elif isinstance(value, torch.dtype):
+            dtypes.append((name, value))
+        elif not isinstance(value, _PLAIN):
+            tensors.extend(tensors_by_path(name, value))
+    return tensors, tuple(dtypes)
+
+
+def is_wrapped(named: NamedTensors) -> bool:
+    """Whether a torch.func transform wraps one of the tensors. The transform calls ops on the tensors inside."""
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for _, tensor in named)
 
 
 def kind_of(tensor: torch.Tensor, phase: Phase) -> Kind:
@@ -338,9 +361,11 @@ def cast_key(tensor: torch.Tensor, to: torch.dtype | None) -> tuple[Any, ...]:
     """A key that identifies a cast of a tensor. An observer may get copies of a tensor, which share its storage."""
     shared: Any = None
     if tensor.layout is torch.strided and not tensor.is_nested:
-        with contextlib.suppress(RuntimeError):  # a wrapper has no storage
+        try:
             # Not untyped_storage(): Python code could write through it, so the cache would drop the casts.
             shared = _address(tensor), tensor.storage_offset(), tensor.stride()
+        except RuntimeError:  # a wrapper has no storage
+            shared = None
     return shared, tensor.dtype, to, () if tensor.is_nested else tuple(tensor.shape)
 
 

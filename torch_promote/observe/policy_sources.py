@@ -10,12 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from torch_promote import _C
 from torch_promote.native.region_spec import RegionSpec
 from torch_promote.observe.autocast_state import my_autocast_is_in_force
-from torch_promote.observe.events import AUTOCAST_OFF, Totals
+from torch_promote.observe.events import AUTOCAST_OFF, TensorInfo, Totals
 from torch_promote.observe.ops import has_row
 from torch_promote.observe.places import RunningModules, innermost_line
 from torch_promote.policy.op_names import spell_key
@@ -220,6 +221,7 @@ class PolicySources:
         self._modules = modules
         self._regions: dict[tuple[int, int, int], str] = {}  # by thread, owner, and nesting count
         self._said: dict[tuple[int, str, str, str], str] = {}
+        self._known: dict[tuple[Any, ...], str] = {}  # the answers since the last region was entered
         self._chains: dict[int, tuple[tuple[int, str], ...]] = {}  # the regions that were open under a policy
         self._devices: dict[tuple[int, int, int], dict[str, bool]] = {}  # a region's devices, and whether it is on
         self.asked = AskedOverrides()
@@ -232,6 +234,7 @@ class PolicySources:
             text = f"region at {innermost_line()}"
         else:
             text = f"install, region at {innermost_line()}"
+        self._known.clear()  # a new region may have the address of an old one
         times = sum(address == id(owner) for address, _ in _C.open_regions())
         place = (threading.get_ident(), id(owner), times)
         self._regions[place], self._devices[place] = text, _devices_of(owner)
@@ -256,37 +259,40 @@ class PolicySources:
         """
         if not my_autocast_is_in_force():
             return STOCK
-        policy, regions = _C.current_policy_id(), self._open_regions()
-        text = self._of_regions(regions, name, device_type)
+        policy, opened = _C.current_policy_id(), tuple(_C.open_regions())
+        place = threading.get_ident(), policy, opened, name, device_type, module
+        known = self._known.get(place)
+        if known is not None:
+            return known
+        text = self._of_regions(self._open_regions(), name, device_type)
         if text is None:
             # Autograd's threads and a checkpoint's recomputation have the policy without its regions. The source is
             # then that of this module's forward, or that of regions with the same policy.
             said = self._said.get((policy, name, device_type, module))
             return said or self._of_regions(self._chains.get(policy, ()), name, device_type) or _UNKNOWN
-        self._said[policy, name, device_type, module] = text
+        self._said[policy, name, device_type, module] = self._known[place] = text
         return text
 
-    def switched_off(self, name: str, devices: set[str], on: set[str]) -> str:
+    def switched_off(
+        self, name: str, inputs: tuple[TensorInfo, ...], autocast: tuple[tuple[str, torch.dtype], ...]
+    ) -> str:
         """Finds the open region of this thread that has switched autocast off for an op with a policy.
 
         Args:
             name: The overload's full name.
-            devices: The devices of its inputs, such as "cuda:0".
-            on: The device types for which autocast is on.
+            inputs: Its inputs.
+            autocast: The device types for which autocast is on, with their dtypes.
 
         Returns:
             "autocast off by region at FILE:LINE" or the like; "" if none has, or no region is open.
         """
-        if not _C.depth():
-            return ""
-        for device_type in {device.partition(":")[0] for device in devices} - on:
-            who = (
-                self._who_switched_off(device_type)
-                if device_type in DEVICE_TYPES and has_row(name, device_type)
-                else ""
-            )
-            if who:
-                return f"{AUTOCAST_OFF}{who}"
+        on = dict(autocast)
+        for info in inputs:
+            device_type = info.device.partition(":")[0]
+            if device_type not in on and device_type in DEVICE_TYPES and has_row(name, device_type):
+                who = self._who_switched_off(device_type)
+                if who:
+                    return f"{AUTOCAST_OFF}{who}"
         return ""
 
     def _who_switched_off(self, device_type: str) -> str:

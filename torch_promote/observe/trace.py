@@ -13,7 +13,7 @@ from torch import nn
 from torch_promote.errors import OptionError
 from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.events import Call
-from torch_promote.observe.observer import Tracer
+from torch_promote.observe.observer import CallObserver
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_steps, watch_unseen
 from torch_promote.observe.trace_report import TraceReport
@@ -79,7 +79,7 @@ def trace(
         report.steps += 1
         collector.transfer()
 
-    tracer = Tracer(modules, add, where == "casts")
+    tracer = CallObserver(modules, add, where == "casts")
     try:
         with (
             watch_steps(stepped),

@@ -471,7 +471,7 @@ def fill_from_dict(report: TraceRecords, data: dict[str, Any]) -> None:
         call = Call.from_dict({**one, **named})
         report.add(dataclasses.replace(call, values=tuple(Values.from_dict(values) for values in one["values"])))
     if data["dropped"]:
-        report._totals = Totals.from_lists(data["groups"], data["casts"])
+        report._sums, report._summed = Totals.from_lists(data["groups"], data["casts"]), len(report.calls)
     for name in ("torch_version", "steps", "dropped", "device_names", "not_seen", "asked"):
         setattr(report, name, data[name])
 
