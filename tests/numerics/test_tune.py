@@ -22,6 +22,7 @@ from helpers import planted_steps
 from helpers.gloo_ranks import in_ranks
 from helpers.planted_steps import Calls, Planted, Scaled, make_op, planted_step, registered_meanwhile, scaled
 from helpers.subprocesses import Program
+from torch_promote.errors import Fp32FailsError, NoiseFloorError, NothingToTuneError, OptionError, TuningError
 from torch_promote.numerics.candidates import Candidates
 from torch_promote.numerics.comparison import Site
 from torch_promote.numerics.step_runs import distance
@@ -164,9 +165,9 @@ def test_metrics_and_tolerances() -> None:
     assert tune(metric=lambda result: result["far"].sum(), tolerance={"mine": 0.01}).tolerance == {"mine": 0.01}
     assert tune(tolerance={"loss": 0.5}, check=lambda result: bool(result["far"].isfinite().all())).met
     for options in ({"tolerance": {"loss": 0.01}}, {"metric": "loss"}):
-        with pytest.raises(tp.errors.NothingToTuneError):
+        with pytest.raises(NothingToTuneError):
             tune(**options)
-    with pytest.raises(tp.errors.Fp32FailsError, match="check returns false for the result of step"):
+    with pytest.raises(Fp32FailsError, match="check returns false for the result of step"):
         tune(tolerance={"loss": 0.5}, check=lambda result: False)
 
 
@@ -177,7 +178,7 @@ def test_all_batches_are_judged() -> None:
         with torch.autocast("cpu", torch.float16):
             return (model(torch.ones(1, 4)) * (1e6 if number == 2 else 1.0)).square().mean()
 
-    with pytest.raises(tp.errors.NothingToTuneError):
+    with pytest.raises(NothingToTuneError):
         tp.tune(step, model=model, tolerance=0.01, batches=2)
     assert tp.tune(step, model=model, tolerance=0.01, batches=3).overrides == {"aten::mul": "fp32"}
 
@@ -350,7 +351,7 @@ def test_the_dtype_of_regions() -> None:
         with torch.autocast("cpu"):
             return model(torch.ones(2, 4))
 
-    with pytest.raises(tp.errors.NothingToTuneError):
+    with pytest.raises(NothingToTuneError):
         tp.tune(step, model=model, tolerance=0.1)
     assert tp.tune(step, model=model, tolerance=0.1, dtype=torch.float16).overrides == {"aten::mul": "fp32"}
 
@@ -385,7 +386,7 @@ def test_a_compiled_step_is_verified_compiled(factor: int) -> None:
     assert tuning.met is (factor == 1)
     assert tuning.certificate.compiled == {"loss": pytest.approx(factor - 1, abs=0.01)}
     assert bool(tuning.notes) is (factor == 2)
-    with pytest.raises(tp.errors.OptionError, match="7 or more"):
+    with pytest.raises(OptionError, match="7 or more"):
         tp.tune(step, model=model, tolerance=0.01, budget=6)
 
 
@@ -623,12 +624,10 @@ def test_sites_are_lowered_by_tables() -> None:
 
 def test_a_step_that_speed_does_not_apply_to() -> None:
     step = planted_step(3, 1, seed=55)
-    with pytest.raises(
-        tp.errors.Fp32FailsError, match=r'even before more ops are lowered: loss .* direction="accuracy"'
-    ):
+    with pytest.raises(Fp32FailsError, match=r'even before more ops are lowered: loss .* direction="accuracy"'):
         tp.tune(step, model=step.model, tolerance=0.05, direction="speed")
     step = Calls(nn.Linear(8, 1))
-    with pytest.raises(tp.errors.NothingToTuneError, match="no op that may be lowered"):
+    with pytest.raises(NothingToTuneError, match="no op that may be lowered"):
         tp.tune(step, model=step.model, tolerance=0.5, direction="speed", metric=lambda result: result.float().sum())
 
 
@@ -732,7 +731,7 @@ def test_an_unsuitable_file_is_refused(tmp_path: Path, options: dict[str, Any], 
             next(step.model.parameters()).add_(1)
     given = {key: value for key, value in options.items() if key in ("tolerance", "level", "dtype")}
     before = file.read_text()
-    with tp.installed_as(policy=None if options else "cuda"), pytest.raises(tp.errors.OptionError, match=text):
+    with tp.installed_as(policy=None if options else "cuda"), pytest.raises(OptionError, match=text):
         tuned(step, options.get("model", step.model), file, **given)
     assert file.read_text() == before
 
@@ -752,7 +751,7 @@ def test_a_resumed_step_with_noise_may_differ_by_it(tmp_path: Path, factor: floa
         model.head.weight.mul_(factor)
         model.head.bias.mul_(factor)
     if refused:
-        with pytest.raises(tp.errors.OptionError, match="the step gives other results than when the file"):
+        with pytest.raises(OptionError, match="the step gives other results than when the file"):
             tuned(step, model, tmp_path / "file.json", tolerance=0.01)
     else:
         assert tuned(step, model, tmp_path / "file.json", tolerance=0.01).overrides == first.overrides
@@ -764,9 +763,7 @@ def test_a_file_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     monkeypatch.setattr("torch_promote.numerics.trials.write_atomically", write)
     model, step = scaled()
-    with pytest.raises(
-        tp.errors.OptionError, match=r"resume='.*file\.json' cannot be written: No space left on device\."
-    ):
+    with pytest.raises(OptionError, match=r"resume='.*file\.json' cannot be written: No space left on device\."):
         tuned(step, model, tmp_path / "file.json")
 
 
@@ -811,14 +808,12 @@ def test_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks()
     theirs += ["", "ValueError: mine", "ValueError: mine", ["b", "a"], ["a", "c"], False]
     ranks.raise_together(None)
-    with pytest.raises(tp.errors.TuningError, match="rank 1 raised ValueError: mine"):
+    with pytest.raises(TuningError, match="rank 1 raised ValueError: mine"):
         ranks.raise_together(None)
     with pytest.raises(KeyError, match="ours"):
         ranks.raise_together(KeyError("ours"))
     assert ranks.same_order(["a", "b"]) == ["a", "b"]
-    with pytest.raises(
-        tp.errors.TuningError, match="ranks 0 and 1 run different ops in a lower dtype: b, c on only one of"
-    ):
+    with pytest.raises(TuningError, match="ranks 0 and 1 run different ops in a lower dtype: b, c on only one of"):
         ranks.same_order(["a", "b"])
     assert not ranks.all(True)
 
@@ -853,13 +848,9 @@ def test_noise() -> None:
     def random_step() -> torch.Tensor:
         return step() * torch.rand((), generator=torch.Generator().manual_seed(next(seeds)))
 
-    with pytest.raises(
-        tp.errors.NoiseFloorError, match=r"differ by more than the tolerance: loss 0.0\d+ \(tolerance 0.001\)"
-    ):
+    with pytest.raises(NoiseFloorError, match=r"differ by more than the tolerance: loss 0.0\d+ \(tolerance 0.001\)"):
         tp.tune(functools.partial(noisy, 0.01), model=model, tolerance=1e-3)
-    with pytest.raises(
-        tp.errors.NoiseFloorError, match=r"first: the results of aten::rand\.generator in the model, call 1"
-    ):
+    with pytest.raises(NoiseFloorError, match=r"first: the results of aten::rand\.generator in the model, call 1"):
         tp.tune(random_step, model=model, tolerance=1e-3)
     tuning = tp.tune(functools.partial(noisy, 1e-6), model=model, tolerance=0.01)
     assert tuning.met
@@ -875,9 +866,7 @@ def test_a_step_that_float32_does_not_cure() -> None:
     def other() -> torch.Tensor:
         return step() + (1 if next(calls) > 2 else 0)
 
-    with pytest.raises(
-        tp.errors.Fp32FailsError, match=r"with all candidates in float32 the result is: loss \S+ \(tolerance"
-    ):
+    with pytest.raises(Fp32FailsError, match=r"with all candidates in float32 the result is: loss \S+ \(tolerance"):
         tp.tune(other, model=model, tolerance=1e-4)
 
 
@@ -898,9 +887,7 @@ def test_an_op_that_no_override_reaches() -> None:
         library.define("written_(Tensor(a!) out, Tensor x) -> Tensor(a!)")
         library.impl("written_", kernel, "CompositeExplicitAutograd")
         with tp.register_policy("tuned::written_", "match_self"):
-            with pytest.raises(
-                tp.errors.Fp32FailsError, match=r"no op that can get an override .* No override for tuned::w"
-            ):
+            with pytest.raises(Fp32FailsError, match=r"no op that can get an override .* No override for tuned::w"):
                 tp.tune(lambda: overflowing(-1), model=model, tolerance=0.1)
             tuning = tp.tune(overflowing, model=model, tolerance=0.01)  # fails on held-out batches, whatever is chosen
     assert not tuning.met
@@ -912,11 +899,11 @@ def test_an_op_that_no_override_reaches() -> None:
 
 def test_nothing_to_tune() -> None:
     model, step = scaled(torch.bfloat16)
-    with pytest.raises(tp.errors.NothingToTuneError, match=r"without an override: loss \S+ \(tolerance 0.5\)"):
+    with pytest.raises(NothingToTuneError, match=r"without an override: loss \S+ \(tolerance 0.5\)"):
         tp.tune(step, model=model, tolerance=0.5)
-    with tp.installed_as(policy="off"), pytest.raises(tp.errors.NothingToTuneError, match="which casts no op"):
+    with tp.installed_as(policy="off"), pytest.raises(NothingToTuneError, match="which casts no op"):
         tp.tune(step, model=model, tolerance=0.5)
-    with pytest.raises(tp.errors.NothingToTuneError, match="No call ran in another dtype"):
+    with pytest.raises(NothingToTuneError, match="No call ran in another dtype"):
         tp.tune(lambda: model(torch.ones(1, 4)).sum(), model=model, tolerance=0.5)
 
 
@@ -951,7 +938,7 @@ def test_errors_of_the_reference_propagate() -> None:
 )
 def test_invalid_arguments(arguments: dict[str, Any], text: str) -> None:
     model, step = scaled()
-    with pytest.raises(tp.errors.OptionError, match=text):
+    with pytest.raises(OptionError, match=text):
         tp.tune(step, **{"model": model, "tolerance": 0.1, **arguments})
 
 
