@@ -15,7 +15,7 @@ from helpers.program_defaults import as_it_was
 from helpers.subprocesses import environment
 from torch_promote.checking.report import CrosscheckReport
 from torch_promote.cli import parity_report
-from torch_promote.cli.terminal import render
+from torch_promote.cli.output import render
 from torch_promote.parity.report import Report
 from torch_promote.regions.defaults import spell_default_policy
 

@@ -13,7 +13,7 @@ from expecttest import assert_expected_inline
 
 from helpers.command_line import Capture, error_of, terminal_of_80_columns, wide
 from helpers.stand_in_runner import stand_in
-from torch_promote.cli import progress as _progress
+from torch_promote.cli import output as _progress
 from torch_promote.cli.program import main
 
 __all__ = ["stand_in", "terminal_of_80_columns", "wide"]  # fixtures

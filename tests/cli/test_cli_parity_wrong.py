@@ -19,7 +19,7 @@ from helpers.command_line import Capture, error_of, terminal_of_80_columns, wide
 from helpers.stand_in_runner import stand_in
 from helpers.subprocesses import environment, run_python
 from torch_promote.checking import expectation
-from torch_promote.cli import progress as _progress
+from torch_promote.cli import output as _progress
 from torch_promote.cli.program import main
 from torch_promote.reference import promotion as promotion_table
 from torch_promote.reference.ops.infer import NO_RULE

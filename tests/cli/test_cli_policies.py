@@ -11,7 +11,7 @@ from expecttest import assert_expected_inline
 from helpers.command_line import Capture, cells_of, json_of, terminal_of_80_columns, text_of, wide
 from helpers.op_registrations import STRANGE_ROWS
 from torch_promote.cli import policies as cli_policies
-from torch_promote.cli.terminal import paint
+from torch_promote.cli.output import paint
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, registered
 
 __all__ = ["terminal_of_80_columns", "wide"]  # fixtures

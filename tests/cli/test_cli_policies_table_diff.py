@@ -10,7 +10,8 @@ from expecttest import assert_expected_inline
 
 from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of, wide
 from helpers.op_registrations import STRANGE_ROWS
-from torch_promote.cli import op_filter, policies_table_diff
+from torch_promote.cli import policies as op_filter
+from torch_promote.cli import policies as policies_table_diff
 from torch_promote.cli.program import main
 from torch_promote.policy import op_table as registrations
 from torch_promote.policy.op_table import DEVICE_TYPES, LEFT_TO_STOCK, missing_rows, op_table, unlisted_ops

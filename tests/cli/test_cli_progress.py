@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from torch_promote.cli.progress import progress
+from torch_promote.cli.output import progress
 from torch_promote.numerics.step_runs import show_progress
 
 
@@ -41,7 +41,7 @@ def test_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     """`bench --json` needs no rich. Functions of the package show nothing."""
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.setattr("torch_promote.cli.progress._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("torch_promote.cli.output._SECONDS_BETWEEN_LINES", 0.0)
     stderr = replace_stderr("terminal", monkeypatch)
     with progress("bench", 2, quiet=False) as step:
         step("one")

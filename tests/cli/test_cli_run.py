@@ -18,7 +18,7 @@ import pytest
 
 from helpers.autoloading import COMMAND, entry_point, folder, ran
 from helpers.command_line import Capture, error_of, terminal_of_80_columns
-from torch_promote.cli import child_process
+from torch_promote.cli import user_program as child_process
 from torch_promote.cli.program import main
 
 __all__ = ["entry_point", "folder", "terminal_of_80_columns"]  # fixtures

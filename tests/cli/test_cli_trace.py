@@ -16,8 +16,10 @@ import pytest
 from helpers.autoloading import entry_point, folder
 from helpers.command_line import Capture, error_of, terminal_of_80_columns
 from helpers.traced_commands import TRAINING, command_run, line_of, warm
-from torch_promote.cli import progress, trace, traced_program
-from torch_promote.cli.traced_program import name_records, why_nothing
+from torch_promote.cli import output as progress
+from torch_promote.cli import recorded_program as traced_program
+from torch_promote.cli import trace
+from torch_promote.cli.recorded_program import name_records, why_nothing
 from torch_promote.numerics.records.calls import Call
 from torch_promote.numerics.report.trace_report import TraceReport
 from torch_promote.numerics.traced_process import Record, read_records

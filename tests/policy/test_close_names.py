@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from torch_promote.cli.op_filter import no_match
+from torch_promote.cli.policies import no_match
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from soaking import names_of, soak
 from table import failed, plot, print_soak, to_json, write_json
 from tool_features import ALONE
 
-from torch_promote.cli.progress import progress
+from torch_promote.cli.output import progress
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from soaking import BOUNDS
 from table import write_json
 from tool_features import ALONE
 
-from torch_promote.cli.progress import progress
+from torch_promote.cli.output import progress
 
 __all__ = ["soak_each", "verdict_of"]
 

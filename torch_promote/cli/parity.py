@@ -11,24 +11,22 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch_promote.cli import parity_report
-from torch_promote.cli.progress import progress
-from torch_promote.cli.terminal import check_rich, render, write
+from torch_promote.cli.output import progress, render, write
 from torch_promote.errors import OptionError, TorchPromoteError
 from torch_promote.parity.jobs import run_entries
 from torch_promote.parity.junit import junit
 from torch_promote.parity.model import Entry, EntryResult, Options
 from torch_promote.parity.report import Report, about, merged
 
-__all__ = ["add_parser"]
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
 _STDOUT = "-"
 #: The default number of worker processes on a GPU. Each CUDA context takes half a gigabyte of its memory.
 _MAX_ON_A_GPU = 4
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Runs PyTorch's own samples under torch.autocast (stock) and my_autocast (ours),
 forward and backward, and checks three things: ours gives the same bits as
 stock; under stock, each dispatched op returns what the reference computes
@@ -52,7 +50,7 @@ reference: promotion, strides and autocast casts. It measures what each autocast
 kernel does; `policies --diff` only sees whether there is one.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   torch-promote parity --quick                     some of the samples
   torch-promote parity                             all samples
@@ -74,15 +72,8 @@ class SamplesError(TorchPromoteError):
     """PyTorch's samples are not available in this installation."""
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command to an argparse subparsers object."""
-    parser = commands.add_parser(
-        "parity",
-        help="compare stock, ours and the reference on PyTorch's samples",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     chosen = parser.add_argument_group("selection")
     chosen.add_argument("--device", default="cpu", help="cpu (default), cuda or fake-cuda")
     chosen.add_argument("--ops", nargs="+", action="extend", metavar="GLOB", help="only entries whose name matches")
@@ -102,12 +93,10 @@ def add_parser(commands: Any) -> None:
     )
     output.add_argument("--json", nargs="?", const=_STDOUT, metavar="FILE", help="write JSON to FILE or to stdout")
     output.add_argument("--junit", metavar="FILE", help="write JUnit XML to FILE")
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    if arguments.json != _STDOUT:
-        check_rich()
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command, and returns its exit status."""
     for name in (arguments.json, arguments.junit):
         if name not in (None, _STDOUT):
             _check_writable(Path(name))

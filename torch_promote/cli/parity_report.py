@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch_promote.cli.terminal import ShellCommand, Table
+from torch_promote.cli.output import table
 from torch_promote.parity.model import Entry, SampleMismatch
 from torch_promote.parity.report import Report
 
@@ -26,19 +26,19 @@ def draw(report: Report) -> list[Any]:
 
 def draw_entries(entries: Sequence[Entry]) -> list[Any]:
     """Returns the drawings for entries: a line for each, and their number."""
-    listing = Table("entry", "source")
+    listing = table("entry", "source")
     for entry in entries:
         listing.add_row(entry.name, entry.source)
     sources = Counter(entry.source for entry in entries)
     return [listing, "", f"entries: {len(entries)} ({_counts(sources)})"]
 
 
-def _mismatches(mismatches: Sequence[SampleMismatch]) -> Iterator[str | ShellCommand]:
+def _mismatches(mismatches: Sequence[SampleMismatch]) -> Iterator[str]:
     for mismatch in mismatches[:_SHOWN]:
         sample = f", sample {mismatch.sample}" if mismatch.sample else ""
         yield f"{mismatch.entry}{sample}: {mismatch.kind}, {mismatch.what}"
         yield from (f"    {line}" for line in mismatch.text.splitlines())
-        yield ShellCommand("    reproduce with: ", mismatch.reproduce)
+        yield f"    reproduce with: {mismatch.reproduce}"
         yield ""
     if len(mismatches) > _SHOWN:
         rest = Counter(mismatch.entry for mismatch in mismatches[_SHOWN:])
@@ -81,7 +81,7 @@ def _title(report: Report) -> str:
 
 def _table(report: Report) -> Any:
     totals, options = report.totals, report.options
-    listing = Table("name", "figure", "remark", prose=["figure", "remark"], show_header=False)
+    listing = table("name", "figure", "remark", header=False)
     entries = f"{totals['entries']:,}"
     if totals["entries"] != totals["entries_chosen"]:
         entries += f" of {totals['entries_chosen']:,} (shard {', '.join(report.shards)})"
