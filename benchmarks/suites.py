@@ -19,7 +19,7 @@ from benchmarks.cases import ALREADY_CAST, HAND, LOW, OURS, PLAIN, STOCK, Case, 
 from benchmarks.measures import count_calls_of_compiler, count_compiled, on_its_own, without_disk_caches
 from benchmarks.models import MODELS, Region, Step, Subject, cast_before, evaluate, forward, subject, train
 from benchmarks.programs import PROGRAMS, missing, program
-from torch_promote.checking.pretend_cuda import pretend_cuda
+from torch_promote.parity.model import pretend_cuda
 
 __all__ = ["PLACES", "SUITES", "Call", "calls", "instructions"]
 

@@ -29,7 +29,7 @@ ROOT_FILES = {
 }
 EXTENSION = "torch_promote._C"
 #: Rooms whose modules may import the extension.
-MAY_USE_EXTENSION = {"native", "integrations", "regions", "checking", "numerics", "cli"}
+MAY_USE_EXTENSION = {"native", "integrations", "regions", "observe", "checking", "numerics", "cli"}
 
 
 def order(heading: str) -> list[list[str]]:

@@ -19,7 +19,7 @@ Contents:
 - errors, all subclasses of `TorchPromoteError`: torch_promote.errors
 - `crosscheck`: torch_promote.checking.crosscheck; `check_casts`: torch_promote.checking.check_casts; `why`, which
   explains the dtype of an expression: torch_promote.checking.why (all loaded when first used)
-- `trace`, which op ran in which dtype and why: torch_promote.numerics.trace; `find_nonfinite`, where the first inf or
+- `trace`, which op ran in which dtype and why: torch_promote.observe.trace; `find_nonfinite`, where the first inf or
   NaN came from: torch_promote.numerics.find_nonfinite (both loaded when first used)
 - `reference`: torch_promote.reference (loaded when first used)
 - the command `torch-promote`: torch_promote.cli.program
@@ -98,10 +98,10 @@ if TYPE_CHECKING:
     from torch_promote.numerics.comparing.comparison import Comparison
     from torch_promote.numerics.comparing.site import Site
     from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
-    from torch_promote.numerics.report.trace_report import TraceReport
-    from torch_promote.numerics.trace import trace
     from torch_promote.numerics.tune import tune
     from torch_promote.numerics.tuning.tuning import Tuning
+    from torch_promote.observe.trace import trace
+    from torch_promote.observe.trace_report import TraceReport
     from torch_promote.reference.promotion_rules import PromotionRule, make_rule
     from torch_promote.regions.installation import (
         Installation,
@@ -213,13 +213,13 @@ _LAZY = {
     "make_rule": "torch_promote.reference.promotion_rules",
     "find_nonfinite": "torch_promote.numerics.find_nonfinite",
     "NonfiniteReport": "torch_promote.numerics.find_nonfinite",
-    "trace": "torch_promote.numerics.trace",
+    "trace": "torch_promote.observe.trace",
     "compare": "torch_promote.numerics.compare",
     "Comparison": "torch_promote.numerics.comparing.comparison",
     "Site": "torch_promote.numerics.comparing.site",
     "tune": "torch_promote.numerics.tune",
     "Tuning": "torch_promote.numerics.tuning.tuning",
-    "TraceReport": "torch_promote.numerics.report.trace_report",
+    "TraceReport": "torch_promote.observe.trace_report",
     **dict.fromkeys(
         ("Installation", "install", "installed", "installed_as", "stock_autocast", "uninstall"),
         "torch_promote.regions.installation",
@@ -255,7 +255,7 @@ def _use_environment() -> None:
     if os.environ.get("TORCH_PROMOTE_CHECK_CASTS"):
         importlib.import_module("torch_promote.checking.check_casts").use_environment()
     if os.environ.get("TORCH_PROMOTE_CROSSCHECK_REPORTS"):
-        importlib.import_module("torch_promote.checking.crosscheck_process").use_environment()
+        importlib.import_module("torch_promote.checking.crosscheck").use_environment()
     if os.environ.get("TORCH_PROMOTE_TRACED"):
         importlib.import_module("torch_promote.numerics.traced_process").use_environment()
     if os.environ.get("TORCH_PROMOTE_AUTOCAST"):

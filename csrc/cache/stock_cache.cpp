@@ -99,7 +99,7 @@ void after_fork_in_child() {
 }
 
 [[maybe_unused]] const int handles_forks = [] {
-  const ForkSafeMutex first; // so its handlers are registered before, and lock the mutexes after the fork has waited
+  static const ForkSafeMutex first; // so its handlers are registered before, and lock the mutexes after the fork has waited
   return pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
 }();
 

@@ -1,7 +1,6 @@
 // file: a promotion rule as lookup tables, with the options of its region
 #pragma once
 
-#include "policy/fork_safe_mutex.h"
 #include "policy/op_table.h"
 
 #include <c10/core/ScalarType.h>
@@ -114,7 +113,6 @@ class Promotion {
 
  private:
   const PromotionTables* first_;
-  mutable ForkSafeMutex mutex_;
   mutable std::array<std::atomic<const PromotionTables*>, kDtypes> by_default_dtype_{};
   mutable std::map<std::pair<uint64_t, c10::ScalarType>, DtypeCode> many_; // keyed by the set and the default dtype
 };

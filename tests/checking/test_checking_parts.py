@@ -14,14 +14,12 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
-from torch_promote.checking.call_site import calling_line, describe_arguments
-from torch_promote.checking.checker import Checker
-from torch_promote.checking.comparison import compare
+from torch_promote.checking.checker import Checker, StockRun
+from torch_promote.checking.comparison import compare, copy_with_strides
 from torch_promote.checking.expectation import Finding, expect
-from torch_promote.checking.known_gaps import GapError, dispatch_gaps, explained, parse_gaps
+from torch_promote.checking.known_gaps import GapError, explained, known_gaps, parse_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
-from torch_promote.checking.stock_run import StockRun
-from torch_promote.checking.strided_copy import copy_with_strides
+from torch_promote.observe.places import calling_line, describe_arguments
 from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 
 NAN = float("nan")
@@ -181,7 +179,7 @@ GAP = '[[call]]\nop = "{op}"\nkind = "{kind}"\nwrong = "pytorch"\nreason = "so i
     ],
 )
 def test_a_gap_explains_what_it_names_and_nothing_else(text: str, found: bool) -> None:
-    gap = explained(parse_gaps(text, "here"), torch.ops.aten.add.Tensor, FINDING, [torch.ones(2)])
+    gap = explained(parse_gaps(text, "here").calls, torch.ops.aten.add.Tensor, FINDING, [torch.ones(2)])
     assert (gap is not None) == found
 
 
@@ -191,18 +189,18 @@ def test_a_gap_of_fake_tensors_is_used_and_counted() -> None:
 
     with FakeTensorMode(), tp.crosscheck() as report:
         torch.empty_strided((1, 3, 1, 1), (8, 1, 8, 4)) + torch.empty_strided((1, 3, 1, 1), (3, 1, 1, 1))
-    assert dict(report.known_gaps) == {dispatch_gaps()[0].reason: 1}
+    assert dict(report.known_gaps) == {known_gaps().calls[0].reason: 1}
     assert report.mismatches == []
-    assert dispatch_gaps()[0].reason in str(report)
+    assert known_gaps().calls[0].reason in str(report)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[[call]\n", "here: "),
-        ("[[call]]\nop = '*'\n", "here, entry 1: missing kind, reason, wrong."),
-        (GAP.format(op="*", kind="size"), "here, entry 1: kind is 'size'. Legal: dtype, shape, strides, casts, bits"),
-        (GAP.format(op="*", kind="bits") + "dtypes = 1\n", "here, entry 1: unknown dtypes."),
+        ("[[call]]\nop = '*'\n", "here, call 1: missing kind, reason, wrong."),
+        (GAP.format(op="*", kind="size"), "here, call 1: kind is 'size'. Legal: dtype, shape, strides, casts, bits"),
+        (GAP.format(op="*", kind="bits") + "dtypes = 1\n", "here, call 1: unknown dtypes."),
     ],
 )
 def test_bad_gaps(text: str, message: str) -> None:

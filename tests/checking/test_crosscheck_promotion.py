@@ -11,8 +11,8 @@ import torch
 
 import torch_promote as tp
 from helpers.subprocesses import run_python
-from torch_promote.checking.expected_promotion import JoinedOperands, operands_of
-from torch_promote.checking.overloads import find_overload
+from torch_promote.checking.expectation import JoinedOperands, operands_of
+from torch_promote.observe.ops import find_overload
 from torch_promote.reference import Operand
 from torch_promote.reference.ops.infer import functional_of, rule_table
 from torch_promote.regions.promotion_tables import FLOATS, OPAQUE, PromotingOp, promoting_ops

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_promote as tp
 from helpers.crosscheck_state import is_on, off_before_and_after
 from torch_promote import _C
-from torch_promote.checking.dispatch_observer import DispatchObserverError, observe_dispatch
+from torch_promote.observe.dispatch import DispatchObserverError, observe_dispatch
 
 __all__ = ["off_before_and_after"]  # fixture
 

@@ -20,7 +20,7 @@ from torch_promote.reference.autocast import AutocastState, Cast
 from torch_promote.reference.ops.infer import Entry
 
 #: Modules whose names their functions have too.
-PLAN, INFER = (importlib.import_module(f"torch_promote.reference.{name}") for name in ("autocast.plan", "ops.infer"))
+PLAN, INFER = (importlib.import_module(f"torch_promote.reference.{name}") for name in ("autocast", "ops.infer"))
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 MonkeyPatch = pytest.MonkeyPatch
 

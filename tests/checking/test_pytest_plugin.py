@@ -39,7 +39,7 @@ def test_off_imports_nothing_and_registers_no_kernel(run: Run, pytester: pytest.
         import sys
 
         def test_modules():
-            assert "torch_promote_pytest" in sys.modules
+            assert "_torch_promote_hooks" in sys.modules
             assert not {"torch", "torch_promote"} & set(sys.modules)
 
         def test_kernels():
@@ -54,7 +54,7 @@ def test_off_imports_nothing_and_registers_no_kernel(run: Run, pytester: pytest.
             assert name in torch._C._dispatch_dump_table("aten::add.Tensor")
         """
     )
-    pytester.runpytest_subprocess("-p", "torch_promote_pytest").assert_outcomes(passed=2)
+    pytester.runpytest_subprocess("-p", "_torch_promote_hooks").assert_outcomes(passed=2)
 
 
 @pytest.mark.usefixtures("wrong_cell")
@@ -79,7 +79,7 @@ def test_a_failure(run: Run, pytester: pytest.Pytester) -> None:
         ]
     )
     # Neither the plugin's lines nor those of the check are shown.
-    assert "torch_promote_pytest.py:" not in result.stdout.str()
+    assert "_torch_promote_hooks.py:" not in result.stdout.str()
     assert "checking/" not in result.stdout.str()
 
 
@@ -368,7 +368,7 @@ def test_xdist_merges_the_summary(run: Run, pytester: pytest.Pytester) -> None:
     pytester.makeconftest(PLANTED)  # the workers are processes of their own
     pytester.makepyfile(test_a=BAD, test_b=GOOD, test_c=BAD)
     alone = run("--torch-promote-crosscheck")
-    shared = pytester.runpytest_subprocess("-p", "torch_promote_pytest", "--torch-promote-crosscheck", "-n2")
+    shared = pytester.runpytest_subprocess("-p", "_torch_promote_hooks", "--torch-promote-crosscheck", "-n2")
     shared.assert_outcomes(failed=2, passed=1)
     for title in ("tests checked", "calls", "checked against the reference", "without a rule", "mismatches"):
         assert counted(shared, title) == counted(alone, title), title

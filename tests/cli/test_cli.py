@@ -88,7 +88,7 @@ def test_info_shows_what_runs_regions_of_torch_autocast(
         assert [name, *value.split()] in cells_of(text)
     monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD")
     monkeypatch.setattr(
-        "importlib.metadata.entry_points", lambda group: [SimpleNamespace(module="torch_promote_autoload")]
+        "importlib.metadata.entry_points", lambda group: [SimpleNamespace(module="_torch_promote_hooks")]
     )
     assert json_of(capsys, "info")["autoloading"] == "works"
 

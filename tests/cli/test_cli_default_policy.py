@@ -84,7 +84,7 @@ def test_crosscheck(cuda: None) -> None:
 def test_a_wrong_one_is_one_line_and_status_2(command: list[str], tmp_path: Path) -> None:
     if command[0] == "torch-promote":  # the script that pip makes of the entry point
         script = tmp_path / command[0]
-        script.write_text("from torch_promote_command import main\nimport sys\nsys.exit(main())\n")
+        script.write_text("from _torch_promote_hooks import main\nimport sys\nsys.exit(main())\n")
         command = [str(script), *command[1:]]
     process = subprocess.run(
         [sys.executable, *command],

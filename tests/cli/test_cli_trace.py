@@ -20,8 +20,8 @@ from torch_promote.cli import output as progress
 from torch_promote.cli import recorded_program as traced_program
 from torch_promote.cli import trace
 from torch_promote.cli.recorded_program import name_records, why_nothing
-from torch_promote.numerics.records.calls import Call
-from torch_promote.numerics.report.trace_report import TraceReport
+from torch_promote.observe.events import Call
+from torch_promote.observe.trace_report import TraceReport
 from torch_promote.numerics.traced_process import Record, read_records
 from torch_promote.policy.op_table import CastPolicy
 

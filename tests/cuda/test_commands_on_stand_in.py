@@ -1,4 +1,4 @@
-"""torch-promote parity with --device cuda-stand-in, in a process that has the device."""
+"""torch-promote parity with --device cuda, in a process that has the stand-in device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import torch_promote as tp
-from torch_promote.checking.pretend_cuda import STAND_IN
 from torch_promote.cli.program import main
 
 pytestmark = pytest.mark.usefixtures("stand_in")
@@ -25,8 +24,8 @@ def json_of(capsys: Capture, *arguments: str) -> dict[str, Any]:
 
 def test_parity_compares_bits_forward_and_backward(capsys: Capture) -> None:
     names = ("mm", "softmax", "sgn", "nn.functional.linear", "aten::mm", "aten::layer_norm", "torch_fp16.mm")
-    report = json_of(capsys, "parity", "--device", STAND_IN, "--jobs", "0", "--quick", "--ops", *names)
-    assert report["options"]["device"] == report["device"] == STAND_IN
+    report = json_of(capsys, "parity", "--device", "cuda", "--jobs", "0", "--quick", "--ops", *names)
+    assert report["options"]["device"] == "cuda"
     assert report["totals"]["entries"] == len(names)
     assert report["totals"]["samples"] > 30
     assert report["totals"]["mismatches"] == 0
@@ -35,7 +34,7 @@ def test_parity_compares_bits_forward_and_backward(capsys: Capture) -> None:
 def test_parity_finds_a_planted_wrong_cast(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = functools.partial(tp.my_autocast, overrides={"mm": "fp32"})
     monkeypatch.setattr("torch_promote.parity.entry_run.my_autocast", wrong)
-    status = main(["parity", "--device", STAND_IN, "--jobs", "0", "--quick", "--ops", "aten::mm", "--json"])
+    status = main(["parity", "--device", "cuda", "--jobs", "0", "--quick", "--ops", "aten::mm", "--json"])
     mismatches = json.loads(capsys.readouterr().out)["mismatches"]
     assert status == 1
     assert ("dtype", "ours against stock") in {(found["kind"], found["what"]) for found in mismatches}

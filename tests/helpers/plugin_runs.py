@@ -30,7 +30,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[
     pytester.makeini("[pytest]")
 
     def run(*arguments: str) -> pytest.RunResult:
-        return pytester.runpytest("-p", "torch_promote_pytest", "-p", "no:cacheprovider", *arguments)
+        return pytester.runpytest("-p", "_torch_promote_hooks", "-p", "no:cacheprovider", *arguments)
 
     return run
 

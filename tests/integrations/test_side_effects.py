@@ -14,7 +14,7 @@ BY_PLACE = {effect.place: effect for effect in SIDE_EFFECTS}
 #: In force wherever the package is installed.
 INSTALLED = {
     "entry point torch_promote of the group torch.backends",
-    "entry point torch_promote_pytest of the group pytest11",
+    "entry point _torch_promote_hooks of the group pytest11",
 }
 
 AFTER = """

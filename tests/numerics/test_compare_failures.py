@@ -13,10 +13,10 @@ from torch import nn
 import torch_promote as tp
 from helpers.counted_collectives import counted_collective
 from helpers.planted_sites import INPUTS, Cancels, by_place, chain, half, step_of
-from torch_promote.checking.dispatch_observer import observe_dispatch
 from torch_promote.numerics import compare as rounds
 from torch_promote.numerics.call_observers import CallKey, ForwardCalls
-from torch_promote.numerics.observing.running_modules import RunningModules
+from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.places import RunningModules
 
 
 @torch.library.custom_op("failing_calls::needs_grad", mutates_args=())

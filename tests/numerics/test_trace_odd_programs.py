@@ -194,6 +194,6 @@ def test_ctrl_c_in_the_middle_of_a_record_stays_ctrl_c(monkeypatch: pytest.Monke
     def interrupt(tensor: torch.Tensor) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torch_promote.numerics.observing.tracer.bytes_of", interrupt)
+    monkeypatch.setattr("torch_promote.observe.observer.bytes_of", interrupt)
     with pytest.raises(KeyboardInterrupt), tp.trace(), tp.my_autocast("cpu"):
         torch.ones(2, 2) @ torch.ones(2, 2)

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.testing._internal.common_methods_invocations import op_db
 
 from torch_promote import PolicyError
-from torch_promote.checking.dispatch_observer import observe_dispatch
+from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.policy.op_names import _path_of, called_ops, op_of_function
 
 ones, rand = torch.ones, torch.rand

@@ -1,6 +1,6 @@
 """The pytest plugin proper: one crosscheck around each test, its verdict, and the summary of the run.
 
-`torch_promote_pytest`, which pytest imports at startup, has the options, and loads this module for the first test that
+`_torch_promote_hooks`, which pytest imports at startup, has the options, and loads this module for the first test that
 is checked.
 """
 

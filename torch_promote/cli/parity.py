@@ -15,10 +15,9 @@ from pathlib import Path
 from torch_promote.cli import parity_report
 from torch_promote.cli.output import progress, render, write
 from torch_promote.errors import OptionError, TorchPromoteError
-from torch_promote.parity.jobs import run_entries
-from torch_promote.parity.junit import junit
 from torch_promote.parity.model import Entry, EntryResult, Options
-from torch_promote.parity.report import Report, about, merged
+from torch_promote.parity.report import Report, about, junit, merged
+from torch_promote.parity.runner import run_entries
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 

@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run_checked(command: list[str], variables: dict[str, str], level: str, is_process: bool) -> int:
     """Runs the program, prints the report of its processes, and returns the exit status."""
-    from torch_promote.checking import crosscheck_process
+    from torch_promote.checking import crosscheck as crosscheck_process
     from torch_promote.checking.report import CrosscheckReport
 
     title = f"torch-promote: crosscheck, level {level}"

@@ -35,7 +35,7 @@ LEFT_NO_REPORT = (
     "os._exit)."
 )
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_GROUP, _MODULE = "torch.backends", "torch_promote_autoload"
+_GROUP, _MODULE = "torch.backends", "_torch_promote_hooks"
 
 
 # The command line

@@ -30,7 +30,6 @@ from torch_promote.errors import RegionError
 from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.export import record_enter, record_exit, refuse_policy
 from torch_promote.integrations.ranks import compare_ranks
-from torch_promote.native.interrupts import without_interrupt_at_start
 from torch_promote.native.module_tables import is_marker, tables_in_force
 
 __all__ = [
@@ -68,20 +67,18 @@ def graph_enter(packed: str) -> None:
     if not _opened:
         _opened.append(True)
     base = _C.depth()
+    surroundings = _C.enter_region(_GRAPH, packed)
     try:
-        surroundings = _C.enter_region(_GRAPH, packed)
         _unwind_after_tracing(base)
         if surroundings & _C.UNCHECKED_RANKS:
             compare_ranks()
         if surroundings & _C.TORCH_FUNCTION_MODE:
             record_enter(packed)
-    except BaseException:  # includes one from a signal handler, right after a call
-        if _C.depth() > base:  # not undo_enter: all regions of graphs have the same owner
-            _C.exit_region(_GRAPH)
+    except BaseException:
+        _C.exit_region(_GRAPH)
         raise
 
 
-@without_interrupt_at_start
 def graph_exit(packed: str) -> None:
     """Ends the innermost region that `graph_enter` opened."""
     if _C.exit_region(_GRAPH) & _C.TORCH_FUNCTION_MODE:
