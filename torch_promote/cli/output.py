@@ -36,6 +36,7 @@ __all__ = [
     "say",
     "show",
     "table",
+    "unwrapped",
     "width_of_output",
     "write",
 ]
@@ -83,6 +84,13 @@ def indented(text: str) -> RenderableType:
     from rich.padding import Padding
 
     return Padding(text, (0, 0, 0, 4))
+
+
+def unwrapped(text: str) -> RenderableType:
+    """Returns a line that a terminal wraps by itself, so that a copy of it is one line."""
+    from rich.text import Text
+
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def paint(policy: str | None) -> Text | str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch_promote.cli.output import table
+from torch_promote.cli.output import table, unwrapped
 from torch_promote.parity.model import Entry, SampleMismatch
 from torch_promote.parity.report import Report
 
@@ -33,12 +33,12 @@ def draw_entries(entries: Sequence[Entry]) -> list[Any]:
     return [listing, "", f"entries: {len(entries)} ({_counts(sources)})"]
 
 
-def _mismatches(mismatches: Sequence[SampleMismatch]) -> Iterator[str]:
+def _mismatches(mismatches: Sequence[SampleMismatch]) -> Iterator[Any]:
     for mismatch in mismatches[:_SHOWN]:
         sample = f", sample {mismatch.sample}" if mismatch.sample else ""
         yield f"{mismatch.entry}{sample}: {mismatch.kind}, {mismatch.what}"
         yield from (f"    {line}" for line in mismatch.text.splitlines())
-        yield f"    reproduce with: {mismatch.reproduce}"
+        yield unwrapped(f"    reproduce with: {mismatch.reproduce}")
         yield ""
     if len(mismatches) > _SHOWN:
         rest = Counter(mismatch.entry for mismatch in mismatches[_SHOWN:])
@@ -46,7 +46,7 @@ def _mismatches(mismatches: Sequence[SampleMismatch]) -> Iterator[str]:
         yield ""
 
 
-def _lists(report: Report) -> Iterator[str]:
+def _lists(report: Report) -> Iterator[Any]:
     """The lists by name or reason, if they are not empty."""
     no_rule = report.counted("no_rule")
     not_generated = [
