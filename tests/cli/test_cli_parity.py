@@ -336,8 +336,8 @@ def wait_for(marker: Path) -> int:
 
 
 def test_without_what_the_samples_need_it_says_so() -> None:
-    code = "import sys; sys.modules['expecttest'] = None; from torch_promote.cli.program import main; sys.exit(main(['parity']))"
-    process = run_python(code)
+    code = "import sys; sys.modules['expecttest'] = None; from torch_promote.cli.program import main"
+    process = run_python(f"{code}; sys.exit(main(['parity']))")
     assert (process.returncode, process.stdout, process.stderr) == (
         2,
         "",

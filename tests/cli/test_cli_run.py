@@ -430,7 +430,7 @@ def test_crosscheck_of_a_program_and_its_children(folder: Path, capfd: Capture) 
     (folder / "bad.py").write_text(MISMATCH)
     status, out, err = ran(capfd, "--crosscheck", "bad.py", "0", "children")
     assert (status, out) == (1, "ends\n")
-    assert err.startswith("torch-promote: crosscheck, level dtype, 3 processes\ncalls ")
+    assert err.startswith("torch-promote: crosscheck, level dtype, processes: 3\ncalls ")
     assert "mismatches                             3\n" in err
     assert err.count("aten.add.Tensor(int8[3], int16[3], 1): dtype") == 3
     assert err.count("bad.py:7 in wrong: torch.ones(3, dtype=torch.int8)") == 3

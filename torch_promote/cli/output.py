@@ -127,7 +127,7 @@ def render(parts: Iterable[RenderableType], stream: TextIO | None = None) -> str
         emoji=False,
     )
     for part in parts:
-        console.print(part)
+        console.print(part, crop=False)
     return "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines())
 
 
