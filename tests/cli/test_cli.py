@@ -26,7 +26,6 @@ from helpers.subprocesses import environment, run_module, run_python
 from torch_promote import _C
 from torch_promote.cli import output
 from torch_promote.cli.program import COMMANDS, main, make_parser, parse_arguments
-from torch_promote.integrations.side_effects import SIDE_EFFECTS
 from torch_promote.policy import op_table as registrations
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, unlisted_ops
 from torch_promote.regions.defaults import spell_default_policy
@@ -269,10 +268,6 @@ def test_info_as_json(capsys: Capture) -> None:
     info = json_of(capsys, "info")
     devices = info.pop("devices")
     assert info.pop("autoloading")  # depends on the installation
-    changes = info.pop("changes_outside")
-    assert [set(change) for change in changes] == [
-        {"place", "what", "when", "why", "undone", "on_import", "in_force"} for _ in SIDE_EFFECTS
-    ]
     installed = tp.installed()
     assert info == {
         "torch_promote": tp.__version__,
@@ -332,8 +327,6 @@ def test_info_as_text(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: No
         "lib::op",
     ):
         assert line.split() in lines
-    for change in info["changes_outside"]:
-        assert f"{'[x]' if change['in_force'] else '[ ]'} {change['place']}" in text
 
 
 def test_info_says_why_the_package_is_not_loaded(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

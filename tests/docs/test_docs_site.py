@@ -52,12 +52,6 @@ def test_the_api_reference_has_each_public_name_once() -> None:
     assert sorted(documented) == sorted({*tp.__all__} - {"__version__"})
 
 
-def test_the_page_of_side_effects_has_those_that_info_prints() -> None:
-    side_effects = pytest.importorskip("torch_promote.integrations.side_effects")
-    page = (ROOT / "docs" / "side_effects.md").read_text(encoding="utf-8").replace("`", "")
-    assert [effect.place for effect in side_effects.SIDE_EFFECTS if f"| {effect.place} |" not in page] == []
-
-
 def test_the_plot_is_that_of_the_tables() -> None:
     assert performance_plot.main(["--check"]) == 0
 

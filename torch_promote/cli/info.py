@@ -12,11 +12,10 @@ import torch
 
 import torch_promote
 from torch_promote import _C
-from torch_promote.cli.output import indented, show, table
+from torch_promote.cli.output import show, table
 from torch_promote.cli.user_program import why_not_loaded
 from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.integrations.side_effects import NEVER_UNDONE, SIDE_EFFECTS
-from torch_promote.native.loader import built_with
+from torch_promote.loader import built_with
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, spell_policy, unlisted_ops
 from torch_promote.regions.defaults import registered_policies, spell_default_policy
 from torch_promote.regions.environment import VARIABLES
@@ -25,8 +24,7 @@ __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
 DESCRIPTION = """\
 Shows versions, policies, the device types and what runs the regions of
-torch.autocast; compares the op table with the running PyTorch; and lists what
-importing and using the package changes outside of it.
+torch.autocast, and compares the op table with the running PyTorch.
 
   default policy   the policy of regions that name none, if it is not PyTorch's
   environment      the variables of this package that are set. They hold for
@@ -38,9 +36,6 @@ importing and using the package changes outside of it.
                    op falls through
   unlisted ops     ops that PyTorch registers and the table has no policy for:
                    left to stock
-  changes outside  what, when, why, how it is undone, and whether the change is
-                   in force in the process of this command, which imports the
-                   package and opens no region ([x] in force, [ ] not)
 """
 EPILOG = ""
 
@@ -85,7 +80,6 @@ def _info() -> dict[str, Any]:
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "autoloading": why_not_loaded() or "works",
         "devices": devices,
-        "changes_outside": [effect.to_dict() for effect in SIDE_EFFECTS],
     }
 
 
@@ -130,12 +124,4 @@ def _draw(info: Mapping[str, Any]) -> Iterator[Any]:
             if device[key]:
                 yield "\n".join([title.format(name), *device[key], ""])
     if not any(device[key] for device in info["devices"].values() for key in lists.values()):
-        yield "This PyTorch registers exactly the ops that the table lists.\n"
-    changes = info["changes_outside"]
-    in_force = sum(change["in_force"] for change in changes)
-    yield f"changes outside of the package; they last until the process ends, unless noted (in force: {in_force})"
-    for change in changes:
-        yield f"{'[x]' if change['in_force'] else '[ ]'} {change['place']}"
-        more = [change["what"], f"When: {change['when'].removeprefix('When ')}", f"Why: {change['why']}"]
-        more += [] if change["undone"] == NEVER_UNDONE else [f"Undone by: {change['undone']}"]
-        yield indented("\n".join(more))
+        yield "This PyTorch registers exactly the ops that the table lists."

@@ -28,7 +28,6 @@ __all__ = [
     "OutputError",
     "check_file",
     "follow",
-    "indented",
     "paint",
     "progress",
     "redirect_to_null",
@@ -77,13 +76,6 @@ def table(*columns: str, header: bool = True) -> Table:
     for name in columns:
         made.add_column(name, overflow="fold")
     return made
-
-
-def indented(text: str) -> RenderableType:
-    """Returns a text indented by four characters."""
-    from rich.padding import Padding
-
-    return Padding(text, (0, 0, 0, 4))
 
 
 def unwrapped(text: str) -> RenderableType:

@@ -28,7 +28,6 @@ from torch_promote.policy.op_table import (
     missing_rows,
     op_table,
     registered,
-    registered_on_any,
     rows_by_name,
     schema_of,
     spell_policy,
@@ -449,7 +448,7 @@ def _devices_compared(devices: Sequence[str], pattern: str | None) -> dict[str, 
         if from_table:
             return policies
         known = {op: policy for op, policy in policies.items() if policy != CastPolicy.fallthrough.value}
-        return {op: known.get(op, "registered") for op in registered_on_any(device)}
+        return {op: known.get(op, "registered") for op in registered(device)}
 
     first, second = map(column, devices)
     every = first.keys() | second.keys()

@@ -106,7 +106,7 @@ def _run_checked(command: list[str], variables: dict[str, str], level: str, is_p
         whole.add(report)
     say(f"{title}, processes: {len(reports)}")
     if reports:
-        say(str(whole))
+        say(whole)
     if program.pid not in reports:
         say(f"torch-promote: {LEFT_NO_REPORT}")
     if program.returncode == 0 and (not whole.ok or program.pid not in reports):

@@ -81,37 +81,18 @@ def named_changes(name: str, registered: Iterable[tuple[str, str]] = ()) -> Iter
         >>> list(named_changes("stock"))
         []
     """
-    if name in DEVICE_TYPES:
-        yield from _list_of(name)
-    elif name == "fp32_safe":
-        yield from _fp32_safe()
-    elif name == "off":
-        yield from _off(registered)
-
-
-def _list_of(listed: str) -> Iterator[Change]:
-    others = [device_type for device_type in DEVICE_TYPES if device_type != listed]
-    for op, policy in _column(listed).items():
-        for device_type in others:
-            yield op, device_type, policy or CastPolicy.fallthrough
-
-
-def _fp32_safe() -> Iterator[Change]:
-    """A device type keeps its own policy if that gives float32; otherwise it gets the other's."""
     for op in _column(DEVICE_TYPES[0]):
-        safe = [policy for device_type in DEVICE_TYPES if (policy := stock_policy(op, device_type)) in _SAFE]
+        stock = {device_type: stock_policy(op, device_type) for device_type in DEVICE_TYPES}
+        safe = next((policy for policy in stock.values() if policy in _SAFE), None)
         for device_type in DEVICE_TYPES:
-            if safe and stock_policy(op, device_type) not in _SAFE:
-                assert safe[0] is not None
-                yield op, device_type, safe[0]
-
-
-def _off(registered: Iterable[tuple[str, str]]) -> Iterator[Change]:
-    for op in _column(DEVICE_TYPES[0]):
-        for device_type in DEVICE_TYPES:
-            yield op, device_type, CastPolicy.fallthrough
-    for op, device_type in registered:
-        yield op, device_type, CastPolicy.fallthrough
+            if name == "off":
+                yield op, device_type, CastPolicy.fallthrough
+            elif name in DEVICE_TYPES and device_type != name:
+                yield op, device_type, stock[name] or CastPolicy.fallthrough
+            elif name == "fp32_safe" and safe is not None and stock[device_type] not in _SAFE:
+                yield op, device_type, safe
+    if name == "off":
+        yield from ((op, device_type, CastPolicy.fallthrough) for op, device_type in registered)
 
 
 _ops: tuple[tuple[str, str], ...] = ()

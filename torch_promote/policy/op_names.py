@@ -7,6 +7,7 @@ of the same name. A function in Python may call another op, one of several, or s
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fnmatch
 import functools
 import re
@@ -49,15 +50,13 @@ _ALIASES = {
     "crossentropy": ("cross_entropy_loss",),
     "sdpa": ("scaled_dot_product_attention",),
 }
-#: How many names a suggestion has at most.
-_SHOWN = 3
 
 
 def closest_ops(name: str, ops: Iterable[str], namespace: str = "aten") -> list[str]:
     """Returns the ops that a misspelt name is likely to mean, the likeliest first. Often there are none.
 
-    An op is close if its letters are the same but for a few edits: fewer for an op of PyTorch that has no row in the op
-    table, since few programs name these. A whole word at an end of a row's name counts, too: "attention".
+    A wrong suggestion is worse than none, so the limits are narrow, and narrower for an op of PyTorch that has no row
+    in the op table, since few programs name these. A whole word at an end of a row's name counts, too: "attention".
 
     Args:
         name: The name, without a namespace and an overload.
@@ -70,67 +69,30 @@ def closest_ops(name: str, ops: Iterable[str], namespace: str = "aten") -> list[
         >>> closest_ops("torch", ["trace", "trunc"])
         []
     """
-    rows = {row.partition("::")[2].partition(".")[0] for row in rows_by_name()} if namespace == "aten" else None
+    name = name.strip().lower()
+    asked = name.replace("_", "")
+    rows = {row.op for row in rows_by_name().values()}
+    if namespace == "aten" and asked in _ALIASES:
+        return list(_ALIASES[asked])
     found = []
-    name = name.strip()
-    asked = _letters(name)
-    if rows is not None and asked in _ALIASES:
-        ops = set(ops)
-        return [op for op in _ALIASES[asked] if op in ops]
-    for op in dict.fromkeys(ops):
-        known = rows is None or op in rows
+    for op in set(ops):
+        known = namespace != "aten" or op in rows
         if (op.startswith("_") and not name.startswith("_")) or (op.endswith("_") and not name.endswith("_")):
             continue  # few programs name private ops, or those that write in place
-        edits = _edits(asked, _letters(op), _limit(asked, known))
-        if edits is not None:
-            found.append((edits, not known, op))
-        elif known and _is_word_of(name.lower(), op):
-            found.append((_SHOWN + 1, not known, op))
-    return [op for _, _, op in sorted(found)[:_SHOWN]]
-
-
-def _letters(name: str) -> str:
-    return name.lower().replace("_", "")
-
-
-def _limit(asked: str, known: bool) -> int:
-    """How many edits may lie between a name and an op."""
-    steps = (5, 7, 12) if known else (6, 10)
-    return sum(len(asked) >= step for step in steps)
-
-
-def _is_word_of(name: str, op: str) -> bool:
-    return len(name) > 2 and name != "forward" and (op.startswith(f"{name}_") or op.endswith(f"_{name}"))
-
-
-def _edits(a: str, b: str, limit: int) -> int | None:
-    """The number of insertions, deletions, replacements and swaps of neighbours between two texts; None: over a limit.
-
-    One swap is always allowed. Texts with different first letters are not close, unless these are swapped.
-    """
-    if a == b:
-        return 0
-    if len(a) > 2 and sorted(a) == sorted(b):
-        limit = max(limit, 1)
-    elif a[:1] != b[:1]:
-        return None
-    if abs(len(a) - len(b)) > limit:
-        return None
-    before: list[int] = []
-    last = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        row = [i]
-        for j, y in enumerate(b, 1):
-            row.append(min(last[j] + 1, row[-1] + 1, last[j - 1] + (x != y)))
-            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
-                row[j] = min(row[j], before[j - 2] + 1)
-        before, last = last, row
-    return last[-1] if last[-1] <= limit else None
+        letters = op.lower().replace("_", "")
+        ratio = difflib.SequenceMatcher(None, asked, letters).ratio()
+        is_close = ratio >= (0.8 if known else 0.9) and abs(len(letters) - len(asked)) < 3
+        is_word = len(name) > 2 and name != "forward" and (op.startswith(f"{name}_") or op.endswith(f"_{name}"))
+        if (is_close and letters[:1] == asked[:1]) or sorted(letters) == sorted(asked):
+            found.append((-ratio, not known, op))
+        elif known and is_word:
+            found.append((1.0, False, op))
+    return [op for _, _, op in sorted(found)[:3]]
 
 
 #: A function or method, and the op that stands for a call of it; or the main ones of several ops, if none does;
 #: or nothing, where a function is not the op of its name.
-_TABLE = """
+_CALLED_OPS = """
 F._threshold                          threshold
 F.adaptive_max_pool1d_with_indices    adaptive_max_pool1d
 F.adaptive_max_pool2d_with_indices    adaptive_max_pool2d
@@ -212,7 +174,7 @@ def called_ops() -> Mapping[str, tuple[str, ...]]:
         >>> called_ops()["F.cross_entropy"], called_ops()["F.softmin"]
         (('cross_entropy_loss',), ('neg', 'softmax'))
     """
-    rows = (line.split() for line in _TABLE.strip().splitlines())
+    rows = (line.split() for line in _CALLED_OPS.strip().splitlines())
     return MappingProxyType({function: tuple(ops) for function, *ops in rows})
 
 

@@ -17,8 +17,7 @@ from types import MappingProxyType
 
 import torch
 
-from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.errors import PolicyError, UnsupportedDeviceError
+from torch_promote.errors import UnsupportedDeviceError
 
 __all__ = [
     "DEVICE_TYPES",
@@ -30,14 +29,11 @@ __all__ = [
     "Row",
     "missing_rows",
     "op_table",
-    "parse_table",
     "registered",
-    "registered_on_any",
     "rows_by_name",
     "schema_of",
     "spell_policy",
     "unlisted_ops",
-    "with_addend",
 ]
 
 
@@ -119,7 +115,7 @@ TABLE_VERSION = "2.13"
 LEFT_TO_STOCK = frozenset({"aten::_cudnn_rnn"})
 
 _DEF_FILE = Path(__file__).with_name("op_policies.def")
-_ROW = re.compile(r"^ROW\(\s*(\w+)\s*,\s*(\w*)\s*,\s*(\w+)\s*,\s*(\w+)\s*(?:,\s*(\w+)\s*)?\)$")
+_ROW = re.compile(r"^ROW\(\s*(\w+)\s*,\s*(\w*)\s*,\s*(\w+)\s*,\s*(\w+)\s*(?:,\s*(\w+)\s*)?\)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +152,15 @@ class Row:
 def op_table() -> tuple[Row, ...]:
     """Returns the rows of `op_policies.def`, in file order.
 
-    Raises:
-        PolicyError: A line of the file is neither a comment nor a row.
-
     Example:
         >>> next(row for row in op_table() if row.name == "aten::softmax.int").cuda
         <CastPolicy.fp32_set_opt_dtype: 'fp32_set_opt_dtype'>
     """
-    return parse_table(_DEF_FILE.read_text(encoding="utf-8"), str(_DEF_FILE))
+    rows = _ROW.findall(_DEF_FILE.read_text(encoding="utf-8"))
+    return tuple(
+        Row(index, op, overload, CastPolicy(cpu), CastPolicy(cuda), redispatch)
+        for index, (op, overload, cpu, cuda, redispatch) in enumerate(rows)
+    )
 
 
 @functools.cache
@@ -175,26 +172,6 @@ def rows_by_name() -> Mapping[str, Row]:
         <CastPolicy.lower_precision_fp: 'lower_precision_fp'>
     """
     return MappingProxyType({row.name: row for row in op_table()})
-
-
-def parse_table(text: str, where: str) -> tuple[Row, ...]:
-    """Parses the text of a table file. Errors name the file as `where`."""
-    rows: list[Row] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip() or line.startswith("//"):
-            continue
-        match = _ROW.match(line)
-        if match is None:
-            raise PolicyError(
-                f"{where}:{number}: not a row: {line!r}. Expected ROW(op, overload, cpu, cuda[, overload])."
-            )
-        op, overload, cpu, cuda, redispatch = match.groups()
-        for policy in (cpu, cuda):
-            if policy not in CastPolicy.__members__:
-                legal = ", ".join(CastPolicy.__members__)
-                raise PolicyError(f"{where}:{number}: no cast policy is called {policy!r}. Legal: {legal}.")
-        rows.append(Row(len(rows), op, overload, CastPolicy(cpu), CastPolicy(cuda), redispatch or ""))
-    return tuple(rows)
 
 
 def schema_of(op: Row | str) -> torch._C.FunctionSchema | None:
@@ -219,48 +196,25 @@ def registered(device_type: str) -> frozenset[str]:
     The result is not cached, since a library may register an op at any time.
 
     Args:
-        device_type: "cpu" or "cuda". A PyTorch build without CUDA registers the CUDA ops too.
-
-    Returns:
-        Full names, as in `Row.name`.
-
-    Raises:
-        UnsupportedDeviceError: The table has no column for this device type.
-
-    Example:
-        >>> "aten::mm" in registered("cpu"), "aten::softmax.int" in registered("cpu")
-        (True, False)
-    """
-    if device_type not in DEVICE_TYPES:
-        legal = ", ".join(map(repr, DEVICE_TYPES))
-        raise UnsupportedDeviceError(f"the op table has no column for device type {device_type!r}. Legal: {legal}.")
-    return _with_kernel(f"Autocast{device_type.upper()}")
-
-
-def registered_on_any(device_type: str) -> frozenset[str]:
-    """Like `registered`, for every device type that has autocast in the running PyTorch.
-
-    Args:
-        device_type: "cpu", "cuda", "xpu", "mps". PrivateUse1 is not available: this package uses its autocast key.
-
-    Returns:
-        Full names, as in `Row.name`.
+        device_type: "cpu", "cuda", "xpu", "mps". A PyTorch build without CUDA registers the CUDA ops too. PrivateUse1
+            is not available: this package uses its autocast key.
 
     Raises:
         UnsupportedDeviceError: The running PyTorch registers no op for autocast on this device type.
 
     Example:
-        >>> registered_on_any("cpu") == registered("cpu")
-        True
+        >>> "aten::mm" in registered("cpu"), "aten::softmax.int" in registered("cpu")
+        (True, False)
     """
-    stock_keys = [key for key in torch._C.DispatchKey.__members__ if key.startswith("Autocast") and key != AUTOCAST_KEY]
-    kernels = {key.removeprefix("Autocast").lower(): names for key in stock_keys if (names := _with_kernel(key))}
-    if device_type not in kernels:
+    keys = {key.removeprefix("Autocast").lower(): key for key in torch._C.DispatchKey.__members__ if "Autocast" in key}
+    del keys["privateuse1"]
+    ops = _with_kernel(keys[device_type]) if device_type in keys else None
+    if not ops:
+        legal = ", ".join(repr(name) for name, key in sorted(keys.items()) if _with_kernel(key))
         raise UnsupportedDeviceError(
-            f"this PyTorch registers no op for autocast on device type {device_type!r}. "
-            f"Legal: {', '.join(map(repr, sorted(kernels)))}."
+            f"this PyTorch registers no op for autocast on device type {device_type!r}. Legal: {legal}."
         )
-    return kernels[device_type]
+    return ops
 
 
 def _with_kernel(key: str) -> frozenset[str]:
@@ -269,16 +223,7 @@ def _with_kernel(key: str) -> frozenset[str]:
 
 
 def missing_rows(device_type: str) -> tuple[Row, ...]:
-    """Returns the rows with a policy on a device type that the running PyTorch does not register there.
-
-    Args:
-        device_type: "cpu" or "cuda".
-
-    Returns:
-        Rows, in table order. Empty in the version that the table describes.
-
-    Raises:
-        UnsupportedDeviceError: The table has no column for this device type.
+    """Returns the rows with a policy on "cpu" or "cuda" that the running PyTorch does not register there.
 
     Example:
         >>> all(row.name not in registered("cuda") for row in missing_rows("cuda"))
@@ -289,47 +234,16 @@ def missing_rows(device_type: str) -> tuple[Row, ...]:
 
 
 def unlisted_ops(device_type: str) -> tuple[str, ...]:
-    """Returns the ops that the running PyTorch registers on a device type and the table has no policy for.
+    """Returns the ops that the running PyTorch registers on "cpu" or "cuda" and the table has no policy for.
 
     Inside our regions, stock autocast still handles these. They include custom ops of libraries.
-
-    Args:
-        device_type: "cpu" or "cuda".
-
-    Returns:
-        Full names, sorted.
-
-    Raises:
-        UnsupportedDeviceError: The table has no column for this device type.
 
     Example:
         >>> "aten::mm" in unlisted_ops("cpu")
         False
     """
-    listed = {row.name for row in _rows_with_a_policy(device_type)}
-    return tuple(sorted(registered(device_type) - listed))
+    return tuple(sorted(registered(device_type) - {row.name for row in _rows_with_a_policy(device_type)}))
 
 
 def _rows_with_a_policy(device_type: str) -> list[Row]:
     return [row for row in op_table() if row.policy(device_type) is not CastPolicy.fallthrough]
-
-
-#: The names of products that add: `addmm` is `mm` and an addition, `baddbmm` is `bmm` and one.
-_WITH_ADDEND = re.compile(r"aten::b?add(?P<product>\w+)")
-
-
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def with_addend(op: str) -> tuple[str, ...]:
-    """Returns the rows of the op table that compute what another row computes, and add a tensor.
-
-    Args:
-        op: The full name of an op, without an overload.
-
-    Example:
-        >>> with_addend("aten::mm"), with_addend("aten::bmm"), with_addend("aten::softmax")
-        (('aten::addmm',), ('aten::addbmm', 'aten::baddbmm'), ())
-
-    Source: aten/src/ATen/native/LinearAlgebra.cpp, addmm, baddbmm, addbmm; Blas.cpp, addmv (v2.13).
-    """
-    found = ((name, _WITH_ADDEND.fullmatch(name.partition(".")[0])) for name in rows_by_name())
-    return tuple(name for name, match in found if match and f"aten::{match['product']}" == op)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import html
+import itertools
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -14,58 +15,13 @@ from torch.utils import _pytree
 
 from torch_promote.errors import DeviceTypeError, PolicyError, did_you_mean
 from torch_promote.policy import files, module_tables
-from torch_promote.policy.module_tables import Table, Tables, entries_of, spell_table
+from torch_promote.policy.module_tables import Tables, entries_of, spell_table
 from torch_promote.policy.named_policies import MEANINGS, Change, Value, named_changes, registered_ops, stock_policy
 from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.policy.op_table import rows_by_name, spell_policy
 from torch_promote.policy.overrides import LEGAL_DEVICES, advice_for, check_device_types, parse_overrides
-from torch_promote.text_layout import html_table
 
-__all__ = ["Difference", "Policy", "PolicyDiff", "differences", "policy_html", "spell_call", "spell_policies"]
-
-
-#: How many entries a repr or an error shows.
-_SHOWN = 4
-
-
-def spell_call(name: str | None, changes: Iterable[Change], modules: Tables) -> str:
-    """Returns an expression whose value is a policy, unless entries are left out.
-
-    Args:
-        name: The name of the policy without its tables for modules; None: it has none.
-        changes: Its changes.
-        modules: Its tables for modules.
-    """
-    text = "Policy.stock()" if name in (None, "stock") else f"Policy.named({name!r})"
-    if name is None:
-        sections = ((key, each) for key, each in files.to_data(changes).items() if isinstance(each, dict))
-        text += "".join(_override(section, entries) for section, entries in sections)
-    return text + (f".override_modules({_mapping(dict(modules), _table)})" if modules else "")
-
-
-def spell_policies(values: Mapping[str, Value | None]) -> str:
-    """Returns the policies of overloads for an error: "fp32 (aten::mm), no entry (aten::mm.out)".
-
-    Args:
-        values: The policies, by the overloads' full names. None: there is no entry.
-    """
-    spelt = [f"{'no entry' if value is None else spell_policy(value)} ({name})" for name, value in values.items()]
-    return ", ".join(spelt[:_SHOWN]) + (f" and {len(spelt) - _SHOWN} more" if len(spelt) > _SHOWN else "")
-
-
-def _override(section: str, entries: Mapping[str, str]) -> str:
-    device = "" if section == files.ALL_DEVICE_TYPES else f", device_type={section!r}"
-    return f".override({_mapping(entries)}{device})"
-
-
-def _table(table: Table) -> str:
-    return repr(table) if isinstance(table, str) else _mapping(spell_table(table))
-
-
-def _mapping(entries: Mapping[str, Any], spell: Callable[[Any], str] = repr) -> str:
-    shown = [f"{key!r}: {spell(value)}" for key, value in list(entries.items())[:_SHOWN]]
-    shown += [f"... {len(entries) - _SHOWN} more"] if len(entries) > _SHOWN else []
-    return f"{{{', '.join(shown)}}}"
+__all__ = ["Difference", "Policy", "PolicyDiff"]
 
 
 class Difference(NamedTuple):
@@ -84,29 +40,15 @@ class Difference(NamedTuple):
     theirs: Value | str | None
 
 
-def differences(
-    mine: Mapping[tuple[str, str], Value | str], theirs: Mapping[tuple[str, str], Value | str], by_stock: bool
-) -> tuple[Difference, ...]:
-    """Returns the differences between two mappings of places (an overload and a device type or section), sorted.
-
-    Args:
-        mine: The first.
-        theirs: The second.
-        by_stock: Whether a place that is missing has stock's policy. Otherwise it has none.
-    """
-    found = []
-    for place in sorted({*mine, *theirs}):
-        stock = stock_policy(*place) if by_stock else None
-        found.append(Difference(*place, mine.get(place, stock), theirs.get(place, stock)))
-    return tuple(one for one in found if one.mine != one.theirs)
-
-
 class PolicyDiff(tuple[Difference, ...]):
     """The differences between two policies: a tuple that prints as a table, also in a notebook.
 
     Args:
         found: The differences.
         names: What to call the two policies.
+
+    Attributes:
+        names: What the two policies are called.
 
     Example:
         >>> from torch_promote import Policy
@@ -136,63 +78,34 @@ class PolicyDiff(tuple[Difference, ...]):
             ],
         }
 
-    def _rows(self) -> list[list[str]]:
-        return [
-            [each.overload.removeprefix("aten::"), each.device, _plain(each.mine) or "-", _plain(each.theirs) or "-"]
+    def _table(self) -> list[tuple[str, ...]]:
+        """The differences as rows, below the titles of the columns."""
+        rows = [
+            (each.overload.removeprefix("aten::"), each.device, _plain(each.mine) or "-", _plain(each.theirs) or "-")
             for each in self
         ]
+        return [("op", "device", *self.names), *rows]
 
     def __str__(self) -> str:
-        from torch_promote.text_layout import text_table
-
         if not self:
             return f"{self.names[0]} and {self.names[1]} are equal."
-        return text_table(["op", "device", *self.names], self._rows())
+        widths = [max(map(len, column)) for column in zip(*self._table(), strict=True)]
+        rows = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in self._table())
+        return "\n".join(rows)
 
     def __repr__(self) -> str:
-        ops = len({each.overload for each in self})
-        between = " and ".join(self.names)
-        return f"<PolicyDiff between {between}: {len(self)} differences in {ops} ops. print() shows a table.>"
+        return f"<PolicyDiff between {' and '.join(self.names)}: {len(self)} differences. print() shows a table.>"
 
     def _repr_html_(self) -> str:
-        from torch_promote.text_layout import html_table
-
-        return html_table(["op", "device", *self.names], self._rows()) if self else f"<p>{self}</p>"
+        if not self:
+            return f"<p>{self}</p>"
+        titles, *rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._table())
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><thead><tr>{titles.replace('td>', 'th>')}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _plain(value: Value | str | None) -> str | None:
     return value if value is None or isinstance(value, str) else spell_policy(value)
-
-
-_NOTEBOOK_SHOWN = 300
-
-
-def policy_html(name: str | None, changes: Iterable[Change], modules: Tables) -> str:
-    """Returns the table of a policy's differences from stock.
-
-    Args:
-        name: The policy's name, if it has one.
-        changes: Its changes.
-        modules: Its tables for modules.
-    """
-    rows = [
-        [op.removeprefix("aten::"), device, spell_policy(value), _spell_stock(op, device)]
-        for op, device, value in changes
-    ]
-    rows += [
-        [op.removeprefix("aten::"), section, value if isinstance(value, str) else spell_policy(value), ""]
-        for (op, section), value in entries_of(modules).items()
-    ]
-    title = f"Policy{f' {name}' if name else ''}: {len(rows)} differences from stock"
-    if not rows:
-        return html.escape(f"Policy {name or ''}".rstrip()).join(("<p>", ": no differences from stock</p>"))
-    note = f"... and {len(rows) - _NOTEBOOK_SHOWN} more" if len(rows) > _NOTEBOOK_SHOWN else ""
-    return html_table(["op", "device", "policy", "stock"], rows[:_NOTEBOOK_SHOWN], title, note)
-
-
-def _spell_stock(op: str, device: str) -> str:
-    value = stock_policy(op, device)
-    return "no entry" if value is None else spell_policy(value)
 
 
 class Policy:
@@ -423,11 +336,19 @@ class Policy:
             ['aten::mm', 'aten::mm']
         """
         theirs = Policy.of(other)
-        of_ops = differences(dict(self._entries()), dict(theirs._entries()), by_stock=True)
-        tables = module_tables.entries_of(self.modules), module_tables.entries_of(theirs.modules)
-        mine, its = (None if policy.modules else policy._name for policy in (self, theirs))
-        names = mine or "this policy", its or "the other"
-        return PolicyDiff((*of_ops, *differences(*tables, by_stock=False)), names)
+        found: list[Difference] = []
+        mine, its = dict(self._entries()), dict(theirs._entries())
+        for place in sorted({*mine, *its}):
+            stock = stock_policy(*place)  # the policy of an entry that is missing
+            found.append(Difference(*place, mine.get(place, stock), its.get(place, stock)))
+        tables = entries_of(self.modules), entries_of(theirs.modules)
+        found += (
+            Difference(*place, *(table.get(place) for table in tables)) for place in sorted({**tables[0], **tables[1]})
+        )
+        first, second = (None if policy.modules else policy._name for policy in (self, theirs))
+        return PolicyDiff(
+            (each for each in found if each.mine != each.theirs), (first or "this policy", second or "the other")
+        )
 
     def lookup(self, op: object, device_type: str) -> Value | None:
         """Returns the policy of an op on a device type.
@@ -455,9 +376,10 @@ class Policy:
         names = tuple(name for name in names if name in rows_by_name()) or names
         values = {name: self._value(name, device_type) for name in names}
         if len(set(values.values())) > 1:
+            shown = ", ".join(f"{name} {_plain(value) or 'no entry'}" for name, value in values.items())
             raise PolicyError(
-                f"{str(op)!r} selects {len(names)} overloads with different policies on {device_type}: "
-                f"{spell_policies(values)}. Name one of them, such as {exact_key(names[0])!r}."
+                f"{str(op)!r} selects overloads with different policies on {device_type}: {shown}. Name one of them, "
+                f"such as {exact_key(names[0])!r}."
             )
         return values[names[0]]
 
@@ -532,10 +454,20 @@ class Policy:
         return Policy, (self.changes, self.modules) if self.modules else (self.changes,)
 
     def __repr__(self) -> str:
-        return spell_call(self._name, self.changes, self.modules)
+        """Returns an expression whose value is the policy, unless it leaves out entries ("...")."""
+        text = "Policy.stock()" if self._name in (None, "stock") else f"Policy.named({self._name!r})"
+        if self._name is None:
+            for section, entries in files.to_data(self.changes).items():
+                if isinstance(entries, dict):
+                    device = "" if section == files.ALL_DEVICE_TYPES else f", device_type={section!r}"
+                    text += f".override({_spell(entries)}{device})"
+        if self.modules:
+            tables = {name: table if isinstance(table, str) else spell_table(table) for name, table in self.modules}
+            text += f".override_modules({_spell(tables)})"
+        return text
 
     def _repr_html_(self) -> str:
-        return policy_html(self._name, self.changes, self.modules)
+        return f"<p>{html.escape(repr(self))}</p>{self.diff('stock')._repr_html_()}"
 
     @property
     def _name(self) -> str | None:
@@ -555,6 +487,15 @@ class Policy:
         if index < len(self.changes) and self.changes[index][:2] == (overload, device_type):
             return self.changes[index][2]
         return stock_policy(overload, device_type)
+
+
+def _spell(entries: Mapping[str, Any]) -> str:
+    """A dict as a repr shows it, without those after the first four entries."""
+    shown = [
+        f"{key!r}: {_spell(value) if isinstance(value, Mapping) else repr(value)}"
+        for key, value in itertools.islice(entries.items(), 4)
+    ]
+    return f"{{{', '.join(shown)}{', ...' if len(entries) > 4 else ''}}}"
 
 
 # Lets a compiled function take a policy as an argument. torch.compile recompiles for a policy that is not equal.
