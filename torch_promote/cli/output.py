@@ -82,7 +82,7 @@ def unwrapped(text: str) -> RenderableType:
     """Returns a line that a terminal wraps by itself, so that a copy of it is one line."""
     from rich.text import Text
 
-    return Text(text, no_wrap=True, overflow="ignore")
+    return Text(text, no_wrap=True)
 
 
 def paint(policy: str | None) -> Text | str:
@@ -119,7 +119,7 @@ def render(parts: Iterable[RenderableType], stream: TextIO | None = None) -> str
         emoji=False,
     )
     for part in parts:
-        console.print(part, crop=False)
+        console.print(part, soft_wrap=getattr(part, "no_wrap", None) is True)
     return "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines())
 
 
