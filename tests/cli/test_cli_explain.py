@@ -41,7 +41,7 @@ def test_it_prints_what_the_report_says(report: tp.TraceReport, file: str, capsy
         ("run.json", "sofmax", "no module, op or line of this trace is 'sofmax'. Closest: softmax"),
         ("run.json", "", "explain what? Got ''. Legal: a module's path"),
         ("gone.json", "softmax", "gone.json'. `torch-promote trace --json"),
-        ("other.json", "softmax", "traceEvents"),
+        ("other.json", "softmax", 'its "format" is None'),
         ("text.json", "softmax", "it is not JSON"),
     ],
 )
@@ -49,5 +49,4 @@ def test_errors(file: str, capsys: Capture, name: str, pattern: str, message: st
     folder = Path(file).parent
     (folder / "other.json").write_text(json.dumps({"traceEvents": []}))
     (folder / "text.json").write_text("no JSON")
-    error = error_of(capsys, "explain", str(folder / name), pattern)
-    assert message in error or (name == "other.json" and "Perfetto" in error)
+    assert message in error_of(capsys, "explain", str(folder / name), pattern)

@@ -12,7 +12,7 @@ from helpers.command_line import Capture, error_of, terminal_of_80_columns
 from helpers.program_defaults import as_it_was
 from helpers.targets import GOOD, target_file
 from torch_promote.cli.program import main
-from torch_promote.numerics.tuning.tuning import Tuning
+from torch_promote.numerics.tuning import Tuning
 
 __all__ = ["as_it_was", "target_file", "terminal_of_80_columns"]  # fixtures
 
@@ -25,7 +25,7 @@ def test_it_saves_the_policy_that_it_found(target_file: Path, capsys: Capture) -
     assert main([*ASK, *files]) == 0
     out, err = capsys.readouterr()
     tuning = Tuning.load("run.json")
-    assert out.replace("a step\n", "") == f"{tuning}\n"
+    assert out.replace("a step\n", "").split() == str(tuning).split()
     assert err == "torch-promote: wrote mine.toml, run.html, run.json\n"
     assert dict(tuning.overrides) == {"aten::mul": "fp32"}
     assert tp.Policy.load("mine.toml") == tuning.policy
@@ -68,7 +68,7 @@ def test_a_tolerance_that_float32_does_not_meet(target_file: Path, capsys: Captu
 
 def test_ctrl_c_reports_what_is_known(target_file: Path, capsys: Capture) -> None:
     assert main(["tune", "train.py:interrupted", *ASK[2:], "-o", "mine.toml"]) == 130
-    assert "\nInterrupted: " in capsys.readouterr().out
+    assert "\nInterrupted. " in capsys.readouterr().out
     assert Path("mine.toml").exists()
 
 

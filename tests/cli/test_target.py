@@ -173,7 +173,7 @@ def test_an_error_of_the_step_has_the_frames_of_its_files(target_file: Path) -> 
     with (
         pytest.raises(TargetError) as caught,
         open_target("train.py:make") as target,
-        StepRuns(target.step, None) as runs,
+        StepRuns(target.step, target.model) as runs,
     ):
         runs.run(Policy.stock())
     text = str(caught.value)
@@ -184,6 +184,6 @@ def test_an_error_of_the_step_has_the_frames_of_its_files(target_file: Path) -> 
 
 def test_our_errors_are_not_the_steps(target_file: Path) -> None:
     with pytest.raises(OptionError, match="step must be a function"), open_target("train.py:make"):
-        StepRuns(3, None).__enter__().run(Policy.stock())  # type: ignore[arg-type]
+        StepRuns(3, torch.nn.Linear(1, 1)).__enter__().run(Policy.stock())  # type: ignore[arg-type]
     with pytest.raises(ZeroDivisionError), open_target("train.py:make"):
         _ = 1 / 0

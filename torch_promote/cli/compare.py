@@ -10,9 +10,8 @@ from torch_promote.cli import target as targets
 from torch_promote.cli.output import say
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.numerics.compare import compare
-from torch_promote.numerics.comparing.comparison import Comparison
-from torch_promote.numerics.comparing.comparison_text import comparison_text
-from torch_promote.observe.pages import spell_number, spell_tolerance
+from torch_promote.numerics.comparison import Comparison
+from torch_promote.report.base import spell_number
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
@@ -95,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
             batches=arguments.batches,
             restore=target.restore,
         )
-    targets.put_out(comparison, comparison_text, arguments)
+    targets.put_out(comparison, arguments)
     problems = list(_problems(comparison, tolerance))
     for problem in problems:
         say(f"torch-promote: {problem}")
@@ -118,6 +117,6 @@ def _problems(comparison: Comparison, tolerance: float | dict[str, float]) -> It
     for metric in comparison.metrics:
         limit = tolerance.get(metric.name) if isinstance(tolerance, dict) else tolerance
         if limit is not None and not metric.error <= limit:
-            yield f"the error of {metric.name}, {spell_number(metric.error)}, is over {spell_tolerance(limit)}."
+            yield f"the error of {metric.name}, {spell_number(metric.error)}, is over {spell_number(limit)}."
         elif not math.isfinite(metric.error):
             yield f"{metric.name} is not finite, and the reference's is."

@@ -9,14 +9,14 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_promote.cli import parity_report
-from torch_promote.cli.output import progress, render, write
+from torch_promote.cli.output import progress, render, table, write
 from torch_promote.errors import OptionError, TorchPromoteError
 from torch_promote.parity.model import Entry, EntryResult, Options
-from torch_promote.parity.report import Report, about, junit, merged
+from torch_promote.parity.report import ParityReport, about, junit, merged
 from torch_promote.parity.runner import run_entries
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _report(dataclasses.replace(report, shards=(f"{index}/{count}",)), arguments)
 
 
-# --- options
+# Options
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -163,16 +163,16 @@ def _chosen(options: Options, index: int, count: int) -> tuple[list[Entry], rang
     return entries, positions
 
 
-def _merge(arguments: argparse.Namespace) -> Report:
+def _merge(arguments: argparse.Namespace) -> ParityReport:
     if _options(arguments) != Options() or arguments.shard != "1/1" or arguments.list or arguments.jobs:
         raise OptionError("--merge runs nothing, so the only other options that it accepts are --json and --junit.")
-    return merged([Report.from_json(_read_file(name), name) for name in arguments.merge])
+    return merged([ParityReport.from_json(_read_file(name), name) for name in arguments.merge])
 
 
-# --- the run
+# The run
 
 
-def _checked(options: Options, entries: Sequence[Entry], positions: range, jobs: int, *, quiet: bool) -> Report:
+def _checked(options: Options, entries: Sequence[Entry], positions: range, jobs: int, *, quiet: bool) -> ParityReport:
     from torch_promote.parity import runner
 
     results: dict[int, EntryResult] = {}
@@ -190,19 +190,19 @@ def _checked(options: Options, entries: Sequence[Entry], positions: range, jobs:
         except KeyboardInterrupt:
             interrupted = True
     seconds = time.perf_counter() - started
-    return Report(about(options.device), options, len(entries), results, seconds=seconds, interrupted=interrupted)
+    return ParityReport(about(options.device), options, len(entries), results, seconds=seconds, interrupted=interrupted)
 
 
-# --- output
+# Output
 
 
-def _report(report: Report, arguments: argparse.Namespace) -> int:
+def _report(report: ParityReport, arguments: argparse.Namespace) -> int:
     as_json = json.dumps(report.to_dict(), indent=2) + "\n"
     files = {arguments.json: as_json, arguments.junit: junit(report)}
     failed = [
         error for name, text in files.items() if name not in (None, _STDOUT) and (error := _write_file(name, text))
     ]
-    write(as_json if arguments.json == _STDOUT else render(parity_report.draw(report)))
+    write(as_json if arguments.json == _STDOUT else render([report]))
     if failed:
         raise OptionError(" ".join(failed))
     if report.status == 2:
@@ -212,7 +212,12 @@ def _report(report: Report, arguments: argparse.Namespace) -> int:
 
 def _list(entries: Sequence[Entry], arguments: argparse.Namespace) -> int:
     if arguments.json is None:
-        write(render(parity_report.draw_entries(entries)))
+        listing = table("entry", "source")
+        for entry in entries:
+            listing.add_row(entry.name, entry.source)
+        sources = sorted(Counter(entry.source for entry in entries).items())
+        counts = ", ".join(f"{name} {count:,}" for name, count in sources)
+        write(render([listing, f"\nentries: {len(entries)} ({counts})"]))
         return 0
     text = json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2) + "\n"
     if arguments.json == _STDOUT:

@@ -26,10 +26,10 @@ from typing import Any
 from torch import nn
 
 import torch_promote
-from torch_promote.cli.output import check_file, say, width_of_output, write
+from torch_promote.cli.output import check_file, render, say, write
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 from torch_promote.numerics import step_runs
-from torch_promote.observe.pages import Layout
+from torch_promote.report.base import Report
 
 __all__ = ["Target", "TargetError", "add_arguments", "check_outputs", "open_target", "parse_tolerance", "put_out"]
 
@@ -137,12 +137,11 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     check_file("--json", None if arguments.json == STDOUT else arguments.json, ".json")
 
 
-def put_out(report: Any, text: Callable[[Any, Layout], str], arguments: argparse.Namespace, *more: str | None) -> None:
+def put_out(report: Report, arguments: argparse.Namespace, *more: str | None) -> None:
     """Prints a report and writes its files.
 
     Args:
         report: A `Comparison` or `Tuning`.
-        text: Returns its text for a layout.
         arguments: The parsed command line.
         more: More files to save it to; None is none.
 
@@ -152,7 +151,7 @@ def put_out(report: Any, text: Callable[[Any, Layout], str], arguments: argparse
     if arguments.json == STDOUT:
         write(json.dumps(report.to_dict(), indent=2) + "\n")
     else:
-        write(f"{text(report, Layout(width_of_output()))}\n")
+        write(render([report]))
     files = [path for path in (*more, arguments.html, arguments.json) if path not in (None, STDOUT)]
     for path in files:
         report.save(path)

@@ -96,7 +96,7 @@ def _tell(arguments: argparse.Namespace, tag: str, record: Record) -> bool:
     """Prints the summary, writes the files, and returns whether that worked."""
     report = record.report
     assert report is not None
-    say(str(report))
+    say(report)
     written, worked = [], True
     for option, suffix in _FILES.items():
         if getattr(arguments, option) is None:

@@ -10,9 +10,8 @@ import torch
 from torch_promote.cli import target as targets
 from torch_promote.cli.output import check_file, say, write
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
-from torch_promote.numerics.step_runs import present_policy
+from torch_promote.numerics.step_runs import current_policy
 from torch_promote.numerics.tune import tune
-from torch_promote.numerics.tuning.tuning_text import tuning_text
 from torch_promote.policy.atomic_write import write_atomically
 from torch_promote.policy.dtype_names import dtype_of_name
 
@@ -130,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         say("torch-promote: interrupted in the first runs: nothing is known, and nothing was saved.")
         raise
-    targets.put_out(found, tuning_text, arguments, arguments.output)
+    targets.put_out(found, arguments, arguments.output)
     if found.interrupted:
         return 130
     return 0 if found.met else 1
@@ -146,7 +145,7 @@ def _end_without_search(error: TuningError, arguments: argparse.Namespace) -> in
         write_atomically(arguments.json, data)
         say(f"torch-promote: wrote {arguments.json}")
     if met and arguments.output is not None:
-        present_policy().save(arguments.output)
+        current_policy().save(arguments.output)
         say(f"torch-promote: wrote {arguments.output}: the policy in force, as it is")
     if arguments.html is not None:
         say("torch-promote: there was no search, so there is no page.")
