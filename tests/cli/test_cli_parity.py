@@ -19,7 +19,6 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from expecttest import assert_expected_inline
 
 from helpers import stand_in_runner
 from helpers.command_line import Capture, cells_of, error_of, terminal_of_80_columns, text_of, wide
@@ -40,91 +39,31 @@ needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there i
 
 
 def printed(capsys: Capture, *arguments: str, status: int) -> str:
-    """What goes to stdout, of a command that writes nothing to stderr, without what changes between machines."""
+    """What goes to stdout, of a command that writes nothing to stderr."""
     assert main(["parity", "--jobs", "0", *arguments]) == status
     captured = capsys.readouterr()
     assert captured.err == ""
-    # The mismatch that the stand-in makes has an escape sequence in it.
-    text = captured.out.replace("\x1b[31m", "")
-    text = re.sub(r"(?m)^(parity: .*), torch \d.*$", r"\1, VERSIONS", text)
-    return re.sub(r"(?m)^seconds( +)[\d.]+", r"seconds\1T", text)
+    return captured.out
 
 
 @pytest.mark.usefixtures("stand_in", "wide")
-def test_a_clean_run(capsys: Capture) -> None:
-    assert_expected_inline(
-        printed(capsys, "--ops", "good*", status=0),
-        """\
-parity: cpu, VERSIONS
-
-rows checked        2 of 3    with a policy on cpu
-entries             2
-samples             8         autocast dtype bfloat16
-refused             2         samples that raise the same error under both
-stock raised        0         where ours returns a result on purpose
-without bits        0         samples of nondeterministic ops
-calls checked       16 of 16  compared with the reference
-ops without a rule  0         of 2 overloads that ran
-mismatches          0
-known gaps          0         differences with a reason
-stale gaps          0
-seconds             T
-
-No mismatch, and no stale known gap.
-""",
-    )
-
-
-@pytest.mark.usefixtures("stand_in", "wide")
-def test_a_run_that_finds_all_there_is_to_find(capsys: Capture) -> None:
+def test_it_prints_the_report(capsys: Capture) -> None:
+    """The report's own tests are in tests/parity."""
+    text = printed(capsys, "--ops", "good*", status=0)
+    assert text.startswith("parity: cpu, torch ")
+    assert "\nNo mismatch, and no stale known gap.\n" in text
     names = ("good", "mismatching", "stale", "refused", "unruled", "gap")
-    assert_expected_inline(
-        printed(capsys, "--device", "fake-cuda", "--quick", "--stock-only", "--ops", *names, status=1),
-        """\
-mismatching, sample float32/0/mixed: dtype, ours against stock
-    aten.mm.default(float32[2, 3], float32[3, 2])
-    expected bfloat16
-    got      float32
-    reproduce with: torch-promote parity --device fake-cuda --ops mismatching --sample float32/0/mixed
-
-stale known gaps, to be removed from the list:
-    gap of stale
-
-known gaps:
-    2 times: the kernel reads what it has not written
-
-compared without bits:
-    3 samples: atomic additions
-
-samples that PyTorch cannot make:
-    refused, float16: RuntimeError: no such kernel
-
-ops without a rule, with the number of calls:
-    aten._strange.default 5
-
-parity: fake-cuda, quick, stock only, VERSIONS
-
-rows checked        2 of 3    with a policy on cuda
-entries             6
-samples             24        autocast dtype float16
-refused             9         samples that raise
-stock raised        0         where ours returns a result on purpose
-without bits        3         samples of nondeterministic ops
-calls checked       48 of 53  compared with the reference
-ops without a rule  1         of 3 overloads that ran
-mismatches          1
-known gaps          2         differences with a reason
-stale gaps          1
-seconds             T
-
-Mismatches: 1. Stale gaps: 1.
-""",
-    )
+    text = printed(capsys, "--device", "fake-cuda", "--quick", "--stock-only", "--ops", *names, status=1)
+    assert "\nMismatches: 1. Stale gaps: 1.\n" in text
+    assert "torch-promote parity --device fake-cuda --ops mismatching --sample float32/0/mixed\n" in text
+    lines = cells_of(text)
+    for line in ("entries 6", "known gaps 2 (differences with a reason)", "aten._strange.default 5", "gap of stale"):
+        assert line.split() in lines
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_rows_that_a_whole_run_does_not_reach_are_listed(capsys: Capture) -> None:
-    assert "rows not reached:\n    aten::bmm\n" in printed(capsys, status=1)
+    assert re.search(r"rows not reached\n +aten::bmm\n", printed(capsys, status=1))
     assert "rows not reached" not in printed(capsys, "--ops", "good", status=0)
     assert "rows not reached" not in printed(capsys, "--shard", "1/2", status=0)
 
@@ -195,7 +134,7 @@ def test_nothing_checked_is_not_a_pass(capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     assert main(["parity", "--ops", "refused", "--jobs", "0", "--json", str(file)]) == 2
     captured = capsys.readouterr()
-    assert captured.out.endswith("\n\nNothing was checked.\n")
+    assert "\nNothing was checked.\n" in captured.out
     assert captured.err == (
         "torch-promote: error: nothing was checked: PyTorch has no sample for this selection that it can run.\n"
     )
@@ -225,10 +164,10 @@ def test_a_planted_bug_is_found_and_its_line_reproduces_it(
         planted.setattr(entry_run, "my_autocast", flipped)
         assert main(["parity", "--ops", "mm", "bmm", "--dtypes", "float32", "--jobs", "0"]) == 1
         out = capsys.readouterr().out
-        lines = re.findall(r"(?m)^    reproduce with: (torch-promote .*)$", out)
+        lines = re.findall(r"(?m)^ +reproduce with: (torch-promote .*)$", out)
         assert lines
         assert all(" --ops bmm " in line for line in lines)
-        assert re.search(r"(?m)^bmm, sample float32/\d+/\w+: dtype, ours against stock$", out)
+        assert re.search(r"(?m)^ *bmm, sample float32/\d+/\w+: dtype, ours against stock$", out)
         again = shlex.split(lines[0])[1:]
         assert main([*again, "--jobs", "0"]) == 1
         assert lines[0] in capsys.readouterr().out
@@ -270,10 +209,10 @@ def test_shards_in_files_are_merged(capsys: Capture, tmp_path: Path) -> None:
         for index, file in enumerate(files, start=1)
     ]
     assert statuses == [0, 1]
-    assert ["entries", "2", "of", "4", "(shard", "1/2)"] in cells_of(capsys.readouterr().out)
+    assert ["entries", "2", "(of", "4,", "shard", "1/2)"] in cells_of(capsys.readouterr().out)
     assert main(["parity", "--merge", *files, "--junit", str(xml)]) == 1
     # On a terminal, too, a command to copy is one line.
-    line = "    reproduce with: torch-promote parity --device cpu --ops mismatching --sample float32/0/mixed\n"
+    line = "reproduce with: torch-promote parity --device cpu --ops mismatching --sample float32/0/mixed\n"
     assert line in capsys.readouterr().out
     assert len(list(ElementTree.parse(xml).iter("testcase"))) == 4
     assert main(["parity", "--merge", *files, "--json"]) == 1
@@ -316,7 +255,7 @@ def test_interrupted_it_stops_its_workers_and_tells_what_it_has(capsys: Capture,
     finally:
         process.kill()
     assert (process.returncode, err) == (130, "")
-    assert out.endswith("\n\nInterrupted after 1 of 3 entries.\n")
+    assert "\nInterrupted after 1 of 3 entries.\n" in out
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
     data = json.loads(file.read_text())
@@ -350,10 +289,10 @@ def test_without_what_the_samples_need_it_says_so() -> None:
 def test_a_dead_worker_is_found_as_a_mismatch(capsys: Capture) -> None:
     assert main(["parity", "--ops", "segfault", "good*", "--jobs", "1"]) == 1
     out = capsys.readouterr().out
-    assert out.startswith(
-        "segfault: crash, the entry's process\n    the process that ran it died: SIGSEGV\n    Fatal Python error: Seg"
+    assert re.search(
+        r"segfault: crash, the entry's process\n +the process that ran it died: SIGSEGV\n +Fatal Python", out
     )
-    assert "    reproduce with: torch-promote parity --device cpu --ops segfault\n" in out
+    assert "reproduce with: torch-promote parity --device cpu --ops segfault\n" in out
     assert ["entries", "3"] in cells_of(out)
 
 
@@ -376,7 +315,7 @@ def test_a_run_that_checks_no_call_is_no_pass(
     plant(monkeypatch)
     assert main(arguments) == 2
     captured = capsys.readouterr()
-    assert captured.out.endswith("\n\nNothing was checked.\n")
+    assert "\nNothing was checked.\n" in captured.out
     assert captured.err.startswith("torch-promote: error: nothing was checked")
     assert captured.err.count("\n") == 1
 
@@ -385,7 +324,7 @@ def test_a_wrong_cell_of_two_integers_is_found(capsys: Capture, monkeypatch: pyt
     monkeypatch.setitem(promotion_table._TABLE, (torch.int8, torch.uint8), torch.int32)
     assert main(["parity", "--ops", "promotion.add", "--jobs", "0"]) == 1
     out = capsys.readouterr().out
-    found = set(re.findall(r"(?m)^promotion\.add, sample (\w+)/\d+/([\w-]+): (\w+), reference", out))
+    found = set(re.findall(r"(?m)^ *promotion\.add, sample (\w+)/\d+/([\w-]+): (\w+), reference", out))
     assert ("int8", "uint8-dim-dim", "dtype") in found
     assert {(first, second.partition("-")[0]) for first, second, _ in found} == {("int8", "uint8")}
 
@@ -401,7 +340,7 @@ def test_a_file_that_cannot_be_written_costs_no_table(capsys: Capture, options: 
     others = ["--junit" if options == ["--json"] else "--json", str(other)]
     assert main([*RUN, *options, "/dev/full", *others]) == 2
     captured = capsys.readouterr()
-    assert "\n\nMismatches: 1." in captured.out
+    assert "\nMismatches: 1." in captured.out
     assert captured.err == "torch-promote: error: cannot write /dev/full: No space left on device.\n"
     assert "mismatching" in other.read_text()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torch_promote.errors import OptionError, TorchPromoteError
 from torch_promote.policy.op_table import CastPolicy
-from torch_promote.report.base import load_renderer
+from torch_promote.report.base import Report, load_renderer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,7 +35,6 @@ __all__ = [
     "say",
     "show",
     "table",
-    "unwrapped",
     "width_of_output",
     "write",
 ]
@@ -78,13 +77,6 @@ def table(*columns: str, header: bool = True) -> Table:
     return made
 
 
-def unwrapped(text: str) -> RenderableType:
-    """Returns a line that a terminal wraps by itself, so that a copy of it is one line."""
-    from rich.text import Text
-
-    return Text(text, no_wrap=True)
-
-
 def paint(policy: str | None) -> Text | str:
     """Returns the name of a policy or dtype in its colour; "-" for None."""
     from rich.text import Text
@@ -94,7 +86,7 @@ def paint(policy: str | None) -> Text | str:
     return Text(policy, style=_STYLES[CastPolicy(policy)] if policy in CastPolicy.__members__ else "yellow")
 
 
-def render(parts: Iterable[RenderableType], stream: TextIO | None = None) -> str:
+def render(parts: Iterable[RenderableType | Report], stream: TextIO | None = None) -> str:
     """Renders texts, tables and reports for a stream: in colour and as wide as the terminal, if the stream is one.
 
     Nothing is wrapped for a pipe, so that grep gets each row as one line. COLUMNS in the environment sets the width of
@@ -108,18 +100,22 @@ def render(parts: Iterable[RenderableType], stream: TextIO | None = None) -> str
 
     stream = sys.stdout if stream is None else stream
     is_terminal = stream is not None and stream.isatty()
+    width = width_of_output(stream)
     # Not stdout: if the reader of a pipe exits, rich exits with 1; if a disk is full, it prints a traceback.
     drawn = io.StringIO()
     console = Console(
         file=drawn,
         force_terminal=is_terminal or None,
-        width=width_of_output(stream) or _UNLIMITED,
+        width=width or _UNLIMITED,
         highlight=False,
         markup=False,
         emoji=False,
     )
     for part in parts:
-        console.print(part, soft_wrap=getattr(part, "no_wrap", None) is True)
+        if isinstance(part, Report) and not is_terminal:
+            drawn.write(f"{part.text(width)}\n")
+        else:
+            console.print(part)
     return "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines())
 
 
@@ -143,7 +139,7 @@ def width_of_output(stream: TextIO | None = None) -> int | None:
 
 def show(
     data: Mapping[str, Any],
-    draw: Callable[[Mapping[str, Any]], Iterable[RenderableType]],
+    draw: Callable[[Mapping[str, Any]], Iterable[RenderableType | Report]],
     as_json: bool,
     status: int = 0,
 ) -> int:
