@@ -4,7 +4,6 @@
 #include "policy/fork_safe_mutex.h"
 #include "policy/policy_registry.h"
 #include "policy/registry_sizes.h"
-#include "promotion/callbacks.h"
 
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>

@@ -235,13 +235,11 @@ void register_promoting_op_of(
     unsigned int computes,
     int rounding_mode,
     bool each,
-    bool matmul,
-    unsigned int refuses) {
+    bool matmul) {
   TORCH_CHECK_VALUE(computes <= static_cast<unsigned int>(Computes::opaque), "invalid Computes: ", computes);
-  TORCH_CHECK_VALUE(refuses <= static_cast<unsigned int>(Refuses::mixed), "invalid Refuses: ", refuses);
   register_promoting_op(
       {std::move(op), std::move(overload), std::move(functional), participants, static_cast<Computes>(computes),
-       rounding_mode, each, matmul, static_cast<Refuses>(refuses)});
+       rounding_mode, each, matmul});
 }
 
 } // namespace

@@ -145,21 +145,6 @@ def test_inductors_caches_on_disk_tell_regions_apart() -> None:
         assert_same(compiled(x, weight), compute(x, weight), what="outside")
 
 
-def test_compiled_optimizer_in_a_region() -> None:
-    def run(region: Region) -> Any:
-        model = nn.Linear(6, 6)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        update = torch.compile(optimizer.step, backend="aot_eager")
-        for _ in range(3):
-            with region():
-                model(torch.randn(4, 6)).float().square().mean().backward()
-                update()
-            optimizer.zero_grad()
-        return values(model.parameters())
-
-    assert_like_stock(run)
-
-
 def test_compiled_autograd() -> None:
     """The backward is also compiled, over casts that the cache has returned a second time."""
 

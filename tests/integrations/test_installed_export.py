@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_promote as tp
 from helpers.comparison import assert_same
-from helpers.installed import OURS
-from helpers.probes import leaves_no_trace, mm_dtype
+from helpers.probes import leaves_no_trace
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_installed", "fresh_dynamo"),
@@ -68,16 +66,6 @@ def test_another_policy_cannot_be_exported(arguments: Any, strict: bool) -> None
         torch.export.export(Inside(), (torch.randn(3, 6),), strict=strict)
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_policy_around_cannot_be_exported(strict: bool) -> None:
-    around, refused = (
-        tp.my_autocast("cpu", overrides={"linear": "fp32"}),
-        pytest.raises(tp.RegionError, match="cannot be"),
-    )
-    with tp.installed_as(), around, leaves_no_trace(), refused:
-        torch.export.export(Inside(), (torch.randn(3, 6),), strict=strict)
-
-
 def test_an_exported_program_runs_under_what_is_installed() -> None:
     """Its regions are regions of torch.autocast; decomposed, it holds casts."""
     model, x = Inside(), torch.randn(3, 6)
@@ -89,18 +77,6 @@ def test_an_exported_program_runs_under_what_is_installed() -> None:
         assert program.module()(x)[0].dtype is torch.float32
         assert_same(decomposed(x), expected)
     assert_same(program.module()(x), expected)
-
-
-def test_make_fx() -> None:
-    model, x = Inside(), torch.randn(3, 6)
-    expected = nodes(make_fx(model, pre_dispatch=True)(x)), nodes(make_fx(model)(x))
-    with leaves_no_trace(), tp.installed_as():
-        assert (nodes(make_fx(model, pre_dispatch=True)(x)), nodes(make_fx(model)(x))) == expected
-    with leaves_no_trace(), tp.installed_as(overrides={"linear": HALF}):
-        traced = make_fx(model)(x)
-        assert_same(traced(x), model(x))
-        with pytest.raises(tp.RegionError, match="cannot be exported"):
-            make_fx(model, pre_dispatch=True)(x)
 
 
 # --- TorchScript
@@ -183,24 +159,3 @@ def test_scripted_code_stays_pytorchs(name: str, policy: str | None) -> None:
             assert_same(result, expected)
     if name == "autocast":
         assert expected[1].dtype is torch.bfloat16
-
-
-def test_scripted_code_called_inside_a_region() -> None:
-    """TorchScript's own pass casts according to PyTorch's state, which regions of ours also set."""
-    function = torch.jit.script(lambda_free)
-    x = torch.randn(4, 4)
-    with torch.autocast("cpu"):
-        expected = [function(x) for _ in range(3)]
-    with tp.installed_as(), torch.autocast("cpu"):
-        assert_same([function(x) for _ in range(3)], expected)
-
-
-def lambda_free(x: torch.Tensor) -> torch.Tensor:
-    return torch.mm(x, x)
-
-
-def test_traced_code_holds_the_casts_of_ours() -> None:
-    with tp.installed_as(overrides={"mm": "fp32"}), torch.autocast("cpu"):
-        assert mm_dtype() is OURS
-        traced = torch.jit.trace(lambda_free, torch.randn(4, 4), check_trace=False)
-    assert traced(torch.randn(4, 4)).dtype is torch.float32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from helpers import two_processes
 from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
 from helpers.program_comparison import Region, assert_like_stock, grads, ours, values
-from helpers.thread_state import thread_state
 
 
 @pytest.fixture(scope="module")
@@ -114,26 +112,6 @@ def test_fork_inside_a_region(tmp_path: Path) -> None:
 
     in_child, in_parent = assert_like_stock(train)
     assert_same(in_child, in_parent, what="in the child against in the parent")
-
-
-def test_exit_of_a_region_in_a_fork(tmp_path: Path) -> None:
-    """The child may leave the region in which it was forked; the parent's stays open."""
-    with ours(dtype=torch.float16):
-        around = thread_state()
-        with contextlib.ExitStack() as scope:
-            scope.enter_context(ours(dtype=torch.bfloat16))
-            inside = thread_state()
-
-            def leave() -> list[str]:
-                scope.close()
-                return spelled(thread_state())
-
-            assert in_a_fork(leave, tmp_path) == spelled(around)
-            assert thread_state() == inside
-
-
-def spelled(state: dict[str, Any]) -> list[str]:
-    return [f"{name}: {value}" for name, value in state.items()]
 
 
 # --- data loaders

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.comparison import assert_same
@@ -99,17 +98,6 @@ def test_compiled_with_a_graph_break(policy: Any, fresh_dynamo: None) -> None:
     assert_same(result, train(plain, list(plain.parameters())))
 
 
-@POLICIES
-def test_compiled_with_a_checkpoint(policy: Any, fresh_dynamo: None) -> None:
-    model, plain = model_of(policy), model_of(policy)
-
-    def run(model: nn.Module, x: torch.Tensor) -> Any:
-        return checkpoint(model, x, use_reentrant=False)
-
-    result = train(compiled(functools.partial(run, model)), list(model.parameters()))
-    assert_same(result, train(functools.partial(run, plain), list(plain.parameters())))
-
-
 class Whole(nn.Module):
     """A model with the region in it, as export wants it."""
 
@@ -175,28 +163,3 @@ def test_traced_by_fx() -> None:
         torch.fx.symbolic_trace(model)
     remove_module_policy(model)
     torch.fx.symbolic_trace(model)
-
-
-def test_policies_of_a_compiled_model(fresh_dynamo: None) -> None:
-    """Not of the module that torch.compile returns, which creates its forward again when it is copied."""
-    model = compiled(model_of())
-    set_module_policy(model, {"": "off"})
-    assert module_policies(model) == {"_orig_mod": "off"}
-    remove_module_policy(model)
-    set_module_policy(model, {nn.Linear: "fp32"})
-    assert list(module_policies(model)) == ["_orig_mod.0", "_orig_mod.2"]
-    assert dtype_of(model) is torch.float32
-
-
-def test_compiled_with_inputs_in_containers(fresh_dynamo: None) -> None:
-    class Sums(nn.Module):
-        def forward(self, pair: tuple[torch.Tensor, torch.Tensor], more: dict[str, torch.Tensor]) -> torch.Tensor:
-            return pair[0] @ pair[1] @ more["x"]
-
-    model = Sums()
-    set_module_policy(model, {"": "fp32"})
-    half = torch.ones(2, 2, dtype=torch.float16)
-    with ours():
-        result = compiled(model)((half, half), more={"x": half})
-        assert_same(result, model((half, half), more={"x": half}))
-    assert result.dtype is torch.float32

@@ -45,50 +45,9 @@ def test_names_are_those_of_the_original_model(key: str) -> None:
     assert dtypes(model) == (BF16, BF16)
 
 
-def test_the_model_itself() -> None:
-    model = compiled(Net())
-    tp.set_module_policy(model, {"": {"linear": "float16"}})
-    assert tp.module_policies(model) == {"_orig_mod": {"linear": "float16"}}
-    assert dtypes(model) == (HALF, HALF)
-    tp.set_module_policy(model, {"_orig_mod": "fp32"})
-    assert dtypes(model) == (FP32, FP32)
-
-
-def test_one_part_alone_matches_the_model_s_children_and_not_the_model() -> None:
-    model = compiled(Net())
-    tp.set_module_policy(model, {"*": {"linear": "float16"}})
-    assert list(tp.module_policies(model)) == ["_orig_mod.body", "_orig_mod.head"]
-
-
-def test_a_class_selects_no_wrapper() -> None:
-    model = compiled(Net())
-    tp.set_module_policy(model, {nn.Module: "off"})
-    assert "" not in tp.module_policies(model)
-
-
 def test_a_compiled_part() -> None:
     model = Net()
     model.body = compiled(model.body)
     tp.set_module_policy(model, {"body.0": "fp32"})
     assert dtypes(model) == (FP32, BF16)
     assert list(tp.module_policies(model)) == ["body._orig_mod.0"]
-
-
-def test_tables_of_a_policy() -> None:
-    model = compiled(Net())
-    policy = tp.Policy.stock().override_modules({"head": "fp32"})
-    with tp.my_autocast("cpu", policy=policy, model=model):
-        assert model(torch.ones(2, 4)) == (BF16, FP32)
-
-
-@pytest.mark.parametrize(
-    ("key", "written"),
-    [("Linear", "nn.Linear"), ("nn.Linear", "nn.Linear"), ("torch.nn.LayerNorm", "nn.LayerNorm"), ("Net", "Net")],
-)
-def test_a_class_as_text(key: str, written: str) -> None:
-    with pytest.raises(tp.PolicyError) as error:
-        tp.set_module_policy(Net(), {key: "fp32"})
-    assert str(error.value) == (
-        f"no module of the model is named {key!r}, which is a class. To select modules by their class, pass the class: "
-        f"set_module_policy(model, {{{written}: ...}})."
-    )

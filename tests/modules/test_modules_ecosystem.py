@@ -32,10 +32,7 @@ COPIES = {
     "deepcopy": copy.deepcopy,
     "copy": copy.copy,
     "torch.save": through_torch_save,
-    **{
-        f"pickle {protocol}": lambda model, protocol=protocol: pickle.loads(pickle.dumps(model, protocol))
-        for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
-    },
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
 }
 
 
@@ -53,47 +50,6 @@ def test_copies_have_the_policy(policy: Any, how: str) -> None:
         assert dtype_of(copied) is torch.bfloat16
         assert module_policies(model) == {"2": policy}
         assert dtype_of(model) is expected_dtype(policy)
-
-
-@POLICIES
-def test_copy_of_the_module_itself(policy: Any) -> None:
-    module = model_of(policy)[2]
-    for how, make in COPIES.items():
-        copied = make(module)
-        assert dtype_of(copied) is expected_dtype(policy), how
-        remove_module_policy(copied)
-        assert type(copied) is nn.Linear
-        assert dtype_of(copied) is torch.bfloat16
-        assert dtype_of(module) is expected_dtype(policy)
-
-
-class Reduced(nn.Linear):
-    """Says itself how it is pickled."""
-
-    def __reduce__(self) -> Any:
-        return Reduced, (4, 4)
-
-
-class Copied(nn.Linear):
-    """Says itself how it is copied."""
-
-    def __deepcopy__(self, memo: Any) -> Copied:
-        return Copied(4, 4)
-
-
-@pytest.mark.parametrize(
-    ("module", "make"), [(Reduced(4, 4), lambda m: pickle.loads(pickle.dumps(m))), (Copied(4, 4), copy.deepcopy)]
-)
-def test_copies_of_its_own_making(module: nn.Module, make: Any) -> None:
-    set_module_policy(module, {"": "fp32"})
-    copied = make(module)
-    assert copied is not module
-    assert module_policies(copied) == {"": "fp32"}
-    assert dtype_of(copied) is torch.float32
-    remove_module_policy(module)
-    remove_module_policy(copied)
-    assert type(copied) is type(module) is module.__class__
-    assert type(module) in (Reduced, Copied)
 
 
 def test_file_read_in_another_process(tmp_path: Any) -> None:
@@ -122,20 +78,6 @@ def test_module_dies_with_its_last_reference() -> None:
         assert died() is None
     finally:
         gc.enable()
-
-
-def test_class_dies_with_its_modules() -> None:
-    class Own(nn.Linear):
-        pass
-
-    module = Own(4, 4)
-    set_module_policy(module, {"": "fp32"})
-    remove_module_policy(module)
-    set_module_policy(module, {"": "fp32"})
-    died = weakref.ref(Own)
-    del module, Own
-    gc.collect()
-    assert died() is None
 
 
 # --- what else extends or wraps a module
@@ -169,27 +111,6 @@ def test_parametrized(policy: Any, policy_first: bool, of_a_copy: bool) -> None:
     assert torch.equal(model[2].weight, weight * 2)
 
 
-def test_policy_of_a_copy_of_a_parametrized_module() -> None:
-    """PyTorch gives the copy of a parametrized module the same class, made for the one module."""
-    model = model_of()
-    parametrize.register_parametrization(model[2], "weight", Double())
-    copied = copy.deepcopy(model)
-    set_module_policy(model, {"2": "fp32"})
-    assert (dtype_of(model), dtype_of(copied)) == (torch.float32, torch.bfloat16)
-    set_module_policy(copied, {"2": OVERRIDES})
-    remove_module_policy(model)
-    assert (dtype_of(model), dtype_of(copied)) == (torch.bfloat16, torch.float16)
-
-
-def test_policy_removed_from_a_parametrized_module() -> None:
-    model = model_of("fp32")
-    parametrize.register_parametrization(model[2], "weight", Double())
-    remove_module_policy(model)
-    assert dtype_of(model) is torch.bfloat16
-    parametrize.remove_parametrizations(model[2], "weight")
-    assert type(model[2]) is nn.Linear
-
-
 def test_fusion_keeps_the_policy() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
     expected = fusion.fuse_linear_bn_eval(model[0], model[1])
@@ -201,30 +122,12 @@ def test_fusion_keeps_the_policy() -> None:
 
 
 @POLICIES
-def test_replica_of_data_parallel(policy: Any) -> None:
-    replica = model_of(policy)[2]._replicate_for_data_parallel()
-    replica.weight, replica.bias = torch.ones(4, 4), torch.ones(4)
-    assert dtype_of(replica) is expected_dtype(policy)
-
-
-@POLICIES
 def test_functional_call_and_signature(policy: Any) -> None:
     model = model_of(policy)
     parameters = {name: parameter.detach() * 2 for name, parameter in model.named_parameters()}
     with ours():
         assert torch.func.functional_call(model, parameters, torch.ones(2, 4)).dtype is expected_dtype(policy)
     assert inspect.signature(model[2].forward) == inspect.signature(nn.Linear(4, 4).forward)
-
-
-def test_hooks_see_what_they_saw() -> None:
-    """They run outside of the module's region, as around a region written into its forward."""
-    model, seen = model_of("fp32"), []
-    model[2].register_forward_pre_hook(
-        lambda module, args: seen.append((args[0].dtype, torch.is_autocast_enabled("cpu")))
-    )
-    model[2].register_forward_hook(lambda module, args, out: seen.append((out.dtype, torch.is_autocast_enabled("cpu"))))
-    dtype_of(model)
-    assert seen == [(torch.bfloat16, True), (torch.float32, True)]
 
 
 DISTRIBUTED = """

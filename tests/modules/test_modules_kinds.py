@@ -13,7 +13,7 @@ from torch import nn
 
 import torch_promote as tp
 from helpers.comparison import assert_same
-from torch_promote.regions.module_policies import module_policies, set_module_policy
+from torch_promote.regions.module_policies import set_module_policy
 
 ours = functools.partial(tp.my_autocast, "cpu")
 
@@ -53,24 +53,6 @@ def test_head_tied_with_the_embedding() -> None:
     assert_same(result, gradients({}, in_float32))
 
 
-def test_lstm() -> None:
-    def run(policy: Any, packed: bool) -> list[Any]:
-        torch.manual_seed(0)
-        model = nn.LSTM(4, 3, batch_first=True)
-        if policy:
-            set_module_policy(model, {nn.LSTM: policy})
-        x = torch.randn(2, 5, 4)
-        x = nn.utils.rnn.pack_padded_sequence(x, [5, 3], batch_first=True) if packed else x
-        with ours() if policy else contextlib.nullcontext():
-            output, state = model(x.to(torch.bfloat16) if policy else x)
-        output = output.data if packed else output
-        output.sum().backward()
-        return [output.dtype, *(hidden.dtype for hidden in state), len(list(model.parameters()))]
-
-    for packed in (False, True):
-        assert run("fp32", packed) == run(None, packed)
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("child", ["linear1", "self_attn", "norm1"])
 def test_encoder_layer_does_not_pass_its_modules_by(child: str, training: bool) -> None:
@@ -107,12 +89,3 @@ def test_attention() -> None:
         return [output, *(parameter.grad for parameter in attention.parameters())]
 
     assert_same(run("fp32"), run(None))
-
-
-def test_weights_that_an_attention_reads_itself() -> None:
-    """Its out_proj is never called: selecting it by class skips it, by name raises."""
-    layer = nn.TransformerEncoderLayer(8, 2, 16)
-    set_module_policy(layer, {nn.Linear: "fp32"})
-    assert list(module_policies(layer)) == ["linear1", "linear2"]
-    with pytest.raises(tp.PolicyError, match="whose forward is never called"):
-        set_module_policy(layer, {"self_attn.out_proj": "fp32"})

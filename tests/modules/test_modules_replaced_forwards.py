@@ -38,13 +38,6 @@ def quantization() -> Iterator[Any]:
         yield torch.ao.quantization
 
 
-def test_the_class_stays() -> None:
-    model = model_of("fp32")
-    assert type(model[2]) is nn.Linear
-    remove_module_policy(model)
-    assert "forward" not in vars(model[2])
-
-
 @pytest.mark.skipif(not torch.backends.quantized.supported_engines[1:], reason="PyTorch has no engine for int8")
 def test_quantize_dynamic(quantization: Any) -> None:
     """It replaces the module by one of another class, which gets the policy."""
@@ -73,16 +66,6 @@ def test_prepare_qat(quantization: Any) -> None:
     assert type(prepared[2]).__module__.endswith("qat.modules.linear")
     assert module_policies(prepared) == {"0": "fp32", "2": "fp32"}
     assert_same(train(prepared, list(prepared.parameters())), train(expected, list(expected.parameters())))
-
-
-def test_fuse_modules(quantization: Any) -> None:
-    """It selects patterns by class, and moves the hooks of the modules to the fused one."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    expected = quantization.fuse_modules_qat(model, [["0", "1"]])
-    set_module_policy(model, {"0": "fp32"})
-    fused = quantization.fuse_modules_qat(model, [["0", "1"]])
-    assert type(fused[0]) is type(expected[0])
-    assert dtype_of(fused) is SINGLE, "the Linear inside kept its policy"
 
 
 # --- Accelerate replaces forward, and restores it
@@ -125,17 +108,6 @@ def test_accelerate_hook(policy: Any, policy_first: bool, removed_first: str) ->
     assert dtype_of(model) is expected_dtype(policy)
     remove_module_policy(model)
     assert dtype_of(model) is HALF
-
-
-@POLICIES
-def test_accelerate_hook_stays_while_the_policy_changes(policy: Any) -> None:
-    model = model_of({"linear": "float64"})
-    accelerate_hooks.add_hook_to_module(model[2], Doubles())
-    for _ in range(3):
-        set_module_policy(model, {"2": policy})
-        assert dtype_of(model) is expected_dtype(policy)
-        remove_module_policy(model)
-        assert dtype_of(model) is HALF
 
 
 @pytest.mark.parametrize("policy_first", [True, False])
@@ -218,27 +190,6 @@ def test_instance_forward(policy: Any, kind: str) -> None:
         assert_same(model(torch.ones(2, 4)), without)
 
 
-def test_instance_forward_that_is_the_class_one() -> None:
-    """Lightning assigns a module's bound forward to the module."""
-    model = model_of()
-    model[2].forward = model[2].forward
-    set_module_policy(model, {"2": "fp32"})
-    assert dtype_of(model) is SINGLE
-    remove_module_policy(model)
-    assert dtype_of(model) is HALF
-
-
-def test_generator_as_instance_forward() -> None:
-    model = model_of()
-
-    def forward(x: torch.Tensor) -> Iterator[torch.Tensor]:
-        yield x
-
-    model[2].forward = forward
-    with pytest.raises(tp.PolicyError, match="its forward is a generator or a coroutine"):
-        set_module_policy(model, {"2": "fp32"})
-
-
 class Static(nn.Module):
     @staticmethod
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -255,21 +206,6 @@ def test_static_forward() -> None:
     assert "forward" not in vars(model[0])
 
 
-def test_class_whose_forward_is_replaced() -> None:
-    """The class's forward is looked up at each call, as without a policy."""
-
-    class Own(nn.Linear):
-        pass
-
-    module = Own(4, 4)
-    set_module_policy(module, {"": "fp32"})
-    Own.forward = lambda self, x: (x, torch.is_autocast_enabled("cpu"))  # type: ignore[assignment, method-assign]
-    x = torch.ones(1, dtype=HALF)
-    with ours():
-        result, enabled = module(x)
-    assert (result.dtype, enabled) == (SINGLE, False)
-
-
 def test_deleted_forward() -> None:
     """Libraries that delete it believe that the forward of the class is back."""
     model = model_of("fp32")
@@ -279,17 +215,6 @@ def test_deleted_forward() -> None:
     set_module_policy(model, {"2": "fp32"})
     assert dtype_of(model) is SINGLE
     del model[2].forward
-    remove_module_policy(model)
-    assert dtype_of(model) is HALF
-
-
-def test_assigned_forward() -> None:
-    """A forward that does not call the one before it has the policy when that is set again."""
-    model = model_of("fp32")
-    model[2].forward = lambda x: x @ x.t()
-    assert dtype_of(model) is HALF
-    set_module_policy(model, {"2": "fp32"})
-    assert dtype_of(model) is SINGLE
     remove_module_policy(model)
     assert dtype_of(model) is HALF
 
@@ -341,17 +266,6 @@ def test_shallow_copies_run_as_themselves(make: Any, then: str, original_dies: b
     assert module_policies(copied) == {"": "fp32"}
 
 
-def test_shallow_copy_compiled(fresh_dynamo: None) -> None:
-    module = Scales()
-    set_module_policy(module, {"": "fp32"})
-    copied = copy.copy(module)
-    copied.factor = 3
-    call = torch.compile(copied, backend="eager", fullgraph=True)
-    with ours():
-        for _ in range(2):
-            assert_same(call(torch.ones(2, 2, dtype=HALF)), torch.full((2, 2), 6.0))
-
-
 @POLICIES
 def test_compiled_with_an_accelerate_hook(policy: Any, fresh_dynamo: None) -> None:
     model = model_of(policy)
@@ -369,32 +283,3 @@ def test_lazy_module() -> None:
     for _ in range(2):
         assert dtype_of(model) is SINGLE
     assert type(model[0]) is nn.Linear
-
-
-def test_fx_refuses_a_root_with_a_policy() -> None:
-    """It would trace the forward of the root's class."""
-    model = nn.Sequential(nn.ReLU())
-    set_module_policy(model, {"": "fp32"})
-    with pytest.raises(tp.RegionError, match=r"torch\.fx traces a Sequential with a policy\."):
-        torch.fx.symbolic_trace(model)
-    remove_module_policy(model)
-    torch.fx.symbolic_trace(model)
-
-
-def test_a_replica_whose_forward_is_called_directly_uses_its_own_weights() -> None:
-    module = nn.Linear(2, 2)
-    set_module_policy(module, {"": "fp32"})
-    replica: Any = module._replicate_for_data_parallel()
-    replica.weight, replica.bias = torch.zeros(2, 2), torch.zeros(2)
-    assert torch.equal(replica.forward(torch.ones(1, 2)), torch.zeros(1, 2))
-    assert not torch.equal(module.forward(torch.ones(1, 2)), torch.zeros(1, 2))
-
-
-def test_a_forward_in_the_place_of_an_attribute_has_no_function() -> None:
-    """Code that rebinds methods asks for their function."""
-    linear = nn.Linear(2, 2)
-    linear.forward = lambda x: x  # type: ignore[method-assign]
-    set_module_policy(linear, {"": "fp32"})
-    with pytest.raises(AttributeError, match="a forward that replaced an attribute of the module has no function"):
-        _ = linear.forward.__func__  # type: ignore[attr-defined]
-    assert not hasattr(linear.forward, "__func__")

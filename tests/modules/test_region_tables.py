@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,17 +56,6 @@ def test_the_policy_of_ops_holds_too() -> None:
         assert model(X).dtype is HALF
 
 
-def test_the_end_of_a_region_that_raises() -> None:
-    model = model_of()
-    before = state_of(model)
-    with pytest.raises(ZeroDivisionError), region(FP32, model):
-        raise ZeroDivisionError
-    with pytest.raises(RuntimeError), region(FP32, model):
-        model(torch.ones(2, 3))
-    assert state_of(model) == before
-    assert dtype_of(model) is LOW
-
-
 def test_nested_regions() -> None:
     model, other = model_of(), model_of()
     with region(FP32, model):
@@ -89,21 +76,6 @@ def test_nested_regions() -> None:
             assert model(X).dtype is SINGLE
         assert model(X).dtype is SINGLE
     assert dtype_of(model) is LOW
-
-
-def test_one_object_many_times_and_nested_in_itself() -> None:
-    model = model_of()
-    again = region(FP32, model)
-    for _ in range(3):
-        with again:
-            with again:
-                assert model(X).dtype is SINGLE
-            assert model(X).dtype is SINGLE
-        assert dtype_of(model) is LOW
-    before = weakref.ref(model[2])
-    del model, again
-    gc.collect()
-    assert before() is None
 
 
 def test_objects_of_one_policy_do_not_end_each_other() -> None:
@@ -164,22 +136,6 @@ def test_two_threads_with_one_model() -> None:
         thread.join()
     assert found == {FP32: {SINGLE}, FP16: {HALF}, None: {LOW}}
     assert state_of(model) == before
-
-
-def test_only_the_model_that_is_named() -> None:
-    model, other = model_of(), model_of()
-    first, second = region(FP32, model), region(FP32, other)
-    with first:
-        assert (model(X).dtype, other(X).dtype) == (SINGLE, LOW)
-    with second:
-        assert (model(X).dtype, other(X).dtype) == (LOW, SINGLE)
-
-
-def test_a_policy_without_tables_takes_a_model() -> None:
-    model = model_of()
-    with region("cuda", model):
-        assert torch.exp(X.half()).dtype is SINGLE
-        assert model(X).dtype is LOW
 
 
 # --- together with set_module_policy

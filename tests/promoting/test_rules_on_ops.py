@@ -13,7 +13,6 @@ import torch
 import torch_promote as tp
 from helpers.promoting_calls import DTYPES, UNSIGNED, operand, outcome
 from torch_promote.errors import PromotionRuleError, PromotionWriteError
-from torch_promote.reference.promotion import Operand
 from torch_promote.reference.promotion_rules import promotion_rule
 
 RULES = ("jax", "numpy", "array_api", "strict")
@@ -180,21 +179,6 @@ class TestWrites:
             x += torch.ones(3)
         assert torch.equal(x, torch.full((3,), 4.0))
 
-    def test_out_is_computed_in_the_common_dtype(self) -> None:
-        a, b = operand(torch.float32, (3,)), operand(torch.float64, ())
-        out = torch.empty(3)
-        with tp.promotion("numpy"):
-            torch.mul(a, b, out=out)
-        assert torch.equal(out, (a.double() * b).float())
-
-    def test_foreach_in_place(self) -> None:
-        xs = [operand(torch.float32, (3,)), operand(torch.float64, (3,))]
-        ys = [operand(torch.float64, ()), operand(torch.float64, (3,))]
-        wanted = [(xs[0].double() + ys[0]).float(), xs[1] + ys[1]]
-        with tp.promotion("numpy"):
-            torch._foreach_add_(xs, ys)
-        assert all(map(torch.equal, xs, wanted))
-
     @pytest.mark.parametrize(
         "call",
         [
@@ -213,29 +197,6 @@ class TestWrites:
         with tp.promotion("numpy"), pytest.raises(type(plain.value)) as under_rule:
             call(x, y)
         assert str(under_rule.value) == str(plain.value)
-
-    def test_comparisons_write_truth_values(self) -> None:
-        x = operand(torch.float32, (3,))
-        with tp.promotion("numpy"):
-            x.gt_(torch.tensor(1.0, dtype=torch.float64))
-        assert torch.equal(x, torch.tensor([1.0, 1.0, 0.0]))
-
-    def test_gradients_flow_through_a_write(self) -> None:
-        x = torch.ones(3, requires_grad=True)
-        with tp.promotion("numpy"):
-            y = x * 1
-            y *= torch.full((3,), 2.5, dtype=torch.float64)
-        y.sum().backward()
-        assert torch.equal(x.grad, torch.full((3,), 2.5))  # type: ignore[arg-type]
-
-
-def test_an_op_with_an_override_computes_its_write_in_the_common_dtype() -> None:
-    x, y = torch.rand(100), torch.rand(100, dtype=torch.float64)
-    wanted = (x.double() * y).float()
-    assert not torch.equal(wanted, x * y.float())
-    with tp.my_autocast("cpu", overrides={"mul_.Tensor": "keep"}), tp.promotion("numpy"):
-        x *= y
-    assert torch.equal(x, wanted)
 
 
 WITHOUT_OPERANDS: dict[str, Callable[[], Any]] = {
@@ -291,8 +252,10 @@ class TestMatmul:
 
     def test_the_rule_torch_promotes_products_too(self) -> None:
         a, b = operand(torch.float16, (3, 3)), operand(torch.float32, (3, 3))
-        with tp.promotion("torch", matmul=True):
-            assert torch.equal(a @ b, a.float() @ b)
+        for gradients in (False, True):
+            a.requires_grad_(gradients)
+            with tp.promotion("torch", matmul=True):
+                assert torch.equal(a @ b, a.float() @ b)
 
     def test_their_gradients_have_the_operands_dtypes(self) -> None:
         a, b = (operand(dtype, (3, 3)).requires_grad_() for dtype in (torch.float16, torch.bfloat16))
@@ -311,18 +274,9 @@ class TestStrict:
         for part in ("aten::mul.Tensor", "strict", "float32[2, 3]", "float16[3]", ".to(torch.float32)"):
             assert part in message
 
-    def test_every_mixed_pair_raises(self) -> None:
-        for a, b in itertools.permutations(ALL, 2):
-            with tp.promotion("strict"), pytest.raises(PromotionRuleError):
-                torch.add(operand(a, (3,)), operand(b, ()))
-
     def test_fitting_numbers_do_not(self) -> None:
         with tp.promotion("strict"):
             assert (torch.ones(3) + 2).dtype is torch.float32
             assert (torch.ones(3, dtype=torch.int8) * 2).dtype is torch.int8
             with pytest.raises(PromotionRuleError):
                 _ = torch.ones(3, dtype=torch.int8) * 2.5
-
-
-def test_descriptions_agree_with_tensors() -> None:
-    assert promotion_rule("jax").common([Operand(torch.int8, (3,)), torch.ones(())]) is torch.float32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 import warnings
@@ -30,18 +29,6 @@ from helpers.promoting_calls import (
 from torch_promote.regions.promotion_tables import PromotingOp, promoting_ops
 
 ALL = (*DTYPES, *UNSIGNED)
-BY_NAME = {op.name: op for op in promoting_ops()}
-SPOKEN = (
-    "add.Tensor",
-    "mul.Tensor",
-    "div.Tensor",
-    "eq.Tensor",
-    "add_.Tensor",
-    "where.self",
-    "cat",
-    "maximum",
-    "fmod.Tensor",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -86,36 +73,6 @@ def test_random_calls_of_every_op(part: int) -> None:
     assert compared > 4000
 
 
-@pytest.mark.parametrize("name", SPOKEN)
-def test_every_pair_of_dtypes_in_every_state(name: str) -> None:
-    op = BY_NAME[f"aten::{name}"]
-    wrong, compared = [], 0
-    for (a, b), (first, second) in itertools.product(itertools.product(ALL, ALL), SHAPES):
-        arguments = arguments_of(op, operand(a, first), operand(b, second))
-        assert arguments is not None
-        wrong.append(differences(op, arguments, gradients=False))
-        compared += 1
-    assert [difference for difference in wrong if difference] == []
-    assert compared == len(ALL) ** 2 * len(SHAPES)
-
-
-@pytest.mark.parametrize("name", ["add.Tensor", "mul.Tensor", "div.Tensor", "lt.Scalar", "pow.Tensor_Scalar", "clamp"])
-def test_every_dtype_with_every_number(name: str) -> None:
-    op = BY_NAME[f"aten::{name}"]
-    functions = {
-        "add.Tensor": torch.add, "mul.Tensor": torch.mul, "div.Tensor": torch.div, "lt.Scalar": torch.lt,
-        "pow.Tensor_Scalar": torch.pow, "clamp": torch.clamp,
-    }  # fmt: skip
-    function = functions[name]
-    assert op.participants
-    for dtype, number, shape in itertools.product(ALL, NUMBERS, [(2, 3), ()]):
-        tensor = operand(dtype, shape)
-        stock = outcome(functools.partial(function, tensor, number))
-        with tp.promotion("torch"):
-            ours = outcome(functools.partial(function, tensor, number))
-        assert ours == stock, (name, dtype, number, shape)
-
-
 def database_ops() -> list[Any]:
     names = {op.name.removeprefix("aten::").partition(".")[0] for op in promoting_ops() if not op.name.endswith("_")}
     return [entry for entry in op_db if entry.name.rpartition(".")[2] in names]
@@ -150,33 +107,3 @@ def test_samples_of_the_op_database() -> None:
                     wrong.append((entry.name, dtype, other, ours, stock))
     assert wrong == []
     assert compared > 500
-
-
-def test_gradients_of_mixed_operands() -> None:
-    pairs = itertools.product((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64), repeat=2)
-    for (a, b), name in itertools.product(
-        pairs, ("mul", "div", "pow", "atan2", "hypot", "logaddexp", "xlogy", "maximum")
-    ):
-        op = next(
-            op for key, op in BY_NAME.items() if key.startswith(f"aten::{name}") and key.endswith(("Tensor", name))
-        )
-        arguments = arguments_of(op, operand(a, (4, 3)).abs() + 0.1, operand(b, (3,)).abs() + 0.1)
-        assert arguments is not None
-        assert differences(op, arguments, gradients=True) is None
-
-
-def test_operands_without_gradients_are_cast_by_us() -> None:
-    """Below our key the op gets operands of one dtype, which shows that the rule acts."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Seen(TorchDispatchMode):
-        dtypes: list[Any] = []  # noqa: RUF012
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is torch.ops.aten.add.Tensor:
-                self.dtypes.append([arg.dtype for arg in args])
-            return func(*args, **(kwargs or {}))
-
-    with Seen() as seen, tp.promotion("torch"):
-        _ = torch.ones(3, dtype=torch.int32) + torch.ones(3, dtype=torch.bfloat16)
-    assert seen.dtypes == [[torch.bfloat16, torch.bfloat16]]
