@@ -67,8 +67,5 @@ def test_a_rule_is_a_table_of_dtypes() -> None:
         assert "<td>-</td>" in promotion_rule("strict")._repr_html_()
 
 
-def test_a_crosscheck_lists_its_first_mismatches() -> None:
-    text = VALUES["crosscheck"]._repr_html_()
-    assert "<td>1,234</td>" in text
-    assert "... and 100 more" in text
-    assert repr(VALUES["crosscheck"]) == "<CrosscheckReport: 300 mismatches in 1,234 calls>"
+def test_the_repr_of_a_crosscheck() -> None:
+    assert repr(VALUES["crosscheck"]) == "<CrosscheckReport: Mismatches: 300.>"

@@ -153,7 +153,7 @@ def test_it_cannot_be_used_as_a_decorator() -> None:
         pytest.fail("it ran")
 
     with pytest.raises(
-        tp.DecoratorError, match=r"^crosscheck is not a decorator: the caller could not read its report\."
+        tp.errors.DecoratorError, match=r"^crosscheck is not a decorator: the caller could not read its report\."
     ):
         tp.crosscheck(level="bits")(step)
 

@@ -142,7 +142,7 @@ for rule, call in calls:
     with tp.crosscheck() as report, tp.promotion(rule):
         try:
             call()
-        except tp.PromotionRuleError:
+        except tp.errors.PromotionRuleError:
             pass
     for found in report.mismatches:
         print(found.op, found.kind, found.expected, found.got, sep="|")

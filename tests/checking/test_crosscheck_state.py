@@ -32,7 +32,7 @@ def test_on_inside_and_off_outside() -> None:
 
 def test_a_bad_level() -> None:
     with (
-        pytest.raises(tp.OptionError, match=r"^'bit' is not a level of crosscheck\. Legal: 'dtype', 'bits'\."),
+        pytest.raises(tp.errors.OptionError, match=r"^'bit' is not a level of crosscheck\. Legal: 'dtype', 'bits'\."),
         tp.crosscheck(level="bit"),
     ):  # type: ignore[arg-type]
         pass

@@ -77,7 +77,7 @@ def raised_once(rank: int, world_size: int) -> Any:
         for _ in range(2):
             try:
                 outcomes.append(entered(region))
-            except tp.PolicyMismatchError as error:
+            except tp.errors.PolicyMismatchError as error:
                 outcomes.append(type(error).__name__)
                 outcomes.append(str((torch.ones(2, 2) @ torch.ones(2, 2)).dtype))  # the region is not open
         return outcomes

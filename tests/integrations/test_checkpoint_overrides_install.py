@@ -84,7 +84,10 @@ def test_unknown_checkpointing_is_refused_where_it_is_called(changes: dict[str, 
     assert module._get_autocast_kwargs("cpu") == expected
     with ours():
         module._get_autocast_kwargs("cpu")
-    with ours(OVERRIDES), pytest.raises(tp.RegionError, match=r"does not support .* without the current overrides"):
+    with (
+        ours(OVERRIDES),
+        pytest.raises(tp.errors.RegionError, match=r"does not support .* without the current overrides"),
+    ):
         module._get_autocast_kwargs("cpu")
 
 
@@ -103,7 +106,9 @@ def test_install_refuses_checkpointing_that_keeps_its_functions_elsewhere(monkey
             setattr(kind, name, keeper)
     with (
         ours(OVERRIDES),
-        pytest.raises(tp.RegionError, match=r"\(_CheckpointFrame does not accept a descriptor for 'recompute_fn'\)"),
+        pytest.raises(
+            tp.errors.RegionError, match=r"\(_CheckpointFrame does not accept a descriptor for 'recompute_fn'\)"
+        ),
     ):
         module._get_autocast_kwargs("cpu")
 

@@ -61,7 +61,7 @@ def test_the_stock_policy_is_exported_as_stocks(strict: bool, arguments: Any) ->
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("arguments", [{"overrides": {"linear": "fp32"}}, {"policy": "off"}], ids=str)
 def test_another_policy_cannot_be_exported(arguments: Any, strict: bool) -> None:
-    refused = pytest.raises(tp.RegionError, match=r"cannot be exported.*which have neither")
+    refused = pytest.raises(tp.errors.RegionError, match=r"cannot be exported.*which have neither")
     with leaves_no_trace(), tp.installed_as(**arguments), refused:
         torch.export.export(Inside(), (torch.randn(3, 6),), strict=strict)
 

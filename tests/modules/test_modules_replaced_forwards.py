@@ -156,7 +156,7 @@ def test_captured_forward() -> None:
     assert captured.__name__ == "forward"
     del model
     gc.collect()
-    with pytest.raises(tp.RegionError, match=r"the module of this forward no longer exists"):
+    with pytest.raises(tp.errors.RegionError, match=r"the module of this forward no longer exists"):
         captured(x)
 
 
@@ -210,7 +210,7 @@ def test_deleted_forward() -> None:
     """Libraries that delete it believe that the forward of the class is back."""
     model = model_of("fp32")
     del model[2].forward
-    with pytest.raises(tp.RegionError, match="attribute 'forward' of a Linear was deleted"):
+    with pytest.raises(tp.errors.RegionError, match="attribute 'forward' of a Linear was deleted"):
         dtype_of(model)
     set_module_policy(model, {"2": "fp32"})
     assert dtype_of(model) is SINGLE

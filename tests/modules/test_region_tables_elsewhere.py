@@ -99,7 +99,10 @@ def test_checkpointing_runs_again_under_the_tables(use_reentrant: bool) -> None:
 @pytest.mark.parametrize("strict", [False, True])
 def test_exporting_raises(strict: bool, fresh_dynamo: None) -> None:
     model = model_of()
-    with region(FP32, model), pytest.raises(tp.RegionError, match=r"overrides \(of ops or modules\).*cannot be exp"):
+    with (
+        region(FP32, model),
+        pytest.raises(tp.errors.RegionError, match=r"overrides \(of ops or modules\).*cannot be exp"),
+    ):
         torch.export.export(model, (X,), strict=strict)
 
 

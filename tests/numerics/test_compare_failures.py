@@ -138,7 +138,7 @@ def test_a_call_of_one_run_of_the_reference_is_named(run: int, text: str) -> Non
             found = model(INPUTS).float().mean()
             return found.exp() if next(calls) == run else found  # type: ignore[no-any-return]
 
-    with pytest.raises(tp.StepError, match=rf"differ in loss by .* What differed first: {text}\."):
+    with pytest.raises(tp.errors.StepError, match=rf"differ in loss by .* What differed first: {text}\."):
         tp.compare(step, model=model)
 
 

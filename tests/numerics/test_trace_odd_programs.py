@@ -177,16 +177,16 @@ def test_a_buffer_that_is_filled_piece_by_piece_is_no_fault() -> None:
 
 
 def test_arguments_that_are_not_legal() -> None:
-    with pytest.raises(tp.OptionError, match="`where`"), tp.trace(where="cast"):  # type: ignore[arg-type]
+    with pytest.raises(tp.errors.OptionError, match="`where`"), tp.trace(where="cast"):  # type: ignore[arg-type]
         pass
-    with pytest.raises(tp.OptionError, match="`max_calls`"), tp.trace(max_calls=-1):
+    with pytest.raises(tp.errors.OptionError, match="`max_calls`"), tp.trace(max_calls=-1):
         pass
 
 
 def test_a_file_of_too_many_brackets_is_no_trace(tmp_path: Any) -> None:
     file = tmp_path / "run.json"
     file.write_text("[" * 100_000)
-    with pytest.raises(tp.OptionError, match="not JSON"):
+    with pytest.raises(tp.errors.OptionError, match="not JSON"):
         tp.TraceReport.load(file)
 
 

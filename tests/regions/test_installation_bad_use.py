@@ -174,7 +174,7 @@ if child == 0:
     for change in (tp.uninstall, tp.install):
         try:
             change(**({"policy": "off"} if change is tp.install else {}))
-        except tp.RegionError as error:
+        except tp.errors.RegionError as error:
             print(error, tp.installed(), function(torch.ones(2, 2)).dtype, flush=True)
     os._exit(0)
 print(os.waitpid(child, 0)[1])

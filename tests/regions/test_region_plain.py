@@ -166,7 +166,7 @@ def test_no_reference_is_lost_or_kept() -> None:
         for _ in range(1000):
             with region, tp.my_autocast(device_type, FP16), tp.my_autocast(device_type, dtype=FP16, enabled=True):
                 pass
-            with pytest.raises(tp.RegionError):
+            with pytest.raises(tp.errors.RegionError):
                 region.__exit__(None, None, None)
 
     seen = []
@@ -204,7 +204,7 @@ def test_the_answer_of_torch_cuda_is_dropped_with_its_functions() -> None:
             warnings.simplefilter("always")
             try:
                 region = tp.my_autocast("cuda", dtype)
-            except tp.UnsupportedDeviceError as error:
+            except tp.errors.UnsupportedDeviceError as error:
                 return str(error)
             with region:
                 return torch.is_autocast_enabled("cuda")
@@ -225,7 +225,7 @@ def test_a_mock_is_called_each_time() -> None:
     with cuda_answers(), mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True) as supported:
         tp.my_autocast("cuda", BF16)
         supported.return_value = False
-        with pytest.raises(tp.UnsupportedDeviceError):
+        with pytest.raises(tp.errors.UnsupportedDeviceError):
             tp.my_autocast("cuda", BF16)
 
 

@@ -172,7 +172,7 @@ def module_policies(draw: random.Random, number: int) -> None:
     with tp.my_autocast("cpu"):
         step(model)
     copied = copy.deepcopy(model)
-    tp.print_module_policy(copied)
+    tp.module_policies(copied)
     if draw.random() < 0.5:
         tp.remove_module_policy(model)
         model(X)

@@ -58,7 +58,7 @@ class check_casts:  # noqa: N801 (what people write after `with`)
         ...     _ = weight.data.mul_(2)  # does not change weight._version
         ...     try:
         ...         y = x @ weight
-        ...     except tp.StaleCastError as error:
+        ...     except tp.errors.StaleCastError as error:
         ...         print(str(error).partition(" has")[0])
         the cast of a Parameter (4 x 4, float32) to bfloat16
     """
