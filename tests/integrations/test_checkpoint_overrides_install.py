@@ -86,7 +86,7 @@ def test_unknown_checkpointing_is_refused_where_it_is_called(changes: dict[str, 
         module._get_autocast_kwargs("cpu")
     with (
         ours(OVERRIDES),
-        pytest.raises(tp.errors.RegionError, match=r"does not support .* without the current overrides"),
+        pytest.raises(tp.errors.RegionError, match=r"does not support .* the current overrides"),
     ):
         module._get_autocast_kwargs("cpu")
 
@@ -106,9 +106,7 @@ def test_install_refuses_checkpointing_that_keeps_its_functions_elsewhere(monkey
             setattr(kind, name, keeper)
     with (
         ours(OVERRIDES),
-        pytest.raises(
-            tp.errors.RegionError, match=r"\(_CheckpointFrame does not accept a descriptor for 'recompute_fn'\)"
-        ),
+        pytest.raises(tp.errors.RegionError, match=r"_CheckpointFrame does not accept a descriptor"),
     ):
         module._get_autocast_kwargs("cpu")
 
