@@ -11,9 +11,7 @@ import torch
 
 import torch_promote as tp
 from helpers.probes import INNER, KINDS, Region, autocast_dtype, in_thread, leaves_no_trace
-from helpers.subprocesses import output_of
 from helpers.thread_state import thread_state
-from torch_promote import _C
 
 BF16, FP16 = torch.bfloat16, torch.float16
 Seen = torch.dtype | None
@@ -54,35 +52,6 @@ def test_a_region_affects_only_its_task() -> None:
 
     held = [[FP16] * 4 + [None], [BF16] * 6 + [None]]
     assert run(main) == [[None] * 3, held[0], [None] * 3, held[1], [None] * 9]
-
-
-FIRST_REGION = """
-import asyncio, torch, torch_promote as tp
-
-async def hold(times):
-    with tp.my_autocast("cpu"):
-        for _ in range(times):
-            await asyncio.sleep(0)
-            print("inside", torch.is_autocast_enabled("cpu"))
-
-async def look(times):
-    for _ in range(times):
-        print("elsewhere", torch.is_autocast_enabled("cpu"))
-        await asyncio.sleep(0)
-
-async def main():
-    await asyncio.gather(hold(2), look(3))
-
-asyncio.run(main())
-print("after", torch.is_autocast_enabled("cpu"))
-"""
-
-
-def test_the_first_region_that_a_process_holds_across_an_await() -> None:
-    """In a separate process: the guard that the first region in an event loop sets up has to work immediately."""
-    lines = output_of(FIRST_REGION).splitlines()
-    assert sorted(set(lines)) == ["after False", "elsewhere False", "inside True"]
-    assert len(lines) == 6
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -167,26 +136,6 @@ def test_a_region_of_another_task_cannot_be_left() -> None:
         assert await task == [FP16] * 4 + [None]
 
     run(main)
-
-
-def test_overrides_stay_with_the_task() -> None:
-    def mm_dtype() -> torch.dtype:
-        return torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype
-
-    async def held(policy: str) -> list[torch.dtype]:
-        found = []
-        with tp.my_autocast("cpu", overrides={"mm": policy}):
-            for _ in range(3):
-                await asyncio.sleep(0)
-                found.append(mm_dtype())
-        return found
-
-    async def main() -> Any:
-        with tp.my_autocast("cpu"):
-            result = await asyncio.gather(held("fp32"), held("float64"), held("fp16"))
-            return [*result, mm_dtype(), _C.policy_is_stock()]
-
-    assert run(main) == [[torch.float32] * 3, [torch.float64] * 3, [BF16] * 3, BF16, True]
 
 
 @pytest.mark.usefixtures("pretend_cuda")

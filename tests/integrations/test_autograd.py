@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -209,25 +208,3 @@ def test_backward_in_another_thread() -> None:
 
 
 # --- hooks
-
-
-def test_saved_tensors_hooks() -> None:
-    def train(region: Region, place: str) -> Any:
-        model, packed = block(), []
-
-        def pack(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-            packed.append((tensor.dtype, tuple(tensor.shape), tensor.requires_grad, tensor.is_leaf))
-            return tensor.double(), tensor.dtype
-
-        def unpack(saved: tuple[torch.Tensor, torch.dtype]) -> torch.Tensor:
-            return saved[0].to(saved[1])
-
-        def call(x: torch.Tensor) -> torch.Tensor:
-            with save_on_cpu() if place == "save_on_cpu" else saved_tensors_hooks(pack, unpack):
-                return model(x)
-
-        return forward_and_backward(region, model, call, backward_inside=False), packed
-
-    _, packed = assert_like_stock(lambda region: train(region, "own hooks"))
-    assert torch.bfloat16 in {dtype for dtype, *_ in packed}
-    assert_like_stock(lambda region: train(region, "save_on_cpu"))

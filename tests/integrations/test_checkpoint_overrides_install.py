@@ -91,26 +91,6 @@ def test_unknown_checkpointing_is_refused_where_it_is_called(changes: dict[str, 
         module._get_autocast_kwargs("cpu")
 
 
-class FrameWithOwnDescriptor(stock_checkpoint._CheckpointFrame):
-    recompute_fn = None
-
-
-def test_install_refuses_checkpointing_that_keeps_its_functions_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    keepers = uninstall()
-    module = imitation(_CheckpointFrame=FrameWithOwnDescriptor)
-    monkeypatch.setattr(torch.utils, "checkpoint", module)
-    try:
-        _checkpoint.install.__wrapped__()
-    finally:
-        for (kind, name), keeper in keepers.items():
-            setattr(kind, name, keeper)
-    with (
-        ours(OVERRIDES),
-        pytest.raises(tp.errors.RegionError, match=r"_CheckpointFrame does not accept a descriptor"),
-    ):
-        module._get_autocast_kwargs("cpu")
-
-
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("opening", ["tp.register_policy('sin', 'float64')", "tp.set_default_policy('fp32_safe')"])
 def test_policies_of_the_whole_program_are_kept_too(opening: str, use_reentrant: bool) -> None:

@@ -12,7 +12,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from helpers.comparison import assert_same
 from helpers.compiling import BF16, HALF, Body, Place, Weights, called_in, compute, inputs, with_gradients
 from helpers.program_comparison import Region, assert_like_stock, ours, stock
-from helpers.subprocesses import output_of
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -205,22 +204,6 @@ def test_decorated_function(arguments: dict[str, Any], order: str) -> None:
     assert_like_stock(run, casts=False)
 
 
-def test_backward_in_a_region_around() -> None:
-    """Code compiled with autocast off has its backward in a region, where eager casts and older PyTorch does not."""
-
-    def run(region: Region) -> Any:
-        (x, weights), results = inputs(), []
-        compiled = torch.compile(lambda x, weight: x @ weight, backend="aot_eager", fullgraph=True)
-        for function in (compiled, lambda x, weight: x @ weight):
-            with region(dtype=HALF):
-                with region(enabled=False):
-                    output = function(x, weights[0])
-                results.append(torch.autograd.grad(output.square().sum(), weights[0]))
-        return results
-
-    assert_like_stock(run)
-
-
 def test_region_made_outside_of_the_compiled_function() -> None:
     """As a global, an attribute, a default: stock's regions can be entered so, in one graph."""
 
@@ -236,12 +219,3 @@ def test_region_made_outside_of_the_compiled_function() -> None:
         return [called_in(place, compiled, *args) for place in (None, (region, {}))]
 
     assert_like_stock(run, casts=False)
-
-
-def test_nothing_is_traced_before_dynamo_is_imported() -> None:
-    program = """
-        import sys
-        from torch_promote.integrations.compile import translator
-        print(translator(), "torch._dynamo.symbolic_convert" in sys.modules)
-    """
-    assert output_of(program) == "None False\n"

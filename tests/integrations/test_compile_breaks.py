@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.measures import on_its_own
 from helpers.comparison import assert_same
-from helpers.compiling import BF16, HALF, Body, Weights, called_in, inputs, with_gradients
+from helpers.compiling import HALF, Body, Weights, called_in, inputs, with_gradients
 from helpers.program_comparison import Region, ours, stock
 from helpers.thread_state import thread_state
 
@@ -36,17 +36,6 @@ def break_in_the_inner_of_two(region: Region, x: torch.Tensor, w: Weights) -> An
     return first, second, third, fourth, x @ w[4]
 
 
-def break_in_a_function_called_inside(region: Region, x: torch.Tensor, w: Weights) -> Any:
-    def helper(index: int) -> torch.Tensor:
-        first = x @ w[index]
-        torch._dynamo.graph_break()
-        return first + x @ w[index + 1]
-
-    with region(dtype=HALF):
-        first = helper(0)
-    return first, x @ w[2]
-
-
 def region_in_a_function_that_breaks(region: Region, x: torch.Tensor, w: Weights) -> Any:
     def helper() -> Any:
         with region(dtype=HALF):
@@ -56,33 +45,6 @@ def region_in_a_function_that_breaks(region: Region, x: torch.Tensor, w: Weights
 
     with region():
         return x @ w[2], helper(), x @ w[3]
-
-
-def break_between_regions(region: Region, x: torch.Tensor, w: Weights) -> Any:
-    with region():
-        first = x @ w[0]
-    torch._dynamo.graph_break()
-    with region(dtype=HALF):
-        second = x @ w[1]
-    return first, second, x @ w[2]
-
-
-def break_in_a_loop(region: Region, x: torch.Tensor, w: Weights) -> Any:
-    results = []
-    for index, dtype in enumerate((BF16, HALF, BF16)):
-        with region(dtype=dtype):
-            results.append(x @ w[index])
-            torch._dynamo.graph_break()
-            results.append(x @ w[index + 3])
-    return results
-
-
-def break_on_data(region: Region, x: torch.Tensor, w: Weights) -> Any:
-    with region():
-        hidden = x @ w[0]
-        if hidden.float().sum().item() > 0:
-            return hidden, x @ w[1]
-        return hidden, x @ w[2], x @ w[3]
 
 
 def break_in_a_decorated_function(region: Region, x: torch.Tensor, w: Weights) -> Any:
@@ -99,11 +61,7 @@ def break_in_a_decorated_function(region: Region, x: torch.Tensor, w: Weights) -
 BODIES = (
     break_inside,
     break_in_the_inner_of_two,
-    break_in_a_function_called_inside,
     region_in_a_function_that_breaks,
-    break_between_regions,
-    break_in_a_loop,
-    break_on_data,
     break_in_a_decorated_function,
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -193,30 +192,3 @@ def test_a_change_by_a_backend_is_an_error(change: Any) -> None:
         with leaves_no_trace(), pytest.raises(Exception, match=r"install.*was called while torch\.compile compiles"):
             torch.compile(plain, backend=backend, fullgraph=True)(*inputs())
         assert tp.installed() is installation
-
-
-def test_a_change_waits_for_what_another_thread_compiles() -> None:
-    """Otherwise the function would be compiled partly for the old policy, and be cached for the new one."""
-    compiling, order = threading.Event(), []
-
-    def backend(module: torch.fx.GraphModule, example: Any) -> Any:
-        compiling.set()
-        changer.join(0.5)
-        order.append("compiled")
-        return module.forward
-
-    def change() -> None:
-        assert compiling.wait(60)
-        tp.install(**HALVES)
-        order.append("installed")
-
-    changer = threading.Thread(target=change)
-    args = inputs()
-    with tp.installed_as(**MARKED):
-        compiled = torch.compile(plain, backend=backend, fullgraph=True)
-        changer.start()
-        compiled(*args)
-        changer.join(60)
-        assert order == ["compiled", "installed"]
-        assert_same(compiled(*args), plain(*args))
-        assert order == ["compiled", "installed", "compiled"]

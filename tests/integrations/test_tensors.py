@@ -216,28 +216,3 @@ def test_custom_op_with_register_autocast(namespace: str) -> None:
 
     *_, dtypes = assert_like_stock(train)
     assert dtypes == [(torch.float16,) * 2, (torch.float16,) * 2, (torch.float32,) * 2]
-
-
-def test_kernel_that_a_library_has_put_on_autocast(namespace: str) -> None:
-    """The method from before register_autocast, as in torchvision: the kernel itself casts, with autocast off."""
-    with torch.library._scoped_library(namespace, "DEF") as library:
-        library.define("product(Tensor x, Tensor weight) -> Tensor")
-
-        def on_autocast(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-            with torch._C._ExcludeDispatchKeyGuard(excluded):
-                return op(x.to(torch.get_autocast_dtype("cpu")), weight.to(torch.get_autocast_dtype("cpu")))
-
-        library.impl("product", on_autocast, "AutocastCPU")
-        library.impl("product", lambda x, weight: x @ weight * x.element_size(), "CompositeImplicitAutograd")
-        op = getattr(torch.ops, namespace).product
-
-        def train(region: Region) -> Any:
-            x, weight = torch.randn(4, 6), torch.randn(6, 5, requires_grad=True)
-            with region(dtype=torch.float16):
-                outputs = op(x, weight), op(x, weight) @ weight.t()
-            sum(output.float().square().sum() for output in outputs).backward()
-            return outputs, grads(weight)
-
-        outputs, _ = assert_like_stock(train)
-        assert outputs[0].dtype is torch.float16

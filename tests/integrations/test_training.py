@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
 from torch.utils._pytree import tree_flatten
 
 from helpers.comparison import assert_same
-from helpers.program_comparison import Region, assert_like_stock, grads, ours, stock, values
+from helpers.program_comparison import Region, assert_like_stock, grads, ours, values
 
 
 class Attention(nn.Module):
@@ -112,50 +112,6 @@ def test_module_evaluates_as_under_stock(name: str, no_autograd: Callable[[], An
         return around, within
 
     assert_like_stock(evaluate)
-
-
-def train_after_evaluation(region: Region, no_autograd: Callable[[], Any], name: str, one_region: bool) -> Any:
-    """In one region, so that the training finds casts of weights that were made without autograd."""
-    model = MODELS[name][0]().eval()
-    x = torch.randn(3, 5, 16)
-    with region():
-        with no_autograd():
-            evaluated = total(model(x))
-        if one_region:
-            loss = total(model(x))
-    if not one_region:
-        with region():
-            loss = total(model(x))
-    loss.backward()
-    return evaluated, loss, grads(model)
-
-
-def test_stock_loses_gradients_after_an_encoders_fast_path() -> None:
-    """The fused op casts the weights below autograd, and stock's cache serves these casts to the training after it."""
-    _, _, found = train_after_evaluation(stock, torch.no_grad, "encoder", one_region=True)
-    assert None in found
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_encoder_takes_its_fast_path(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In evaluation, TransformerEncoderLayer calls one fused op, inside which autocast stays on."""
-    calls = []
-    fused = torch._transformer_encoder_layer_fwd
-
-    def counted(*args: Any) -> torch.Tensor:
-        calls.append(args)
-        return fused(*args)
-
-    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", counted)
-    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2]) if padded else None
-
-    def evaluate(region: Region) -> Any:
-        model = encoder().eval()
-        with torch.no_grad(), region():
-            return model(torch.randn(2, 5, 16), src_key_padding_mask=padding)
-
-    assert_like_stock(evaluate)
-    assert len(calls) == 3 * 2, "two layers in each of three runs"
 
 
 def scaled_training(region: Region) -> Any:

@@ -221,27 +221,6 @@ def test_inputs_of_fp32() -> None:
     assert model.enabled == [False, False]
 
 
-@pytest.mark.parametrize("policy", ["fp32", "off", OVERRIDES])
-def test_state_inside_and_after(policy: Any) -> None:
-    """Devices, dtypes and the cache flag are those of the region around, whatever it is."""
-    seen: list[Any] = []
-
-    class Looks(nn.Module):
-        def forward(self) -> None:
-            seen.append((torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled(), _C.depth()))
-
-    model = Looks()
-    set_module_policy(model, {"": policy})
-    for dtype in (torch.float16, torch.bfloat16):
-        for cached in (True, False):
-            with ours(dtype=dtype, cache_enabled=cached):
-                depth, policy_id = _C.depth(), _C.current_policy_id()
-                model()
-                assert seen.pop() == (dtype, cached, depth + 1)
-                assert (_C.depth(), _C.current_policy_id()) == (depth, policy_id)
-                assert torch.is_autocast_enabled("cpu")
-
-
 def test_on_cuda(pretend_cuda: None) -> None:
     """Each device type separately: autocast goes off if it was on, and inputs on the device are cast."""
     model = nn.Linear(4, 4)

@@ -190,22 +190,6 @@ def test_instance_forward(policy: Any, kind: str) -> None:
         assert_same(model(torch.ones(2, 4)), without)
 
 
-class Static(nn.Module):
-    @staticmethod
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return x @ x
-
-
-def test_static_forward() -> None:
-    model = nn.Sequential(Static())
-    set_module_policy(model, {"0": "fp32"})
-    with ours():
-        assert model(torch.ones(2, 2)).dtype is SINGLE
-        assert copy.deepcopy(model)(torch.ones(2, 2)).dtype is SINGLE
-    remove_module_policy(model)
-    assert "forward" not in vars(model[0])
-
-
 def test_deleted_forward() -> None:
     """Libraries that delete it believe that the forward of the class is back."""
     model = model_of("fp32")
@@ -264,16 +248,6 @@ def test_shallow_copies_run_as_themselves(make: Any, then: str, original_dies: b
         if not original_dies:
             assert_same(module(x), expected / 3)
     assert module_policies(copied) == {"": "fp32"}
-
-
-@POLICIES
-def test_compiled_with_an_accelerate_hook(policy: Any, fresh_dynamo: None) -> None:
-    model = model_of(policy)
-    accelerate_hooks.add_hook_to_module(model[2], Doubles())
-    call = torch.compile(model, backend="eager", fullgraph=True)
-    with ours():
-        assert_same(call(torch.ones(2, 4)), model(torch.ones(2, 4)))
-    assert dtype_of(call) is expected_dtype(policy)
 
 
 def test_lazy_module() -> None:

@@ -68,15 +68,3 @@ def test_the_op_database(dtype: torch.dtype) -> None:
                     wrong[entry.name, entry.variant_test_name] = messages
     assert wrong == {}
     assert calls > 300
-
-
-def test_what_is_written_in_python_still_mixes_dtypes() -> None:
-    region, still = tp.promotion("strict"), set()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for entry in op_db:
-            dtypes = [dtype for dtype in (torch.float32, torch.int64, torch.complex64) if dtype in entry.dtypes]
-            if entry.name in WRITTEN_IN_PYTHON and any(refused(entry, dtype, region)[1] for dtype in dtypes):
-                still.add(entry.name)
-    assert still <= set(WRITTEN_IN_PYTHON)
-    assert {"nn.functional.tanhshrink", "masked.mean"} <= still
