@@ -19,7 +19,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from torch_promote.dispatch_keys import AUTOCAST_KEY, pass_over
-from torch_promote.native.loader import check_extension, do_once, keep_package
+from torch_promote.loader import check_extension, do_once, is_first_import
 
 check_extension()  # the imports below need the extension
 
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
         set_module_policy,
     )
 
-if keep_package():  # not in a second import
+if is_first_import():
     _compile.install()
     _compile_regions.install(_Region, my_autocast, promotion)
     _kept_casts.keep_from_replaying_modes()

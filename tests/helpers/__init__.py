@@ -29,7 +29,6 @@ Programs
     ends: programs that end in every way while torch_promote holds state.
     fast_cast: one cast by itself, its bits, and which kernel made it.
     planted_sites: models with ops that lose accuracy in a lower dtype, at known places, and steps of them.
-    overrides_without_effect: programs whose overrides have no effect, and the warnings that they get.
     overflowing_steps: a step that needs one override.
     planted_steps: steps with custom ops that lose accuracy, at random places.
     nonfinite_blocks: blocks of find_nonfinite, and a fixture that checks what they leave.

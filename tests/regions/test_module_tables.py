@@ -21,10 +21,10 @@ from helpers.checkpointing import Block
 from helpers.comparison import assert_same
 from helpers.installed import nothing_installed
 from helpers.module_policies import FP16, FP32, HALF, LOW, SINGLE, X, dtype_of, model_of, policy_of, region, state_of
+from torch_promote import extension as module_tables
+from torch_promote.extension import policies_beyond_stock
 from torch_promote.integrations import ranks as compare_ranks
 from torch_promote.integrations.compile import policy_digest
-from torch_promote.native import module_tables
-from torch_promote.native.policy_changes import policies_beyond_stock
 
 __all__ = ["nothing_installed"]
 

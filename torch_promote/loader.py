@@ -6,17 +6,17 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import ExtensionError
 
-__all__ = ["built_with", "check_extension", "do_once", "keep_package"]
+__all__ = ["built_with", "check_extension", "do_once", "is_first_import"]
+
 
 _PACKAGE = __name__.partition(".")[0]
-_NOTE = Path(__file__).parent.with_name("_built_with.json")
+_NOTE = Path(__file__).with_name("_built_with.json")
 _REBUILD = (
     "Build it again in this environment, in the source checkout: "
     "pip install --no-build-isolation --force-reinstall --no-deps ."
@@ -26,11 +26,9 @@ _REBUILD = (
 def check_extension() -> None:
     """Imports `torch_promote._C` and checks that it is usable.
 
-    If this process has imported the package before and deleted it from `sys.modules`, restores the original modules.
-
     Raises:
         ExtensionError: The extension is missing, was built against another PyTorch, or another package owns the
-            dispatch key AutocastPrivateUse1.
+            dispatch key AutocastPrivateUse1. Or the package was imported before, and deleted from `sys.modules`.
     """
     built = built_with()
     running = torch.__version__
@@ -53,21 +51,23 @@ def check_extension() -> None:
         raise ExtensionError(
             f"torch_promote._C, built with torch {built}, does not load with torch {running}: {error}. {_REBUILD}"
         ) from error
-    kept = vars(_C).get("_package")
-    if kept is not None:
-        _put_back(kept)
+    if vars(_C).setdefault("_loader", check_extension) is not check_extension:
+        raise ExtensionError(
+            "this process has imported torch_promote before and deleted it from sys.modules. Its kernels and hooks are "
+            "registered with PyTorch for the life of the process, so it cannot be imported again. Keep the modules in "
+            "sys.modules, or start a new process; importlib.reload(torch_promote) works."
+        )
 
 
-def keep_package() -> bool:
-    """Keeps this package's modules for the life of the process. Returns whether this is its first import.
+def is_first_import() -> bool:
+    """Whether the hooks of the package are still to be registered with PyTorch, asyncio and Python's import system.
 
-    The package's registrations with PyTorch, asyncio and Python's import system cannot be repeated or removed. So a
-    second import has to use the modules of the first one, which own these registrations.
+    They are registered once: `importlib.reload`, and an import after one that failed, run the package again.
     """
     from torch_promote import _C
 
-    is_first = "_package" not in vars(_C)
-    vars(_C).setdefault("_package", sys.modules[_PACKAGE])
+    is_first = "_is_imported" not in vars(_C)
+    vars(_C)["_is_imported"] = True
     return is_first
 
 
@@ -97,13 +97,6 @@ def _is_run_as_module() -> bool:
     """Whether this process is `python -m torch_promote`, which is importing the package."""
     has_not_looked_for_it = sys.argv[:1] == ["-m"]
     return has_not_looked_for_it and _PACKAGE in sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
-
-
-def _put_back(module: ModuleType) -> None:
-    sys.modules[module.__name__] = module
-    for name, value in list(vars(module).items()):
-        if isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}":
-            _put_back(value)
 
 
 def _key_is_taken() -> bool:
