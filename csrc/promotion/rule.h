@@ -78,7 +78,7 @@ struct PromotionOptions {
   }
 };
 
-// A rule that regions refer to. torch_promote/regions/promotion_tables.py drops unused rules.
+// A rule that regions refer to. It is never destroyed: a process has few of them, with 9 KB each.
 class Promotion {
  public:
   Promotion(
@@ -91,7 +91,6 @@ class Promotion {
   Promotion& operator=(const Promotion&) = delete;
   Promotion(Promotion&&) = delete;
   Promotion& operator=(Promotion&&) = delete;
-  ~Promotion();
 
   const uint32_t number; // from 1
   const std::string name;
@@ -147,7 +146,7 @@ struct PromotionCallbacks {
 // Set before the first rule is registered.
 inline PromotionCallbacks promotion_callbacks{};
 
-// Returns the rule's number, from 1 on.
+// Returns the rule's number, from 1 on. The rule is never destroyed.
 uint32_t register_promotion(
     const std::string& name,
     const PromotionOptions& options,
@@ -155,8 +154,6 @@ uint32_t register_promotion(
     const PromotionTables& tables);
 // Raises if there is no such rule.
 const Promotion& promotion_of(uint32_t number);
-// Destroys a rule. Returns false, and keeps the rule, if a policy that something holds refers to it.
-bool drop_promotion(uint32_t number);
 
 inline PromotionReference reference_to(const Promotion& rule) {
   return {&rule, rule.content};

@@ -346,7 +346,6 @@ PYBIND11_MODULE(_C, m) {
     promotion_of(promotion).put_tables(static_cast<at::ScalarType>(default_dtype), tables);
   });
   m.def("register_promotion_change", &register_promotion_change);
-  m.def("drop_promotion", &drop_promotion);
   m.def("promotion_in_force", &promotion_in_force);
   m.def("set_promotion_hooks", &set_promotion_hooks);
   m.def("register_promoting_op", &register_promoting_op_of);

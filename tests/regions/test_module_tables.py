@@ -21,7 +21,7 @@ from helpers.checkpointing import Block
 from helpers.comparison import assert_same
 from helpers.installed import nothing_installed
 from helpers.module_policies import FP16, FP32, HALF, LOW, SINGLE, X, dtype_of, model_of, policy_of, region, state_of
-from torch_promote import extension as module_tables
+from torch_promote import _C
 from torch_promote.extension import policies_beyond_stock
 from torch_promote.integrations import ranks as compare_ranks
 from torch_promote.integrations.compile import policy_digest
@@ -380,7 +380,7 @@ def test_other_parts_see_the_tables_not_their_number() -> None:
 
     def seen(model: nn.Module, policy: tp.Policy) -> Any:
         with region(policy, model):
-            assert module_tables.number_in_force()
+            assert _C.module_tables()
             return policies_beyond_stock(), compare_ranks._policy_in_force(), policy_digest()
 
     first = seen(model, FP32)

@@ -180,7 +180,9 @@ def test_raise_raises_each_time_and_before_anything_is_written() -> None:
     x = HALF.clone()
     with tp.promotion("torch", on_promotion="raise"):
         for _ in range(2):
-            with pytest.raises(PromotionLintError, match=r"test_promotion_lint.py:\d+: aten::add_.Tensor of float16\[3\]"):
+            with pytest.raises(
+                PromotionLintError, match=r"test_promotion_lint.py:\d+: aten::add_.Tensor of float16\[3\]"
+            ):
                 x += SINGLE
         _ = x + x
     assert x._version == 0

@@ -374,16 +374,7 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         if handler is not None:
             check_handler(handler)
         mode = on_promotion if handler is None else _CALL
-<<<<<<< HEAD
         self._packed = RegionSpec(policy_change=_change_of(rule, mode, matmul, kinds)).pack()
-=======
-        if torch.compiler.is_dynamo_compiling():  # pragma: no cover: Dynamo traces it, and nothing calls it
-            change, self._owner = _traced_change_of(rule, mode, matmul, kinds), None
-        else:
-            self._held, self._owner = _change_of(rule, mode, matmul, kinds)
-            change = self._held.number
-        self._packed = RegionSpec(policy_change=change).pack()
->>>>>>> main
         self._arguments = (rule, on_promotion, matmul, kinds)
         self._lint = None
         if on_promotion is not None and not torch.compiler.is_dynamo_compiling():
@@ -403,13 +394,8 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         return f"promotion({', '.join(parts)})"
 
 
-<<<<<<< HEAD
 def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> int:
     """Returns the number of the change of policy that is asked for."""
-=======
-def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> tuple[HeldChange, object]:
-    """Returns the change of policy that is asked for, and what keeps its rule registered."""
->>>>>>> main
     from torch_promote.reference.promotion_rules import RULE_NAMES, promotion_rule
 
     if callable(rule):  # a decorator without parentheses
@@ -437,12 +423,5 @@ def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -
     return promotion_change(promotion_rule(rule), matmul, bits, mode, report)
 
 
-<<<<<<< HEAD
-=======
-def _traced_change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> int:
-    return _change_of(rule, on_promotion, matmul, kinds)[0].number
-
-
->>>>>>> main
 # Dynamo calls it while it traces, and keeps the number.
 _change_of._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -255,67 +254,40 @@ class _Known(NamedTuple):
     Attributes:
         rule: The rule.
         matmul: Whether the rule acts on matrix products.
-<<<<<<< HEAD
         kinds: The kinds of promotion that the lint looks for, as bits; 0 for none.
         mode: What the lint does with them.
-=======
-        key: Its key in `_numbers`.
-        change: The change of policy that sets the rule.
->>>>>>> main
     """
 
     rule: PromotionRule
     matmul: bool
-<<<<<<< HEAD
     kinds: int
     mode: int
-=======
-    key: _Key
-    change: _C.HeldChange
->>>>>>> main
 
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 #: The rules by their number in the extension.
 _known: dict[int, _Known] = {}
 #: The changes that set the rules, by the addresses of rules, which `_known` keeps alive, and the options.
-_changes: dict[tuple[int, bool, int, int], tuple[int, _C.HeldChange]] = {}
+_changes: dict[tuple[int, bool, int, int], _C.HeldChange] = {}
 
 
-<<<<<<< HEAD
 def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int, report: Report) -> int:
     """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops if needed.
-=======
-def promotion_change(
-    rule: PromotionRule, matmul: bool, kinds: int, mode: int, report: Callable[[int, int, int, dict[str, Any]], None]
-) -> tuple[_C.HeldChange, Owner]:
-    """Returns the change of policy that sets a promotion rule; registers the rule and its ops if needed.
->>>>>>> main
 
     Args:
         rule: The rule.
         matmul: Whether the rule acts on matrix products.
         kinds: The kinds of promotion that the lint looks for, as bits; 0 for none.
         mode: What the lint does with them.
-<<<<<<< HEAD
         report: The function that does it.
-=======
-        report: The function that does it, called with the mode, the address of the region, the kinds and the event.
-
-    Returns:
-        The change, and what keeps the rule registered.
->>>>>>> main
     """
     _register_ops(report)
     _checkpoint.install()
     key = (id(rule), matmul, kinds, mode)
     with _lock:
-<<<<<<< HEAD
         if key not in _changes:
-            number = _register(_Known(rule, matmul, kinds, mode))
-            change = _C.register_promotion_change(number)
-            _changes[key] = change, _C.HeldChange(change)
-        return _changes[key][0]
+            _changes[key] = _C.register_promotion_change(_register(_Known(rule, matmul, kinds, mode)))
+        return _changes[key].number
 
 
 def _register(known: _Known) -> int:
@@ -328,31 +300,6 @@ def _register(known: _Known) -> int:
     number = _C.register_promotion(rule.name, options, _CODES[default_dtype], _tables(rule))
     _known[number] = known
     return number
-=======
-        number = _numbers.get(key)
-        if number is None:
-            _drop_unused()
-            number = _numbers[key] = _register(rule, matmul, kinds, mode, key)
-        _known.move_to_end(number)
-        owner = _owners.get(number)
-        if owner is None:
-            owner = _owners[number] = Owner(number)
-        change = _known[number].change
-        if torch._guards.TracingContext.try_get() is not None:
-            _traced[number] = owner, change
-        return change, owner
-
-
-def _drop_unused() -> None:
-    """Drops all but the last rules that no region object has. Policies that are in force somewhere keep theirs."""
-    unowned = [number for number in _known if number not in _owners]
-    for number in unowned[:-_KEPT]:
-        rule, mode, matmul, key = _known.pop(number)[:4]
-        del _numbers[key]
-        if not _C.drop_promotion(number):
-            _known[number] = _Known(rule, mode, matmul, key, _C.register_promotion_change(number))
-            _numbers[key] = number
->>>>>>> main
 
 
 def rule_of(number: int) -> PromotionRule:
@@ -376,24 +323,6 @@ def _register_ops(report: Report) -> None:
         )
 
 
-<<<<<<< HEAD
-=======
-def _register(rule: PromotionRule, matmul: bool, kinds: int, mode: int, key: _Key) -> int:
-    default_dtype = torch.get_default_dtype()
-    options = _C.PromotionOptions(
-        rule.zero_dim_is_weak,
-        rule.associative,
-        rule.under(default_dtype) is promotion_rule("torch", default_dtype=default_dtype),
-        matmul,
-        kinds,
-        mode,
-    )
-    number = _C.register_promotion(rule.name, options, _CODES[default_dtype], _tables(rule.under(default_dtype)))
-    _known[number] = _Known(rule, mode, matmul, key, _C.register_promotion_change(number))
-    return number
-
-
->>>>>>> main
 def _tables(rule: PromotionRule) -> _C.PromotionTables:
     pairs = list(itertools.product(ALL_DTYPES, ALL_DTYPES))
     tables = (
