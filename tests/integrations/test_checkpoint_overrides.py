@@ -129,16 +129,3 @@ def test_contexts_put_their_policy_in_force() -> None:
         assert _C.current_policy_id() == inside
         assert torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.AutocastPrivateUse1)
     assert _C.policy_is_stock()
-
-
-def test_explicit_contexts_serve_every_backward_of_a_graph_that_is_kept() -> None:
-    x = torch.ones(2, 3, requires_grad=True)
-    with tp.my_autocast("cpu", overrides={"sin": "float64"}):
-        y = checkpoint(lambda x: torch.sin(torch.sin(x)), x, use_reentrant=False, context_fn=checkpoint_contexts)
-    y.sum().backward(retain_graph=True)
-    first = x.grad
-    assert first is not None
-    x.grad = None
-    y.sum().backward()
-    assert x.grad is not None
-    assert torch.equal(x.grad, first)

@@ -108,33 +108,6 @@ def decorated_inside(region: Region, x: torch.Tensor, w: Weights) -> Any:
     return body(x), x @ w[1]
 
 
-def early_return(region: Region, x: torch.Tensor, w: Weights) -> Any:
-    for index in range(3):
-        with region():
-            hidden = x @ w[index]
-            if index == 1:
-                return hidden
-    raise AssertionError
-
-
-def asks_the_state(region: Region, x: torch.Tensor, w: Weights) -> Any:
-    with region(dtype=HALF):
-        factor = 2 if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == HALF else 1
-        return x @ w[0] * factor
-
-
-def both_kinds(region: Region, x: torch.Tensor, w: Weights) -> Any:
-    with stock(dtype=HALF):
-        first = x @ w[0]
-        with region(dtype=BF16):
-            second = x @ w[1]
-            with stock(enabled=False):
-                third = x @ w[2]
-            with stock(dtype=HALF):
-                fourth = x @ w[3]
-    return first, second, third, fourth, x @ w[4]
-
-
 def exception(region: Region, x: torch.Tensor, w: Weights) -> Any:
     try:
         with region():
@@ -145,7 +118,7 @@ def exception(region: Region, x: torch.Tensor, w: Weights) -> Any:
 
 
 BODIES: tuple[Body, ...] = (
-    simple, nested, in_a_loop, entered_again, decorated_inside, early_return, asks_the_state, both_kinds, exception,
+    simple, nested, in_a_loop, entered_again, decorated_inside, exception,
 )  # fmt: skip
 
 

@@ -47,17 +47,6 @@ def region_in_a_function_that_breaks(region: Region, x: torch.Tensor, w: Weights
         return x @ w[2], helper(), x @ w[3]
 
 
-def break_in_a_decorated_function(region: Region, x: torch.Tensor, w: Weights) -> Any:
-    @region(dtype=HALF)
-    def body() -> Any:
-        first = x @ w[0]
-        torch._dynamo.graph_break()
-        return first, x @ w[1]
-
-    with region():
-        return body(), x @ w[2]
-
-
 BODIES = (
     break_inside,
     break_in_the_inner_of_two,

@@ -42,14 +42,6 @@ class Nested(Inside):
             return self.second(x) + torch.cat([x[:, :4], x[:, 4:].half()], -1).sum()
 
 
-class Twice(Inside):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with self.region(**self.arguments):
-            x = self.first(x)
-        with self.region(dtype=HALF):
-            return self.second(x)
-
-
 class Decorated(Inside):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.region(**self.arguments)(lambda: self.second(self.first(x)))()

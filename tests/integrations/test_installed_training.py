@@ -18,7 +18,7 @@ from fuzz.drawing import draw_program
 from fuzz.running import check, quiet
 from fuzz.script import script_of
 from helpers.comparison import assert_same
-from helpers.models import EVERY_MODEL, made
+from helpers.models import made
 from helpers.probes import leaves_no_trace
 from helpers.program_comparison import grads
 from torch_promote import _C
@@ -43,32 +43,6 @@ def assert_like_stock(run: Callable[[], Any]) -> Any:
     with tp.installed_as(policy="off"), pytest.raises((AssertionError, RuntimeError)):
         assert_same(run(), expected)
     return result
-
-
-def steps(model: nn.Module, x: torch.Tensor, dtype: torch.dtype = torch.bfloat16, **region: Any) -> Any:
-    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
-    results: list[Any] = []
-    for _ in range(3):
-        with torch.autocast("cpu", dtype, **region):
-            output = model(x)
-            with torch.autocast("cpu", enabled=False):
-                loss = output.float().square().mean()
-        loss.backward()
-        results.append([output.detach().clone(), grads(model)])
-        optimizer.step()
-        optimizer.zero_grad()
-    return results
-
-
-@EVERY_MODEL
-def test_models(name: str) -> None:
-    assert_like_stock(lambda: steps(*made(name)))
-
-
-@pytest.mark.parametrize("cache_enabled", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_dtypes_and_cache(dtype: torch.dtype, cache_enabled: bool) -> None:
-    assert_like_stock(lambda: steps(*made("qkv"), dtype, cache_enabled=cache_enabled))
 
 
 @pytest.mark.parametrize("cache", ["weights", "persistent", "all"])

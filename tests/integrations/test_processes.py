@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from helpers import two_processes
 from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
-from helpers.program_comparison import Region, assert_like_stock, grads, ours, values
+from helpers.program_comparison import Region, assert_like_stock, grads, values
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +55,6 @@ def go_back(loss: torch.Tensor) -> None:
         loss.backward()
 
 
-def step(region: Region) -> Any:
-    model, x = nn.Linear(8, 8), torch.randn(4, 8)
-    with region():
-        loss = model(x).square().mean()
-    go_back(loss)
-    return loss.detach(), grads(model)
-
-
 def in_a_fork(function: Callable[[], Any], folder: Path) -> Any:
     """Runs a function in a forked child."""
     file = folder / "result.pt"
@@ -79,13 +71,6 @@ def in_a_fork(function: Callable[[], Any], folder: Path) -> Any:
         pytest.fail("the child did not end")
     assert child.exitcode == 0
     return torch.load(file)
-
-
-def test_fork_outside_of_a_region(tmp_path: Path) -> None:
-    step(ours)  # the parent has used what it hands on
-    forked = assert_like_stock(lambda region: in_a_fork(lambda: step(region), tmp_path))
-    torch.manual_seed(0)
-    assert_same(forked, step(ours), what="in the child against in the parent")
 
 
 def test_fork_inside_a_region(tmp_path: Path) -> None:
