@@ -51,7 +51,6 @@ BODIES = (
     break_inside,
     break_in_the_inner_of_two,
     region_in_a_function_that_breaks,
-    break_in_a_decorated_function,
 )
 
 

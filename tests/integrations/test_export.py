@@ -70,7 +70,7 @@ ARGUMENTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=repr)
-@pytest.mark.parametrize("module", [Inside, Nested, Twice, Decorated])
+@pytest.mark.parametrize("module", [Inside, Nested, Decorated])
 def test_region_is_exported_as_stocks(module: type[Inside], arguments: dict[str, Any]) -> None:
     def run(region: Region) -> Any:
         model, x = module(region, **arguments), torch.randn(3, 6)
