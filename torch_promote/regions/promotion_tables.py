@@ -267,8 +267,8 @@ class _Known(NamedTuple):
 _lock = fork_safe_lock()
 #: The rules by their number in the extension.
 _known: dict[int, _Known] = {}
-#: The changes that set the rules, by the addresses of rules, which `_known` keeps alive, and the options.
-_changes: dict[tuple[int, bool, int, int], _C.HeldChange] = {}
+#: The changes of policy that set them.
+_changes: dict[int, _C.HeldChange] = {}
 
 
 def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int, report: Report) -> int:
@@ -283,11 +283,12 @@ def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int, r
     """
     _register_ops(report)
     _checkpoint.install()
-    key = (id(rule), matmul, kinds, mode)
+    asked = _Known(rule, matmul, kinds, mode)
     with _lock:
-        if key not in _changes:
-            _changes[key] = _C.register_promotion_change(_register(_Known(rule, matmul, kinds, mode)))
-        return _changes[key].number
+        number = next((number for number, known in _known.items() if known == asked), None)
+        if number is None:
+            number = _register(asked)
+        return _changes[number].number
 
 
 def _register(known: _Known) -> int:
@@ -298,6 +299,7 @@ def _register(known: _Known) -> int:
         rule.zero_dim_is_weak, rule.associative, is_stock, known.matmul, known.kinds, known.mode
     )
     number = _C.register_promotion(rule.name, options, _CODES[default_dtype], _tables(rule))
+    _changes[number] = _C.register_promotion_change(number)
     _known[number] = known
     return number
 
