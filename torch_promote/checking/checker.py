@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from torch_promote.checking.comparison import compare, copy_with_strides
-from torch_promote.checking.expectation import Expectation, Finding, expect, foreign_rule
+from torch_promote.checking.expectation import Expectation, Finding, expect, rule_in_force
 from torch_promote.checking.known_gaps import Gap, explained, known_gaps
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
@@ -269,8 +269,8 @@ class Checker:
             reason = "the policy of an op that it calls may be overridden"
         elif any(is_fake(leaf) for leaf in tensors_in(args)):
             reason = "fake tensors have no bits"
-        elif (rule := foreign_rule()) is not None:
-            reason = f"the promotion rule {rule!r} is not PyTorch's"
+        elif (in_force := rule_in_force()) is not None:
+            reason = f"the promotion rule {in_force[0].name!r} is not PyTorch's"
         elif _sees_each_call(args):
             reason = "a dispatch mode or a tensor subclass would see the call twice"
         if reason is not None:
