@@ -257,7 +257,7 @@ void register_promoting_op(const PromotingOpRequest& request) {
     };
   };
   const PromotingOp* op = nullptr;
-  const OpNumber number = number_for_promotion(request.op, request.overload, [&](OpNumber new_number) {
+  const OpNumber number = register_op(request.op, request.overload, [&](OpNumber new_number) {
     op = make(new_number);
     register_kernel(*op);
   });

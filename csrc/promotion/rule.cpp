@@ -129,7 +129,7 @@ bool drop_promotion(uint32_t number) {
   const std::lock_guard<std::mutex> lock(promotions.mutex);
   const auto found = promotions.all.find(number);
   if (found != promotions.all.end()) {
-    if (!drop_promotion_changes(found->second.get())) {
+    if (is_promotion_in_use(found->second.get())) {
       return false;
     }
     promotions.all.erase(found);

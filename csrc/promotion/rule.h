@@ -125,7 +125,7 @@ uint32_t register_promotion(
     const PromotionTables& tables);
 // Raises if there is no such rule.
 const Promotion& promotion_of(uint32_t number);
-// Destroys a rule. Returns false, and keeps the rule, if a policy that is in force refers to it.
+// Destroys a rule. Returns false, and keeps the rule, if a policy that something holds refers to it.
 bool drop_promotion(uint32_t number);
 
 inline PromotionReference reference_to(const Promotion& rule) {

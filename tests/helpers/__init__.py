@@ -30,7 +30,6 @@ Programs
     ends: programs that end in every way while torch_promote holds state.
     fast_cast: one cast by itself, its bits, and which kernel made it.
     planted_sites: models with ops that lose accuracy in a lower dtype, at known places, and steps of them.
-    overrides_without_effect: programs whose overrides have no effect, and the warnings that they get.
     overflowing_steps: a step that needs one override.
     planted_steps: steps with custom ops that lose accuracy, at random places.
     nonfinite_blocks: blocks of find_nonfinite, and a fixture that checks what they leave.
@@ -65,9 +64,7 @@ Reference
     op_db_coverage: measures `infer` over PyTorch's op database; also a script.
     random_calls: random changes of calls that the op database makes.
     fake_cuda_strides: strides of fake CUDA tensors, with and without PyTorch's Python meta kernels; also a script.
-    array_libraries: the promotions of NumPy, JAX and array-api-strict.
-    golden_comparison: compares a promotion rule with a golden table.
-    make_golden: a script that writes the golden tables.
+    array_libraries: the promotions of NumPy, JAX and array-api-strict, and golden tables of them; also a script.
 
 Commands and checks
     command_line: runs the command line inside the test's process.

@@ -19,10 +19,10 @@ import torch_promote as tp
 from helpers.checkpointing import Block
 from helpers.module_policies import dtype_of, model_of
 from helpers.region_tables import FP16, FP32, HALF, LOW, SINGLE, X, policy_of, region, state_of
+from torch_promote import _C, extension
+from torch_promote.extension import policies_beyond_stock
 from torch_promote.integrations import ranks as compare_ranks
 from torch_promote.integrations.compile import policy_digest
-from torch_promote.native import module_tables
-from torch_promote.native.policy_changes import policies_beyond_stock
 from torch_promote.regions import module_policies as region_tables
 
 # --- copies
@@ -185,7 +185,7 @@ def test_other_parts_see_the_tables_not_their_number() -> None:
 
     def seen(model: nn.Module, policy: tp.Policy) -> Any:
         with region(policy, model):
-            assert module_tables.number_in_force()
+            assert _C.module_tables()
             return policies_beyond_stock(), compare_ranks._policy_in_force(), policy_digest()
 
     first = seen(model, FP32)
@@ -194,36 +194,18 @@ def test_other_parts_see_the_tables_not_their_number() -> None:
     assert seen(model, FP16)[2] != first[2]
 
 
-def test_numbers_of_any_size_come_back() -> None:
-    for number in (1, 63, 64, 12345, 4**12 - 1):
-        change = tp.regions.arguments.register_policy_change(list(module_tables.changes_for(number)), True)
-        spec = tp.native.region_spec.RegionSpec(policy_change=change)
-        owner = object()
-        tp._C.enter_region(owner, spec.pack())
-        try:
-            assert module_tables.number_in_force() == number
-        finally:
-            tp._C.exit_region(owner)
-    assert module_tables.number_in_force() == 0
-
-
-# --- bounds
-
-
-def test_the_number_of_tables_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_tables, "_MOST", len(module_tables._tables) + 1)
-    with pytest.raises(tp.PolicyError, match=r"this process has used \d+ different policies with module tables"):
-        region(policy_of({"2": {"bmm": "float16"}}), model_of())
-
-
-def test_lookups_are_forgotten_and_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_tables, "_KEPT_LOOKUPS", 0)
+def test_policies_with_tables_do_not_pile_up() -> None:
     model = model_of()
-    for _ in range(3):
-        with region(FP16, model):
-            assert module_tables.number_in_force() > 0
-        assert module_tables.number_in_force() == 0
-    assert len(module_tables._numbers) == 1
+    for number in range(600):
+        with region(policy_of({"2": {"bmm": "float16", "mm": ("fp32", "keep")[number % 2]}}), model_of()):
+            assert _C.module_tables() > 0
+    assert _C.module_tables() == 0
+    with region(FP16, model):
+        number = _C.module_tables()
+    with region(FP16, model):
+        assert _C.module_tables() == number
+    gc.collect()
+    assert len(extension._by_number) <= extension._recent.maxlen + 20
 
 
 def test_tables_that_die_during_a_change_are_detached_at_its_end() -> None:

@@ -10,7 +10,7 @@ import torch
 
 import torch_promote as tp
 from torch_promote import _C
-from torch_promote.native.region_spec import RegionSpec
+from torch_promote.extension import RegionSpec
 from torch_promote.regions.base import Region
 
 HALF, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -173,9 +173,11 @@ def test_more_policies_than_fingerprints_tell_apart() -> None:
         [(row, 0, 5), (other, 0, 5), (third, 1, 8)] for row in rows for other in rows[::7] for third in rows[::20]
     )
     seen: dict[tuple[torch.dtype, ...], str] = {}
+    held: list[_C.HeldChange] = []
     slots = ("privateuseone", "ipu", "maia", "hpu", "mtia")
     for _, change in zip(range(30000), changes, strict=False):
-        with Region(RegionSpec(policy_change=_C.register_change(change, False)).pack()):
+        held.append(_C.register_change(change, False))
+        with Region(RegionSpec(policy_change=held[-1].number).pack()):
             digits = tuple(torch.get_autocast_dtype(slot) for slot in slots)
             policy = str(_C.current_policy())
         assert seen.setdefault(digits, policy) == policy

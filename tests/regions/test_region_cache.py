@@ -22,8 +22,8 @@ from helpers.checkpointing import Block, plainly, train
 from helpers.comparison import assert_same
 from helpers.probes import Region, in_thread, leaves_no_trace
 from torch_promote import _C
+from torch_promote.extension import RegionSpec
 from torch_promote.integrations import checkpoint as _checkpoint
-from torch_promote.native.region_spec import RegionSpec
 from torch_promote.regions import arguments as region_arguments
 
 MODES = ("weights", "persistent", "all")

@@ -14,7 +14,7 @@ import torch_promote as tp
 from helpers.probes import KINDS, Region, autocast_dtype, in_thread, leaves_no_trace, seen
 from helpers.thread_state import thread_state
 from torch_promote import _C
-from torch_promote.native.region_spec import DeviceSpec, RegionSpec
+from torch_promote.extension import DeviceSpec, RegionSpec
 
 BF16, FP16 = torch.bfloat16, torch.float16
 

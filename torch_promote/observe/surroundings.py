@@ -18,8 +18,8 @@ import torch
 from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks
 from torch.utils.hooks import RemovableHandle
 
+from torch_promote.extension import fork_safe_lock
 from torch_promote.integrations.compile import skip_frames
-from torch_promote.native.fork_safe_lock import fork_safe_lock
 from torch_promote.observe.places import RunningModules
 
 __all__ = ["Listener", "watch_steps", "watch_unseen"]

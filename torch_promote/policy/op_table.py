@@ -34,7 +34,6 @@ __all__ = [
     "schema_of",
     "spell_policy",
     "unlisted_ops",
-    "with_addend",
 ]
 
 
@@ -248,24 +247,3 @@ def unlisted_ops(device_type: str) -> tuple[str, ...]:
 
 def _rows_with_a_policy(device_type: str) -> list[Row]:
     return [row for row in op_table() if row.policy(device_type) is not CastPolicy.fallthrough]
-
-
-#: The names of products that add: `addmm` is `mm` and an addition, `baddbmm` is `bmm` and one.
-_WITH_ADDEND = re.compile(r"aten::b?add(?P<product>\w+)")
-
-
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def with_addend(op: str) -> tuple[str, ...]:
-    """Returns the rows of the op table that compute what another row computes, and add a tensor.
-
-    Args:
-        op: The full name of an op, without an overload.
-
-    Example:
-        >>> with_addend("aten::mm"), with_addend("aten::bmm"), with_addend("aten::softmax")
-        (('aten::addmm',), ('aten::addbmm', 'aten::baddbmm'), ())
-
-    Source: aten/src/ATen/native/LinearAlgebra.cpp, addmm, baddbmm, addbmm; Blas.cpp, addmv (v2.13).
-    """
-    found = ((name, _WITH_ADDEND.fullmatch(name.partition(".")[0])) for name in rows_by_name())
-    return tuple(name for name, match in found if match and f"aten::{match['product']}" == op)

@@ -35,13 +35,12 @@ from torch.utils._pytree import tree_map
 
 from torch_promote._C import HeldChange
 from torch_promote.errors import PolicyError, RegionError
-from torch_promote.native.module_tables import number_in_force
-from torch_promote.native.region_spec import RegionSpec
+from torch_promote.extension import RegionSpec, number_in_force
 from torch_promote.policy.op_names import spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.overrides import advice_for
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.arguments import check_devices, policy_number
+from torch_promote.regions.arguments import check_devices, policy_change
 from torch_promote.regions.base import Region
 
 __all__ = [
@@ -81,8 +80,8 @@ class ModulePolicy:
             self.value = value
         else:
             self.value = _by_name(value) if isinstance(value, Mapping) else _policy(value)
-            self.change = _change_of(self.value)
-            self._held = HeldChange(self.change)
+            self._held = _change_of(self.value)
+            self.change = self._held.number
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ModulePolicy) and self.value == other.value
@@ -135,8 +134,8 @@ def _policy(value: Any) -> Policy | str:
     return value if value in Policy.names() else Policy.of(value)
 
 
-def _change_of(value: dict[str, str] | Policy | str) -> int:
-    return policy_number(None, value) if isinstance(value, dict) else policy_number(value, None)
+def _change_of(value: dict[str, str] | Policy | str) -> HeldChange:
+    return policy_change(None, value) if isinstance(value, dict) else policy_change(value, None)
 
 
 def run_under(

@@ -26,10 +26,9 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.extension import NumberedTables, fork_safe_lock, numbered
 from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.integrations.ranks import describe_module_policies
-from torch_promote.native.fork_safe_lock import fork_safe_lock
-from torch_promote.native.module_tables import keep, note_applied, number_of
 from torch_promote.policy.module_tables import Tables, spell_table
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.module_forward import (
@@ -410,14 +409,17 @@ class Binding:
     """Has modules follow the tables with a number, as long as the object lives.
 
     Attributes:
-        number: The number.
+        tables: The tables.
+        number: Their number.
         policies: The modules, which it does not keep alive, and their policies.
     """
 
-    __slots__ = ("__weakref__", "number", "policies")
+    __slots__ = ("__weakref__", "number", "policies", "tables")
 
-    def __init__(self, number: int, policies: Mapping[nn.Module, ModulePolicy]) -> None:
-        self.number = number
+    def __init__(self, tables: NumberedTables, policies: Mapping[nn.Module, ModulePolicy]) -> None:
+        self.tables = tables
+        self.number = number = tables.number
+        tables.bindings.add(self)
         self.policies = weakref.WeakKeyDictionary(policies)
         # The order matters: NOTE [ The end of a binding ].
         others = weakref.ref(self, _detach), weakref.ref(self, _detach)
@@ -473,9 +475,7 @@ def bind(policy: Policy, model: Any, *, alone: bool = True) -> Binding:
     """
     chosen = choose(model, _values(policy.modules))
     _checkpoint.install()
-    binding = Binding(number_of(policy.modules, model if alone else None), chosen)
-    keep(binding.number, binding)
-    return binding
+    return Binding(numbered(policy.modules, model if alone else None), chosen)
 
 
 def _values(tables: Tables) -> dict[str, str | dict[str, str]]:
@@ -497,18 +497,18 @@ class AppliedPolicy:
         found = self._binding.policies
         named = {name: found[module].value for name, module in model.named_modules() if module in found}
         self.modules: Mapping[str, Any] = MappingProxyType(named)
-        note_applied(policy.modules, 1)
+        self._binding.tables.applied += 1
         _applied.add(self)
         self._model = weakref.ref(model, lambda _: self.remove())
 
     def remove(self) -> None:
         """Undoes `apply_to`. Repeating it does nothing. Each call of `apply_to` has a handle of its own."""
         with _lock:
-            if self not in _applied:
+            if self._binding is None:
                 return
             _applied.remove(self)
-            note_applied(self.policy.modules, -1)
-        self._binding = None
+            self._binding.tables.applied -= 1
+            self._binding = None
 
     def __enter__(self) -> AppliedPolicy:
         return self

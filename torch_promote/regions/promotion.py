@@ -22,7 +22,7 @@ import torch
 
 from torch_promote._C import HeldChange
 from torch_promote.errors import OptionError, PromotionLintError, PromotionWarning, RuleDefinitionError, did_you_mean
-from torch_promote.native.region_spec import RegionSpec
+from torch_promote.extension import RegionSpec
 from torch_promote.regions.base import Region
 
 if TYPE_CHECKING:
@@ -298,8 +298,8 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         if torch.compiler.is_dynamo_compiling():  # pragma: no cover: Dynamo traces it, and nothing calls it
             change, self._owner = _traced_change_of(rule, mode, matmul, kinds), None
         else:
-            change, self._owner = _change_of(rule, mode, matmul, kinds)
-            self._held = HeldChange(change)
+            self._held, self._owner = _change_of(rule, mode, matmul, kinds)
+            change = self._held.number
         self._packed = RegionSpec(policy_change=change).pack()
         self._arguments = (rule, on_promotion, matmul, kinds)
         self._lint = None
@@ -320,8 +320,8 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         return f"promotion({', '.join(parts)})"
 
 
-def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> tuple[int, object]:
-    """Returns the number of the change of policy that is asked for, and what keeps its rule registered."""
+def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> tuple[HeldChange, object]:
+    """Returns the change of policy that is asked for, and what keeps its rule registered."""
     from torch_promote.reference.promotion_rules import RULE_NAMES, promotion_rule
 
     if callable(rule):  # a decorator without parentheses
@@ -350,7 +350,7 @@ def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -
 
 
 def _traced_change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> int:
-    return _change_of(rule, on_promotion, matmul, kinds)[0]
+    return _change_of(rule, on_promotion, matmul, kinds)[0].number
 
 
 # Dynamo calls it while it traces, and keeps the number.

@@ -19,8 +19,8 @@ import torch
 
 from torch_promote import _C
 from torch_promote.errors import PromotionRuleError, PromotionWriteError
+from torch_promote.extension import fork_safe_lock
 from torch_promote.integrations import checkpoint as _checkpoint
-from torch_promote.native.fork_safe_lock import fork_safe_lock
 from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name
 from torch_promote.reference.dtypes import kind as kind_of_dtype
 from torch_promote.reference.ops.infer import EACH, Entry, rule_table
@@ -292,12 +292,14 @@ class _Known(NamedTuple):
         mode: What the lint does with the promotions that it finds; 0 without a lint.
         matmul: Whether the rule acts on matrix products.
         key: Its key in `_numbers`.
+        change: The change of policy that sets the rule.
     """
 
     rule: PromotionRule
     mode: int
     matmul: bool
     key: _Key
+    change: _C.HeldChange
 
 
 #: The rule's address and the options. Holding the rule keeps its address from being reused.
@@ -314,8 +316,8 @@ _traced: dict[int, tuple[Owner, _C.HeldChange]] = {}
 
 def promotion_change(
     rule: PromotionRule, matmul: bool, kinds: int, mode: int, report: Callable[[int, int, int, dict[str, Any]], None]
-) -> tuple[int, Owner]:
-    """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops if needed.
+) -> tuple[_C.HeldChange, Owner]:
+    """Returns the change of policy that sets a promotion rule; registers the rule and its ops if needed.
 
     Args:
         rule: The rule.
@@ -325,7 +327,7 @@ def promotion_change(
         report: The function that does it, called with the mode, the address of the region, the kinds and the event.
 
     Returns:
-        The number, and what keeps the rule registered.
+        The change, and what keeps the rule registered.
     """
     _register_ops(report)
     _checkpoint.install()
@@ -339,9 +341,9 @@ def promotion_change(
         owner = _owners.get(number)
         if owner is None:
             owner = _owners[number] = Owner(number)
-        change = _C.register_promotion_change(number)
+        change = _known[number].change
         if torch._guards.TracingContext.try_get() is not None:
-            _traced[number] = owner, _C.HeldChange(change)
+            _traced[number] = owner, change
         return change, owner
 
 
@@ -349,11 +351,10 @@ def _drop_unused() -> None:
     """Drops all but the last rules that no region object has. Policies that are in force somewhere keep theirs."""
     unowned = [number for number in _known if number not in _owners]
     for number in unowned[:-_KEPT]:
-        key = _known[number].key
-        _numbers.pop(key, None)  # first: after an interrupt no key may lead to a rule that is gone
-        if _C.drop_promotion(number):
-            del _known[number]
-        else:
+        rule, mode, matmul, key = _known.pop(number)[:4]
+        del _numbers[key]
+        if not _C.drop_promotion(number):
+            _known[number] = _Known(rule, mode, matmul, key, _C.register_promotion_change(number))
             _numbers[key] = number
 
 
@@ -389,7 +390,7 @@ def _register(rule: PromotionRule, matmul: bool, kinds: int, mode: int, key: _Ke
         mode,
     )
     number = _C.register_promotion(rule.name, options, _CODES[default_dtype], _tables(rule.under(default_dtype)))
-    _known[number] = _Known(rule, mode, matmul, key)
+    _known[number] = _Known(rule, mode, matmul, key, _C.register_promotion_change(number))
     return number
 
 
