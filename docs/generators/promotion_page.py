@@ -65,10 +65,7 @@ OPERATORS = {
 PUZZLES = (
     "int32[3] + 5.5",
     "int8[3] * int64[]",
-    "int8[3] * float64[]",
-    "int32[3] + int64[]",
     "uint8[2] + 1000",
-    "bfloat16[3] + float16[3]",
     "int64[3] / 5",
 )
 
@@ -111,16 +108,30 @@ def _code(items: Iterable[object], none: str = "raises") -> list[str]:
     return [none if name is None else f"`{name}`" for name in names]
 
 
+def _names(dtypes: Iterable[torch.dtype | None]) -> list[str]:
+    return ["raises" if dtype is None else dtype_name(dtype) for dtype in dtypes]
+
+
+def _text(text: str) -> str:
+    return f"```text\n{text}\n```"
+
+
+def _matrix(rows: Sequence[Sequence[str]]) -> str:
+    """A matrix of short words, as text: a table of Markdown has as many bars as words."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = (" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return _text("\n".join(aligned))
+
+
 def _square(text: str) -> str:
     """A table in typecodes."""
     header, *rows = (line.split() for line in text.strip().splitlines())
-    bold = [f"**{code}**" for code in header]
-    return _table(["", *bold], [[f"**{row}**", *codes] for row, *codes in rows])
+    return _matrix([["", *header], *rows])
 
 
 def _codes(text: str) -> str:
     """The typecodes of a table."""
-    return _table(["typecode", "dtype"], [_code([code, CODES[code]]) for code in text.split("\n")[1].split()])
+    return ", ".join(f"`{code}` {dtype_name(CODES[code])}" for code in text.split("\n")[1].split())
 
 
 def _promoted(a: str, b: str) -> torch.dtype | None:
@@ -161,19 +172,19 @@ def _casting() -> str:
 
 def _presets() -> str:
     rows = []
-    for flag in fields(TensorIteratorConfig):
-        values = [getattr(config, flag.name) for config in PRESETS.values()]
-        cells = [dtype_name(v) if isinstance(v, torch.dtype) else "yes" if v else "" for v in values]
-        rows.append([f"`{flag.name}`", *cells])
-    return _table(["", *_code(PRESETS)], rows)
+    for name, config in PRESETS.items():
+        values = {flag.name: getattr(config, flag.name) for flag in fields(TensorIteratorConfig)}
+        dtype = [f"static_dtype={dtype_name(v)}" for v in values.values() if isinstance(v, torch.dtype)]
+        rows.append([f"`{name}`", ", ".join([*(flag for flag, value in values.items() if value is True), *dtype])])
+    return _table(["preset", "flags"], rows)
 
 
 def _operators() -> str:
-    rows = []
+    found: dict[str, list[str]] = {}
     for symbol, op in OPERATORS.items():
-        found = (rule_table().get(f"aten::{op}{overload}") for overload in (".Tensor", ".Tensor_Tensor", ""))
-        rows.append(_code([symbol.replace("|", "\\|"), op, next(filter(None, found))]))
-    return _table(["operator", "op", "preset"], rows)
+        presets = (rule_table().get(f"aten::{op}{overload}") for overload in (".Tensor", ".Tensor_Tensor", ""))
+        found.setdefault(str(next(filter(None, presets))), []).append(f"`{symbol}`")
+    return "; ".join(f"{', '.join(symbols)}: `{preset}`" for preset, symbols in found.items()) + "."
 
 
 def _strides() -> str:
@@ -195,7 +206,7 @@ def _formats() -> str:
 
 
 def _derivation(expression: str, rule: str = "torch") -> str:
-    return f"```text\n{why(expression, default_dtype=torch.float32, rule=rule)}\n```"
+    return _text(str(why(expression, default_dtype=torch.float32, rule=rule)))
 
 
 def _telling() -> str:
@@ -207,13 +218,13 @@ def _telling() -> str:
 
 
 def _lattice() -> str:
-    """One row for all float8 dtypes, since PyTorch versions have different ones."""
-    rows = []
+    """All float8 dtypes are one node, since PyTorch versions have different ones."""
+    lines = []
     for node, above in LATTICE.items():
-        names = dict.fromkeys("float8, each by itself" if up in FLOAT8 else f"`{up}`" for up in above)
-        if node not in FLOAT8:
-            rows.append([f"`{node}`", ", ".join(names) or "nothing"])
-    return _table(["node", "directly above it"], [*rows, ["float8", "nothing"]])
+        names = dict.fromkeys("float8 (each by itself)" if up in FLOAT8 else str(up) for up in above)
+        if node not in FLOAT8 and names:
+            lines.append(f"{node} < {', '.join(names)}")
+    return _text("\n".join(lines))
 
 
 def _numbers() -> str:
@@ -221,14 +232,16 @@ def _numbers() -> str:
     rows = []
     for name, number in itertools.product(RULE_NAMES, NUMBER_TYPES):
         rule = promotion_rule(name, torch.float32)
-        rows.append(_code([name, number.__name__, *(rule.of_number(number, dtype) for dtype in shown)]))
-    return _table(["rule", "number", *_code(shown)], rows)
+        rows.append([name, number.__name__, *_names(rule.of_number(number, dtype) for dtype in shown)])
+    return _matrix([["rule", "number", *map(dtype_name, shown)], *rows])
 
 
 def _division() -> str:
     shown = [getattr(torch, name) for name in ["bool", "uint8", "int32", "uint32", "int64", "float16", "float32"]]
     rules = [promotion_rule(name, torch.float32) for name in RULE_NAMES]
-    return _table(["rule", *_code(shown)], [_code([rule.name, *map(rule.of_float, shown)]) for rule in rules])
+    return _matrix(
+        [["rule", *map(dtype_name, shown)], *([rule.name, *_names(map(rule.of_float, shown))] for rule in rules)]
+    )
 
 
 def _exceptions() -> str:
