@@ -65,13 +65,11 @@ from torch_promote.errors import (
     UnsupportedDeviceError,
     UnusedOverrideWarning,
 )
+from torch_promote.integrations import cast_invalidation as _cast_invalidation
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations import compile_regions as _compile_regions
-from torch_promote.integrations import cuda_graphs as _cuda_graphs
 from torch_promote.integrations import higher_order as _higher_order
-from torch_promote.integrations import optimizers as _kept_casts
 from torch_promote.integrations import ranks as _ranks
-from torch_promote.integrations import unversioned_writes as _unversioned_writes
 from torch_promote.integrations.checkpoint import checkpoint_contexts
 from torch_promote.integrations.ranks import set_check_ranks
 from torch_promote.policy import module_tables as _module_tables
@@ -124,10 +122,7 @@ if TYPE_CHECKING:
 if keep_package():  # not in a second import
     _compile.install()
     _compile_regions.install(_Region, my_autocast, promotion)
-    _kept_casts.keep_from_replaying_modes()
-    _kept_casts.forget_after_steps()
-    _unversioned_writes.install()
-    _cuda_graphs.tell_captures_apart()
+    _cast_invalidation.install()
     _higher_order.pass_over(AUTOCAST_KEY)
     _ranks.install()
     _module_tables.set_library(lambda: importlib.import_module("torch_promote.modules.region_tables"))

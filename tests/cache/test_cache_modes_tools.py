@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,6 @@ from helpers.casts import CASTS, Region, half, ours, stock
 from helpers.comparison import assert_same
 from helpers.models import EVERY_MODEL, loss_of, made, region_of
 from helpers.probes import in_thread
-from helpers.subprocesses import output_of
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 
@@ -202,26 +200,6 @@ def _product(x: torch.Tensor, w: torch.Tensor, cache: str) -> torch.Tensor:
         return torch.mm(x, w)
 
 
-@ALL_KEEPING
-def test_a_thread_that_ends_inside_a_region_takes_its_casts_along(cache: str) -> None:
-    kept: list[Any] = []
-
-    def work() -> None:
-        seen: list[torch.Tensor] = []
-        kept.extend((torch.randn(3, 4), nn.Parameter(torch.randn(4, 4), requires_grad=False)))
-        mode = During(lambda: seen.append(kept[0]))  # casts get Python objects
-        with mode, torch.no_grad():
-            ours(cache=cache).__enter__()
-            torch.mm(kept[0], kept[1])
-
-    in_thread(work)
-    assert tp.cache_info()["entries"] == 0
-    assert tp.cache_info()["persistent_entries"] == (cache == "persistent")
-    kept.clear()
-    gc.collect()
-    assert tp.cache_info()["persistent_entries"] == 0
-
-
 # --- nested regions
 
 
@@ -255,21 +233,3 @@ def test_nested_regions_of_all_modes(outer: str, inner: str | None) -> None:
         assert_same(found[1], gradients)
     elif inner in ("none", None) and outer == "none":
         assert_same(found[1], gradients)
-
-
-FIRST_REGION = """
-import sys
-import torch
-from torch._subclasses import FakeTensorMode
-import torch_promote as tp
-from torch_promote import _C
-
-with {"default device": lambda: torch.device("meta"), "fake tensors": FakeTensorMode}[sys.argv[1]]():
-    tp.my_autocast("cpu", cache="persistent")
-print(_C.recognizes_slices())
-"""
-
-
-@pytest.mark.parametrize("mode", ["default device", "fake tensors"])
-def test_the_first_region_of_a_process_may_be_made_under_a_mode(mode: str) -> None:
-    assert output_of(FIRST_REGION, mode) == "True\n"

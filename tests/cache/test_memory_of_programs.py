@@ -31,7 +31,7 @@ def test_a_program_stays_within_the_bounds_of_the_mode(name: str, mode: str) -> 
 
 def test_what_a_mode_keeps_is_needed() -> None:
     """Otherwise the bounds beyond stock's would be too wide to prove anything."""
-    for name, mode in (("Llama-like, inference mode", "persistent"), ("growing slices", "all")):
+    for name, mode in (("Llama-like, inference mode", "persistent"), ("Llama-like, inference mode", "all")):
         first, _ = peaks(name, mode, "cpu")
         assert first > of_stock(name)[0] + bytes_beyond_stock(name, mode, "cpu") / 2
 

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 from helpers.casts import BIG, CastCount, Region, X, entries, ours, resident_bytes, stock, weight, write_unseen
 from helpers.comparison import assert_same
 
 # --- regions that are no autocast regions
-
-
-def steps_in_promotion(region: Region) -> list[Any]:
-    w, losses = weight(), []
-    with tp.promotion("torch"):
-        for _ in range(4):
-            with region():
-                y = X @ w
-                loss = (y + (X @ w)).float().square().mean()
-            (gradient,) = torch.autograd.grad(loss, w)
-            w.data.sub_(0.1 * gradient)
-            losses += [loss.detach(), gradient]
-    return losses
-
-
-def test_promotion_around_a_loop_prolongs_no_cast() -> None:
-    losses = steps_in_promotion(ours)
-    assert_same(losses, steps_in_promotion(stock))
-    assert losses[0] > losses[2] > losses[4] > losses[6]
 
 
 def test_promotion_is_no_autocast_region_and_keeps_no_cast() -> None:
@@ -106,101 +85,6 @@ def test_it_frees_the_memory_at_once(around: Any, cache: str) -> None:
         before = resident_bytes()
         torch.clear_autocast_cache()
         assert before - resident_bytes() > BIG * BIG
-
-
-@pytest.mark.parametrize("times", [1, 3])
-def test_it_clears_each_time(times: int) -> None:
-    w = weight()
-    with ours():
-        for _ in range(times):
-            assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
-            write_unseen(w)
-            torch.clear_autocast_cache()
-        with CastCount(of=w) as count:
-            X @ w
-            X @ w
-        assert count.casts == 1
-
-
-STATES: dict[str, Callable[[], Any]] = {
-    "float16": lambda: ours(torch.float16),
-    "overrides": lambda: ours(overrides={"matmul": torch.float16}),
-    "no_grad": torch.no_grad,
-    "dispatch mode": CastCount,
-    "default device": lambda: torch.device("meta"),
-    "default dtype": lambda: default_dtype(torch.float64),
-    "profiler": torch.profiler.profile,
-    "anomaly mode": torch.autograd.detect_anomaly,
-    "deterministic": lambda: deterministic(),
-}
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_it_is_noticed_in_every_state(state: str) -> None:
-    w = weight()
-    with ours():
-        with STATES[state]():
-            X @ w
-        write_unseen(w)
-        torch.clear_autocast_cache()
-        assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
-
-
-def test_the_sentinel_is_not_visible_to_programs() -> None:
-    w, seen = weight(), []
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    def program() -> Any:
-        with ours(), torch.profiler.profile(profile_memory=True) as profile:
-            X @ w
-        return [(event.name, event.cpu_memory_usage) for event in profile.events()]
-
-    first = program()
-    with ours():
-        X @ weight()  # plants
-        again = program()
-    assert [name for name, _ in first] == [name for name, _ in again]
-    with Mode(), ours():
-        X @ w
-    casts = [func for func in seen if func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)]
-    assert len(casts) == 2
-
-
-def test_gradients_are_summed_in_stocks_order() -> None:
-    """The sentinel takes no sequence number from the autograd nodes of the program."""
-
-    def numbers(region: Region) -> list[int]:
-        w, before = weight(), torch.ones(1, requires_grad=True).exp()
-        with region():
-            product = X @ w
-        assert product.grad_fn is not None
-        assert before.grad_fn is not None
-        return [product.grad_fn._sequence_nr() - before.grad_fn._sequence_nr()]
-
-    assert numbers(ours) == numbers(stock)
 
 
 # --- regions of torch.autocast around

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import gc
 import threading
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -94,21 +91,6 @@ def test_threads_that_begin_and_end_regions_at_once_miss_no_clearing() -> None:
     assert stale == 0
 
 
-def test_a_thread_that_ended_inside_a_region_does_not_keep_casts() -> None:
-    w = weight()
-    kept = weakref.ref(w)
-
-    def work(of: Any) -> None:
-        ours().__enter__()
-        X @ of
-
-    in_thread(functools.partial(work, w))
-    torch.clear_autocast_cache()
-    del w
-    gc.collect()
-    assert kept() is None
-
-
 def test_a_thread_that_ended_inside_a_region_runs_no_python_for_the_casts_of_a_subclass() -> None:
     """The cast is leaked: its end would call Python, in which the thread has no state any more."""
     program = """
@@ -188,31 +170,3 @@ def test_a_thread_without_any_region_keeps_none() -> None:
             return entries()
 
     assert in_thread(work) == 0
-
-
-def test_a_carried_policy_is_found_again_when_it_changes() -> None:
-    seen = []
-
-    def keys_of(**arguments: Any) -> Any:
-        with ours(**arguments):
-            slots = [(name, torch.get_autocast_dtype(name)) for name in ("privateuseone", "ipu", "maia", "hpu", "mtia")]
-            return (
-                torch._C._dispatch_tls_local_include_set(),
-                torch._C._dispatch_tls_local_exclude_set(),
-            ), slots
-
-    def look(keys: Any, slots: Any) -> torch.dtype:
-        with torch._C._ForceDispatchKeyGuard(*keys):
-            for name, dtype in slots:
-                torch.set_autocast_dtype(name, dtype)
-            return (X @ X.t()).dtype
-
-    carried = [
-        keys_of(overrides={"matmul": torch.float16}),
-        keys_of(),
-        keys_of(overrides={"matmul": "fp32"}),
-        keys_of(overrides={"matmul": torch.float16}),
-    ]
-    in_thread(lambda: seen.extend(look(*one) for one in carried for _ in range(2)))
-    f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
-    assert seen == [f16, f16, bf16, bf16, f32, f32, f16, f16]

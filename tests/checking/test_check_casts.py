@@ -65,15 +65,6 @@ def between_regions(cache: str) -> Iterator[torch.Tensor]:
         ctypes.memset(weight.data_ptr(), 0, weight.nbytes)
 
 
-def view(cache: str) -> Iterator[torch.Tensor]:
-    array, weight = over_numpy()
-    rows = weight.t()
-    with ours(cache=cache):
-        yield X[:, :4] @ rows
-        array *= 2
-        yield X[:, :4] @ rows
-
-
 def activation(cache: str) -> Iterator[torch.Tensor]:
     x = X * 1.5
     other = torch.ones(16, 2, dtype=torch.bfloat16)
@@ -89,8 +80,6 @@ STALE = [
     (trained_weight, "all"),
     (weight_over_an_array, "all"),
     (between_regions, "persistent"),
-    (view, "persistent"),
-    (view, "all"),
     (activation, "all"),
 ]
 
@@ -204,7 +193,6 @@ def test_each_line_is_its_own() -> None:
 def test_a_tensor_outside_of_modules_has_no_name() -> None:
     for program, cache, text in (
         (trained_weight, "weights", "a Parameter (16 x 4, float32)"),
-        (view, "all", "a view (4 x 16, float32) of a Parameter"),
         (activation, "all", "a Tensor (8 x 16, float32)"),
     ):
         with check_casts(), pytest.raises(tp.StaleCastError) as caught:

@@ -55,8 +55,6 @@ USES = {
     ),
     "torch.utils.checkpoint": "with tp.my_autocast('cpu', policy='cuda'): pass",
     "dispatcher, ops outside the table": "with tp.my_autocast('cpu', overrides={'gelu': 'fp32'}): pass",
-    "torch.Tensor.untyped_storage, set_, __dlpack__": "with tp.my_autocast('cpu', cache='all'): pass",
-    "dispatcher, collectives": "with tp.my_autocast('cpu', cache='all'): pass",
     "torch.optim.Optimizer, more hooks": "block = tp.trace(); block.__enter__()",
     "torch.cuda.CUDAGraph": "with tp.my_autocast('cpu', cache='persistent'): pass",
     "torch.autograd._unsafe_preserve_version_counter": "with tp.my_autocast('cpu', cache='all'): pass",
@@ -65,9 +63,6 @@ USES = {
         "m = torch.nn.Sequential(torch.nn.Linear(2, 2)); tp.set_module_policy(m, {'0': 'fp32'})"
     ),
     "dispatcher, key TESTING_ONLY_GenericMode": "with tp.crosscheck(): pass",
-    "torch._functorch RuntimeWrapper.post_compile": (
-        "torch.compile(lambda x: x + 1, backend='aot_eager')(torch.ones(2))"
-    ),
     "torch._functorch AOTAutogradCacheDetails.__init__": ("import torch._functorch._aot_autograd.autograd_cache"),
 }
 

@@ -22,7 +22,7 @@ from torch_promote.errors import (
     UnsupportedDeviceError,
     did_you_mean,
 )
-from torch_promote.integrations import checkpoint, unversioned_writes
+from torch_promote.integrations import cast_invalidation, checkpoint
 from torch_promote.native.module_tables import applied_number, changes_for
 from torch_promote.native.policy_changes import Named, register_change
 from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec
@@ -126,7 +126,7 @@ def allows_cache(cache: object, cache_enabled: object) -> bool:
         )
     if cache in _C.CACHE_MODES[1:]:
         _install_checkpoint_hooks()
-        unversioned_writes.watch()
+        cast_invalidation.watch()
     return allowed
 
 
