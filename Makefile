@@ -42,9 +42,9 @@ test-all: build ## run the tests that are marked slow, too
 test-installed: build ## run the tests with install() in force: torch.autocast opens regions of ours
 	$(PY) -m pytest --installed --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
-coverage: build ## list the lines of Python and C++ that no test executes (an extra build; ARGS=tests/cache, --report, --json)
+coverage: build ## list the lines of Python and C++ that no test executes (an extra build; ARGS=tests/cache, ARGS=--report)
 	$(PIP) $(call extra,coverage)
-	$(PY) tools/line_coverage --jobs $(JOBS) $(ARGS)
+	$(PY) tools/line_coverage $(ARGS)
 
 test-pytorch: build ## run PyTorch's own autocast tests under stock and with install() in force (PYTORCH=its sources)
 	$(PY) tools/pytorch_suite $(PYTORCH) $(ARGS)
@@ -59,7 +59,7 @@ test-ecosystem: build ## run programs of training frameworks under stock and our
 sanitize: build ## run the tests of the C++ code under sanitizers (ARGS=address, ARGS="thread tests/cache")
 	$(PY) tools/sanitizers $(ARGS)
 
-soak: build ## look for growth of memory and registries over 20,000 iterations (ARGS=--each for each feature by itself)
+soak: build ## look for growth of memory and registries over 20,000 iterations (ARGS="--only rules" for one feature)
 	$(PY) tools/soak $(ARGS)
 
 # The pin prevents torchvision, which timm needs, from installing another PyTorch.
@@ -84,7 +84,6 @@ size: build ## print lines by folder, and the modules that one other imports (AR
 
 docs-pages: build ## write the generated parts of docs/promotion.md and docs/promotion_rules.md, and docs/images/
 	$(PY) docs/generators/promotion_page.py $(ARGS)
-	$(PY) docs/generators/promotion_rules_page.py $(ARGS)
 	$(PY) docs/generators/performance_plot.py $(ARGS)
 
 # Reads the sources only: it needs neither PyTorch nor the extension.
@@ -97,11 +96,11 @@ $(VENV)/.docs: pyproject.toml
 	$(PIP) $(call extra,docs)
 	touch $@
 
-bench: build ## time regions, ops and models against stock autocast (ARGS="--plot bench.png")
-	$(PY) -m torch_promote bench $(ARGS)
+bench: build ## time regions, ops and models against stock autocast (ARGS="--suite models", ARGS=--help)
+	$(PY) -m benchmarks $(ARGS)
 
 bench-instructions: build ## count the instructions of calls and models under stock and ours (needs valgrind)
-	$(PY) -m torch_promote bench --suite instructions $(ARGS)
+	$(PY) -m benchmarks --suite instructions $(ARGS)
 
 gpu: ## on a machine with a GPU: tests, parity and benchmark; writes docs/gpu.md (offline, with the PyTorch of PYTHON3)
 	$(PYTHON3) tools/gpu $(ARGS)

@@ -26,7 +26,7 @@ print("gradient", weight.grad.dtype)
 with tp.promotion("strict"):
     try:
         half * brain
-    except tp.PromotionRuleError as error:
+    except tp.errors.PromotionRuleError as error:
         print("strict  ", error)
 
 # --- matrix products, which PyTorch does not promote

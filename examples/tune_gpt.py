@@ -176,7 +176,7 @@ def main(argv: list[str] | None = None) -> int:
     say(f"3. tune: the smallest set of overrides that keeps {TUNED_BATCHES} steps within {share} of float32.")
     try:
         tuning = tune(corpus, seed, tolerance, arguments.budget)
-    except tp.TuningError as error:
+    except tp.errors.TuningError as error:
         print(f"tune_gpt.py: error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     policy, page, plot = (out / f"tune_gpt.{suffix}" for suffix in ("toml", "html", "png"))

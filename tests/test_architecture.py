@@ -29,7 +29,7 @@ ROOT_FILES = {
 }
 EXTENSION = "torch_promote._C"
 #: Rooms whose modules may import the extension.
-MAY_USE_EXTENSION = {"native", "integrations", "regions", "modules", "promoting", "checking", "numerics", "cli"}
+MAY_USE_EXTENSION = {"native", "integrations", "regions", "observe", "checking", "numerics", "cli"}
 
 
 def order(heading: str) -> list[list[str]]:
@@ -196,20 +196,20 @@ def test_there_is_no_include_cycle() -> None:
 
 def test_the_walk_sees_every_kind_of_import() -> None:
     source = """
-import torch_promote.policy.named
+import torch_promote.policy.named_policies
 from torch_promote import _C, errors
 from torch_promote.cli import program
 def f():
-    from torch_promote.bench.run import run
+    from torch_promote.parity.run import run
     importlib.import_module("torch_promote.checking.report")
 """
     known = {"torch_promote.errors", "torch_promote.cli.program", "torch_promote.checking.report"}
     assert imported(ast.parse(source), known) == {
-        "torch_promote.policy.named",
+        "torch_promote.policy.named_policies",
         "torch_promote._C",
         "torch_promote.errors",
         "torch_promote.cli.program",
-        "torch_promote.bench.run",
+        "torch_promote.parity.run",
         "torch_promote.checking.report",
     }
 

@@ -11,9 +11,6 @@ import torch_promote as tp
 from helpers.made_up_comparisons import small_comparison
 from helpers.made_up_traces import small_report
 from helpers.made_up_tunings import small_tuning
-from torch_promote.bench import Case, Result
-from torch_promote.bench.cases import Prepared
-from torch_promote.bench.figures import Spread
 from torch_promote.checking.report import CrosscheckReport, Mismatch
 from torch_promote.numerics.find_nonfinite import NonfiniteReport
 from torch_promote.reference.promotion_rules import RULE_NAMES, promotion_rule
@@ -29,11 +26,6 @@ def _crosscheck() -> CrosscheckReport:
     return report
 
 
-def _result() -> Result:
-    spread = Spread(0.5, 0.4, 0.6)
-    return Result(Case("region", EVIL, lambda settings: Prepared({})), spread, times_ns={EVIL: spread})
-
-
 def _nonfinite() -> NonfiniteReport:
     report = NonfiniteReport(None, ())
     report.not_seen.append(EVIL)
@@ -43,7 +35,6 @@ def _nonfinite() -> NonfiniteReport:
 VALUES: dict[str, Any] = {
     "rule": RULE,
     "crosscheck": _crosscheck(),
-    "result": _result(),
     "nonfinite": _nonfinite(),
     "policy": tp.Policy.named("cuda").override_modules({EVIL: "fp32"}),
     "differences": tp.Policy.named("cuda").override_modules({EVIL: "fp32"}).diff("cpu"),
@@ -76,8 +67,5 @@ def test_a_rule_is_a_table_of_dtypes() -> None:
         assert "<td>-</td>" in promotion_rule("strict")._repr_html_()
 
 
-def test_a_crosscheck_lists_its_first_mismatches() -> None:
-    text = VALUES["crosscheck"]._repr_html_()
-    assert "<td>1,234</td>" in text
-    assert "... and 100 more" in text
-    assert repr(VALUES["crosscheck"]) == "<CrosscheckReport: 300 mismatches in 1,234 calls>"
+def test_the_repr_of_a_crosscheck() -> None:
+    assert repr(VALUES["crosscheck"]) == "<CrosscheckReport: Mismatches: 300.>"

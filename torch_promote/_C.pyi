@@ -1,7 +1,8 @@
 """Types of the extension; csrc/python/module.cpp."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
@@ -35,12 +36,23 @@ WATCHED: int
 UNUSED_OVERRIDES: int
 """In what `exit_region` returns: overrides of the region had no effect; see `take_unused_overrides`."""
 
+class RegionBase:
+    """A region with a packed spec, as a context manager.
+
+    `__enter__` calls `self._entered(flags)`, and `__exit__` calls `self._exited(flags, kind)`, unless the flags are 0.
+    """
+
+    _packed: str
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
 def set_ranks_unchecked(unchecked: bool, /) -> None: ...
 def set_regions_watched(watched: bool, /) -> None: ...
 def open_regions() -> tuple[tuple[int, int], ...]: ...
 def enter_region(owner: object, packed: str, /) -> int: ...
 def exit_region(owner: object, /) -> int: ...
-def undo_enter(owner: object, /) -> None: ...
 def pack_plain_region(
     device_type: object, dtype: object, enabled: object, cache_enabled: object, cache: str | None, /
 ) -> tuple[str, tuple[Any, ...]] | None: ...

@@ -3,26 +3,9 @@
 Use `my_autocast` like `torch.autocast`. It gives the same bits, also works in cases in which stock autocast fails, and
 shows the cast policy of every op, which you can override.
 
-Contents:
-
-- `my_autocast`, `cache_info`, `clear_cache`: torch_promote.regions.autocast
-- `CastPolicy` and the op table: torch_promote.policy.op_table
-- `Policy`, policy files and named policies: torch_promote.policy.policy; policies of a whole program
-  (`set_default_policy`, `register_policy`): torch_promote.regions.defaults
-- module policies (`set_module_policy`): torch_promote.modules.module_policies (loaded when first used)
-- `install`, which runs regions of torch.autocast as ours: torch_promote.regions.installation (loaded when first used);
-  the environment variables for it: torch_promote.regions.environment
-- precision plugins for Lightning and Fabric: torch_promote.integrations.lightning
-- `promotion`, regions with another promotion rule: torch_promote.promoting; the rules, and `make_rule`:
-  torch_promote.reference.promotion_rules (loaded when first used)
-- `set_check_ranks`, whether the ranks of a distributed job compare their policies: torch_promote.integrations.ranks
-- errors, all subclasses of `TorchPromoteError`: torch_promote.errors
-- `crosscheck`: torch_promote.checking.crosscheck; `check_casts`: torch_promote.checking.check_casts; `why`, which
-  explains the dtype of an expression: torch_promote.checking.why (all loaded when first used)
-- `trace`, which op ran in which dtype and why: torch_promote.numerics.trace; `find_nonfinite`, where the first inf or
-  NaN came from: torch_promote.numerics.find_nonfinite (both loaded when first used)
-- `reference`: torch_promote.reference (loaded when first used)
-- the command `torch-promote`: torch_promote.cli.program
+Names that a training loop does not need are loaded when they are first used. The errors are in `torch_promote.errors`,
+all of them subclasses of `TorchPromoteError`; the reference is `torch_promote.reference`; the command is
+`torch-promote`.
 
 Example:
     >>> import torch, torch_promote as tp
@@ -35,97 +18,68 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from torch_promote.dispatch_keys import AUTOCAST_KEY
+from torch_promote.dispatch_keys import AUTOCAST_KEY, pass_over
 from torch_promote.native.loader import check_extension, do_once, keep_package
 
 check_extension()  # the imports below need the extension
 
-from torch_promote.errors import (
-    DecoratorError,
-    DeviceTypeError,
-    DtypeError,
-    ExtensionError,
-    Fp32FailsError,
-    MissingPackageError,
-    NoiseFloorError,
-    NothingToTuneError,
-    OptionError,
-    PolicyError,
-    PolicyMismatchError,
-    PromotionLintError,
-    PromotionRuleError,
-    PromotionWarning,
-    PromotionWriteError,
-    RegionError,
-    RuleDefinitionError,
-    StaleCastError,
-    StepError,
-    TorchPromoteError,
-    TuningError,
-    UnsupportedDeviceError,
-    UnusedOverrideWarning,
-)
+from torch_promote import errors
+from torch_promote.errors import PolicyError, TorchPromoteError, UnusedOverrideWarning
 from torch_promote.integrations import cast_invalidation as _cast_invalidation
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations import compile_regions as _compile_regions
-from torch_promote.integrations import higher_order as _higher_order
 from torch_promote.integrations import ranks as _ranks
 from torch_promote.integrations.checkpoint import checkpoint_contexts
 from torch_promote.integrations.ranks import set_check_ranks
 from torch_promote.policy import module_tables as _module_tables
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.policy import Policy
-from torch_promote.promoting.lint import PromotionEvent, PromotionKind
-from torch_promote.promoting.promotion import promotion
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.base import Region as _Region
 from torch_promote.regions.cache import cache_info, clear_cache
 from torch_promote.regions.defaults import (
-    RegisteredPolicy,
     default_policy,
     register_policy,
     registered_policies,
     set_default_policy,
     use_environment,
 )
+from torch_promote.regions.promotion import promotion
 
 if TYPE_CHECKING:
     from torch_promote import reference
     from torch_promote.checking.check_casts import check_casts
     from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, crosscheck
     from torch_promote.checking.why import why
-    from torch_promote.modules.module_policies import (
-        format_module_policy,
-        module_policies,
-        print_module_policy,
-        remove_module_policy,
-        set_module_policy,
-    )
     from torch_promote.numerics.compare import compare
     from torch_promote.numerics.comparing.comparison import Comparison
-    from torch_promote.numerics.comparing.site import Site
     from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
-    from torch_promote.numerics.report.trace_report import TraceReport
-    from torch_promote.numerics.trace import trace
     from torch_promote.numerics.tune import tune
     from torch_promote.numerics.tuning.tuning import Tuning
-    from torch_promote.reference.promotion_rules import PromotionRule, make_rule
+    from torch_promote.observe.trace import trace
+    from torch_promote.observe.trace_report import TraceReport
+    from torch_promote.reference.promotion_rules import make_rule
     from torch_promote.regions.installation import (
-        Installation,
         install,
         installed,
         installed_as,
         stock_autocast,
         uninstall,
     )
+    from torch_promote.regions.module_policies import (
+        module_policies,
+        print_module_policy,
+        remove_module_policy,
+        set_module_policy,
+    )
 
 if keep_package():  # not in a second import
     _compile.install()
     _compile_regions.install(_Region, my_autocast, promotion)
     _cast_invalidation.install()
-    _higher_order.pass_over(AUTOCAST_KEY)
+    pass_over(AUTOCAST_KEY)
     _ranks.install()
-    _module_tables.set_library(lambda: importlib.import_module("torch_promote.modules.region_tables"))
+    _module_tables.set_library(lambda: importlib.import_module("torch_promote.regions.module_policies"))
 
 __version__ = "0.1.0"
 
@@ -134,38 +88,12 @@ __all__ = [
     "Comparison",
     "CrosscheckError",
     "CrosscheckReport",
-    "DecoratorError",
-    "DeviceTypeError",
-    "DtypeError",
-    "ExtensionError",
-    "Fp32FailsError",
-    "Installation",
-    "MissingPackageError",
-    "NoiseFloorError",
     "NonfiniteReport",
-    "NothingToTuneError",
-    "OptionError",
     "Policy",
     "PolicyError",
-    "PolicyMismatchError",
-    "PromotionEvent",
-    "PromotionKind",
-    "PromotionLintError",
-    "PromotionRule",
-    "PromotionRuleError",
-    "PromotionWarning",
-    "PromotionWriteError",
-    "RegionError",
-    "RegisteredPolicy",
-    "RuleDefinitionError",
-    "Site",
-    "StaleCastError",
-    "StepError",
     "TorchPromoteError",
     "TraceReport",
     "Tuning",
-    "TuningError",
-    "UnsupportedDeviceError",
     "UnusedOverrideWarning",
     "__version__",
     "cache_info",
@@ -175,8 +103,8 @@ __all__ = [
     "compare",
     "crosscheck",
     "default_policy",
+    "errors",
     "find_nonfinite",
-    "format_module_policy",
     "install",
     "installed",
     "installed_as",
@@ -206,30 +134,27 @@ _LAZY = {
     "CrosscheckReport": "torch_promote.checking.report",
     "crosscheck": "torch_promote.checking.crosscheck",
     "why": "torch_promote.checking.why",
-    "PromotionRule": "torch_promote.reference.promotion_rules",
     "make_rule": "torch_promote.reference.promotion_rules",
     "find_nonfinite": "torch_promote.numerics.find_nonfinite",
     "NonfiniteReport": "torch_promote.numerics.find_nonfinite",
-    "trace": "torch_promote.numerics.trace",
+    "trace": "torch_promote.observe.trace",
     "compare": "torch_promote.numerics.compare",
     "Comparison": "torch_promote.numerics.comparing.comparison",
-    "Site": "torch_promote.numerics.comparing.site",
     "tune": "torch_promote.numerics.tune",
     "Tuning": "torch_promote.numerics.tuning.tuning",
-    "TraceReport": "torch_promote.numerics.report.trace_report",
+    "TraceReport": "torch_promote.observe.trace_report",
     **dict.fromkeys(
-        ("Installation", "install", "installed", "installed_as", "stock_autocast", "uninstall"),
+        ("install", "installed", "installed_as", "stock_autocast", "uninstall"),
         "torch_promote.regions.installation",
     ),
     **dict.fromkeys(
         (
-            "format_module_policy",
             "module_policies",
             "print_module_policy",
             "remove_module_policy",
             "set_module_policy",
         ),
-        "torch_promote.modules.module_policies",
+        "torch_promote.regions.module_policies",
     ),
 }
 
@@ -252,7 +177,7 @@ def _use_environment() -> None:
     if os.environ.get("TORCH_PROMOTE_CHECK_CASTS"):
         importlib.import_module("torch_promote.checking.check_casts").use_environment()
     if os.environ.get("TORCH_PROMOTE_CROSSCHECK_REPORTS"):
-        importlib.import_module("torch_promote.checking.crosscheck_process").use_environment()
+        importlib.import_module("torch_promote.checking.crosscheck").use_environment()
     if os.environ.get("TORCH_PROMOTE_TRACED"):
         importlib.import_module("torch_promote.numerics.traced_process").use_environment()
     if os.environ.get("TORCH_PROMOTE_AUTOCAST"):

@@ -23,13 +23,7 @@ namespace torch_promote {
 namespace {
 
 // Held while an op gets its kernel and its number, so that an op with a number always has its kernel.
-ForkSafeMutex& registration_mutex() {
-  static auto* instance = new ForkSafeMutex; // never destroyed: threads may outlive static destructors
-  return *instance;
-}
-
-// Created at import: see NOTE [ Fork ].
-[[maybe_unused]] const ForkSafeMutex& registration_mutex_at_import = registration_mutex();
+ForkSafeMutex& registration_mutex = *new ForkSafeMutex; // never destroyed: threads may outlive static destructors
 
 // A kernel of register_op.
 struct BoxedOp {
@@ -99,7 +93,7 @@ torch::Library& library_on_autocast_key(const char* name_space) {
 }
 
 OpNumber register_op(const std::string& op, const std::string& overload) {
-  const std::lock_guard<std::mutex> lock(registration_mutex());
+  const std::lock_guard<std::mutex> lock(registration_mutex);
   if (const auto known = find_op_number(join_overload(op, overload))) {
     if (const auto boxed = boxed_ops().find(*known); boxed != boxed_ops().end()) {
       boxed->second.was_gone = false;
@@ -117,7 +111,7 @@ OpNumber register_op(const std::string& op, const std::string& overload) {
 
 OpNumber number_for_promotion(
     const std::string& op, const std::string& overload, const std::function<void(OpNumber)>& register_kernel) {
-  const std::lock_guard<std::mutex> lock(registration_mutex());
+  const std::lock_guard<std::mutex> lock(registration_mutex);
   if (const auto known = find_op_number(join_overload(op, overload))) {
     return *known;
   }
@@ -127,7 +121,7 @@ OpNumber number_for_promotion(
 }
 
 void register_closed_ops() {
-  const std::lock_guard<std::mutex> lock(registration_mutex());
+  const std::lock_guard<std::mutex> lock(registration_mutex);
   for (const char* name : kClosedOps) {
     (void)add_kernel(name, "", next_op_number(), Closed::yes).release();
     add_op_number(name);

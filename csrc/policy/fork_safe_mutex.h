@@ -6,20 +6,16 @@
 namespace torch_promote {
 
 // NOTE [ Fork ]
-// A fork copies only the calling thread. A mutex that another thread holds at that moment stays locked in the child,
-// and locking it there deadlocks. Every mutex of this library is therefore a ForkSafeMutex: the thread that forks locks
-// all of them first, and both processes unlock them afterwards. It never waits for one while it holds another, so it
-// cannot deadlock with threads that nest them.
+// A fork copies only the calling thread, so a mutex that another thread holds stays locked in the child forever. The
+// thread that forks therefore locks every ForkSafeMutex first, and both processes unlock them afterwards.
 //
-// The same applies to a static object in a function: if another thread is constructing it during the fork, it is never
-// finished in the child, and using it there deadlocks. Objects with a ForkSafeMutex are therefore created at import.
-//
-// The thread that forks may hold the GIL. Code that holds a ForkSafeMutex must therefore not wait for the GIL. PyTorch
-// may take the GIL where a tensor or a storage with a Python object is copied or destroyed.
+// - Create a ForkSafeMutex, and the object that it guards, while the extension is imported: in the child, a function's
+//   static object that another thread was constructing is never finished. It lives as long as the process.
+// - Do not wait for the GIL while you hold one: the thread that forks may hold the GIL. PyTorch may take it where a
+//   tensor or a storage with a Python object is copied or destroyed.
 class ForkSafeMutex : public std::mutex {
  public:
   ForkSafeMutex();
-  ~ForkSafeMutex();
   ForkSafeMutex(const ForkSafeMutex&) = delete;
   ForkSafeMutex& operator=(const ForkSafeMutex&) = delete;
 };

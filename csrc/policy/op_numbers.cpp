@@ -39,52 +39,46 @@ struct OpNumbers {
   }
 };
 
-OpNumbers& op_numbers() {
-  static auto* instance = new OpNumbers; // never destroyed: threads may outlive static destructors
-  return *instance;
-}
-
-// Created at import: see NOTE [ Fork ].
-[[maybe_unused]] const OpNumbers& op_numbers_at_import = op_numbers();
+OpNumbers& op_numbers = *new OpNumbers; // never destroyed: threads may outlive static destructors
 
 [[maybe_unused]] const bool noted_op_numbers = note_registry("op numbers", [] {
-  const std::lock_guard<std::mutex> lock(op_numbers().mutex);
-  return op_numbers().names.size();
+  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  return op_numbers.names.size();
 });
 
 } // namespace
 
 std::optional<OpNumber> find_op_number(const std::string& name) {
-  const std::lock_guard<std::mutex> lock(op_numbers().mutex);
-  const auto known = op_numbers().by_name.find(name);
-  return known == op_numbers().by_name.end() ? std::nullopt : std::optional(known->second);
+  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  const auto found = op_numbers.by_name.find(name);
+  return found == op_numbers.by_name.end() ? std::nullopt : std::optional(found->second);
 }
 
 OpNumber add_op_number(const std::string& name) {
-  const std::lock_guard<std::mutex> lock(op_numbers().mutex);
-  return op_numbers().add(name);
+  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  return op_numbers.add(name);
 }
 
 OpNumber next_op_number() {
-  const std::lock_guard<std::mutex> lock(op_numbers().mutex);
-  return op_numbers().next();
+  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  return op_numbers.next();
 }
 
 void free_op_number(OpNumber op) {
-  const std::lock_guard<std::mutex> lock(op_numbers().mutex);
-  op_numbers().by_name.erase(op_numbers().names.at(op));
-  op_numbers().names[op].clear();
-  op_numbers().free.push_back(op);
+  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  op_numbers.by_name.erase(op_numbers.names.at(op));
+  op_numbers.names[op].clear();
+  op_numbers.free.push_back(op);
 }
 
 bool is_op_number(OpNumber op) {
-  const std::lock_guard<std::mutex> lock(op_numbers().mutex);
-  return op < op_numbers().names.size() && !op_numbers().names[op].empty();
+  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  return op < op_numbers.names.size() && !op_numbers.names[op].empty();
 }
 
 std::string op_name(OpNumber op) {
-  const std::lock_guard<std::mutex> lock(op_numbers().mutex);
-  return op_numbers().names.at(op);
+  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  return op_numbers.names.at(op);
 }
 
 } // namespace torch_promote

@@ -12,7 +12,7 @@ namespace torch_promote {
 class Promotion;
 struct Operand;
 
-// python/promotion_hooks.cpp sets them to functions that call torch_promote/promoting/hooks.py.
+// python/promotion_hooks.cpp sets them to functions that call torch_promote/regions/promotion_tables.py.
 struct PromotionCallbacks {
   // Puts the rule's tables for a default dtype into the rule.
   void (*put_tables)(const Promotion& promotion, c10::ScalarType default_dtype);

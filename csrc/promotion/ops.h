@@ -25,7 +25,7 @@ enum class Computes : uint8_t {
   opaque,  // the rule acts neither on this op nor on the ops that it calls
 };
 
-// The operands for which an op raises before it promotes them; torch_promote/promoting/ops.py.
+// The operands for which an op raises before it promotes them; torch_promote/regions/promotion_tables.py.
 enum class Refuses : uint8_t { nothing, boolean, integral, complex, mixed };
 
 struct PromotingOp {

@@ -22,17 +22,14 @@ struct Promotions {
   std::map<uint32_t, std::unique_ptr<const Promotion>> all;
 };
 
-Promotions& promotions() {
-  static auto* instance = new Promotions; // never destroyed: threads may outlive static destructors
-  return *instance;
-}
+Promotions& promotions = *new Promotions; // never destroyed: threads may outlive static destructors
 
-// Created at import: see NOTE [ Fork ].
-[[maybe_unused]] const Promotions& promotions_at_import = promotions();
+// Guards the tables of every rule that are computed later.
+ForkSafeMutex& tables_mutex = *new ForkSafeMutex;
 
 [[maybe_unused]] const bool noted_promotion_rules = note_registry("promotion rules", [] {
-  const std::lock_guard<std::mutex> lock(promotions().mutex);
-  return promotions().all.size();
+  const std::lock_guard<std::mutex> lock(promotions.mutex);
+  return promotions.all.size();
 });
 
 uint64_t mix(uint64_t hash, uint64_t value) {
@@ -88,7 +85,7 @@ const PromotionTables& Promotion::tables() const {
 }
 
 void Promotion::put_tables(c10::ScalarType default_dtype, PromotionTables tables) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(tables_mutex);
   auto& place = by_default_dtype_[static_cast<size_t>(default_dtype)];
   if (place.load() == nullptr) {
     place.store(new PromotionTables(tables), std::memory_order_release); // lives as long as the rule
@@ -98,14 +95,14 @@ void Promotion::put_tables(c10::ScalarType default_dtype, PromotionTables tables
 DtypeCode Promotion::of_many(uint64_t dtypes) const {
   const std::pair key(dtypes, default_dtype_now());
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(tables_mutex);
     const auto known = many_.find(key);
     if (known != many_.end()) {
       return known->second;
     }
   }
   const DtypeCode found = promotion_callbacks.common_dtype(*this, dtypes);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(tables_mutex);
   many_.emplace(key, found);
   return found;
 }
@@ -115,30 +112,27 @@ uint32_t register_promotion(
     const PromotionOptions& options,
     c10::ScalarType default_dtype,
     const PromotionTables& tables) {
-  Promotions& known = promotions();
-  const std::lock_guard<std::mutex> lock(known.mutex);
-  const uint32_t number = ++known.last_number;
-  known.all.emplace(number, std::make_unique<const Promotion>(number, name, options, default_dtype, tables));
+  const std::lock_guard<std::mutex> lock(promotions.mutex);
+  const uint32_t number = ++promotions.last_number;
+  promotions.all.emplace(number, std::make_unique<const Promotion>(number, name, options, default_dtype, tables));
   return number;
 }
 
 const Promotion& promotion_of(uint32_t number) {
-  Promotions& known = promotions();
-  const std::lock_guard<std::mutex> lock(known.mutex);
-  const auto found = known.all.find(number);
-  TORCH_CHECK_INDEX(found != known.all.end(), "torch_promote: no promotion has the number ", number);
+  const std::lock_guard<std::mutex> lock(promotions.mutex);
+  const auto found = promotions.all.find(number);
+  TORCH_CHECK_INDEX(found != promotions.all.end(), "torch_promote: no promotion has the number ", number);
   return *found->second;
 }
 
 bool drop_promotion(uint32_t number) {
-  Promotions& known = promotions();
-  const std::lock_guard<std::mutex> lock(known.mutex);
-  const auto found = known.all.find(number);
-  if (found != known.all.end()) {
+  const std::lock_guard<std::mutex> lock(promotions.mutex);
+  const auto found = promotions.all.find(number);
+  if (found != promotions.all.end()) {
     if (!drop_promotion_changes(found->second.get())) {
       return false;
     }
-    known.all.erase(found);
+    promotions.all.erase(found);
   }
   return true;
 }

@@ -1,7 +1,6 @@
 // file: a promotion rule as lookup tables, with the options of its region
 #pragma once
 
-#include "policy/fork_safe_mutex.h"
 #include "policy/op_table.h"
 
 #include <c10/core/ScalarType.h>
@@ -63,7 +62,7 @@ struct PromotionTables {
   }
 };
 
-// What the lint looks for; a bit each. torch_promote/promoting/lint.py names them in this order.
+// What the lint looks for; a bit each. torch_promote/regions/promotion.py names them in this order.
 enum class LintKind : uint8_t { zero_dim, overflow, float_overflow, low_precision, float64, any };
 
 struct PromotionOptions {
@@ -80,7 +79,7 @@ struct PromotionOptions {
   }
 };
 
-// A rule that regions refer to. torch_promote/promoting/hooks.py drops unused rules.
+// A rule that regions refer to. torch_promote/regions/promotion_tables.py drops unused rules.
 class Promotion {
  public:
   Promotion(
@@ -114,7 +113,6 @@ class Promotion {
 
  private:
   const PromotionTables* first_;
-  mutable ForkSafeMutex mutex_;
   mutable std::array<std::atomic<const PromotionTables*>, kDtypes> by_default_dtype_{};
   mutable std::map<std::pair<uint64_t, c10::ScalarType>, DtypeCode> many_; // keyed by the set and the default dtype
 };

@@ -5,7 +5,7 @@
 
 namespace torch_promote {
 
-// Sets the object with the hooks (torch_promote/promoting/hooks.py) for the rest of the process.
+// Sets the object with the hooks (torch_promote/regions/promotion_tables.py) for the rest of the process.
 void set_promotion_hooks(pybind11::object hooks);
 
 } // namespace torch_promote

@@ -11,10 +11,12 @@
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <structmember.h>
 #include <torch/csrc/Dtype.h>
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -23,13 +25,6 @@
 
 namespace torch_promote {
 namespace {
-
-// NOTE [ Regions in Python and in C ]
-// `my_autocast` and `promotion` are Python classes. In the usual case, each of their methods makes one call of a
-// function in this file. Methods in C would save the Python frames, about a third of the cost of a region. But Dynamo
-// (PyTorch 2.11 to 2.15) traces a context manager only if its `__enter__` and `__exit__` are Python functions: it reads
-// their `__func__`. CPython runs signal handlers between the instructions of Python functions. If a handler raises
-// (KeyboardInterrupt), undo_enter and torch_promote/native/interrupts.py make sure that no region stays open.
 
 // Python objects that this file uses; never released.
 struct PythonObjects {
@@ -121,23 +116,25 @@ bool without_throwing(const Function& function) {
   return false;
 }
 
+// Opens a region. Returns the flags above, or -1 with Python's error set.
+long enter(PyObject* owner, PyObject* packed) {
+  const std::optional<bool> loop = loop_runs();
+  const RegionSpec* spec = loop.has_value() ? unpack_text(packed) : nullptr;
+  if (spec == nullptr || !without_throwing([&] { enter_region(owner_of(owner), *spec); })) {
+    return -1;
+  }
+  return (*loop ? kRunningLoop : 0) | (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) |
+         wanted_by_python;
+}
+
 // enter_region(owner, packed) -> int: the flags above.
 PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   if (count != 2) {
     PyErr_SetString(PyExc_TypeError, "enter_region(owner, packed) takes two arguments");
     return nullptr;
   }
-  const void* last_entered = std::exchange(tls_last_entered, nullptr);
-  const std::optional<bool> loop = loop_runs();
-  const RegionSpec* spec = loop.has_value() ? unpack_text(args[1]) : nullptr;
-  if (spec == nullptr || !without_throwing([&] { enter_region(owner_of(args[0]), *spec); })) {
-    return nullptr;
-  }
-  open_frames().back().last_entered = last_entered;
-  tls_last_entered = owner_of(args[0]);
-  return PyLong_FromLong(
-      (*loop ? kRunningLoop : 0) | (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) |
-      wanted_by_python);
+  const long flags = enter(args[0], args[1]);
+  return flags < 0 ? nullptr : PyLong_FromLong(flags);
 }
 
 // The overrides without effect in the region that this thread ended last, until take_unused_overrides asks.
@@ -145,9 +142,12 @@ std::vector<Unused>& unused_overrides() {
   return of_this_thread<std::vector<Unused>>();
 }
 
-// exit_region(owner) -> int: as enter_region, or -1 if the owner has no open region in this thread. kUnusedOverrides:
-// ask take_unused_overrides.
-PyObject* py_exit_region(PyObject* /*module*/, PyObject* owner) {
+constexpr long kNotOpen = -1;
+constexpr long kFailed = -2;
+
+// Ends a region. Returns the flags above, kNotOpen if the owner has no open region in this thread, or kFailed with
+// Python's error set.
+long exit(PyObject* owner) {
   bool open = false;
   bool unused = false;
   if (!without_throwing([&] {
@@ -158,11 +158,72 @@ PyObject* py_exit_region(PyObject* /*module*/, PyObject* owner) {
           unused = !unused_overrides().empty();
         }
       })) {
-    return nullptr; // GCOVR_EXCL_LINE: out of memory
+    return kFailed; // GCOVR_EXCL_LINE: out of memory
   }
-  return PyLong_FromLong(
-      !open ? -1
-            : (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) | (unused ? kUnusedOverrides : 0));
+  return !open ? kNotOpen
+               : (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) | (unused ? kUnusedOverrides : 0);
+}
+
+// exit_region(owner) -> int: the flags, or kNotOpen.
+PyObject* py_exit_region(PyObject* /*module*/, PyObject* owner) {
+  const long flags = exit(owner);
+  return flags == kFailed ? nullptr : PyLong_FromLong(flags);
+}
+
+// NOTE [ Regions in C ]
+// The class `Region` derives from this one. `__enter__` and `__exit__` are C functions: CPython handles no signal in
+// them, so a KeyboardInterrupt cannot leave a region half open, and an ordinary region runs no Python code. Dynamo reads
+// the `__func__` of these methods, which C functions lack; torch_promote/integrations/compile_regions.py replaces its
+// variable for context managers.
+struct RegionObject {
+  PyObject_HEAD PyObject* packed;
+};
+
+// __enter__(self) -> self. Flags go to the Python method _entered; if it raises, the region ends.
+PyObject* region_enter(PyObject* self, PyObject* /*unused*/) {
+  PyObject* packed = reinterpret_cast<RegionObject*>(self)->packed;
+  if (packed == nullptr) {
+    PyErr_SetString(PyExc_AttributeError, "the region has no _packed: call __init__ of its base class");
+    return nullptr;
+  }
+  const long flags = enter(self, packed);
+  if (flags < 0) {
+    return nullptr;
+  }
+  if (flags != 0) {
+    PyObject* result = PyObject_CallMethod(self, "_entered", "l", flags);
+    if (result == nullptr) {
+      const pybind11::error_scope error; // of the method; ending a region may run Python
+      exit(self);
+      return nullptr;
+    }
+    Py_DECREF(result);
+  }
+  Py_INCREF(self);
+  return self;
+}
+
+// __exit__(self, kind, value, traceback) -> None. Flags go to the Python method _exited.
+PyObject* region_exit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "__exit__(kind, value, traceback) takes three arguments");
+    return nullptr;
+  }
+  const long flags = exit(self);
+  if (flags == kFailed) {
+    return nullptr;
+  }
+  if (flags != 0) {
+    return PyObject_CallMethod(self, "_exited", "lO", flags, args[0]);
+  }
+  Py_RETURN_NONE;
+}
+
+void destroy_region(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  Py_XDECREF(reinterpret_cast<RegionObject*>(self)->packed);
+  type->tp_free(self);
+  Py_DECREF(type);
 }
 
 // take_unused_overrides() -> list[tuple[str, str, int, str]]: `Unused` of the region that this thread ended last.
@@ -170,17 +231,6 @@ PyObject* py_take_unused_overrides(PyObject* /*module*/, PyObject* /*unused*/) {
   PyObject* result = nullptr;
   without_throwing([&] { result = pybind11::cast(std::exchange(unused_overrides(), {})).release().ptr(); });
   return result;
-}
-
-// undo_enter(owner): ends the region if enter_region has opened it; called after an error in `__enter__`.
-PyObject* py_undo_enter(PyObject* /*module*/, PyObject* owner) {
-  if (std::exchange(tls_last_entered, nullptr) == owner_of(owner) && !without_throwing([&] {
-        std::shared_ptr<NamedUse> use;
-        exit_region(owner_of(owner), &use);
-      })) {
-    return nullptr; // GCOVR_EXCL_LINE: out of memory
-  }
-  Py_RETURN_NONE;
 }
 
 template <long flag>
@@ -328,13 +378,36 @@ PyMethodDef kRegionFunctions[] = {
     {"enter_region", as_c_function(&py_enter_region), METH_FASTCALL, nullptr},
     {"exit_region", &py_exit_region, METH_O, nullptr},
     {"take_unused_overrides", &py_take_unused_overrides, METH_NOARGS, nullptr},
-    {"undo_enter", &py_undo_enter, METH_O, nullptr},
     {"set_ranks_unchecked", &py_set_wanted<kUncheckedRanks>, METH_O, nullptr},
     {"set_regions_watched", &py_set_wanted<kWatched>, METH_O, nullptr},
     {"open_regions", &py_open_regions, METH_NOARGS, nullptr},
     {"pack_plain_region", as_c_function(&py_pack_plain_region), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
+
+PyMethodDef kRegionMethods[] = {
+    {"__enter__", &region_enter, METH_NOARGS, nullptr},
+    {"__exit__", as_c_function(&region_exit), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef kRegionMembers[] = {
+    {"_packed", T_OBJECT_EX, offsetof(RegionObject, packed), 0, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+bool add_region_class(PyObject* module) {
+  static PyType_Slot slots[] = {
+      {Py_tp_methods, kRegionMethods},
+      {Py_tp_members, kRegionMembers},
+      {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_region)},
+      {0, nullptr},
+  };
+  static PyType_Spec spec = {
+      "torch_promote._C.RegionBase", sizeof(RegionObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
+  PyObject* type = PyType_FromSpec(&spec);
+  return type != nullptr && PyModule_AddObject(module, "RegionBase", type) == 0; // steals the reference
+}
 
 PyObject* import_dict(const char* module_name) {
   PyObject* module = PyImport_ImportModule(module_name);
@@ -357,7 +430,7 @@ bool add_region_functions(PyObject* module) {
   }
   // GCOVR_EXCL_STOP
   Py_INCREF(python.get_running_loop);
-  return PyModule_AddFunctions(module, kRegionFunctions) == 0 &&
+  return add_region_class(module) && PyModule_AddFunctions(module, kRegionFunctions) == 0 &&
          PyModule_AddIntConstant(module, "TORCH_FUNCTION_MODE", kTorchFunctionMode) == 0 &&
          PyModule_AddIntConstant(module, "RUNNING_LOOP", kRunningLoop) == 0 &&
          PyModule_AddIntConstant(module, "UNCHECKED_RANKS", kUncheckedRanks) == 0 &&

@@ -144,7 +144,6 @@ void restore(const Frame& frame) {
 void end_innermost() {
   const Frame frame = std::move(open_frames().back());
   open_frames().pop_back();
-  tls_last_entered = frame.last_entered;
   put_flags();
   restore(frame);
   leave_nesting(frame);

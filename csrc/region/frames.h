@@ -23,7 +23,6 @@ struct Frame {
   PolicyPtr policy;                          // the policy inside; never null once the region is open
   int graph_task = -1;                       // see PromotionState; looked up only under a promotion rule
   std::shared_ptr<NamedUse> named = nullptr; // null unless its overrides name ops
-  const void* last_entered = nullptr;        // `tls_last_entered` before
 
   bool names(size_t device) const {
     return spec.devices[device].named;
@@ -34,10 +33,6 @@ struct Frame {
     return std::any_of(spec.devices.begin(), spec.devices.end(), [](auto& device) { return device.named; });
   }
 };
-
-// The owner of the region that this thread entered last, not counting those that have ended since. It is compared,
-// never dereferenced.
-inline constinit thread_local const void* tls_last_entered = nullptr;
 
 // The open regions of this thread, outermost first. Call `put_flags` after each change.
 std::vector<Frame>& open_frames();

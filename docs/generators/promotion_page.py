@@ -1,22 +1,24 @@
-"""Writes the tables and examples of docs/promotion.md from the code that they document.
+"""Writes the tables and derivations of docs/promotion.md and docs/promotion_rules.md from the code that they document.
 
-`python docs/generators/promotion_page.py` rewrites the text between the page's `<!-- begin: name -->` and
-`<!-- end: name -->` lines. With `--check`, it only reports whether the page is up to date.
+`python docs/generators/promotion_page.py` rewrites the text between the `<!-- begin: name -->` and `<!-- end: name -->`
+lines of both pages. With `--check`, it only reports whether they are up to date.
 """
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
 import torch
 
-from pages import rendered, rewrite, table
-from torch_promote.reference.derivation.derivation import why
-from torch_promote.reference.derivation.operators import OPERATORS
+from torch_promote.checking.why import why
 from torch_promote.reference.dtypes import TYPECODES, dtype_name, typecode
+from torch_promote.reference.ops.infer import rule_table
 from torch_promote.reference.promotion import (
     TABLE_DTYPES,
     Casting,
@@ -27,14 +29,38 @@ from torch_promote.reference.promotion import (
     promotion_table,
     result_type,
 )
+from torch_promote.reference.promotion_rules.jax_rule import FLOAT8, LATTICE
+from torch_promote.reference.promotion_rules.named_rules import ARRAY_API_TABLE, NUMPY_TABLE, RULE_NAMES, promotion_rule
+from torch_promote.reference.promotion_rules.rule import CODES, NUMBER_TYPES
 from torch_promote.reference.strides import suggest_memory_format
 from torch_promote.reference.tensor_iterator import PRESETS, TensorIteratorConfig, infer_elementwise
 
-__all__ = ["BLOCKS", "main", "render"]
+__all__ = ["PAGES", "main", "rendered"]
 
-_FILE = Path(__file__).parents[1] / "promotion.md"
+_DOCS = Path(__file__).parents[1]
+_EXCEPTIONS = _DOCS.parent / "tests" / "reference" / "golden" / "exceptions.toml"
 
-#: The expressions that the page explains, in its order.
+#: Python's operators and the ops that they call.
+OPERATORS = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "true_divide",
+    "//": "floor_divide",
+    "%": "remainder",
+    "**": "pow",
+    "&": "bitwise_and",
+    "|": "bitwise_or",
+    "^": "bitwise_xor",
+    "<": "lt",
+    "<=": "le",
+    ">": "gt",
+    ">=": "ge",
+    "==": "eq",
+    "!=": "ne",
+}
+
+#: The expressions that promotion.md explains, in its order.
 PUZZLES = (
     "int32[3] + 5.5",
     "int8[3] * int64[]",
@@ -62,20 +88,50 @@ FORMATS = (
     ((2, 3, 4, 4), (96, 1, 24, 6)),
 )
 
-
 #: One dtype for each family outside the table.
 _FAMILY_NAMES = ("uint16", "uint4", "int4", "float8_e5m2", "float4_e2m1fn_x2", "bits8", "qint8")
 
+#: Expressions for which the rules give different results.
+TELLING = (
+    "int32[3] + 5.5",
+    "int32[3] + float32[3]",
+    "int64[3] + float16[3]",
+    "float16[3] + bfloat16[3]",
+    "int8[3] + int64[]",
+    "float16[3] * float32[]",
+    "bfloat16[3] + 1.5",
+    "uint8[3] + int8[3]",
+    "uint16[3] + int32[3]",
+    "uint64[3] + int64[3]",
+    "bool[3] + 1",
+    "int32[3] / int32[3]",
+    "int64[3] / int64[3]",
+    "float32[3] + 1j",
+)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _code(items: Sequence[object]) -> list[str]:
+    return [f"`{dtype_name(item) if isinstance(item, torch.dtype) else item}`" for item in items]
+
+
+def _derivation(expression: str, rule: str = "torch") -> str:
+    return f"```text\n{why(expression, default_dtype=torch.float32, rule=rule)}\n```"
+
 
 def _typecodes() -> str:
-    return table(["typecode", "dtype"], [[f"`{typecode(d)}`", f"`{dtype_name(d)}`"] for d in TABLE_DTYPES])
+    return _table(["typecode", "dtype"], [[f"`{typecode(d)}`", f"`{dtype_name(d)}`"] for d in TABLE_DTYPES])
 
 
 def _promotion() -> str:
     codes = [code for code in TYPECODES if TYPECODES[code] in TABLE_DTYPES]
     promoted = promotion_table()
     rows = [[f"**{a}**", *(str(typecode(promoted[TYPECODES[a], TYPECODES[b]])) for b in codes)] for a in codes]
-    return table(["", *(f"**{code}**" for code in codes)], rows)
+    return _table(["", *(f"**{code}**" for code in codes)], rows)
 
 
 def _younger() -> str:
@@ -91,7 +147,7 @@ def _younger() -> str:
             except PromotionError:
                 results.append("error")
         rows.append([f"`{dtype_name(dtype)}`", *results])
-    return table(["", "itself", *(f"`{dtype_name(d)}`" for d in others)], rows)
+    return _table(["", "itself", *(f"`{dtype_name(d)}`" for d in others)], rows)
 
 
 def _states() -> str:
@@ -109,7 +165,7 @@ def _states() -> str:
         [f"`{dtype_name(d)}[3]`", *(f"`{dtype_name(result_type(d, w, default_dtype=torch.float32))}`" for _, w in weak)]
         for d in strong
     ]
-    return table(["", *(f"`{name}`" for name, _ in weak)], rows)
+    return _table(["", *(f"`{name}`" for name, _ in weak)], rows)
 
 
 def _casting() -> str:
@@ -128,7 +184,7 @@ def _casting() -> str:
         [f"`{dtype_name(a)}` to `{dtype_name(b)}`", *("yes" if can_cast(a, b, rule) else "no" for rule in rules)]
         for a, b in casts
     ]
-    return table(["", *(f"`{rule}`" for rule in rules)], rows)
+    return _table(["", *(f"`{rule}`" for rule in rules)], rows)
 
 
 def _presets() -> str:
@@ -138,17 +194,19 @@ def _presets() -> str:
         values = [getattr(PRESETS[name], flag.name) for name in names]
         cells = [dtype_name(v) if isinstance(v, torch.dtype) else {True: "yes", False: "", None: ""}[v] for v in values]
         rows.append([f"`{flag.name}`", *cells])
-    return table(["", *(f"`{name}`" for name in names)], rows)
+    return _table(["", *(f"`{name}`" for name in names)], rows)
 
 
 def _operators() -> str:
-    return table(
-        ["operator", "op", "preset"], [[f"`{s}`", f"`{o.op}`", f"`{o.preset}`"] for s, o in OPERATORS.items()]
-    ).replace("`|`", "`\\|`")
+    rows = []
+    for symbol, op in OPERATORS.items():
+        found = (rule_table().get(f"aten::{op}{overload}") for overload in (".Tensor", ".Tensor_Tensor", ""))
+        rows.append(_code([symbol.replace("|", "\\|"), op, next(filter(None, found))]))
+    return _table(["operator", "op", "preset"], rows)
 
 
 def _puzzles() -> str:
-    return "\n\n".join(f"```text\n{why(puzzle, default_dtype=torch.float32)}\n```" for puzzle in PUZZLES)
+    return "\n\n".join(map(_derivation, PUZZLES))
 
 
 def _strides() -> str:
@@ -157,7 +215,7 @@ def _strides() -> str:
         result = infer_elementwise(*(Operand(torch.float32, *layout) for layout in operands))
         described = [f"{list(shape)}, strides {list(strides)}" for shape, strides in operands]
         rows.append([*described, f"{list(result.shape)}, strides {list(result.strides)}"])
-    return table(["first", "second", "result"], rows)
+    return _table(["first", "second", "result"], rows)
 
 
 def _formats() -> str:
@@ -165,56 +223,136 @@ def _formats() -> str:
     for shape, strides in FORMATS:
         formats = [suggest_memory_format(shape, strides, exact_match=exact) for exact in (False, True)]
         rows.append([str(list(shape)), str(list(strides)), *(f"`{str(f).removeprefix('torch.')}`" for f in formats)])
-    return table(["sizes", "strides", "suggested", "with `exact_match`"], rows)
+    return _table(["sizes", "strides", "suggested", "with `exact_match`"], rows)
 
 
-#: The blocks of the page, by name.
-BLOCKS: dict[str, Callable[[], str]] = {
-    "typecodes": _typecodes,
-    "promotion": _promotion,
-    "younger": _younger,
-    "states": _states,
-    "casting": _casting,
-    "presets": _presets,
-    "operators": _operators,
-    "puzzles": _puzzles,
-    "strides": _strides,
-    "formats": _formats,
+def _result(expression: str, rule: str) -> str:
+    derivation = why(expression, default_dtype=torch.float32, rule=rule)
+    return "raises" if derivation.dtype is None else f"`{dtype_name(derivation.dtype)}`"
+
+
+def _telling() -> str:
+    rows = [[f"`{expression}`", *(_result(expression, rule) for rule in RULE_NAMES)] for expression in TELLING]
+    return _table(["", *(f"`{rule}`" for rule in RULE_NAMES)], rows)
+
+
+def _codes() -> str:
+    used = NUMPY_TABLE.split("\n")[1].split()
+    return _table(["typecode", "dtype"], [[f"`{code}`", f"`{dtype_name(CODES[code])}`"] for code in used])
+
+
+def _square(text: str) -> str:
+    header, *rows = (line.split() for line in text.strip().splitlines())
+    bold = [f"**{code}**" for code in header]
+    return _table(["", *bold], [[f"**{row}**", *codes] for row, *codes in rows])
+
+
+def _lattice() -> str:
+    """One row for all float8 dtypes, since PyTorch versions have different ones."""
+    rows = []
+    for node, above in LATTICE.items():
+        names = dict.fromkeys("float8, each by itself" if up in FLOAT8 else f"`{up}`" for up in above)
+        if node not in FLOAT8:
+            rows.append([f"`{node}`", ", ".join(names) or "nothing"])
+    return _table(["node", "directly above it"], [*rows, ["float8", "nothing"]])
+
+
+def _numbers() -> str:
+    shown = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64)
+    rows = []
+    for name in RULE_NAMES:
+        rule = promotion_rule(name, torch.float32)
+        for number in NUMBER_TYPES:
+            found = [rule.of_number(number, dtype) for dtype in shown]
+            cells = ["raises" if dtype is None else f"`{dtype_name(dtype)}`" for dtype in found]
+            rows.append([f"`{name}`", f"`{number.__name__}`", *cells])
+    return _table(["rule", "number", *(f"`{dtype_name(dtype)}`" for dtype in shown)], rows)
+
+
+def _division() -> str:
+    shown = (torch.bool, torch.uint8, torch.int32, torch.uint32, torch.int64, torch.float16, torch.float32)
+    rows = []
+    for name in RULE_NAMES:
+        found = [promotion_rule(name, torch.float32).of_float(dtype) for dtype in shown]
+        rows.append([f"`{name}`", *("raises" if dtype is None else f"`{dtype_name(dtype)}`" for dtype in found)])
+    return _table(["rule", *(f"`{dtype_name(dtype)}`" for dtype in shown)], rows)
+
+
+def _exceptions() -> str:
+    libraries = {
+        "numpy": "NumPy",
+        "jax": "JAX",
+        "jax_without_x64": "JAX without 64-bit dtypes",
+        "array_api": "standard",
+    }
+    entries = tomllib.loads(_EXCEPTIONS.read_text(encoding="utf-8"))["exception"]
+    rows = [[libraries[entry["library"]], entry["shown"], entry["reason"].strip()] for entry in entries]
+    return _table(["library", "operands", "reason"], rows)
+
+
+#: The pages, each with its blocks by name.
+PAGES: dict[str, Mapping[str, Callable[[], str]]] = {
+    "promotion.md": {
+        "typecodes": _typecodes,
+        "promotion": _promotion,
+        "younger": _younger,
+        "states": _states,
+        "casting": _casting,
+        "presets": _presets,
+        "operators": _operators,
+        "puzzles": _puzzles,
+        "strides": _strides,
+        "formats": _formats,
+    },
+    "promotion_rules.md": {
+        "telling": _telling,
+        "codes": _codes,
+        "numpy": lambda: _square(NUMPY_TABLE),
+        "array_api": lambda: _square(ARRAY_API_TABLE),
+        "lattice": _lattice,
+        "numbers": _numbers,
+        "division": _division,
+        "exceptions": _exceptions,
+        "told": lambda: _derivation("int32[3] + 5.5", "jax"),
+        "refused": lambda: _derivation("int8[3] * int64[]", "strict"),
+    },
 }
 
 
-def render(text: str) -> str:
-    r"""Returns the page with all blocks rewritten.
+def rendered(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
+    """Returns a page with the text between the begin and end lines of each block rewritten.
 
     Args:
-        text: The page, with its begin and end lines.
+        text: The page.
+        blocks: Maps names of blocks to functions that return their text.
 
     Raises:
-        ValueError: The page's blocks are not those of `BLOCKS`.
-
-    Example:
-        >>> render("<!-- begin: nothing -->\n<!-- end: nothing -->")
-        Traceback (most recent call last):
-        ...
-        ValueError: the page's blocks are not those of BLOCKS: nothing.
+        ValueError: The page has not exactly these blocks, once each.
     """
-    return rendered(text, BLOCKS)
+    pattern = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
+    found = [match.group(2) for match in pattern.finditer(text)]
+    # Exactly once each: without this check, text whose markers were lost would go stale unnoticed.
+    if sorted(found) != sorted(blocks):
+        raise ValueError(f"the page's blocks are {', '.join(found)}, and should be {', '.join(blocks)}, once each.")
+    return pattern.sub(lambda match: f"{match.group(1)}\n{blocks[match.group(2)]()}\n\n{match.group(3)}", text)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Rewrites or checks the page.
-
-    Args:
-        argv: The arguments. None: those of the process.
-
-    Returns:
-        0, or 1 if `--check` finds the page out of date.
-
-    Example:
-        >>> main(["--check"])
-        0
-    """
-    return rewrite(argv, "docs/generators/promotion_page.py", __doc__, _FILE, BLOCKS)
+def main(argv: Sequence[str] | None = None, folder: Path = _DOCS) -> int:
+    """Rewrites or checks the pages. Returns 1 if `--check` finds one out of date, otherwise 0."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
+    check = parser.parse_args(argv).check
+    stale = []
+    for name, blocks in PAGES.items():
+        text = (folder / name).read_text(encoding="utf-8")
+        written = rendered(text, blocks)
+        if written != text:
+            stale.append(name)
+            if not check:
+                (folder / name).write_text(written, encoding="utf-8")
+    if check and stale:
+        print(f"out of date: {', '.join(stale)}. Run python docs/generators/promotion_page.py.", file=sys.stderr)
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
+from benchmarks.measures import peak_bytes
 from helpers.casts import Region, ours, stock
 from helpers.models import EVERY_MODEL, loss_of, made, region_of
-from torch_promote.bench.memory import peak_bytes
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.measures import count_casts
 from helpers.casts import Region, ours, stock
 from helpers.comparison import assert_same
 from helpers.models import (
@@ -20,7 +21,6 @@ from helpers.models import (
     made,
     region_of,
 )
-from torch_promote.bench.casts import count_casts
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 

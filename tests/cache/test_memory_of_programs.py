@@ -6,8 +6,8 @@ import functools
 
 import pytest
 
+from benchmarks.programs import PROGRAMS
 from helpers.program_peaks import EVERY_PROGRAM, TRAINING, bytes_beyond_stock, check_bounds, peaks
-from torch_promote.bench.programs import PROGRAMS
 
 pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks")
 

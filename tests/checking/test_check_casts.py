@@ -92,7 +92,7 @@ def test_a_stale_cast_raises(program: Callable[[str], Iterator[torch.Tensor]], c
     run = program(cache)
     with check_casts() as checks:
         next(run)
-        with pytest.raises(tp.StaleCastError, match=f"cache mode: {cache}"):
+        with pytest.raises(tp.errors.StaleCastError, match=f"cache mode: {cache}"):
             next(run)
     assert checks.checked == 1
 
@@ -116,7 +116,7 @@ def test_a_zero_that_changes_its_sign_and_a_nan() -> None:
             torch.ones(1, 1) @ weight
         assert checks.checked == 2
         weight.data.neg_()
-        with pytest.raises(tp.StaleCastError, match=r"the first at \[0, 0\]: 0\.0 instead of -0\.0"):
+        with pytest.raises(tp.errors.StaleCastError, match=r"the first at \[0, 0\]: 0\.0 instead of -0\.0"):
             torch.ones(1, 1) @ weight
 
 
@@ -129,7 +129,7 @@ def test_the_stale_cast_is_dropped_and_the_state_restored() -> None:
             for _ in range(2):  # the second time it is a use of a new cast
                 try:
                     y = X @ weight
-                except tp.StaleCastError:
+                except tp.errors.StaleCastError:
                     continue
             assert torch.equal(y, X.bfloat16() @ weight.detach().bfloat16())
 
@@ -148,11 +148,11 @@ class Encoder(nn.Module):
         return x
 
 
-def raised(model: nn.Module, write: Callable[[], object], cache: str = "weights") -> tp.StaleCastError:
+def raised(model: nn.Module, write: Callable[[], object], cache: str = "weights") -> tp.errors.StaleCastError:
     with check_casts(), ours(cache=cache):
         model(X)
         write()
-        with pytest.raises(tp.StaleCastError) as caught:
+        with pytest.raises(tp.errors.StaleCastError) as caught:
             model(X)
     return caught.value
 
@@ -184,7 +184,7 @@ def test_each_line_is_its_own() -> None:
     with check_casts(), ours():
         first = X @ weight  # the first cast
         weight.data.mul_(2)
-        with pytest.raises(tp.StaleCastError) as caught:
+        with pytest.raises(tp.errors.StaleCastError) as caught:
             first + X @ weight
     assert caught.value.first_line.endswith(": first = X @ weight  # the first cast")
     assert caught.value.this_line.endswith(": first + X @ weight")
@@ -195,7 +195,7 @@ def test_a_tensor_outside_of_modules_has_no_name() -> None:
         (trained_weight, "weights", "a Parameter (16 x 4, float32)"),
         (activation, "all", "a Tensor (8 x 16, float32)"),
     ):
-        with check_casts(), pytest.raises(tp.StaleCastError) as caught:
+        with check_casts(), pytest.raises(tp.errors.StaleCastError) as caught:
             list(program(cache))
         assert caught.value.weight == text
 
@@ -215,7 +215,10 @@ def test_a_cast_from_before_the_check() -> None:
         with check_casts(False):
             X @ weight
         weight.data.mul_(2)
-        with check_casts(), pytest.raises(tp.StaleCastError, match="unknown: it was made before the check began"):
+        with (
+            check_casts(),
+            pytest.raises(tp.errors.StaleCastError, match="unknown: it was made before the check began"),
+        ):
             X @ weight
 
 
@@ -228,7 +231,7 @@ def test_every_thread_is_checked() -> None:
     def serve() -> None:
         try:
             list(trained_weight("weights"))
-        except tp.StaleCastError as error:
+        except tp.errors.StaleCastError as error:
             errors.append(error)
 
     with check_casts() as checks:
@@ -245,7 +248,7 @@ def test_the_block_entered_last_decides() -> None:
     with check_casts(False) as outer, check_casts() as inner:
         with check_casts(False) as off:
             list(trained_weight("weights"))
-        with pytest.raises(tp.StaleCastError):
+        with pytest.raises(tp.errors.StaleCastError):
             list(trained_weight("weights"))
     assert (outer.checked, inner.checked, off.checked) == (1, 1, 0)
 
@@ -256,7 +259,7 @@ def test_blocks_may_end_in_any_order() -> None:
         for block in (first, second):
             block.__enter__()
         first.__exit__(None, None, None)
-        with pytest.raises(tp.StaleCastError):
+        with pytest.raises(tp.errors.StaleCastError):
             list(trained_weight("weights"))
         second.__exit__(None, None, None)
         list(trained_weight("weights"))
@@ -283,7 +286,7 @@ def test_a_thread_without_a_line_of_the_program() -> None:
 
 
 def test_a_bad_argument() -> None:
-    with pytest.raises(tp.OptionError, match=r"enabled is 'yes', which is not a bool\. Legal: True, False\."):
+    with pytest.raises(tp.errors.OptionError, match=r"enabled is 'yes', which is not a bool\. Legal: True, False\."):
         tp.check_casts("yes")  # type: ignore[arg-type]
 
 

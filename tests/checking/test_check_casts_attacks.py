@@ -152,7 +152,7 @@ def test_no_stale_result_under_the_check(program: Callable[[], Program], fresh_d
             for product, w in program():
                 uses += 1
                 assert torch.equal(product.detach(), w.to(torch.bfloat16)), "a stale cast was used"
-    except tp.StaleCastError:
+    except tp.errors.StaleCastError:
         uses += 1
     assert uses >= 2
 
@@ -181,7 +181,7 @@ def test_documented_limits_are_found(program: Callable[[], Program]) -> None:
 
     with check_casts(False):
         assert is_right() == [True, False]
-    with check_casts(), pytest.raises(tp.StaleCastError, match="cache mode: persistent"):
+    with check_casts(), pytest.raises(tp.errors.StaleCastError, match="cache mode: persistent"):
         is_right()
 
 
@@ -206,7 +206,7 @@ def test_servers_beside_a_fused_trainer() -> None:
         while not stop.is_set():
             try:
                 used(w, "persistent")
-            except tp.StaleCastError:
+            except tp.errors.StaleCastError:
                 errors.append("raised")
 
     with check_casts() as checks:
@@ -221,7 +221,7 @@ def test_servers_beside_a_fused_trainer() -> None:
         try:
             product, _ = used(w, "persistent")
             assert torch.equal(product, w.to(torch.bfloat16))
-        except tp.StaleCastError:
+        except tp.errors.StaleCastError:
             errors.append("raised")
     assert checks.checked > 0
     assert set(errors) <= {"raised"}

@@ -62,7 +62,7 @@ def test_every_dtype(dtype: torch.dtype) -> None:
         torch.dropout(weight, 0.5, False)
         assert checks.checked == 1
         weight.data.mul_(2)
-        with pytest.raises(tp.StaleCastError, match=f"to {str(dtype).removeprefix('torch.')} has stale data"):
+        with pytest.raises(tp.errors.StaleCastError, match=f"to {str(dtype).removeprefix('torch.')} has stale data"):
             torch.dropout(weight, 0.5, False)
 
 
@@ -85,7 +85,7 @@ def test_a_functorch_wrapper_is_looked_into() -> None:
         return (y + X @ w).sum()
 
     for write in (False, True):
-        with check_casts() as checks, ours(), pytest.raises(tp.StaleCastError) if write else nullcontext():
+        with check_casts() as checks, ours(), pytest.raises(tp.errors.StaleCastError) if write else nullcontext():
             torch.func.grad(loss)(weight)
         assert (checks.checked, checks.skipped) == (1, 0)
 
@@ -141,7 +141,7 @@ def test_subclasses(kind: Any) -> None:
         X @ weight
         assert (checks.checked, checks.skipped) == (1, 0)
         inner.data.mul_(2)
-        with pytest.raises(tp.StaleCastError):
+        with pytest.raises(tp.errors.StaleCastError):
             X @ weight
 
 
@@ -150,7 +150,7 @@ def test_a_part_of_another_shape() -> None:
     with check_casts(), ours():
         X @ weight
         weight.inner = torch.ones(8, 4)  # behind PyTorch's back: nothing says that the wrapper has changed
-        with pytest.raises(tp.StaleCastError, match=r"its shape is \(16, 4\), that of a fresh cast \(8, 4\)"):
+        with pytest.raises(tp.errors.StaleCastError, match=r"its shape is \(16, 4\), that of a fresh cast \(8, 4\)"):
             X @ weight
 
 
@@ -192,7 +192,7 @@ def test_a_backward_that_recomputes() -> None:
         y = checkpoint(block, x, use_reentrant=False)
         assert checks.checked == 1
         weight.data.mul_(2)
-        with pytest.raises(tp.StaleCastError, match=r"y\.sum\(\)\.backward\(\)|in block"):
+        with pytest.raises(tp.errors.StaleCastError, match=r"y\.sum\(\)\.backward\(\)|in block"):
             y.sum().backward()
 
 
@@ -207,7 +207,7 @@ def test_threads_that_write_what_others_read() -> None:
             while not stop.is_set():
                 with ours(cache="persistent"), torch.no_grad():
                     x @ weight
-        except tp.StaleCastError as error:
+        except tp.errors.StaleCastError as error:
             errors.append(error)
 
     with check_casts() as checks:

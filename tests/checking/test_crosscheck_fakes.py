@@ -11,7 +11,7 @@ import torch
 from torch._subclasses import FakeTensor
 
 import torch_promote as tp
-from torch_promote.checking.registered_fake import has_fake
+from torch_promote.checking.expectation import has_fake
 
 Define = Callable[..., Any]
 

@@ -13,7 +13,7 @@ import torch
 import torch_promote as tp
 from helpers.crosscheck_state import is_on, off_before_and_after
 from helpers.subprocesses import run_python
-from torch_promote.checking.dispatch_observer import DispatchObserverError
+from torch_promote.observe.dispatch import DispatchObserverError
 
 __all__ = ["off_before_and_after"]  # a fixture
 
@@ -153,7 +153,7 @@ def test_it_cannot_be_used_as_a_decorator() -> None:
         pytest.fail("it ran")
 
     with pytest.raises(
-        tp.DecoratorError, match=r"^crosscheck is not a decorator: the caller could not read its report\."
+        tp.errors.DecoratorError, match=r"^crosscheck is not a decorator: the caller could not read its report\."
     ):
         tp.crosscheck(level="bits")(step)
 

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
 from torch_promote.checking import expectation
-from torch_promote.checking.autocast_in_force import overrides_in_force, state_in_force
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.observe.autocast_state import overrides_in_force, state_in_force
+from torch_promote.policy.op_table import CastPolicy
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 aten = torch.ops.aten

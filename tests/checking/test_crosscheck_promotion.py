@@ -11,11 +11,11 @@ import torch
 
 import torch_promote as tp
 from helpers.subprocesses import run_python
-from torch_promote.checking.expected_promotion import JoinedOperands, operands_of
-from torch_promote.checking.overloads import find_overload
-from torch_promote.promoting.ops import FLOATS, OPAQUE, PromotingOp, promoting_ops
+from torch_promote.checking.expectation import JoinedOperands, operands_of
+from torch_promote.observe.ops import find_overload
 from torch_promote.reference import Operand
 from torch_promote.reference.ops.infer import functional_of, rule_table
+from torch_promote.regions.promotion_tables import FLOATS, OPAQUE, PromotingOp, promoting_ops
 
 #: Their operands are described, and no kernel runs.
 TENSOR = Operand(torch.int32, (2, 3))
@@ -128,7 +128,7 @@ PLANTED: dict[str, tuple[str, str, str, tuple[str, str, str]]] = {
 
 SCRIPT = """
 import torch, torch_promote as tp
-from torch_promote.promoting import hooks
+from torch_promote.regions import promotion_tables as hooks
 
 ops = hooks.promoting_ops()
 planted = {planted}
@@ -142,7 +142,7 @@ for rule, call in calls:
     with tp.crosscheck() as report, tp.promotion(rule):
         try:
             call()
-        except tp.PromotionRuleError:
+        except tp.errors.PromotionRuleError:
             pass
     for found in report.mismatches:
         print(found.op, found.kind, found.expected, found.got, sep="|")

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_promote as tp
 from helpers.crosscheck_state import is_on, off_before_and_after
 from torch_promote import _C
-from torch_promote.checking.dispatch_observer import DispatchObserverError, observe_dispatch
+from torch_promote.observe.dispatch import DispatchObserverError, observe_dispatch
 
 __all__ = ["off_before_and_after"]  # fixture
 
@@ -32,7 +32,7 @@ def test_on_inside_and_off_outside() -> None:
 
 def test_a_bad_level() -> None:
     with (
-        pytest.raises(tp.OptionError, match=r"^'bit' is not a level of crosscheck\. Legal: 'dtype', 'bits'\."),
+        pytest.raises(tp.errors.OptionError, match=r"^'bit' is not a level of crosscheck\. Legal: 'dtype', 'bits'\."),
         tp.crosscheck(level="bit"),
     ):  # type: ignore[arg-type]
         pass

@@ -1,34 +1,72 @@
-"""The pytest plugin: failures, their text, the counts, and that it does nothing while it is off."""
+"""The pytest plugin: which tests fail, how, and what the summary counts."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
+import torch
 
-from helpers.plugin_runs import BAD, Run, counted, run, wrong_cell
-
-__all__ = ["run", "wrong_cell"]  # fixtures
+from helpers.subprocesses import environment
+from torch_promote.reference import promotion as promotion_table
 
 pytest_plugins = ["pytester"]
 
+Run = Callable[..., pytest.RunResult]
 
-GOOD = """
-    import torch
+#: `mixed` has one mismatch in `wrong_cell`.
+TOP = """
+    import pytest, unittest, torch, torch_promote as tp
 
-    def test_good():
-        assert (torch.ones(3) + 1).sum() == 6
+    def mixed():
+        return torch.ones(3, dtype=torch.int8) + torch.ones(3, dtype=torch.int16)
+
+    def product():
+        with tp.my_autocast("cpu"):
+            torch.ones(2, 2) @ torch.ones(2, 2)
 """
-#: The same, as the inner run's conftest.py, for runs in processes of their own.
-PLANTED = """
-    import torch
-    from torch_promote.reference import promotion as promotion_table
-
-    promotion_table._TABLE[torch.int8, torch.int16] = torch.int32
-"""
 
 
-def test_off_by_default(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(BAD)
-    result = run()
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Writes a test file below `TOP`, and runs pytest on it with the plugin."""
+    for variable in ("PYTEST_ADDOPTS", "CI", "BUILD_NUMBER"):  # with CI, pytest repeats whole messages in its summary
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    monkeypatch.setenv("COLUMNS", "200")
+    pytester.makeini("[pytest]")
+
+    def run(code: str, *arguments: str) -> pytest.RunResult:
+        pytester.makepyfile(test_it=TOP + code)
+        return pytester.runpytest("-p", "_torch_promote_hooks", "-p", "no:cacheprovider", *arguments)
+
+    return run
+
+
+@pytest.fixture
+def wrong_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug in the reference: int8 and int16 promote to int32."""
+    monkeypatch.setitem(promotion_table._TABLE, (torch.int8, torch.int16), torch.int32)
+
+
+def counted(result: pytest.RunResult, title: str) -> int:
+    """A count of the summary."""
+    (match,) = filter(None, (re.match(rf"{re.escape(title)} +(\d+)", line) for line in result.outlines))
+    return int(match.group(1))
+
+
+def ends(result: pytest.RunResult) -> dict[str, str]:
+    """How each test ended, by its name, from the short summary of -rA: "PASSED", "FAILED", "ERROR", ..."""
+    found = [re.match(r"([A-Z]+) test_it\.py::(\S+)", line) for line in result.outlines]
+    return {match[2]: match[1] for match in found if match}
+
+
+# --- off
+
+
+def test_off_by_default(run: Run) -> None:
+    result = run("    def test_bad(): mixed()")
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*crosscheck*")
 
@@ -39,7 +77,7 @@ def test_off_imports_nothing_and_registers_no_kernel(run: Run, pytester: pytest.
         import sys
 
         def test_modules():
-            assert "torch_promote_pytest" in sys.modules
+            assert "_torch_promote_hooks" in sys.modules
             assert not {"torch", "torch_promote"} & set(sys.modules)
 
         def test_kernels():
@@ -47,165 +85,70 @@ def test_off_imports_nothing_and_registers_no_kernel(run: Run, pytester: pytest.
             from torch_promote import _C
 
             name = _C.dispatch_observer_key()
-            assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C._dispatch_key_parse(name))
             assert f"{name}: registered" not in torch._C._dispatch_dump_table("aten::add.Tensor")
             with torch_promote.crosscheck():
                 assert torch._C._dispatch_tls_is_dispatch_key_included(torch._C._dispatch_key_parse(name))
             assert name in torch._C._dispatch_dump_table("aten::add.Tensor")
         """
     )
-    pytester.runpytest_subprocess("-p", "torch_promote_pytest").assert_outcomes(passed=2)
+    pytester.runpytest_subprocess("-p", "_torch_promote_hooks").assert_outcomes(passed=2)
+
+
+def test_levels(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\ntorch_promote_crosscheck = bits")
+    code = "    def test_it(): product()"
+    result = run(code)
+    result.stdout.fnmatch_lines(["torch_promote: crosscheck, level bits", "tests checked *1"])
+    assert counted(result, "with a cast policy") == counted(result, "compared with stock") == 1
+    run(code, "--torch-promote-crosscheck").stdout.fnmatch_lines(["torch_promote: crosscheck, level dtype"])
+    run(code, "--torch-promote-crosscheck=off").stdout.no_fnmatch_line("*crosscheck*")
+
+
+@pytest.mark.parametrize(
+    ("ini", "arguments", "message"),
+    [
+        ("", ["--torch-promote-crosscheck=bit"], "*--torch-promote-crosscheck: 'bit' is not a level. Legal: off, *"),
+        ("", ["--torch-promote-crosscheck", "test_it.py"], "*'test_it.py' is not a level. *put the option last or *"),
+        ("torch_promote_crosscheck = yes", [], "ERROR: ini option torch_promote_crosscheck: 'yes' is not a level. *"),
+    ],
+)
+def test_an_invalid_level(run: Run, pytester: pytest.Pytester, ini: str, arguments: list[str], message: str) -> None:
+    pytester.makeini(f"[pytest]\n{ini}")
+    result = run("    def test_it(): pass", *arguments)
+    assert result.ret is pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([message])
+    assert "Traceback" not in result.stderr.str()
+
+
+# --- mismatches
 
 
 @pytest.mark.usefixtures("wrong_cell")
-def test_a_failure(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(BAD, test_other=GOOD)
-    result = run("--torch-promote-crosscheck")
+def test_a_failure(run: Run) -> None:
+    result = run("    def test_bad():\n        mixed()\n    def test_good(): product()", "--torch-promote-crosscheck")
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(
         [
             "torch_promote: crosscheck, level dtype",
             "*_ test_bad _*",
-            "crosscheck: 1 mismatch in 3 calls: aten.add.Tensor dtype x1",
+            "crosscheck: 1 mismatches in 3 calls: aten.add.Tensor dtype x1",
             "aten.add.Tensor(int8[[]3[]], int16[[]3[]], 1): dtype",
             "    expected int32",
             "    got      int16",
-            "    at *test_a_failure.py:4 in mixed: return torch.ones*",
+            "    at *test_it.py:4 in mixed: return torch.ones*",
             "*= torch_promote crosscheck, level dtype =*",
             "tests checked *2",
             "without a rule *0",
             "mismatches *1",
-            "FAILED *::test_bad - Failed: crosscheck: 1 mismatch in 3 calls: aten.add.Tensor*",
+            "FAILED *::test_bad - Failed: crosscheck: 1 mismatches in 3 calls: aten.add.Tensor*",
         ]
     )
     # Neither the plugin's lines nor those of the check are shown.
-    assert "torch_promote_pytest.py:" not in result.stdout.str()
+    assert "_torch_promote_hooks.py:" not in result.stdout.str()
     assert "checking/" not in result.stdout.str()
 
 
-def test_the_summary_counts(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import torch, torch_promote as tp
-
-        def test_it():
-            with tp.my_autocast("cpu"):
-                torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2))
-            torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-        """
-    )
-    result = run("--torch-promote-crosscheck=bits")
-    result.assert_outcomes(passed=1)
-    assert counted(result, "with a cast policy") == counted(result, "compared with stock") == 1
-    assert counted(result, "without a rule") == 1
-    result.stdout.fnmatch_lines(["without a rule *1  aten.quantize_per_tensor.default 1", "mismatches *0"])
-
-
-@pytest.mark.usefixtures("wrong_cell")
-def test_a_test_that_fails_by_itself_keeps_its_failure(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(BAD + "        assert 1 == 2\n")
-    for options in ([], ["--show-capture=no"]):
-        result = run("--torch-promote-crosscheck", *options)
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(
-            [
-                "E       assert 1 == 2",
-                "*- torch_promote crosscheck -*",
-                "crosscheck: 1 mismatch *",
-                "FAILED *::test_bad - assert 1 == 2",
-            ]
-        )
-
-
-@pytest.mark.usefixtures("wrong_cell")
-def test_a_failure_that_is_only_a_text(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(BAD + "        pytest.fail('for this test', pytrace=False)\n", conftest="")
-    pytester.path.joinpath("test_a_failure_that_is_only_a_text.py").write_text(
-        "import pytest\n" + pytester.path.joinpath("test_a_failure_that_is_only_a_text.py").read_text()
-    )
-    result = run("--torch-promote-crosscheck")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["for this test", "*- torch_promote crosscheck -*", "crosscheck: 1 mismatch *"])
-
-
-@pytest.mark.usefixtures("wrong_cell")
-def test_of_many_mismatches_the_first_are_shown(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(BAD + "        for _ in range(24): mixed()\n")
-    result = run("--torch-promote-crosscheck")
-    result.stdout.fnmatch_lines(["crosscheck: 25 mismatches in *", "and 5 more"])
-    # With CI set in the environment, pytest's summary repeats a failure's whole message.
-    report, _, _ = str(result.stdout).partition("short test summary info")
-    assert report.count("got      int16") == 20
-
-
-@pytest.mark.usefixtures("wrong_cell")
-def test_unittest(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import unittest, torch
-
-        def mixed():
-            return torch.ones(3, dtype=torch.int8) + torch.ones(3, dtype=torch.int16)
-
-        class Test(unittest.TestCase):
-            def test_good(self): self.assertEqual(int(torch.ones(2).sum()), 2)
-            def test_bad(self): mixed()
-            def test_bad_by_itself(self): mixed(); self.assertEqual(1, 2)
-            @unittest.skip("not now")
-            def test_skipped(self): mixed()
-
-        class TestSetUp(unittest.TestCase):
-            def setUp(self): mixed()
-            def test_bad_set_up(self): pass
-        """
-    )
-    result = run("--torch-promote-crosscheck")
-    result.assert_outcomes(failed=3, passed=1, skipped=1)
-    result.stdout.fnmatch_lines_random(
-        [
-            "FAILED *::test_bad - Failed: crosscheck: 1 mismatch*",
-            "FAILED *::test_bad_by_itself - AssertionError: 1 != 2",
-            "FAILED *::test_bad_set_up - Failed: crosscheck: 1 mismatch*",
-        ]
-    )
-    assert sum("crosscheck: 1 mismatch" in line for line in result.outlines) == 5  # three in full, two in short
-
-
-@pytest.mark.usefixtures("wrong_cell")
-def test_a_mismatch_in_a_subtest_fails_the_test(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import unittest, torch
-
-        def mixed():
-            return torch.ones(3, dtype=torch.int8) + torch.ones(3, dtype=torch.int16)
-
-        class Test(unittest.TestCase):
-            def test_bad(self):
-                with self.subTest(): mixed()
-                with self.subTest(): self.assertEqual(int(torch.ones(2).sum()), 2)
-            def test_bad_and_skipped(self):
-                with self.subTest(): mixed(); self.skipTest("not now")
-            def test_good(self):
-                with self.subTest(): self.assertEqual(int(torch.ones(2).sum()), 2)
-        """
-    )
-    result = run("--torch-promote-crosscheck")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    failed = [line for line in result.outlines if line.startswith("FAILED")]
-    assert [line.partition("::")[2].partition(" in ")[0] for line in failed] == [
-        "Test::test_bad - Failed: crosscheck: 1 mismatch",
-        "Test::test_bad_and_skipped - Failed: crosscheck: 1 mismatch",
-    ]
-
-
-@pytest.mark.usefixtures("wrong_cell")
-def test_fixtures_are_checked_in_the_phase_they_run_in(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        BAD.replace("def test_bad():\n        mixed()", "")
-        + """
-    import pytest
-
+PHASES = """
     @pytest.fixture
     def before(): mixed()
 
@@ -217,184 +160,241 @@ def test_fixtures_are_checked_in_the_phase_they_run_in(run: Run, pytester: pytes
     @pytest.fixture(scope="module")
     def once(): mixed()
 
+    @pytest.fixture
+    def skipping():
+        mixed()
+        pytest.skip("not now")
+
     def test_before(before): pass
     def test_after(after): pass
     def test_first_with_once(once): pass
     def test_second_with_once(once): pass
+    def test_skip_in_fixture(skipping): pass
+
+    def test_skip():
+        mixed()
+        pytest.skip("not now")
+
+    def test_good_skip():
+        product()
+        pytest.skip("not now")
+
+    @pytest.mark.xfail(strict=True)
+    def test_expected(): mixed()
+
+    def test_expected_at_run_time():
+        mixed()
+        pytest.xfail("not yet")
+
+    class Test(unittest.TestCase):
+        def test_good(self): product()
+        def test_bad(self): mixed()
+        def test_skip(self): mixed(); self.skipTest("not now")
+        @unittest.skip("not now")
+        def test_skipped(self): mixed()
+
+    class TestSetUp(unittest.TestCase):
+        def setUp(self): mixed()
+        def test_it(self): pass
+
+    class TestSub(unittest.TestCase):
+        def test_bad(self):
+            with self.subTest(): mixed()
+            with self.subTest(): product()
+        def test_good(self):
+            with self.subTest(): product()
 """
-    )
-    result = run("--torch-promote-crosscheck", "-rA")
-    result.assert_outcomes(errors=3, passed=2)
-    result.stdout.fnmatch_lines_random(
-        [
-            "*ERROR at setup of test_before*",
-            "*ERROR at teardown of test_after*",
-            "*ERROR at setup of test_first_with_once*",
-            "PASSED *::test_second_with_once",
-        ]
-    )
-    assert counted(result, "mismatches") == 3
 
 
 @pytest.mark.usefixtures("wrong_cell")
-def test_markers(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        BAD
-        + """
-    import pytest, torch_promote as tp
+def test_each_phase_is_checked(run: Run) -> None:
+    result = run(PHASES, "--torch-promote-crosscheck", "-rA")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert ends(result) == {
+        "test_before": "ERROR",
+        "test_after": "ERROR",
+        "test_first_with_once": "ERROR",
+        "test_second_with_once": "PASSED",
+        "test_skip_in_fixture": "ERROR",
+        "test_skip": "FAILED",
+        "test_expected": "XFAIL",
+        "test_expected_at_run_time": "XFAIL",
+        "Test::test_good": "PASSED",
+        "Test::test_bad": "FAILED",
+        "Test::test_skip": "FAILED",
+        "TestSetUp::test_it": "FAILED",
+        "TestSub::test_bad": "FAILED",
+        "TestSub::test_good": "PASSED",
+    }
+    result.stdout.fnmatch_lines(["*ERROR at setup of test_before*", "*ERROR at teardown of test_after*"])
+    assert counted(result, "mismatches") == 11
 
-    @pytest.mark.torch_promote_crosscheck(level="off")
+
+@pytest.mark.usefixtures("wrong_cell")
+def test_a_test_that_fails_by_itself_keeps_its_failure(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makefile(".sum", other="int8 + int16")
+    pytester.makeconftest(
+        """
+        import pytest, torch
+
+        class Sum(pytest.Item):
+            def runtest(self):
+                _ = torch.ones(3, dtype=torch.int8) + torch.ones(3, dtype=torch.int16)
+                raise ValueError("of its own")
+
+            def repr_failure(self, excinfo):
+                return f"failed: {excinfo.value}"
+
+        class Sums(pytest.File):
+            def collect(self):
+                yield Sum.from_parent(self, name="sum")
+
+        def pytest_collect_file(file_path, parent):
+            return Sums.from_parent(parent, path=file_path) if file_path.suffix == ".sum" else None
+        """
+    )
+    code = """
+    def test_assert():
+        mixed()
+        assert 1 == 2
+
+    def test_text():
+        for _ in range(25):
+            mixed()
+        pytest.fail("for this test", pytrace=False)
+
+    class Test(unittest.TestCase):
+        def test_unittest(self): mixed(); self.assertEqual(1, 3)
+    """
+    result = run(code, "--torch-promote-crosscheck")
+    result.assert_outcomes(failed=4)
+    for own in ("failed: of its own", "E       assert 1 == 2", "for this test", "E   AssertionError: 1 != 3"):
+        result.stdout.fnmatch_lines([own, "*torch_promote crosscheck*", "aten.add.Tensor(int8[[]3[]], int16[[]3[]], *"])
+    result.stdout.fnmatch_lines(["crosscheck: 25 mismatches in *", "..."])
+    assert result.outlines.count("    got      int16") == 1 + 1 + 20 + 1
+    hidden = run(code, "--torch-promote-crosscheck", "--show-capture=no")  # of a text alone, a captured section
+    assert hidden.outlines.count("    got      int16") == 1 + 20 + 1
+
+
+@pytest.mark.usefixtures("wrong_cell")
+def test_markers(run: Run) -> None:
+    code = """
+    crosscheck = pytest.mark.torch_promote_crosscheck
+
+    def test_plain(): mixed()
+
+    @crosscheck(level="off")
     def test_off(): mixed()
 
-    @pytest.mark.torch_promote_crosscheck
+    @crosscheck
     def test_on(): mixed()
 
-    @pytest.mark.torch_promote_crosscheck(level="bits")
+    @crosscheck(level="bits")
     def test_bits(torch_promote_crosscheck):
-        with tp.my_autocast("cpu"):
-            torch.ones(2, 2) @ torch.ones(2, 2)
+        product()
         assert torch_promote_crosscheck.with_stock.total() == 1
 
-    @pytest.mark.torch_promote_crosscheck(raise_on_mismatch=True)
+    @crosscheck(raise_on_mismatch=True)
     def test_stops():
         mixed()
         assert False, "not reached"
-"""
-    )
-    run().assert_outcomes(failed=2, passed=3)
-    result = run("--torch-promote-crosscheck")
-    result.assert_outcomes(failed=3, passed=2)
+
+    @crosscheck(raise_on_mismatch=True, level="bits")
+    class TestMerged:
+        @crosscheck(level="dtype")
+        def test_the_nearest_wins(self, torch_promote_crosscheck):
+            product()
+            assert torch_promote_crosscheck.with_stock.total() == 0
+            with pytest.raises(tp.CrosscheckError):
+                mixed()
+            torch_promote_crosscheck.mismatches.clear()
+
+        @crosscheck(raise_on_mismatch=False)
+        def test_taken_back(self, torch_promote_crosscheck):
+            mixed()
+            product()
+            assert torch_promote_crosscheck.with_stock.total() == 1
+            torch_promote_crosscheck.mismatches.clear()
+
+    @crosscheck(level="bit")
+    def test_bad_level(): pass
+
+    @crosscheck("bits", depth=3)
+    def test_bad_arguments(): pass
+    """
+    expected = {
+        **dict.fromkeys(("test_plain", "test_off", "test_bits"), "PASSED"),
+        **{f"TestMerged::{name}": "PASSED" for name in ("test_the_nearest_wins", "test_taken_back")},
+        **dict.fromkeys(("test_on", "test_stops"), "FAILED"),
+        **dict.fromkeys(("test_bad_level", "test_bad_arguments"), "ERROR"),
+    }
+    assert ends(run(code, "-rA")) == expected
+    result = run(code, "-rA", "--torch-promote-crosscheck")
+    assert ends(result) == {**expected, "test_plain": "FAILED"}
     result.stdout.fnmatch_lines(
         [
+            "*marker torch_promote_crosscheck: 'bit' is not a level. Legal: off, dtype, bits.",
+            "*marker torch_promote_crosscheck takes level= and raise_on_mismatch= only, got 'bits', depth.",
             "*_ test_stops _*",
             ">   *return torch.ones(3, dtype=torch.int8)*",
             "E   *CrosscheckError: aten.add.Tensor(*",
-            "E   *expected int32*",
         ]
     )
     assert "checking/" not in result.stdout.str()
     assert "- torch_promote crosscheck -" not in result.stdout.str()
 
 
-def test_bad_markers(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import pytest
+def test_the_fixture_gives_the_report(run: Run) -> None:
+    code = """
+    @pytest.fixture
+    def tensor(torch_promote_crosscheck): return torch.ones(2)
 
-        @pytest.mark.torch_promote_crosscheck(level="bit")
-        def test_level(): pass
+    def test_it(tensor, torch_promote_crosscheck):
+        before = torch_promote_crosscheck.calls
+        tensor + 1
+        assert torch_promote_crosscheck.checked["aten.add.Tensor"] == 1
+        assert torch_promote_crosscheck.calls == before + 1
 
-        @pytest.mark.torch_promote_crosscheck("bits", depth=3)
-        def test_arguments(): pass
-        """
-    )
-    result = run()
-    result.assert_outcomes(errors=2)
-    result.stdout.fnmatch_lines_random(
-        [
-            "*marker torch_promote_crosscheck: 'bit' is not a level. Legal: off, dtype, bits.",
-            "*marker torch_promote_crosscheck takes level= and raise_on_mismatch= only, got 'bits', depth.",
-        ]
-    )
+    def test_too_late(request): request.getfixturevalue("torch_promote_crosscheck")
 
-
-def test_the_fixture_gives_the_report(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import pytest, torch
-
-        @pytest.fixture
-        def tensor(torch_promote_crosscheck): return torch.ones(2)
-
-        def test_it(tensor, torch_promote_crosscheck):
-            before = torch_promote_crosscheck.calls
-            tensor + 1
-            assert torch_promote_crosscheck.checked["aten.add.Tensor"] == 1
-            assert torch_promote_crosscheck.calls == before + 1
-
-        @pytest.mark.usefixtures("torch_promote_crosscheck")
-        def test_used(): torch.ones(2)
-
-        def test_asked_for_too_late(request): request.getfixturevalue("torch_promote_crosscheck")
-
-        @pytest.mark.torch_promote_crosscheck(level="off")
-        def test_off(torch_promote_crosscheck): pass
-        """
-    )
-    result = run()
-    result.assert_outcomes(passed=2, failed=1, errors=1)
+    @pytest.mark.torch_promote_crosscheck(level="off")
+    def test_off(torch_promote_crosscheck): pass
+    """
+    result = run(code, "-rA")
+    assert ends(result) == {"test_it": "PASSED", "test_too_late": "FAILED", "test_off": "ERROR"}
     result.stdout.fnmatch_lines_random(["*test_off is not checked. Remove level='off', or name *"])
-    assert counted(result, "tests checked") == 2
-
-
-def test_folders_with_conftests_of_their_own(run: Run, pytester: pytest.Pytester) -> None:
-    for folder in ("one", "two"):
-        path = pytester.mkpydir(folder)
-        (path / "conftest.py").write_text("")
-        (path / "test_it.py").write_text("import torch\n\ndef test_it(): torch.ones(2)\n")
-    result = run("--torch-promote-crosscheck")
-    result.assert_outcomes(passed=2)
-    assert counted(result, "tests checked") == 2
-
-
-def test_the_ini_file(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(GOOD)
-    pytester.makeini("[pytest]\ntorch_promote_crosscheck = bits")
-    run().stdout.fnmatch_lines(["torch_promote: crosscheck, level bits", "tests checked *1"])
-    run("--torch-promote-crosscheck").stdout.fnmatch_lines(["torch_promote: crosscheck, level dtype"])
-    run("--torch-promote-crosscheck=off").stdout.no_fnmatch_line("*crosscheck*")
-
-
-def test_bad_options_are_usage_errors(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(GOOD)
-    for arguments in (["--torch-promote-crosscheck=bit"], ["--torch-promote-crosscheck", "bit"]):
-        result = run(*arguments)
-        assert result.ret is pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(["*--torch-promote-crosscheck: 'bit' is not a level. Legal: off, dtype, bits.*"])
-    pytester.makeini("[pytest]\ntorch_promote_crosscheck = yes")
-    result = run()
-    assert result.ret is pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: ini option torch_promote_crosscheck: 'yes' is not a level. Legal: *"])
-    assert "Traceback" not in result.stderr.str()
-
-
-def test_expected_failures_are_expected(run: Run, pytester: pytest.Pytester, wrong_cell: None) -> None:
-    pytester.makepyfile(BAD + "    import pytest\n    pytestmark = pytest.mark.xfail(strict=True)\n")
-    run("--torch-promote-crosscheck").assert_outcomes(xfailed=1)
+    assert counted(result, "tests checked") == 1
 
 
 @pytest.mark.usefixtures("wrong_cell")
 def test_xdist_merges_the_summary(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(PLANTED)  # the workers are processes of their own
-    pytester.makepyfile(test_a=BAD, test_b=GOOD, test_c=BAD)
-    alone = run("--torch-promote-crosscheck")
-    shared = pytester.runpytest_subprocess("-p", "torch_promote_pytest", "--torch-promote-crosscheck", "-n2")
+    planted = "from torch_promote.reference import promotion\npromotion._TABLE[torch.int8, torch.int16] = torch.int32"
+    pytester.makeconftest(f"import torch\n{planted}")  # the workers are processes of their own
+    alone = run(
+        "    def test_a(): mixed()\n    def test_b(): mixed()\n    def test_c(): product()",
+        "--torch-promote-crosscheck",
+    )
+    shared = pytester.runpytest_subprocess("-p", "_torch_promote_hooks", "--torch-promote-crosscheck", "-n2")
     shared.assert_outcomes(failed=2, passed=1)
     for title in ("tests checked", "calls", "checked against the reference", "without a rule", "mismatches"):
         assert counted(shared, title) == counted(alone, title), title
-    assert counted(shared, "tests checked") == 3
-    assert counted(shared, "mismatches") == 2
+    assert (counted(shared, "tests checked"), counted(shared, "mismatches")) == (3, 2)
 
 
-def test_nothing_is_left_behind(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import pytest, torch
-        from torch_promote import _C
+def test_nothing_is_left_behind(run: Run) -> None:
+    code = """
+    def included():
+        key = torch._C._dispatch_key_parse(tp._C.dispatch_observer_key())
+        return torch._C._dispatch_tls_is_dispatch_key_included(key)
 
-        def included():
-            key = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
-            return torch._C._dispatch_tls_is_dispatch_key_included(key)
+    @pytest.mark.torch_promote_crosscheck
+    def test_checked():
+        assert included()
+        raise ValueError
 
-        @pytest.mark.torch_promote_crosscheck
-        def test_checked():
-            assert included()
-            raise ValueError
+    @pytest.mark.torch_promote_crosscheck
+    def test_interrupted_setup(missing): pass
 
-        @pytest.mark.torch_promote_crosscheck
-        def test_interrupted_setup(missing): pass
-
-        def test_after(): assert not included()
-        """
-    )
-    run().assert_outcomes(failed=1, errors=1, passed=1)
+    def test_after(): assert not included()
+    """
+    run(code).assert_outcomes(failed=1, errors=1, passed=1)

@@ -1,7 +1,9 @@
-"""`why`: calls of functions, casts of autocast and values that overflow, compared with PyTorch's own results."""
+"""`why`: results compared with PyTorch's, casts of autocast, values that overflow, rules, and texts."""
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import random
 import re
 import warnings
@@ -14,11 +16,17 @@ from expecttest import assert_expected_inline
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_promote as tp
-from torch_promote.checking.pretend_cuda import pretend_cuda
+from torch_promote.checking.expression import ExpressionError, parse
+from torch_promote.checking.why import Derivation
 from torch_promote.errors import OptionError
+from torch_promote.observe.autocast_state import pretend_cuda
 from torch_promote.policy.op_table import op_table
-from torch_promote.reference import ExpressionError
-from torch_promote.reference.dtypes import named_dtype
+from torch_promote.reference import promotion as promotion_module
+from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, named_dtype
+from torch_promote.reference.promotion_rules import RULE_NAMES, PromotionRuleError, make_rule, promotion_rule
+
+#: A module whose name its function has too.
+infer_module = importlib.import_module("torch_promote.reference.ops.infer")
 
 DTYPES = ("bool", "u1", "i1", "int32", "i8", "bf16", "half", "f4", "double", "c4")
 _TENSOR = re.compile(r"\b(?!math)([a-z]+\d*\w*)\[([\d, ]*)\](?!\()")
@@ -58,7 +66,7 @@ def run(expression: str, **names: Any) -> Any:
         return str(error)
 
 
-def agree(derivation: tp.reference.Derivation, result: Any) -> bool:
+def agree(derivation: Derivation, result: Any) -> bool:
     if isinstance(result, str):
         return derivation.error is not None
     results = result if isinstance(result, tuple | list) else (result,)
@@ -128,6 +136,48 @@ def test_calls_give_what_pytorch_gives(expression: str) -> None:
     derivation = tp.why(expression)
     assert agree(derivation, run(expression)), (str(derivation), run(expression))
     assert derivation.steps or derivation.error
+
+
+OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<", "<=", ">", ">=", "==", "!=")
+
+
+@pytest.mark.parametrize("default_dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("symbol", OPERATORS)
+def test_operators_give_what_pytorch_gives(symbol: str, default_dtype: str) -> None:
+    draw = random.Random(f"{symbol} {default_dtype}")
+    tensors = [
+        f"{dtype_name(dtype)}{shape}" for dtype in ALL_DTYPES for shape in ("[2]", "[]") if "bits" not in str(dtype)
+    ]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(named_dtype(default_dtype))
+    try:
+        for _ in range(40):
+            sides = [draw.choice(tensors), draw.choice([*tensors, "True", "3", "2.5", "1j", "1000", "0", "(-1)"])]
+            expression = f" {symbol} ".join(draw.sample(sides, 2))
+            result = run(expression)
+            # A conversion to or from a dtype that is not implemented says nothing about the operator.
+            if not (isinstance(result, str) and "copy_" in result):
+                derivation = tp.why(expression)
+                assert agree(derivation, result), (str(derivation), result)
+                assert "Report it" not in str(derivation)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("name", RULE_NAMES[1:])
+def test_operators_under_a_rule_compute_in_its_common_dtype(name: str) -> None:
+    rule = promotion_rule(name)
+    dtypes = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float16, torch.float32]
+    for a, b in itertools.product(dtypes, repeat=2):
+        for symbol in ("+", "/", "<"):
+            derivation = tp.why(f"{dtype_name(a)}[2] {symbol} {dtype_name(b)}[2]", rule=name)
+            try:
+                common = rule.common([a, b], floats=symbol == "/")
+            except PromotionRuleError:
+                assert derivation.by_rule, str(derivation)
+            else:
+                result = torch.ones(2, dtype=torch.bool if symbol == "<" else common)
+                assert agree(derivation, result), str(derivation)
 
 
 def test_functions_of_functional_have_their_defaults() -> None:
@@ -307,15 +357,6 @@ linear(float32[2, 3], float32[4, 3]) + float32[4], under autocast on cpu with bf
 Result: float32 of shape [2, 4]""",
         )
 
-    def test_cuda_without_a_gpu(self) -> None:
-        assert tp.why("F.softmax(f2[2, 3], -1)", autocast="cuda").dtype is torch.float32
-        assert tp.why("f4[2, 2] @ f4[2, 2]", autocast="cuda").dtype is torch.float16
-        assert tp.why("f4[2, 2] @ f4[2, 2]", autocast="cuda", dtype="bf16").dtype is torch.bfloat16
-        assert "is banned under autocast on cuda" in str(
-            tp.why("F.binary_cross_entropy(f4[2], f4[2])", autocast="cuda").error
-        )
-        assert not torch.is_autocast_enabled("cuda")
-
     def test_a_policy(self) -> None:
         policy = tp.Policy.stock().override({"mm": "fp32", "add": "lower_precision_fp", "matmul": torch.float32})
         derivation = tp.why("f4[2, 2] @ f4[2, 2] + f4[2]", autocast="cpu", policy=policy)
@@ -346,3 +387,252 @@ Result: float32 of shape [2, 4]""",
             tp.why("int8[3] + 1", dtype="bf16")
         with pytest.raises(OptionError, match="autocast is 'cpu', 'cuda' or None, got 'tpu'"):
             tp.why("int8[3] + 1", autocast="tpu")
+
+
+class TestOverflow:
+    @pytest.mark.parametrize(
+        ("expression", "sentence"),
+        [
+            ("float16[3] * 1e6", "1000000.0 does not fit float16, whose largest value is 65504. PyTorch computes with"),
+            ("float32[3] + 1e39", "1e+39 does not fit float32, whose largest value is 3.40282e+38, and becomes inf."),
+            (
+                "float16[3] < 1e6",
+                "1000000.0 does not fit float16, whose largest value is 65504, and is compared as inf.",
+            ),
+            ("uint8[3] + 1000", "1000 does not fit uint8 and wraps to 232."),
+            ("maximum(uint8[3], int64[])", "A value of int64[] that does not fit uint8 wraps around."),
+            ("float16[3] * float64[]", "A value of float64[] beyond 65504 does not fit float16, and may become inf."),
+            ("float16[3] / int64[]", "PyTorch may compute with it in float32: then only a result beyond 65504 is inf."),
+            ("float16[3] + 100000", "100000 does not fit float16, whose largest value is 65504, and becomes inf."),
+            ("minimum(float16[3], float64[])", "and may become inf."),
+            *((fits, "") for fits in ("float16[3] * 65519.0", "bf16[3] * f4[]", "float32[3] * i8[]", "int8[3] + 100")),
+        ],
+    )
+    def test_last_step(self, expression: str, sentence: str) -> None:
+        step = tp.why(expression).steps[-1]
+        assert sentence in step
+        assert sentence or "fit" not in step
+
+    @pytest.mark.parametrize("right", ["100000", "float64[]"])
+    @pytest.mark.parametrize(
+        ("op", "left"),
+        [
+            ("+", -65504.0),
+            ("-", 65504.0),
+            ("*", 1e-3),
+            ("/", 65504.0),
+            ("**", 1.0),
+            ("minimum", 1.0),
+            ("maximum", 1.0),
+            ("where", 1.0),
+            ("<", 1.0),
+        ],
+    )
+    def test_an_op_does_as_said(self, op: str, left: float, right: str) -> None:
+        if right == "100000" and op in ("**", "minimum", "maximum", "where"):
+            return  # raises, or takes no numbers
+        call = f"where(bool[3], float16[3], {right})" if op == "where" else f"{op}(float16[3], {right})"
+        said = tp.why(f"float16[3] {op} {right}" if not op.isalpha() else call).steps[-1]
+        half = torch.full((3,), left, dtype=torch.float16)
+        other = 100000 if right == "100000" else torch.tensor(1e6, dtype=torch.float64)
+        by_name = {"+": "add", "-": "sub", "*": "mul", "/": "true_divide", "**": "pow", "<": "lt"}
+        function = getattr(torch, by_name.get(op, op))
+        result = torch.where(half > 0, half, other) if op == "where" else function(half, other)
+        if "becomes inf" in said:
+            assert result.isinf().all()
+        elif op != "maximum":
+            assert result.isfinite().all()
+            assert "is inf" in said or "may become inf" in said or op == "<"
+
+
+class TestWords:
+    def test_more_than_two_operands_of_all_states(self) -> None:
+        assert_expected_inline(
+            str(tp.why("addcmul(int8[2], uint8[2], f4[]) + lerp(f4[2], f4[2], f4[2])", default_dtype="float32")),
+            """\
+addcmul(int8[2], uint8[2], float32[]) + lerp(float32[2], float32[2], float32[2])
+1. int8[2] is a tensor with dimensions: state dim, int8.
+2. uint8[2] is a tensor with dimensions: state dim, uint8.
+3. float32[] is a 0-dim tensor: state zero, float32.
+4. In state dim, int8 and uint8 are promoted. The table has int16 for them (row i1, column u1).
+5. dim int16 with zero float32: float32 is floating, a higher kind than integral, so the two are
+   promoted. The table has float32 for them (row i2, column f4).
+6. aten::addcmul computes in float32 and returns float32.
+7. float32[2] is a tensor with dimensions: state dim, float32.
+8. float32[2] is a tensor with dimensions: state dim, float32.
+9. float32[2] is a tensor with dimensions: state dim, float32.
+10. All are float32 in state dim: nothing is promoted.
+11. aten::lerp.Tensor computes in float32 and returns float32.
+12. addcmul(int8[2], uint8[2], float32[]) is a tensor with dimensions: state dim, float32.
+13. lerp(float32[2], float32[2], float32[2]) is a tensor with dimensions: state dim, float32.
+14. Both are float32 in state dim: nothing is promoted.
+15. + computes in float32 and returns float32.
+Result: float32 of shape [2]""",
+        )
+
+    def test_an_op_without_a_rule(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rules = {name: entry for name, entry in infer_module.rule_table().items() if name != "aten::sin"}
+        monkeypatch.setattr(infer_module, "rule_table", lambda: rules)
+        assert_expected_inline(
+            str(tp.why("sin(int8[2])", default_dtype="float32")),
+            """\
+sin(int8[2])
+1. The reference has no rule for aten::sin. PyTorch returns float32.
+Result: float32 of shape [2]""",
+        )
+
+    def test_a_custom_op_is_explained_by_its_fake(self) -> None:
+        @torch.library.custom_op("why_tests::twice", mutates_args=())
+        def twice(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        twice.register_fake(lambda x: torch.empty_like(x))
+        why = tp.why("torch.ops.why_tests.twice(f2[3])")
+        assert why.dtype is torch.float16
+        assert why.steps == ("The registered fake of why_tests::twice returns float16.",)
+
+    def test_a_reference_that_is_wrong_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(promotion_module._TABLE, (torch.int8, torch.int16), torch.int32)
+        why = tp.why("torch.add(i1[3], i2[3])")
+        assert why.dtype is torch.int16
+        assert why.steps[-1] == "PyTorch itself returns int16: the reference is wrong here. Report it."
+
+    def test_a_view_as_another_dtype_is_no_plain_view(self) -> None:
+        why = tp.why("f4[2].view(int32)")
+        assert why.dtype is torch.int32
+        assert why.steps == ("aten::view.dtype of float32[2] returns int32. Its dtype argument says so.",)
+
+    def test_a_region_that_is_disabled(self) -> None:
+        derivation = tp.why("mm(f4[2,2], f4[2,2])", autocast="cpu", dtype="float32")
+        disabled = "under autocast on cpu, which does not support float32: the region warns and is disabled"
+        assert derivation.autocast == disabled
+        torch.set_autocast_dtype("cpu", torch.float32)
+        try:
+            assert tp.why("torch.mm(f4[2, 2], f4[2, 2])", autocast="cpu").autocast == "without autocast"
+        finally:
+            torch.set_autocast_dtype("cpu", torch.bfloat16)
+
+    def test_nothing_is_left_behind(self) -> None:
+        before = torch.get_rng_state(), torch.get_default_dtype()
+        tp.why("F.dropout(f4[3]) + 2.5", default_dtype="float64", autocast="cpu")
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert torch.get_default_dtype() is before[1]
+        assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("sofmax(f4[2])", "no function of PyTorch is called 'sofmax'. Closest: softmax"),
+        ("F.sofmax(f4[2])", "no function of PyTorch is called 'F.sofmax'. Closest: softmax"),
+        ("torch.load('x')", "no function of PyTorch is called 'torch.load'."),
+        ("torch.ops.aten.nothing(f4[2])", "no function of PyTorch is called 'torch.ops.aten.nothing'."),
+        ("torch.classes.nothing.at_all(f4[2])", "no function of PyTorch is called 'torch.classes.nothing.at_all'."),
+        ("numpy.add(f4[2], 1)", "no function of PyTorch is called 'numpy.add'."),
+        ("f4[2].sofmax(0)", "tensors have no method 'sofmax'. Closest: softmax"),
+        ("cumsum(f4[2])", "PyTorch does not take these arguments: cumsum() "),
+        ("torch.save(f4[2], 'x')", "no function of PyTorch is called 'torch.save'."),
+        ("f4[2] + None", "'None' in 'f4[2] + None' is neither an operand nor a supported operator."),
+        ("f4[2] + sort(f4[2])", "+ takes a tensor or a number"),
+        ("sort(f4[2])[5]", "sort(float32[2]) has no result number 5."),
+        ("cat(*f4[2])", "neither an operand nor a supported operator"),
+        ("sum(f4[2], **f4[2])", "write the arguments of sum one by one"),
+        ("is_floating_point(f4[2])", "has no operator or function with a tensor operand"),
+        ("f33[2] + 1", "'f33' in 'f33[2] + 1' is not a dtype of this PyTorch."),
+        ("int32[3] +", "'int32[3] +' is not a valid expression: invalid syntax."),
+        ("int32 + 1", "int32 in 'int32 + 1' has no sizes. Write int32[3], or int32[] for a 0-dim tensor."),
+        ("int32[-1] + 1", "'-1' in 'int32[-1] + 1' is not a size. Sizes are integers, 0 or more."),
+        ("int32[3] < 1 < 2", "chains comparisons, which tensors do not support. Use parentheses and &."),
+        ("int8[3] << 2", "is neither an operand nor a supported operator."),
+        ("int32[3]", "'int32[3]' has no operator or function with a tensor operand, so nothing is promoted."),
+        ("1 + 2", "'1 + 2' has no operator or function with a tensor operand, so nothing is promoted."),
+        ("1 / 0 + int8[1]", "Python cannot compute 1 / 0: division by zero."),
+        ("9 ** 9 ** 9 + int8[1]", "is too large a number to compute."),
+        ("f2[2](1)", "'f2[2]' in 'f2[2](1)' is not the name of a function."),
+    ],
+)
+def test_an_expression_that_cannot_be_explained(expression: str, message: str) -> None:
+    with pytest.raises(ExpressionError) as raised:
+        tp.why(expression)
+    assert message in str(raised.value)
+    assert ".." not in str(raised.value)
+
+
+def test_the_parsed_expression_has_pythons_precedence_and_full_names() -> None:
+    for written, parsed in (
+        ("int8[3]+int64[ ]*2.5**2", "int8[3] + (int64[] * (2.5 ** 2))"),
+        ("-(1+half[2])<(-1)**i1[]", "(-(1 + float16[2])) < ((-1) ** int8[])"),
+        ("cat((torch.double[2],),dim=0).sum(dtype=f2)", "cat((float64[2],), dim=0).sum(dtype=float16)"),
+        ("sort(i1[3])[1]", "sort(int8[3])[1]"),
+    ):
+        assert parse(written).text == parsed
+
+
+def test_a_derivation_of_two_operators() -> None:
+    assert_expected_inline(
+        str(tp.why("int8[3] * (uint8[] + int8[]) + 2 * 1.5", default_dtype=torch.float32)),
+        """\
+(int8[3] * (uint8[] + int8[])) + (2 * 1.5)
+1. uint8[] is a 0-dim tensor: state zero, uint8.
+2. int8[] is a 0-dim tensor: state zero, int8.
+3. Both are in state zero, so the two are promoted. The table has int16 for them (row u1, column
+   i1).
+4. + computes in int16 and returns int16.
+5. int8[3] is a tensor with dimensions: state dim, int8.
+6. (uint8[] + int8[]) is a 0-dim tensor: state zero, int16.
+7. dim int8 with zero int16: int16 is not of a higher kind than int8, so int8 stays: a weaker state
+   does not widen.
+8. * computes in int8 and returns int8. A value of (uint8[] + int8[]) that does not fit int8 wraps
+   around.
+9. 2 * 1.5 contains no tensor: Python computes 3.0 before PyTorch is called.
+10. (int8[3] * (uint8[] + int8[])) is a tensor with dimensions: state dim, int8.
+11. 3.0 is a Python float: state wrapped. It counts as the default dtype, float32.
+12. dim int8 with wrapped float32: float32 is floating, a higher kind than integral, so the two are
+    promoted. The table has float32 for them (row i1, column f4).
+13. + computes in float32 and returns float32.
+Result: float32 of shape [3]""",
+    )
+
+
+def test_a_derivation_by_jaxs_rule() -> None:
+    assert_expected_inline(
+        str(tp.why("uint8[3] * (uint64[] + int64[2, 1]) / 3", default_dtype="float64", rule="jax")),
+        """\
+(uint8[3] * (uint64[] + int64[2, 1])) / 3, by the rule jax
+1. uint64[] is a 0-dim tensor of uint64, which counts like any other tensor.
+2. int64[2, 1] is a tensor of int64.
+3. In JAX's lattice, float* is the least node above uint64 and int64 and stands for the default
+   dtype, float64.
+4. uint64[] and int64[2, 1] are cast to float64.
+5. + computes in float64 and returns float64.
+6. uint8[3] is a tensor of uint8.
+7. (uint64[] + int64[2, 1]) is a tensor of float64.
+8. In JAX's lattice, uint8 is below float64, which stays.
+9. uint8[3] is cast to float64.
+10. * computes in float64 and returns float64.
+11. (uint8[3] * (uint64[] + int64[2, 1])) is a tensor of float64.
+12. 3 is a Python int: it is weak, so a tensor's dtype takes precedence.
+13. In JAX's lattice, int* is below float64, which stays.
+14. / computes in float64 and returns float64.
+Result: float64 of shape [2, 3]""",
+    )
+
+
+def test_a_derivation_by_a_rule_of_ones_own() -> None:
+    rule = make_rule("mine", {(torch.int32, torch.float32): torch.float64}, over="torch")
+    assert_expected_inline(
+        str(tp.why("int32[3] + float32[] + 1j", default_dtype="float32", rule=rule)),
+        """\
+(int32[3] + float32[]) + 1j, by the rule mine
+1. int32[3] is a tensor of int32.
+2. float32[] is a 0-dim tensor of float32, which is weaker than a tensor with dimensions.
+3. The rule has float64 for int32 with a weaker float32.
+4. int32[3] and float32[] are cast to float64.
+5. + computes in float64 and returns float64.
+6. (int32[3] + float32[]) is a tensor of float64.
+7. 1j is a Python complex: it is weak, so a tensor's dtype takes precedence.
+8. A Python complex is of a higher kind than float64, and the two give complex128.
+9. (int32[3] + float32[]) is cast to complex128.
+10. + computes in complex128 and returns complex128.
+Result: complex128 of shape [3]""",
+    )

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-import torch_promote_command
+import _torch_promote_hooks
 from helpers.command_line import Capture
 from helpers.subprocesses import environment
 from torch_promote.cli import program
 from torch_promote.errors import ExtensionError
 
-PYPROJECT = Path(torch_promote_command.__file__).with_name("pyproject.toml")
+PYPROJECT = Path(_torch_promote_hooks.__file__).with_name("pyproject.toml")
 
 
 class RaisingFinder:
@@ -42,18 +42,18 @@ def fail_import(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 
 def test_it_is_the_entry_point() -> None:
     scripts = tomllib.loads(PYPROJECT.read_text())["project"]["scripts"]
-    assert scripts == {"torch-promote": "torch_promote_command:main"}
+    assert scripts == {"torch-promote": "_torch_promote_hooks:main"}
 
 
 def test_the_status_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(sys, "argv", ["torch-promote", "policies", "--op", "sofmax"])
-    assert torch_promote_command.main() == 2
+    assert _torch_promote_hooks.main() == 2
     assert "sofmax" in capsys.readouterr().err
 
 
 def test_an_error_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     fail_import(monkeypatch, ExtensionError("it was built with another PyTorch."))
-    assert torch_promote_command.main() == 2
+    assert _torch_promote_hooks.main() == 2
     assert capsys.readouterr() == ("", "torch-promote: error: it was built with another PyTorch.\n")
 
 
@@ -61,15 +61,15 @@ def test_another_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     fail_import(monkeypatch, ValueError("a defect"))
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(ValueError, match="a defect"):
-        torch_promote_command.main()
+        _torch_promote_hooks.main()
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_while_torch_is_imported() -> None:
     """A process of its own: Ctrl-C reaches it in the first second."""
-    code = "import sys, torch_promote_command as c; print('ready', flush=True); sys.exit(c.main())"
+    code = "import sys, _torch_promote_hooks as c; print('ready', flush=True); sys.exit(c.main())"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "bench"],
+        [sys.executable, "-c", code, "parity"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -11,7 +11,7 @@ import torch
 import torch_promote as tp
 from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of
 from torch_promote.cli.terminal import width_of_output
-from torch_promote.numerics.report.trace_report import TraceReport
+from torch_promote.observe.trace_report import TraceReport
 
 __all__ = ["terminal_of_80_columns"]  # a fixture
 

@@ -171,7 +171,7 @@ def test_progress_is_a_bar_on_a_terminal(capsys: Capture, monkeypatch: pytest.Mo
         ("--ops mm sofmax", "no entry is called 'sofmax'. Closest: softmax, fmax, log_softmax."),
         (
             "--device cdua",
-            "'cdua' is not a device. Legal: cpu, cuda, fake-cuda, cuda-stand-in, and with --stock-only every device "
+            "'cdua' is not a device. Legal: cpu, cuda, fake-cuda, and with --stock-only every device "
             "type of this PyTorch. Closest: cuda.",
         ),
         ("--dtypes flaot32", "'flaot32' is not a dtype of PyTorch. Closest: float32, float, cfloat."),
@@ -201,8 +201,7 @@ def test_a_wrong_command_line_is_one_line_and_status_2(capsys: Capture, argument
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(capsys: Capture) -> None:
     assert error_of(capsys, "parity", "--device", "cuda") == (
-        "torch-promote: error: device 'cuda' needs a GPU, but PyTorch finds none. "
-        "Without a GPU, use fake-cuda or cuda-stand-in.\n"
+        "torch-promote: error: device 'cuda' needs a GPU, but PyTorch finds none. Without a GPU, use fake-cuda.\n"
     )
 
 

@@ -64,7 +64,7 @@ def test_a_wrong_request_is_one_line_and_status_2(
     "arguments",
     [
         *("", "--bogus", "nonsense", "info --bogus", "policies --device cdua", "policies --bogus", "parity --bogus"),
-        *("parity --ops", "parity --merge", "parity mm", "bench --suite foo", "bench --rounds 1", "bench --bogus"),
+        *("parity --ops", "parity --merge", "parity mm", "parity --bogus"),
         *("why", "why --bogus 1+1", "why --default-dtype int8 1+1"),
     ],
 )

@@ -12,9 +12,7 @@ from helpers.command_line import Capture, cells_of, json_of, terminal_of_80_colu
 from helpers.op_registrations import STRANGE_ROWS
 from torch_promote.cli import policies as cli_policies
 from torch_promote.cli.terminal import paint
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import DEVICE_TYPES, op_table
-from torch_promote.policy.registered import registered
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, registered
 
 __all__ = ["terminal_of_80_columns", "wide"]  # fixtures
 

@@ -13,11 +13,9 @@ from expecttest import assert_expected_inline
 from helpers.command_line import Capture, cells_of, error_of, json_of, terminal_of_80_columns, text_of, wide
 from helpers.library_for_policies import NAMESPACE
 from torch_promote.cli.program import main
-from torch_promote.policy.cast_policy import spell_policy
 from torch_promote.policy.op_names import in_order
-from torch_promote.policy.op_table import DEVICE_TYPES, op_table, schema_of
+from torch_promote.policy.op_table import DEVICE_TYPES, op_table, registered, schema_of, spell_policy
 from torch_promote.policy.policy import Policy
-from torch_promote.policy.registered import registered
 
 __all__ = ["terminal_of_80_columns", "wide"]  # fixtures
 

@@ -12,9 +12,8 @@ from helpers.command_line import Capture, error_of, json_of, terminal_of_80_colu
 from helpers.op_registrations import STRANGE_ROWS
 from torch_promote.cli import op_filter, policies_table_diff
 from torch_promote.cli.program import main
-from torch_promote.policy import registered as registrations
-from torch_promote.policy.op_table import DEVICE_TYPES, LEFT_TO_STOCK, op_table
-from torch_promote.policy.registered import missing_rows, unlisted_ops
+from torch_promote.policy import op_table as registrations
+from torch_promote.policy.op_table import DEVICE_TYPES, LEFT_TO_STOCK, missing_rows, op_table, unlisted_ops
 
 __all__ = ["terminal_of_80_columns", "wide"]  # fixtures
 

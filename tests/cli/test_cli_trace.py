@@ -18,10 +18,10 @@ from helpers.command_line import Capture, error_of, terminal_of_80_columns
 from helpers.traced_commands import TRAINING, command_run, line_of, warm
 from torch_promote.cli import progress, trace, traced_program
 from torch_promote.cli.traced_program import name_records, why_nothing
-from torch_promote.numerics.records.calls import Call
-from torch_promote.numerics.report.trace_report import TraceReport
 from torch_promote.numerics.traced_process import Record, read_records
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.observe.events import Call
+from torch_promote.observe.trace_report import TraceReport
+from torch_promote.policy.op_table import CastPolicy
 
 __all__ = ["entry_point", "folder", "terminal_of_80_columns", "warm"]  # fixtures
 

@@ -125,3 +125,35 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "f2[2, 2] @ bf16[2, 2]", "--json")
     data = json.loads(out)
     assert (status, data["raised_by"], data["results"]) == (1, "PyTorch", [])
+
+
+def test_a_default_dtype_and_a_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "int32[3] + 5.5", "--default-dtype", "float64", "--rule", "jax")
+    assert (status, out, err) == (0, tp.why("int32[3] + 5.5", default_dtype="double", rule="jax").text(None) + "\n", "")
+    status, out, _ = run(capsys, "--rule", "strict", "int32[3] + 5.5")
+    assert status == 1
+    assert 'The rule raises: aten::add.Tensor: the promotion rule "strict" has no common dtype' in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "data"),
+    [
+        (
+            ("int8[3] + 2.5", "--rule", "jax", "--default-dtype", "float64"),
+            {"rule": "jax", "dtype": "float64", "shape": [3], "error": None, "raised_by": None},
+        ),
+        (("int8[] + int16[]",), {"rule": "torch", "dtype": "int16", "shape": [], "error": None, "raised_by": None}),
+        (("int8[3] + int16[]", "--rule", "strict"), {"rule": "strict", "dtype": None, "raised_by": "the rule"}),
+        (("uint8[3] + int8[2]", "--rule", "jax"), {"rule": "jax", "dtype": None, "raised_by": "PyTorch"}),
+        (("uint16[3] + int8[3]",), {"rule": "torch", "dtype": None, "raised_by": "PyTorch"}),
+    ],
+)
+def test_the_command_prints_json(
+    arguments: tuple[str, ...], data: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = run(capsys, *arguments, "--json")
+    printed = json.loads(out)
+    assert status == (0 if printed["error"] is None else 1)
+    assert printed["expression"] == arguments[0]
+    assert printed["steps"]
+    assert printed | data == printed

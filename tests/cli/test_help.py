@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from torch_promote.cli.program import main, make_parser, parse_arguments
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 
 
 def parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -30,7 +30,7 @@ PARSERS = parsers(make_parser())
 
 
 def test_the_commands() -> None:
-    commands = ["run", "trace", "find-nan", "explain", "compare", "tune", "info", "policies", "parity", "bench", "why"]
+    commands = ["run", "trace", "find-nan", "explain", "compare", "tune", "info", "policies", "parity", "why"]
     assert list(PARSERS) == ["torch-promote", *(f"torch-promote {command}" for command in commands)]
 
 

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import cuda_stand_in
 import torch_promote as tp
+from benchmarks.measures import peak_bytes
 from helpers.casts import Region
 from helpers.models import MODELS, loss_of, made
-from torch_promote.bench.memory import peak_bytes
 
 pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks")
 

@@ -8,9 +8,9 @@ from torch import nn
 
 import torch_promote as tp
 from torch_promote.numerics.find_nonfinite import find_nonfinite
-from torch_promote.numerics.ranges import values as values_module
-from torch_promote.numerics.ranges.values import Values
-from torch_promote.numerics.trace import trace
+from torch_promote.observe import values as values_module
+from torch_promote.observe.trace import trace
+from torch_promote.observe.values import Values
 
 
 def small_model(device: torch.device) -> nn.Module:

@@ -11,6 +11,7 @@ import torch
 from helpers.op_registrations import delta_of
 from helpers.rows import (
     LOWER_DTYPES,
+    NO_GRADIENT,
     ROWS,
     calls,
     check_row,
@@ -22,9 +23,8 @@ from helpers.rows import (
     refused,
     stock_and_ours,
 )
-from torch_promote.parity.row_samples.known import FLOAT32, KINDS, NO_GRADIENT
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import Row, op_table
+from torch_promote.parity.row_samples import FLOAT32, KINDS
+from torch_promote.policy.op_table import CastPolicy, Row, op_table
 
 LISTED = [row for row in ROWS if listed(row, "cuda")]
 OTHERS = [row for row in ROWS if row not in LISTED]

@@ -9,10 +9,9 @@ import torch
 
 from helpers.override_effects import Policy, check_effect
 from helpers.rows import LOWER_DTYPES, ROWS, calls, listed
-from torch_promote.parity.row_samples.known import FLOAT32, KINDS, MIXED_LOWER_FIRST
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.parity.row_samples import FLOAT32, KINDS, MIXED_LOWER_FIRST
 from torch_promote.policy.legality import legal_policies
-from torch_promote.policy.op_table import Row
+from torch_promote.policy.op_table import CastPolicy, Row
 
 #: Dtypes to run in.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

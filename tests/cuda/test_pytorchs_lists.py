@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
 from helpers.side_by_side import Watch, assert_alike, run
-from torch_promote.parity.autocast_lists import autocast_lists, calls_of
+from torch_promote.parity.samples import autocast_lists, calls_of
 
 LISTS = autocast_lists("cuda")
 ENTRIES = [(name, index) for name, entries in LISTS.items() for index in range(len(entries))]

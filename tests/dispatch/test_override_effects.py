@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from helpers.override_effects import Policy, check_effect
-from helpers.rows import ROWS, calls, has_kernel, tensors_of
-from torch_promote.parity.row_samples.known import FLOAT32, MIXED_LOWER_FIRST, PROCESSOR_BOUND
-from torch_promote.policy.cast_policy import CastPolicy
+from helpers.rows import PROCESSOR_BOUND, ROWS, calls, has_kernel, tensors_of
+from torch_promote.parity.row_samples import FLOAT32, MIXED_LOWER_FIRST
 from torch_promote.policy.legality import legal_policies
-from torch_promote.policy.op_table import Row
+from torch_promote.policy.op_table import CastPolicy, Row
 
 BF16 = torch.bfloat16
 #: Dtypes to run in.

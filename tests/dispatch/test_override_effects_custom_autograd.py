@@ -16,8 +16,8 @@ from helpers.comparison import assert_same
 from helpers.override_effects import Policy, check_effect
 from helpers.recording_ops import got, seen, t
 from helpers.rows import tensors_of
-from torch_promote.parity.outcome import Bound
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.parity.entry_run import Bound
+from torch_promote.policy.op_table import CastPolicy
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 CASTING: tuple[Policy, ...] = (CastPolicy.lower_precision_fp, CastPolicy.fp32, CastPolicy.promote, F16, F64)

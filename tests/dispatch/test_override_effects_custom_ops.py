@@ -14,7 +14,7 @@ import torch_promote as tp
 from helpers.override_effects import Policy, check_effect, on_fake_cuda
 from helpers.recording_ops import got, seen, t, write
 from helpers.rows import tensors_of
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 
 BF16, F16, F32, F64, I64 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64
 CASTING: tuple[Policy, ...] = (CastPolicy.lower_precision_fp, CastPolicy.fp32, CastPolicy.promote, F16, F64)

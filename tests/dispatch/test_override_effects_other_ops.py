@@ -12,10 +12,9 @@ from helpers.dispatched_ops import functional_ops
 from helpers.override_effects import Policy, by_turns, check_effect, has_sparse, on_fake_cuda, tensors
 from helpers.rows import tensors_of
 from helpers.side_by_side import Outcome
-from torch_promote.parity.outcome import Bound
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.parity.entry_run import Bound
 from torch_promote.policy.legality import legal_policies
-from torch_promote.policy.op_table import op_table
+from torch_promote.policy.op_table import CastPolicy, op_table
 from torch_promote.reference.autocast import AutocastPlan
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64

@@ -13,8 +13,8 @@ import torch
 import torch_promote as tp
 from helpers import override_effects
 from helpers.override_effects import Policy, check_effect
-from torch_promote.parity.outcome import Bound
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.parity.entry_run import Bound
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference import autocast as cast_arguments
 
 #: A module whose name its function has too.

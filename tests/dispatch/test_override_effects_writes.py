@@ -15,9 +15,9 @@ from helpers.comparison import assert_same
 from helpers.dispatched_ops import writing_ops
 from helpers.override_effects import by_turns, check_effect, has_sparse, on_fake_cuda
 from helpers.rows import tensors_of
-from torch_promote.parity.outcome import Bound, copied
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.parity.entry_run import Bound, copied
 from torch_promote.policy.legality import legal_policies
+from torch_promote.policy.op_table import CastPolicy
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 aten = torch.ops.aten

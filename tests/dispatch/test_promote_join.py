@@ -14,8 +14,7 @@ from helpers.comparison import assert_same
 from helpers.rows import ROWS, listed, overload, tensors_of
 from helpers.side_by_side import Bound, Outcome, Watch, assert_alike, run
 from torch_promote.parity.row_samples import SAMPLES, Make
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import Row
+from torch_promote.policy.op_table import CastPolicy, Row
 
 BF16, HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32
 FLOAT8 = torch.float8_e4m3fn

@@ -7,6 +7,9 @@ import torch
 
 from helpers.rows import (
     LOWER_DTYPES,
+    NO_GRADIENT,
+    PROCESSOR_BOUND,
+    REFUSED,
     ROWS,
     calls,
     check_row,
@@ -19,9 +22,8 @@ from helpers.rows import (
     refused,
     stock_and_ours,
 )
-from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
-from torch_promote.parity.row_samples import SAMPLES
-from torch_promote.parity.row_samples.known import FLOAT32, KINDS, NO_GRADIENT, PROCESSOR_BOUND, REFUSED
+from torch_promote.checking.checker import UNINITIALIZED_IN_TABLE
+from torch_promote.parity.row_samples import FLOAT32, KINDS, SAMPLES
 from torch_promote.policy.op_table import Row, op_table
 
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name.removeprefix("aten::"))

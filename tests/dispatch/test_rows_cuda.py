@@ -21,9 +21,8 @@ from helpers.rows import (
     stock_and_ours,
     tensors_of,
 )
-from torch_promote.parity.row_samples.known import KINDS
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import Row
+from torch_promote.parity.row_samples import KINDS
+from torch_promote.policy.op_table import CastPolicy, Row
 
 each_lower_dtype = pytest.mark.parametrize("lower", LOWER_DTYPES, ids=str)
 

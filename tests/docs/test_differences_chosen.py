@@ -47,13 +47,15 @@ def test_an_autocast_dtype_that_is_not_floating_is_refused(dtype: torch.dtype) -
     with pytest.warns(UserWarning, match="not supported"):
         torch.autocast("cpu", dtype)
     for device_type in ("cuda", "cpu"):
-        with pytest.raises(tp.DtypeError, match="is not a floating dtype"):
+        with pytest.raises(tp.errors.DtypeError, match="is not a floating dtype"):
             tp.my_autocast(device_type, dtype)
 
 
 def test_device_types_without_a_column_are_refused() -> None:
     assert torch.autocast("mps", enabled=False).device == "mps"
-    with pytest.raises(tp.UnsupportedDeviceError, match=r"no device type 'mps'.* torch\.autocast\('mps'\) serves"):
+    with pytest.raises(
+        tp.errors.UnsupportedDeviceError, match=r"no device type 'mps'.* torch\.autocast\('mps'\) serves"
+    ):
         tp.my_autocast("mps", enabled=False)
 
 
@@ -99,7 +101,7 @@ def test_ending_a_region_that_is_not_open_is_an_error() -> None:
     region = tp.my_autocast("cpu")
     with region:
         pass
-    with pytest.raises(tp.RegionError, match="is not open in this thread"):
+    with pytest.raises(tp.errors.RegionError, match="is not open in this thread"):
         region.__exit__(None, None, None)
 
 

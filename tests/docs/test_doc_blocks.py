@@ -53,7 +53,7 @@ def _as_in_a_new_process(
 
 
 @pytest.mark.parametrize("block", RUN, ids=str)
-@pytest.mark.filterwarnings("ignore::torch_promote.PromotionWarning")
+@pytest.mark.filterwarnings("ignore::torch_promote.errors.PromotionWarning")
 def test_a_block_runs_by_itself(block: Block, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module = types.ModuleType("block")  # classes are looked up in the module that their `__module__` names
     monkeypatch.setitem(sys.modules, "block", module)

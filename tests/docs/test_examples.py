@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SECONDS = 120
 #: A line of a crosscheck's report.
-COUNT = re.compile(r"(\D+?) +(\d+)(?:  |$)")
+COUNT = re.compile(r"(\D+?) +(\d+)(?: \(|$)")
 
 
 #: Runs a script as the interpreter does.
@@ -133,7 +133,8 @@ def test_distributed(start: Callable[..., list[str]]) -> None:
 def test_crosscheck() -> None:
     lines = run(EXAMPLES / "05_crosscheck.py")
     counts = {match.group(1).rstrip(): int(match.group(2)) for line in lines if (match := COUNT.match(line))}
-    assert counts["mismatches"] == counts["without a rule"] == counts["stock raised"] == 0
+    assert counts["mismatches"] == counts["without a rule"] == 0
+    assert "stock raised" not in counts
     # Compared are calls of CUDA's rows too, which have no policy on the CPU.
     assert counts["compared with stock"] >= counts["with a cast policy"] > 0
     assert counts["calls"] == counts["checked against the reference"] + counts["composite"] > 50

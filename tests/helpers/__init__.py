@@ -27,8 +27,6 @@ Programs
     casts: makers of both kinds of regions, what is cast in them, and a count of casts.
     threads_at_once: threads that work on weights which one of them trains, and the check of what the others compute.
     forking: forks a process repeatedly while its threads work.
-    interrupted_calls: interrupts an operation at each point at which CPython looks for signals.
-    interrupted_operations: the operations, and the state that they must restore; also a script.
     ends: programs that end in every way while torch_promote holds state.
     fast_cast: one cast by itself, its bits, and which kernel made it.
     planted_sites: models with ops that lose accuracy in a lower dtype, at known places, and steps of them.

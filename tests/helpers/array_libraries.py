@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 #: The folder of the golden tables.
-GOLDEN = Path(__file__).parents[1] / "reference" / "promotion_rules" / "golden"
+GOLDEN = Path(__file__).parents[1] / "reference" / "golden"
 RAISES = "raises"
 NUMBERS = {"bool": True, "int": 1, "float": 1.0, "complex": 1j}
 Answers = dict[str, dict[str, str]]

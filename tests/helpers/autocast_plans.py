@@ -15,9 +15,8 @@ import torch_promote as tp
 from helpers.override_effects import Kept, carry_out
 from helpers.rows import calls
 from helpers.side_by_side import Bound, SeenOp, Watch
-from torch_promote.parity.row_samples.known import KINDS
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import Row
+from torch_promote.parity.row_samples import KINDS
+from torch_promote.policy.op_table import CastPolicy, Row
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan
 
 #: A class of regions: tp.stock_autocast or ours.

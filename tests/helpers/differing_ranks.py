@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torch_promote as tp
 from helpers.process_groups import end_group
 from torch_promote import _C
-from torch_promote.integrations import compare_ranks
+from torch_promote.integrations import ranks as compare_ranks
 
 
 def in_order(rank: int, world_size: int, enter: Callable[[], Any]) -> Any:
@@ -77,7 +77,7 @@ def raised_once(rank: int, world_size: int) -> Any:
         for _ in range(2):
             try:
                 outcomes.append(entered(region))
-            except tp.PolicyMismatchError as error:
+            except tp.errors.PolicyMismatchError as error:
                 outcomes.append(type(error).__name__)
                 outcomes.append(str((torch.ones(2, 2) @ torch.ones(2, 2)).dtype))  # the region is not open
         return outcomes

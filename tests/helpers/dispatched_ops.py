@@ -13,10 +13,10 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from helpers.override_effects import full_name
-from torch_promote.checking.dispatch_observer import observe_dispatch
-from torch_promote.checking.overloads import tensors_in
-from torch_promote.parity.op_database import op_database
-from torch_promote.parity.outcome import Bound, copied
+from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.ops import tensors_in
+from torch_promote.parity.entry_run import Bound, copied
+from torch_promote.parity.samples import op_database
 from torch_promote.policy.op_table import op_table
 
 __all__ = ["functional_ops", "writing_ops"]

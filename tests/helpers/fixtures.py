@@ -12,7 +12,7 @@ import torch_promote as tp
 from helpers import under_install
 from helpers.installed import installed_marked, nothing_installed
 from helpers.thread_state import thread_state
-from torch_promote.checking import pretend_cuda as cuda
+from torch_promote.parity import model as cuda
 
 __all__ = ["installed_marked", "nothing_installed"]  # fixtures
 

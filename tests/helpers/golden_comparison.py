@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
+from typing import NamedTuple
 
 import torch
 
-from exceptions import EXCEPTIONS, DeliberateException
 from helpers.array_libraries import GOLDEN, LIBRARIES, RAISES, Answers, entries
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.promotion_rules import PromotionRule, PromotionRuleError, promotion_rule
@@ -16,6 +18,35 @@ NUMBERS: dict[str, int | float | complex] = {"bool": True, "int": 1, "float": 1.
 #: The number of operands of a section that are arrays; the others are Python numbers.
 ARRAYS = {"pairs": 2, "numbers": 1, "division": 2, "division_by_numbers": 1, "functions": 1, "triples": 3}
 ARRAYS["pairs_with_numbers"] = 2
+
+
+class DeliberateException(NamedTuple):
+    """Operands for which a rule deliberately differs from its library: an entry of exceptions.toml.
+
+    `library` is the golden table; `section`, `operands`, `theirs` and `ours` are regular expressions over it and over
+    the rule's result; `shown` and `reason` are for the documentation.
+    """
+
+    library: str
+    section: str
+    operands: str
+    theirs: str
+    ours: str
+    shown: str
+    reason: str
+
+    def covers(self, library: str, section: str, operands: str, theirs: str, ours: str) -> bool:
+        """Whether this exception covers a difference."""
+        asked = (section, operands, theirs, ours)
+        patterns = (self.section, self.operands, self.theirs, self.ours)
+        return library == self.library and all(map(re.fullmatch, patterns, asked))
+
+
+EXCEPTIONS = tuple(
+    DeliberateException(**entry)
+    for entry in tomllib.loads((GOLDEN / "exceptions.toml").read_text(encoding="utf-8"))["exception"]
+)
+
 FLOATING = ("division", "division_by_numbers", "functions")
 
 

@@ -9,6 +9,7 @@ import torch
 
 import torch_promote as tp
 from helpers.probes import mm_dtype
+from torch_promote.regions.installation import Installation
 
 __all__ = [
     "ENTER",
@@ -58,7 +59,7 @@ def nothing_installed() -> Iterator[None]:
 
 
 @pytest.fixture
-def installed_marked(nothing_installed: None) -> Iterator[tp.Installation]:
+def installed_marked(nothing_installed: None) -> Iterator[Installation]:
     """Installs a policy that distinguishes our regions from stock's."""
     with tp.installed_as(**MARKED) as installation:
         assert mm_dtype() is torch.float32

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torch_promote as tp
-from torch_promote.modules.module_policies import set_module_policy
+from torch_promote.regions.module_policies import set_module_policy
 
 OVERRIDES = {"linear": "float16"}
 POLICIES = pytest.mark.parametrize("policy", ["fp32", OVERRIDES], ids=["fp32", "overrides"])

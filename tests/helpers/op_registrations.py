@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import Row
+from torch_promote.policy.op_table import CastPolicy, Row
 
 
 class Delta(NamedTuple):

@@ -30,12 +30,12 @@ from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
 from helpers.subprocesses import environment
-from torch_promote.checking.dispatch_observer import observe_dispatch
-from torch_promote.checking.overloads import overload_name
-from torch_promote.parity.op_database import op_database
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.ops import overload_name
+from torch_promote.parity.samples import op_database
 from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.op_table import CastPolicy
 
 __all__ = ["Run", "entry_names", "explained", "sweep"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torch_promote.numerics.pages import template
+from torch_promote.observe import pages as template
 
 __all__ = ["NASTY", "Page", "assert_escaped", "assert_self_contained", "without_jinja2", "words"]
 

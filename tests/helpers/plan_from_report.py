@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from torch_promote.checking.overloads import find_overload
-from torch_promote.numerics.observing.policy_sources import STOCK
-from torch_promote.numerics.records.calls import Call, TensorInfo
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.observe.events import Call, TensorInfo
+from torch_promote.observe.ops import find_overload
+from torch_promote.observe.policy_sources import STOCK
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import TURNS, AutocastPlan, AutocastState, DeviceAutocast, autocast_plan
 
 __all__ = ["differences", "plan_of"]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
-from torch_promote.checking.strided_copy import copy_with_strides
+from torch_promote.checking.comparison import copy_with_strides
 from torch_promote.parity import entry_run
-from torch_promote.parity.outcome import Outcome
+from torch_promote.parity.entry_run import Outcome
 
 
 def change_outcomes(monkeypatch: pytest.MonkeyPatch, change: Callable[[Outcome], None]) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import torch_promote as tp
+from torch_promote.numerics.comparing.site import Site
 
 __all__ = ["INPUTS", "Cancels", "Overflows", "by_place", "chain", "half", "ranks_agree", "step_of"]
 
@@ -76,6 +77,6 @@ def step_of(model: nn.Module) -> Callable[[], torch.Tensor]:
     return step
 
 
-def by_place(comparison: tp.Comparison) -> dict[tuple[str, str], tp.Site]:
+def by_place(comparison: tp.Comparison) -> dict[tuple[str, str], Site]:
     """The sites by module and op."""
     return {(site.module, site.op): site for site in comparison.sites}

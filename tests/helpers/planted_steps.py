@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 import torch_promote as tp
+from torch_promote.regions.defaults import RegisteredPolicy
 
 __all__ = ["Calls", "Planted", "make_op", "planted_step", "registered_meanwhile"]
 
 _BIG = 4096.0
-_registered: list[tp.RegisteredPolicy] = []
+_registered: list[RegisteredPolicy] = []
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
-from torch_promote.bench.cases import LOW, Settings
-from torch_promote.bench.memory import peak_bytes
-from torch_promote.bench.programs import PROGRAMS, Program, missing, program
+from benchmarks.cases import LOW, Settings
+from benchmarks.measures import peak_bytes
+from benchmarks.programs import PROGRAMS, Program, missing, program
 
 MODES = ("weights", "persistent", "all")
 

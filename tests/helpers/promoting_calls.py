@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.promoting.ops import OPAQUE, PromotingOp, promoting_ops
+from torch_promote.regions.promotion_tables import OPAQUE, PromotingOp, promoting_ops
 
 #: The dtypes that stock promotes, and the unsigned ones that it promotes in part.
 DTYPES = (

@@ -14,17 +14,55 @@ from torch._subclasses import FakeTensorMode
 import torch_promote as tp
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
 from helpers.under_install import assert_stock
-from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
-from torch_promote.parity.outcome import Bound, without_bits
-from torch_promote.parity.row_samples import SAMPLES, Make
-from torch_promote.parity.row_samples.known import KINDS, PROCESSOR_BOUND, RARE, REFUSED, dtypes_of
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import Row, op_table, schema_of
+from torch_promote.checking.checker import UNINITIALIZED_IN_TABLE
+from torch_promote.parity.entry_run import Bound, without_bits
+from torch_promote.parity.row_samples import (
+    COMPLEX,
+    DOUBLE,
+    INTEGER,
+    KINDS,
+    LOWER,
+    MIXED_LOWER_FIRST,
+    SAMPLES,
+    Make,
+    dtypes_of,
+)
+from torch_promote.policy.op_table import CastPolicy, Row, op_table, schema_of
 
 #: The rows that the running PyTorch has.
 ROWS = [row for row in op_table() if schema_of(row) is not None]
 #: What autocast lowers to.
 LOWER_DTYPES = (torch.bfloat16, torch.float16)
+
+#: The kinds that every row may refuse.
+RARE = (COMPLEX, INTEGER)
+
+#: (row, device) -> the kinds of input that it refuses besides the rare ones, and why. "cuda" includes fake tensors,
+#: "real cuda" does not.
+REFUSED: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
+    ("aten::_grid_sampler_2d_cpu_fallback", "cpu"): ((DOUBLE,), "the kernel supports float32 only"),
+    ("aten::mkldnn_rnn_layer", "cpu"): ((DOUBLE,), "oneDNN has no LSTM in float64"),
+    ("aten::linalg_matrix_norm.str_ord", "cuda"): (
+        (LOWER, MIXED_LOWER_FIRST),
+        "the nuclear norm does not support half precision, and the policy casts no tensor",
+    ),
+    ("aten::_scaled_dot_product_flash_attention", "real cuda"): ((DOUBLE,), "the kernel supports half precision only"),
+}
+
+#: Rows whose results have no gradient, and why.
+NO_GRADIENT: dict[str, str] = {
+    "aten::_addmm_activation": "PyTorch defines no derivative",
+    "aten::_native_multi_head_attention": "PyTorch defines no derivative, and refuses inputs that require grad",
+    "aten::geqrf": "PyTorch defines no derivative",
+    "aten::linalg_cond.p_str": "the forward changes a tensor in place that the backward needs",
+    "aten::linalg_matrix_rank": "returns integers",
+    "aten::linalg_matrix_rank.atol_rtol_float": "returns integers",
+    "aten::linalg_matrix_rank.atol_rtol_tensor": "returns integers",
+    "aten::linalg_matrix_rank.tol_tensor": "returns integers",
+}
+
+#: Rows that some processors refuse in some or all dtypes. There, tests check only that the call reaches the kernel.
+PROCESSOR_BOUND = {"aten::mkldnn_rnn_layer"}
 
 _STOCK_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 

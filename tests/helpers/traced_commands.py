@@ -15,8 +15,8 @@ from torch_promote.cli.program import main
 #: In the fork, torch is imported already, so its entry point does not load this package.
 _AS_SCRIPT = """
 import sys
-import torch_promote_autoload, runpy
-torch_promote_autoload.autoload()
+import _torch_promote_hooks, runpy
+_torch_promote_hooks.autoload()
 sys.argv = sys.argv[1:]
 if sys.argv[0] == "-m":
     del sys.argv[0]

@@ -18,6 +18,7 @@ import pytest
 
 import torch_promote as tp
 from torch_promote import _C
+from torch_promote.regions.installation import Installation
 
 #: Modules whose doctests show `install` and `uninstall`.
 _SHOW_INSTALL = ("installation.py",)
@@ -38,8 +39,8 @@ def options(config: pytest.Config) -> list[str]:
 class _Watch:
     def __init__(self, asked: bool, policy: str | None) -> None:
         self._asked, self._policy = asked, policy
-        self._in_force: tp.Installation | None = None
-        self._before: tp.Installation | None = None
+        self._in_force: Installation | None = None
+        self._before: Installation | None = None
 
     def pytest_collection_finish(self) -> None:
         """Installs after all test modules are imported, so that names bound to the class are affected, too."""
@@ -76,7 +77,7 @@ class _Watch:
             self._in_force = tp.install(policy=again.policy, overrides=again.overrides, cache=again.cache)
 
 
-def _asked_for(installation: tp.Installation | None) -> Any:
+def _asked_for(installation: Installation | None) -> Any:
     return installation and (installation.policy, dict(installation.overrides), installation.cache)
 
 

@@ -244,7 +244,7 @@ def test_a_region_of_another_task_cannot_be_left() -> None:
         region = half()
         task = asyncio.create_task(hold(region))
         await asyncio.sleep(0)
-        with leaves_no_trace(), pytest.raises(tp.RegionError):
+        with leaves_no_trace(), pytest.raises(tp.errors.RegionError):
             region.__exit__(None, None, None)
         assert await task == [FP16] * 4 + [None]
 

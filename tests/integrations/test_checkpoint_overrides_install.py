@@ -84,7 +84,10 @@ def test_unknown_checkpointing_is_refused_where_it_is_called(changes: dict[str, 
     assert module._get_autocast_kwargs("cpu") == expected
     with ours():
         module._get_autocast_kwargs("cpu")
-    with ours(OVERRIDES), pytest.raises(tp.RegionError, match=r"does not support .* without the current overrides"):
+    with (
+        ours(OVERRIDES),
+        pytest.raises(tp.errors.RegionError, match=r"does not support .* without the current overrides"),
+    ):
         module._get_autocast_kwargs("cpu")
 
 
@@ -103,7 +106,9 @@ def test_install_refuses_checkpointing_that_keeps_its_functions_elsewhere(monkey
             setattr(kind, name, keeper)
     with (
         ours(OVERRIDES),
-        pytest.raises(tp.RegionError, match=r"\(_CheckpointFrame does not accept a descriptor for 'recompute_fn'\)"),
+        pytest.raises(
+            tp.errors.RegionError, match=r"\(_CheckpointFrame does not accept a descriptor for 'recompute_fn'\)"
+        ),
     ):
         module._get_autocast_kwargs("cpu")
 
@@ -132,7 +137,7 @@ def test_the_attribute_of_a_function_is_as_without_the_descriptor() -> None:
 
 def test_checkpointing_that_cannot_be_refused_either() -> None:
     module = types.ModuleType("imitation")
-    with pytest.raises(tp.RegionError, match="Only the stock policy works"):
+    with pytest.raises(tp.errors.RegionError, match="Only the stock policy works"):
         _checkpoint._refuse(module, "there is no CheckpointFunction")
 
 
@@ -142,7 +147,7 @@ def test_refusal_reaches_the_call(use_reentrant: bool, monkeypatch: pytest.Monke
     _checkpoint._refuse(stock_checkpoint, "for this test")
     call = functools.partial(checkpoint, use_reentrant=use_reentrant)
     train(call, ours)
-    with pytest.raises(tp.RegionError, match=r"does not support .* \(for this test\)"):
+    with pytest.raises(tp.errors.RegionError, match=r"does not support .* \(for this test\)"):
         train(call)
 
 

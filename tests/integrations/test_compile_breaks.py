@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.measures import count_compiled, on_its_own
 from helpers.comparison import assert_same
 from helpers.compiling import BF16, HALF, Body, Weights, called_in, inputs, with_gradients
 from helpers.program_comparison import Region, assert_like_stock, ours, stock
 from helpers.thread_state import thread_state
-from torch_promote.bench.compiling import count_compiled, on_its_own
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -59,9 +59,9 @@ def test_invalid_arguments_raise_in_compiled_functions(arguments: Any) -> None:
         with tp.my_autocast("cpu", **arguments):
             return x @ x
 
-    with pytest.raises(tp.OptionError) as eager:
+    with pytest.raises(tp.errors.OptionError) as eager:
         function(torch.ones(2, 2))
-    with pytest.raises(tp.OptionError) as compiled:
+    with pytest.raises(tp.errors.OptionError) as compiled:
         torch.compile(function, backend="eager")(torch.ones(2, 2))
     assert str(compiled.value) == str(eager.value)
 

@@ -15,13 +15,13 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 import torch_promote as tp
+from benchmarks.cases import Settings
+from benchmarks.measures import count_compiled, on_its_own
+from benchmarks.models import subject
+from benchmarks.suites import PLACES
 from helpers.casts import Region, ours, stock
 from helpers.comparison import assert_same
 from helpers.compiling import BF16, HALF, Weights, called_in, inputs
-from torch_promote.bench import Settings
-from torch_promote.bench.compiling import count_compiled, on_its_own
-from torch_promote.bench.steps import subject
-from torch_promote.bench.suite_compile import PLACES
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

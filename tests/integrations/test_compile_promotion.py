@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_promote as tp
 from torch_promote.errors import OptionError
-from torch_promote.promoting.lint import PromotionEvent
+from torch_promote.regions.promotion import PromotionEvent
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from helpers.comparison import assert_same
 from helpers.program_comparison import Region, assert_like_stock, ours, stock
 from helpers.thread_state import thread_state
-from torch_promote import RegionError
+from torch_promote.errors import RegionError
 
 HALF = torch.float16
 OVERRIDES = {"linear": "fp32"}

@@ -17,8 +17,8 @@ from torch.nn.attention.flex_attention import flex_attention
 import torch_promote as tp
 from helpers.comparison import assert_same
 from torch_promote import _C
+from torch_promote import dispatch_keys as _higher_order
 from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.integrations import higher_order as _higher_order
 
 X, W = torch.linspace(-1, 1, 16).view(4, 4), torch.linspace(1, 2, 16).view(4, 4)
 

@@ -63,7 +63,7 @@ def test_the_stock_policy_is_exported_as_stocks(strict: bool, arguments: Any) ->
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("arguments", [{"overrides": {"linear": "fp32"}}, {"policy": "off"}], ids=str)
 def test_another_policy_cannot_be_exported(arguments: Any, strict: bool) -> None:
-    refused = pytest.raises(tp.RegionError, match=r"cannot be exported.*which have neither")
+    refused = pytest.raises(tp.errors.RegionError, match=r"cannot be exported.*which have neither")
     with leaves_no_trace(), tp.installed_as(**arguments), refused:
         torch.export.export(Inside(), (torch.randn(3, 6),), strict=strict)
 
@@ -72,7 +72,7 @@ def test_another_policy_cannot_be_exported(arguments: Any, strict: bool) -> None
 def test_a_policy_around_cannot_be_exported(strict: bool) -> None:
     around, refused = (
         tp.my_autocast("cpu", overrides={"linear": "fp32"}),
-        pytest.raises(tp.RegionError, match="cannot be"),
+        pytest.raises(tp.errors.RegionError, match="cannot be"),
     )
     with tp.installed_as(), around, leaves_no_trace(), refused:
         torch.export.export(Inside(), (torch.randn(3, 6),), strict=strict)
@@ -99,7 +99,7 @@ def test_make_fx() -> None:
     with leaves_no_trace(), tp.installed_as(overrides={"linear": HALF}):
         traced = make_fx(model)(x)
         assert_same(traced(x), model(x))
-        with pytest.raises(tp.RegionError, match="cannot be exported"):
+        with pytest.raises(tp.errors.RegionError, match="cannot be exported"):
             make_fx(model, pre_dispatch=True)(x)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_promote import MissingPackageError
+from torch_promote.errors import MissingPackageError
 
 PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
 

@@ -18,7 +18,7 @@ from helpers import differing_ranks, rank_training
 from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
 from helpers.subprocesses import Program, environment, run_python, run_together
-from torch_promote.integrations import compare_ranks
+from torch_promote.integrations import ranks as compare_ranks
 
 BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
 
@@ -176,14 +176,14 @@ def test_region_in_a_compiled_function(tmp_path: Path) -> None:
 
 def test_the_error_can_be_copied_and_pickled() -> None:
     found = {0: ({}, ""), 1: ({"aten::mm on cpu": "fp32"}, "my_autocast('cpu')")}
-    error = tp.PolicyMismatchError("their policies", found, [2])
+    error = tp.errors.PolicyMismatchError("their policies", found, [2])
     for again in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
         assert str(again) == str(error)
         assert (again.what, again.found, again.missing) == ("their policies", found, (2,))
 
 
 def test_the_option_is_a_bool() -> None:
-    with pytest.raises(tp.OptionError, match="enabled must be a bool, got 0"):
+    with pytest.raises(tp.errors.OptionError, match="enabled must be a bool, got 0"):
         tp.set_check_ranks(0)  # type: ignore[arg-type]
     assert tp.set_check_ranks(True) is True
 

@@ -1,110 +1,147 @@
-"""What the package changes outside of itself: the list that `torch-promote info` prints, against what happens."""
+"""docs/side_effects.md lists the changes that importing and using the package makes, and no others."""
 
 from __future__ import annotations
 
 import json
-
-import pytest
+import re
+from pathlib import Path
 
 from helpers.subprocesses import environment, run_python
-from torch_promote.integrations.side_effects import NEVER_UNDONE, SIDE_EFFECTS
 
-BY_PLACE = {effect.place: effect for effect in SIDE_EFFECTS}
+PAGE = (Path(__file__).parents[2] / "docs" / "side_effects.md").read_text(encoding="utf-8")
 
-#: In force wherever the package is installed.
-INSTALLED = {
-    "entry point torch_promote of the group torch.backends",
-    "entry point torch_promote_pytest of the group pytest11",
+#: By place on the page: an expression that is true while the change is in force, and code that makes the change.
+AT_IMPORT = {
+    "dispatcher, key AutocastPrivateUse1": "has_kernel('aten::mm', 'AutocastPrivateUse1')",
+    "higher-order operators": (
+        "torch._C._dispatch_key_parse('AutocastPrivateUse1') in"
+        " torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS"
+    ),
+    "torch.utils._pytree": "tp.Policy in torch.utils._pytree.SUPPORTED_NODES",
+    "torch.optim.Optimizer": "count_of_ours(optimizer._global_optimizer_post_hooks) == 1",
+    "torch.clear_autocast_cache": "is_ours(torch.clear_autocast_cache)",
+    "sys.meta_path": "'torch._dynamo' in waiting_for()",
+    "fork": "True",
+    "torch.distributed _update_default_pg": "is_ours(found(C10D, '_update_default_pg'))",
+}
+ON_USE = {
+    "torch._dynamo": (
+        "any(kind.__module__.startswith('torch_promote.') for kind in kinds_of_dynamo())",
+        "import torch._dynamo\nassert 'torch._dynamo' not in waiting_for()",
+    ),
+    "torch._functorch AOTAutogradCacheDetails.__init__": (
+        "is_ours(found('torch._functorch._aot_autograd.autograd_cache', 'AOTAutogradCacheDetails.__init__'))",
+        "torch.compile(lambda x: x + 1, backend='aot_eager')(torch.ones(2))",
+    ),
+    "torch.autograd._unsafe_preserve_version_counter": (
+        "is_ours(torch.autograd.grad_mode._unsafe_preserve_version_counter.__exit__)",
+        "with tp.my_autocast('cpu', cache='all'): pass",
+    ),
+    "DistributedDataParallel.__init__, FSDPState.init": (
+        "is_ours(torch.nn.parallel.DistributedDataParallel.__init__)",
+        "ranks._watch_models()  # as a process group of several ranks does",
+    ),
+    "asyncio.Handle._run": (
+        "is_ours(asyncio.Handle._run)",
+        "async def main():\n    with tp.my_autocast('cpu'): pass\nasyncio.run(main())",
+    ),
+    "torch.utils.checkpoint": (
+        "type(vars(torch.utils.checkpoint._CheckpointFrame).get('recompute_fn')).__module__.startswith('torch_promote.')",
+        "with tp.my_autocast('cpu', policy='cuda'): pass",
+    ),
+    "dispatcher, ops outside the table": (
+        "has_kernel('aten::gelu', 'AutocastPrivateUse1')",
+        "with tp.my_autocast('cpu', overrides={'gelu': 'fp32'}): pass",
+    ),
+    "torch.cuda.CUDAGraph": (
+        "is_ours(torch.cuda.CUDAGraph.replay)",
+        "with tp.my_autocast('cpu', cache='persistent'): pass",
+    ),
+    "torch._dynamo TorchCtxManagerClassVariable.call_function": (
+        "is_ours(found('torch._dynamo.variables.torch', 'TorchCtxManagerClassVariable.call_function'))",
+        "tp.install()",
+    ),
+    "torch.optim.Optimizer, more hooks": (
+        "count_of_ours(optimizer._global_optimizer_post_hooks) > 1",
+        "block = tp.trace()\nblock.__enter__()",
+    ),
+    "torch.autocast.__enter__, __exit__": (
+        "is_ours(torch.amp.autocast_mode.autocast.__enter__)",
+        "tp.uninstall()\nassert not is_ours(torch.amp.autocast_mode.autocast.__enter__)\ntp.install()",
+    ),
+    "nn.Module.forward of single modules": (
+        "'forward' in vars(linear)",
+        "tp.set_module_policy(linear, {'': 'fp32'})\ntp.remove_module_policy(linear)\n"
+        "assert 'forward' not in vars(linear) and not linear._forward_pre_hooks\n"
+        "tp.set_module_policy(linear, {'': 'fp32'})",
+    ),
+    "torch.fx.Tracer.trace, nn.Module._replicate_for_data_parallel, torch.ao.quantization swap_module": (
+        "is_ours(torch.fx.Tracer.trace)",
+        "tp.set_module_policy(linear, {'': 'fp32'})",
+    ),
+    "dispatcher, key TESTING_ONLY_GenericMode": (
+        "torch._C._dispatch_has_backend_fallback(torch._C._dispatch_key_parse('TESTING_ONLY_GenericMode'))",
+        "with tp.crosscheck(): pass",
+    ),
 }
 
-AFTER = """
-import json
-from torch_promote.integrations.side_effects import side_effects_in_force
-print(json.dumps(side_effects_in_force()))
+PROGRAM = """
+import asyncio, json, os, sys
+import torch, torch.utils.checkpoint
+from torch.optim import optimizer
+import torch_promote as tp
+from torch_promote.integrations import ranks
+from torch_promote.integrations.after_import import waiting_for
+from torch_promote.integrations.ranks import C10D
+
+linear = torch.nn.Linear(2, 2)
+
+def is_ours(function):
+    code = getattr(function, "__code__", None)
+    return code is not None and os.path.abspath(code.co_filename).startswith(os.path.dirname(tp.__file__))
+
+def count_of_ours(hooks):
+    return sum(map(is_ours, hooks.values()))
+
+def found(module, path):
+    value = sys.modules.get(module)
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
+
+def has_kernel(op, key):
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op, key)
+
+def kinds_of_dynamo():
+    builder = found("torch._dynamo.variables.builder", "VariableBuilder")
+    return () if builder is None else builder._type_dispatch_impl(False)
+
+at_import, on_use = json.loads(sys.argv[1])
+for place, expression in at_import.items():
+    assert eval(expression), place
+for place, (expression, _) in on_use.items():
+    assert not eval(expression), place
+with tp.my_autocast("cpu"):
+    torch.ones(2, 2) @ torch.ones(2, 2)
+for place, (expression, _) in on_use.items():
+    assert not eval(expression), f"{place}, after a region of PyTorch's own policy"
+for place, (expression, use) in on_use.items():
+    exec(use)
+    assert eval(expression), place
 """
 
 
-def in_force_after(code: str, **variables: str) -> set[str]:
-    done = run_python(f"import torch\nimport torch_promote as tp\n{code}\n{AFTER}", env=environment(**variables))
+def places(heading: str) -> list[str]:
+    """Returns the first column of the table under a heading of the page."""
+    table = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| (?!place)([^|]+?) \|", table.replace("`", "").replace("tp.", ""), re.MULTILINE)
+
+
+def test_the_page_lists_what_is_tried_here() -> None:
+    assert places("Importing the package") == list(AT_IMPORT)
+    assert sorted(places("Importing other modules, and using features")) == sorted(ON_USE)
+
+
+def test_each_change_is_made_when_the_page_says() -> None:
+    done = run_python(PROGRAM, json.dumps([AT_IMPORT, ON_USE]), env=environment())
     assert done.returncode == 0, done.stderr
-    found = {place for place, in_force in json.loads(done.stdout.splitlines()[-1]).items() if in_force}
-    return found - INSTALLED
-
-
-AT_IMPORT = {effect.place for effect in SIDE_EFFECTS if effect.on_import}
-
-
-def test_the_import_changes_what_the_list_says_and_nothing_else_of_it() -> None:
-    assert in_force_after("") == AT_IMPORT
-
-
-def test_each_entry_has_texts() -> None:
-    assert len(BY_PLACE) == len(SIDE_EFFECTS)
-    for effect in SIDE_EFFECTS:
-        for text in (effect.what, effect.when, effect.why, effect.undone):
-            assert text.endswith("."), effect
-        assert set(effect.to_dict()) == {"place", "what", "when", "why", "undone", "on_import", "in_force"}
-
-
-#: By place: code after which the change is in force. What else it changes is in the same line.
-USES = {
-    "torch._dynamo": "import torch._dynamo",
-    "torch._dynamo TorchCtxManagerClassVariable.call_function": "import torch._dynamo\ntp.install()",
-    "asyncio.Handle._run": (
-        "import asyncio\nasync def main():\n    with tp.my_autocast('cpu'):\n        pass\nasyncio.run(main())"
-    ),
-    "torch.utils.checkpoint": "with tp.my_autocast('cpu', policy='cuda'): pass",
-    "dispatcher, ops outside the table": "with tp.my_autocast('cpu', overrides={'gelu': 'fp32'}): pass",
-    "torch.optim.Optimizer, more hooks": "block = tp.trace(); block.__enter__()",
-    "torch.cuda.CUDAGraph": "with tp.my_autocast('cpu', cache='persistent'): pass",
-    "torch.autograd._unsafe_preserve_version_counter": "with tp.my_autocast('cpu', cache='all'): pass",
-    "torch.autocast.__enter__, __exit__": "tp.install()",
-    "nn.Module.forward of single modules": (
-        "m = torch.nn.Sequential(torch.nn.Linear(2, 2)); tp.set_module_policy(m, {'0': 'fp32'})"
-    ),
-    "dispatcher, key TESTING_ONLY_GenericMode": "with tp.crosscheck(): pass",
-    "torch._functorch AOTAutogradCacheDetails.__init__": ("import torch._functorch._aot_autograd.autograd_cache"),
-}
-
-
-@pytest.mark.parametrize("place", USES)
-def test_a_use_makes_its_change(place: str) -> None:
-    assert place not in AT_IMPORT
-    assert place in in_force_after(USES[place])
-
-
-def test_each_change_is_tried() -> None:
-    left = set(BY_PLACE) - AT_IMPORT - set(USES) - INSTALLED
-    assert left == {
-        "DistributedDataParallel.__init__, FSDPState.init",
-        "torch.fx.Tracer.trace, nn.Module._replicate_for_data_parallel, torch.ao.quantization swap_module",
-    }
-
-
-def test_a_region_of_pytorchs_own_policy_makes_no_change() -> None:
-    code = "with tp.my_autocast('cpu'): torch.ones(2, 2) @ torch.ones(2, 2)"
-    assert in_force_after(code) == AT_IMPORT
-
-
-@pytest.mark.parametrize(
-    ("place", "code"),
-    [
-        ("torch.autocast.__enter__, __exit__", "tp.install(); tp.uninstall()"),
-        (
-            "nn.Module.forward of single modules",
-            "m = torch.nn.Linear(2, 2); tp.set_module_policy(m, {'': 'fp32'}); tp.remove_module_policy(m)\n"
-            "assert 'forward' not in vars(m) and not m._forward_pre_hooks",
-        ),
-    ],
-)
-def test_what_is_undone(place: str, code: str) -> None:
-    assert BY_PLACE[place].undone != NEVER_UNDONE
-    in_force = in_force_after(code)
-    if place.startswith("torch.autocast"):
-        assert place not in in_force
-
-
-def test_finders_remove_themselves() -> None:
-    code = "from torch_promote.integrations.after_import import waiting_for\nbefore = waiting_for()\n"
-    code += "import torch._dynamo\nassert 'torch._dynamo' in before and 'torch._dynamo' not in waiting_for()"
-    in_force_after(code)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torch_promote as tp
-from torch_promote.modules.module_policies import (
+from torch_promote.regions.module_policies import (
     format_module_policy,
     module_policies,
     print_module_policy,

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.module_policies import OVERRIDES, POLICIES, dtype_of, expected_dtype, model_of, ours, train
-from torch_promote.modules.module_policies import module_policies, remove_module_policy, set_module_policy
+from torch_promote.regions.module_policies import module_policies, remove_module_policy, set_module_policy
 
 compiled = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
 
@@ -136,7 +136,7 @@ def test_exported(policy: Any, strict: bool, fresh_dynamo: None) -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_overrides_cannot_be_exported(strict: bool, fresh_dynamo: None) -> None:
-    with ours(), pytest.raises(tp.RegionError, match="cannot be exported"):
+    with ours(), pytest.raises(tp.errors.RegionError, match="cannot be exported"):
         torch.export.export(model_of(OVERRIDES), (torch.ones(2, 4),), strict=strict)
 
 
@@ -171,7 +171,7 @@ def test_traced_by_fx() -> None:
     assert dtype_of(traced) is torch.float32
     model = nn.Sequential(Twice())
     set_module_policy(model, {"0": "fp32"})
-    with pytest.raises(tp.RegionError, match=r"torch\.fx traces a Twice with a policy\."):
+    with pytest.raises(tp.errors.RegionError, match=r"torch\.fx traces a Twice with a policy\."):
         torch.fx.symbolic_trace(model)
     remove_module_policy(model)
     torch.fx.symbolic_trace(model)

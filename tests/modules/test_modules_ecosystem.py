@@ -18,7 +18,7 @@ from torch.nn.utils import fusion, parametrize
 from helpers.comparison import assert_same
 from helpers.module_policies import OVERRIDES, POLICIES, dtype_of, expected_dtype, model_of, ours, train
 from helpers.subprocesses import run_python
-from torch_promote.modules.module_policies import module_policies, remove_module_policy, set_module_policy
+from torch_promote.regions.module_policies import module_policies, remove_module_policy, set_module_policy
 
 
 def through_torch_save(model: nn.Module) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import nn
 
 import torch_promote as tp
 from helpers.comparison import assert_same
-from torch_promote.modules.module_policies import module_policies, set_module_policy
+from torch_promote.regions.module_policies import module_policies, set_module_policy
 
 ours = functools.partial(tp.my_autocast, "cpu")
 

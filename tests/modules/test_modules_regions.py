@@ -21,13 +21,13 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from helpers.comparison import assert_same
 from torch_promote import _C
-from torch_promote.modules.module_policies import (
+from torch_promote.policy.policy import Policy
+from torch_promote.regions.module_policies import (
     format_module_policy,
     module_policies,
     remove_module_policy,
     set_module_policy,
 )
-from torch_promote.policy.policy import Policy
 
 OVERRIDES = {"linear": torch.float16, "softmax": "fp32"}
 MORE = {"linear": "fp32", "gelu": "fp32"}

@@ -21,7 +21,7 @@ import torch_promote as tp
 from helpers import accelerate_hooks
 from helpers.comparison import assert_same
 from helpers.module_policies import OVERRIDES, POLICIES, dtype_of, expected_dtype, model_of, ours, train
-from torch_promote.modules.module_policies import module_policies, remove_module_policy, set_module_policy
+from torch_promote.regions.module_policies import module_policies, remove_module_policy, set_module_policy
 
 HALF, SINGLE = torch.bfloat16, torch.float32
 
@@ -184,7 +184,7 @@ def test_captured_forward() -> None:
     assert captured.__name__ == "forward"
     del model
     gc.collect()
-    with pytest.raises(tp.RegionError, match=r"the module of this forward no longer exists"):
+    with pytest.raises(tp.errors.RegionError, match=r"the module of this forward no longer exists"):
         captured(x)
 
 
@@ -274,7 +274,7 @@ def test_deleted_forward() -> None:
     """Libraries that delete it believe that the forward of the class is back."""
     model = model_of("fp32")
     del model[2].forward
-    with pytest.raises(tp.RegionError, match="attribute 'forward' of a Linear was deleted"):
+    with pytest.raises(tp.errors.RegionError, match="attribute 'forward' of a Linear was deleted"):
         dtype_of(model)
     set_module_policy(model, {"2": "fp32"})
     assert dtype_of(model) is SINGLE
@@ -375,7 +375,7 @@ def test_fx_refuses_a_root_with_a_policy() -> None:
     """It would trace the forward of the root's class."""
     model = nn.Sequential(nn.ReLU())
     set_module_policy(model, {"": "fp32"})
-    with pytest.raises(tp.RegionError, match=r"torch\.fx traces a Sequential with a policy\."):
+    with pytest.raises(tp.errors.RegionError, match=r"torch\.fx traces a Sequential with a policy\."):
         torch.fx.symbolic_trace(model)
     remove_module_policy(model)
     torch.fx.symbolic_trace(model)

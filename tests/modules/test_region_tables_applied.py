@@ -115,13 +115,13 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "a model alone": (
         lambda: tp.my_autocast("cpu", model=model_of()),
-        tp.OptionError,
+        tp.errors.OptionError,
         "model names the modules that the tables of policy are for; got a model and no policy. Give both, or leave "
         "model out.",
     ),
     "no module": (
         lambda: region(FP32, model_of),  # type: ignore[arg-type]
-        tp.OptionError,
+        tp.errors.OptionError,
         f"model is an nn.Module, or None; got {model_of!r} of type function.",
     ),
     "a name that no module has": (

@@ -19,11 +19,11 @@ import torch_promote as tp
 from helpers.checkpointing import Block
 from helpers.module_policies import dtype_of, model_of
 from helpers.region_tables import FP16, FP32, HALF, LOW, SINGLE, X, policy_of, region, state_of
-from torch_promote.integrations import compare_ranks
+from torch_promote.integrations import ranks as compare_ranks
 from torch_promote.integrations.compile import policy_digest
-from torch_promote.modules import region_tables
 from torch_promote.native import module_tables
 from torch_promote.native.policy_changes import policies_beyond_stock
+from torch_promote.regions import module_policies as region_tables
 
 # --- copies
 
@@ -133,7 +133,9 @@ def test_a_copy_of_a_region() -> None:
 def test_a_copy_of_a_model_that_has_its_region() -> None:
     model = model_of()
     model.region = region(FP32, model)
-    with pytest.raises(tp.OptionError, match=r"a Sequential that has no modules yet.*make it where it is entered"):
+    with pytest.raises(
+        tp.errors.OptionError, match=r"a Sequential that has no modules yet.*make it where it is entered"
+    ):
         copy.deepcopy(model)
 
 
@@ -164,14 +166,17 @@ def test_traced_by_fx() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     around = region(policy_of({"": "fp32"}), model)
     torch.fx.symbolic_trace(model)
-    with around, pytest.raises(tp.RegionError, match=r"torch\.fx traces a Sequential with a policy"):
+    with around, pytest.raises(tp.errors.RegionError, match=r"torch\.fx traces a Sequential with a policy"):
         torch.fx.symbolic_trace(model)
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_exporting_raises(strict: bool, fresh_dynamo: None) -> None:
     model = model_of()
-    with region(FP32, model), pytest.raises(tp.RegionError, match=r"overrides \(of ops or modules\).*cannot be exp"):
+    with (
+        region(FP32, model),
+        pytest.raises(tp.errors.RegionError, match=r"overrides \(of ops or modules\).*cannot be exp"),
+    ):
         torch.export.export(model, (X,), strict=strict)
 
 

@@ -10,7 +10,8 @@ import torch
 
 import torch_promote as tp
 from helpers.subprocesses import run_python
-from torch_promote import _C, ExtensionError
+from torch_promote import _C
+from torch_promote.errors import ExtensionError
 from torch_promote.native import loader as _extension
 
 

@@ -89,7 +89,9 @@ def test_a_step_that_is_not_repeatable_is_an_error() -> None:
             noise = torch.randn(8, 16, generator=torch.Generator().manual_seed(next(seeds)))
             return model(noise).square().mean()  # type: ignore[no-any-return]
 
-    with pytest.raises(tp.StepError, match=r"differ in loss by .*aten::randn\.generator.*test_compare\.py.*restore="):
+    with pytest.raises(
+        tp.errors.StepError, match=r"differ in loss by .*aten::randn\.generator.*test_compare\.py.*restore="
+    ):
         tp.compare(step, model=model)
 
 
@@ -257,5 +259,5 @@ def test_a_step_that_returns_nothing_to_compare(returned: object) -> None:
         step_of(model)()
         return returned
 
-    with pytest.raises(tp.StepError, match="no tensor or number to compare"):
+    with pytest.raises(tp.errors.StepError, match="no tensor or number to compare"):
         tp.compare(step, model=model)

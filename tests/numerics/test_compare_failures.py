@@ -13,10 +13,10 @@ from torch import nn
 import torch_promote as tp
 from helpers.counted_collectives import counted_collective
 from helpers.planted_sites import INPUTS, Cancels, by_place, chain, half, step_of
-from torch_promote.checking.dispatch_observer import observe_dispatch
 from torch_promote.numerics import compare as rounds
 from torch_promote.numerics.call_observers import CallKey, ForwardCalls
-from torch_promote.numerics.observing.running_modules import RunningModules
+from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.places import RunningModules
 
 
 @torch.library.custom_op("failing_calls::needs_grad", mutates_args=())
@@ -138,7 +138,7 @@ def test_a_call_of_one_run_of_the_reference_is_named(run: int, text: str) -> Non
             found = model(INPUTS).float().mean()
             return found.exp() if next(calls) == run else found  # type: ignore[no-any-return]
 
-    with pytest.raises(tp.StepError, match=rf"differ in loss by .* What differed first: {text}\."):
+    with pytest.raises(tp.errors.StepError, match=rf"differ in loss by .* What differed first: {text}\."):
         tp.compare(step, model=model)
 
 

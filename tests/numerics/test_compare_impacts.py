@@ -12,11 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.planted_sites import INPUTS, Cancels, by_place, chain, half, ranks_agree, step_of
+from torch_promote.numerics.comparing.site import Site
 from torch_promote.numerics.impacts import Impacts
 from torch_promote.numerics.step_runs import StepRuns
 
 
-def effects(model: nn.Module, step: Callable[..., Any], sites: list[tp.Site], batches: int) -> list[float]:
+def effects(model: nn.Module, step: Callable[..., Any], sites: list[Site], batches: int) -> list[float]:
     """The change of the loss if only one site runs in float16."""
     all_wide = tp.Policy.stock().override(dict.fromkeys({site.op for site in sites}, "fp32"))
     found = []

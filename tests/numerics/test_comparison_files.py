@@ -15,7 +15,7 @@ from helpers.made_up_comparisons import comparison_of, made_up_site, small_compa
 from torch_promote.errors import OptionError
 from torch_promote.numerics.comparing.comparison import Comparison, GradientError, Metric
 from torch_promote.numerics.comparing.site import Site
-from torch_promote.numerics.pages.plain_data import number
+from torch_promote.observe.pages import number
 from torch_promote.policy.policy import Policy
 
 FLOATS = st.floats()

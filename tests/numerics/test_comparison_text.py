@@ -12,7 +12,7 @@ import pytest
 from helpers.made_up_comparisons import comparison_of, gpt_comparison, made_up_site, small_comparison
 from torch_promote.numerics.comparing.comparison import GradientError, Metric
 from torch_promote.numerics.comparing.comparison_findings import comparison_verdict
-from torch_promote.numerics.pages.report_text import fitted_table, wrapped
+from torch_promote.observe.pages import fitted_table, wrapped
 from torch_promote.policy.policy import Policy
 
 

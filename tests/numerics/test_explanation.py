@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from torch_promote.errors import OptionError
-from torch_promote.numerics.report.explanation import Explanation
-from torch_promote.numerics.report.trace_report import TraceReport
+from torch_promote.observe.explanation import Explanation
+from torch_promote.observe.trace_report import TraceReport
 
 X = torch.ones(2, 4)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import torch_promote as tp
 from helpers.made_up_traces import made_up_call, report_of
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 
 X = torch.ones(2, 4)
 

@@ -19,7 +19,7 @@ from helpers.nonfinite_blocks import HALF, NAN, big, find, nothing_is_left, orig
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.errors import OptionError
 from torch_promote.numerics.find_nonfinite import NonfiniteError, NonfiniteReport, find_nonfinite
-from torch_promote.numerics.trace import trace
+from torch_promote.observe.trace import trace
 
 __all__ = ["nothing_is_left"]  # a fixture
 

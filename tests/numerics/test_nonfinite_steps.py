@@ -11,8 +11,8 @@ import torch
 from torch_promote.numerics import nonfinite_finder as finder
 from torch_promote.numerics.find_nonfinite import find_nonfinite
 from torch_promote.numerics.nonfinite_finder import NonfiniteOrigin
-from torch_promote.numerics.observing.running_modules import RunningModules
-from torch_promote.numerics.records.calls import Call
+from torch_promote.observe.events import Call
+from torch_promote.observe.places import RunningModules
 
 HALF = torch.float16
 

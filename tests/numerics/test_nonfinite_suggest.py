@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import torch_promote as tp
 from torch_promote.errors import OptionError
-from torch_promote.modules.module_forward import policy_of
 from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
 from torch_promote.numerics.nonfinite_suggestion import _of_called_ops, next_override
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import installed
+from torch_promote.regions.module_forward import policy_of
 
 HALF = torch.float16
 

@@ -7,7 +7,7 @@ import contextlib
 import torch
 from torch.optim import optimizer as torchs
 
-from torch_promote.numerics.observing.optimizer_steps import watch_steps
+from torch_promote.observe.surroundings import watch_steps
 
 
 def step() -> None:

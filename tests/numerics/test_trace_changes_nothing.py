@@ -23,10 +23,9 @@ import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.thread_state import thread_state
 from helpers.traced_programs import PROGRAMS, Block
-from torch_promote.numerics.trace import trace
+from torch_promote.observe.trace import trace
 from torch_promote.parity.model import Entry, Options
-from torch_promote.parity.op_database import op_database
-from torch_promote.parity.samples import Sample, samples
+from torch_promote.parity.samples import Sample, op_database, samples
 
 REGIONS: dict[str, Callable[[], Any]] = {
     "my_autocast": lambda: tp.my_autocast("cpu"),

@@ -13,9 +13,9 @@ import torch
 import torch_promote as tp
 from helpers.counting_mode import CountingMode, count_both_ways, counts_of
 from helpers.traced_programs import PROGRAMS, Block, Region, database_steps
-from torch_promote.numerics.observing.tensor_numbers import TensorNumbers
-from torch_promote.numerics.trace import trace
-from torch_promote.parity.op_database import op_database
+from torch_promote.observe.observer import TensorNumbers
+from torch_promote.observe.trace import trace
+from torch_promote.parity.samples import op_database
 
 OVERRIDES = {"linear": torch.float16, "layer_norm": "fp32", "add": "fp32"}
 REGIONS: dict[str, Region] = {

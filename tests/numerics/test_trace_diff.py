@@ -14,9 +14,9 @@ from torch import nn
 
 import torch_promote as tp
 from torch_promote.errors import OptionError
-from torch_promote.numerics.records.calls import Call, TensorInfo
-from torch_promote.numerics.report.diff import Change, TraceDiff
-from torch_promote.numerics.report.trace_report import TraceReport
+from torch_promote.observe.diff import Change, TraceDiff
+from torch_promote.observe.events import Call, TensorInfo
+from torch_promote.observe.trace_report import TraceReport
 
 X = torch.ones(2, 4)
 

@@ -16,9 +16,9 @@ import torch
 import torch_promote as tp
 from helpers.made_up_traces import BF16, START, info, linear, made_up_call, report_of, small_report
 from torch_promote.errors import OptionError
-from torch_promote.numerics.report import files as trace_files
-from torch_promote.numerics.report.trace_report import TraceReport
-from torch_promote.numerics.trace import trace
+from torch_promote.observe import trace_report as trace_files
+from torch_promote.observe.trace import trace
+from torch_promote.observe.trace_report import TraceReport
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from helpers.subprocesses import Program, run_together
 from helpers.traced_programs import Block
-from torch_promote.checking.dispatch_observer import observe_dispatch
-from torch_promote.numerics.observing import node_origins, tracer
-from torch_promote.numerics.observing.node_origins import NodeOrigins, Origin
-from torch_promote.numerics.observing.running_modules import RunningModules
-from torch_promote.numerics.records.calls import Call
-from torch_promote.numerics.report.trace_report import TraceReport
-from torch_promote.numerics.trace import trace
+from torch_promote.observe import observer as tracer
+from torch_promote.observe import places as node_origins
+from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.events import Call
+from torch_promote.observe.places import NodeOrigins, Origin, RunningModules
+from torch_promote.observe.trace import trace
+from torch_promote.observe.trace_report import TraceReport
 
 
 def _modules(report: TraceReport, op: str, phase: Any = None) -> list[str]:
@@ -149,15 +149,15 @@ def test_the_oldest_nodes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_different_tensors_keep_their_own_descriptions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal ones share an object, as long as there are not too many."""
-    monkeypatch.setattr(tracer, "_MOST_EQUAL", 2)
+    monkeypatch.setattr(tracer, "_MOST_CACHED", 2)
     calls: list[Call] = []
-    watching = tracer.Tracer(RunningModules(), lambda call, _tensors: calls.append(call))
+    watching = tracer.CallObserver(RunningModules(), lambda call, _tensors: calls.append(call))
     made = [torch.ones(size) for size in (1, 2, 3, 4, 5, 1)]
     with observe_dispatch(watching):
         for one in made:
             torch.exp(one)
     assert [call.inputs[0].shape for call in calls] == [one.shape for one in made]
-    assert len(watching._equal) <= 3
+    assert len(watching._infos) <= 3
 
 
 def test_double_backward() -> None:
@@ -225,7 +225,7 @@ def test_lines() -> None:
 
 SCRIPT = """
 import sys, torch
-from torch_promote.numerics.trace import trace
+from torch_promote.observe.trace import trace
 with trace() as report:
     torch.ones(2).exp()
 assert [call.line for call in report.calls] == [__file__ + ":5"] * 2, report.calls

@@ -16,11 +16,11 @@ from torch.nn.modules import module as module_globals
 import torch_promote as tp
 from helpers.traced_programs import PROGRAMS
 from torch_promote import _C
-from torch_promote.checking.dispatch_observer import DispatchObserverError
 from torch_promote.errors import OptionError
-from torch_promote.numerics.records.calls import Call
-from torch_promote.numerics.report.trace_report import TraceReport
-from torch_promote.numerics.trace import trace
+from torch_promote.observe.dispatch import DispatchObserverError
+from torch_promote.observe.events import Call
+from torch_promote.observe.trace import trace
+from torch_promote.observe.trace_report import TraceReport
 
 
 def _run(name: str, region: Callable[[], Any] = lambda: tp.my_autocast("cpu")) -> torch.Tensor:
@@ -131,7 +131,7 @@ def test_a_crosscheck_that_raises_ends_the_calls_of_a_trace() -> None:
             if "exp" in str(op):
                 raise ArithmeticError("planted")
 
-    from torch_promote.checking.dispatch_observer import observe_dispatch
+    from torch_promote.observe.dispatch import observe_dispatch
 
     with trace() as report:
         with observe_dispatch(Wrong()), pytest.raises(ArithmeticError, match="planted"):
@@ -219,7 +219,7 @@ def test_a_block_that_ends_in_another_thread() -> None:
     assert [type(error) for error in errors] == [DispatchObserverError]
     assert "ended in another thread" in str(errors[0])
     # The thread of the block has left it active, so the test ends it by hand.
-    from torch_promote.checking import dispatch_observer
+    from torch_promote.observe import dispatch as dispatch_observer
 
     dispatch_observer._thread.observers.clear()
     _C.swap_observer(None)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import torch_promote as tp
 from helpers.traced_programs import PROGRAMS
-from torch_promote.numerics.trace import trace
+from torch_promote.observe.trace import trace
 
 _get_hook = torch._C._dynamo.eval_frame.set_guard_complete_hook
 

@@ -177,16 +177,16 @@ def test_a_buffer_that_is_filled_piece_by_piece_is_no_fault() -> None:
 
 
 def test_arguments_that_are_not_legal() -> None:
-    with pytest.raises(tp.OptionError, match="`where`"), tp.trace(where="cast"):  # type: ignore[arg-type]
+    with pytest.raises(tp.errors.OptionError, match="`where`"), tp.trace(where="cast"):  # type: ignore[arg-type]
         pass
-    with pytest.raises(tp.OptionError, match="`max_calls`"), tp.trace(max_calls=-1):
+    with pytest.raises(tp.errors.OptionError, match="`max_calls`"), tp.trace(max_calls=-1):
         pass
 
 
 def test_a_file_of_too_many_brackets_is_no_trace(tmp_path: Any) -> None:
     file = tmp_path / "run.json"
     file.write_text("[" * 100_000)
-    with pytest.raises(tp.OptionError, match="not JSON"):
+    with pytest.raises(tp.errors.OptionError, match="not JSON"):
         tp.TraceReport.load(file)
 
 
@@ -194,6 +194,6 @@ def test_ctrl_c_in_the_middle_of_a_record_stays_ctrl_c(monkeypatch: pytest.Monke
     def interrupt(tensor: torch.Tensor) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torch_promote.numerics.observing.tracer.bytes_of", interrupt)
+    monkeypatch.setattr("torch_promote.observe.observer.bytes_of", interrupt)
     with pytest.raises(KeyboardInterrupt), tp.trace(), tp.my_autocast("cpu"):
         torch.ones(2, 2) @ torch.ones(2, 2)

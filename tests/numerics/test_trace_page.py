@@ -17,11 +17,9 @@ import torch_promote as tp
 from helpers.made_up_traces import BF16, info, linear, made_up_call, report_of, small_report
 from helpers.parsed_pages import NASTY, Page, assert_escaped, assert_self_contained, without_jinja2, words
 from torch_promote.errors import MissingPackageError
-from torch_promote.numerics.records.groups import CallGroup
-from torch_promote.numerics.report.exponents import exponent_rows
-from torch_promote.numerics.report.page import embed_page, make_page
-from torch_promote.numerics.report.trace_report import TraceReport
-from torch_promote.numerics.report.tree import module_tree
+from torch_promote.observe.events import CallGroup
+from torch_promote.observe.findings import exponent_rows, module_tree
+from torch_promote.observe.trace_report import TraceReport, embed_page, make_page
 
 __all__ = ["without_jinja2"]  # a fixture
 

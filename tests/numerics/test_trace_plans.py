@@ -14,8 +14,8 @@ import torch
 import torch_promote as tp
 from helpers.plan_from_report import differences
 from helpers.traced_programs import PROGRAMS, Block, database_steps
-from torch_promote.numerics.trace import trace
-from torch_promote.parity.op_database import op_database
+from torch_promote.observe.trace import trace
+from torch_promote.parity.samples import op_database
 
 OVERRIDES = {"linear": "fp32", "softmax": "lower_precision_fp", "add": "promote", "mm": torch.float16, "sum": "fp32"}
 NOTHING = {"linear": "fallthrough", "softmax": "keep", "layer_norm": "fallthrough", "addcmul": "promote"}

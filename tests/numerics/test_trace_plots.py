@@ -11,7 +11,7 @@ import pytest
 
 from helpers.made_up_traces import START, linear, made_up_call, report_of, small_report
 from torch_promote.errors import MissingPackageError
-from torch_promote.numerics.report.plots import plot_casts, plot_dtypes
+from torch_promote.observe.trace_report import plot_casts, plot_dtypes
 
 
 def test_a_report_plots_both() -> None:

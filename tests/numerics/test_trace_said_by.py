@@ -16,8 +16,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
-from torch_promote.numerics.report.trace_report import TraceReport
-from torch_promote.numerics.trace import trace
+from torch_promote.observe.trace import trace
+from torch_promote.observe.trace_report import TraceReport
 
 X = torch.ones(2, 2)
 

@@ -16,11 +16,9 @@ import torch_promote as tp
 from helpers.made_up_traces import BF16, F32, cast, info, linear, made_up_call, report_of, small_report
 from helpers.parsed_pages import Page, words
 from torch_promote.errors import MissingPackageError
-from torch_promote.numerics.report.findings import by_weight, repeated_casts, time_in_casts, verdict
-from torch_promote.numerics.report.page import make_page
-from torch_promote.numerics.report.savings import savings
-from torch_promote.numerics.report.summary import drawings
-from torch_promote.numerics.trace import trace
+from torch_promote.observe.findings import by_weight, repeated_casts, savings, time_in_casts, verdict
+from torch_promote.observe.trace import trace
+from torch_promote.observe.trace_report import drawings, make_page
 
 
 class TestText(expecttest.TestCase):

@@ -58,9 +58,9 @@ def test_metrics_by_name_and_their_own_tolerances() -> None:
     assert tuning.tolerance == {"far": 0.01}
     assert tuning.overrides == {"aten::mul": "fp32"}
     assert set(tuning.errors) == {"loss", "far"}
-    with pytest.raises(tp.NothingToTuneError):
+    with pytest.raises(tp.errors.NothingToTuneError):
         tp.tune(step, model=model, tolerance={"loss": 0.01})
-    with pytest.raises(tp.NothingToTuneError):
+    with pytest.raises(tp.errors.NothingToTuneError):
         tp.tune(step, model=model, tolerance=0.01, metric="loss")
     assert tp.tune(step, model=model, tolerance=0.01, metric="far").tolerance == {"far": 0.01}
 
@@ -93,7 +93,7 @@ def test_check_has_to_agree() -> None:
 
     tuning = tp.tune(step, model=model, tolerance={"loss": 0.5}, check=check)
     assert tuning.overrides == {"aten::mul": "fp32"}
-    with pytest.raises(tp.Fp32FailsError, match="check returns false for the result of step"):
+    with pytest.raises(tp.errors.Fp32FailsError, match="check returns false for the result of step"):
         tp.tune(step, model=model, tolerance={"loss": 0.5}, check=lambda result: False)
 
 
@@ -105,7 +105,7 @@ def test_all_batches_are_judged() -> None:
         with torch.autocast("cpu", torch.float16):
             return (model(torch.ones(1, 4)) * (1e6 if number == 2 else 1.0)).square().mean()
 
-    with pytest.raises(tp.NothingToTuneError):
+    with pytest.raises(tp.errors.NothingToTuneError):
         tp.tune(step, model=model, tolerance=0.01, batches=2)
     tuning = tp.tune(step, model=model, tolerance=0.01, batches=3)
     assert tuning.overrides == {"aten::mul": "fp32"}
@@ -312,7 +312,7 @@ def test_the_dtype_of_regions() -> None:
         with torch.autocast("cpu"):
             return model(torch.ones(2, 4))
 
-    with pytest.raises(tp.NothingToTuneError):
+    with pytest.raises(tp.errors.NothingToTuneError):
         tp.tune(step, model=model, tolerance=0.1)
     assert tp.tune(step, model=model, tolerance=0.1, dtype=torch.float16).overrides == {"aten::mul": "fp32"}
 
@@ -337,7 +337,7 @@ def test_a_compiled_step_is_verified_compiled() -> None:
     assert tuning.certificate.compiled is not None
     assert "compiled step meets the tolerance" in tuning.certificate.text
     assert tuning.trials[-1].why == "compiled"
-    with pytest.raises(tp.OptionError, match="7 or more"):
+    with pytest.raises(tp.errors.OptionError, match="7 or more"):
         tp.tune(step, model=model, tolerance=0.01, budget=6)
 
 

@@ -22,7 +22,9 @@ def test_a_tolerance_below_the_noise_floor_is_refused() -> None:
         count += 1
         return step() * (1 + 0.01 * count)
 
-    with pytest.raises(tp.NoiseFloorError, match=r"differ by more than the tolerance: loss 0.0\d+ \(tolerance 1e-3\)"):
+    with pytest.raises(
+        tp.errors.NoiseFloorError, match=r"differ by more than the tolerance: loss 0.0\d+ \(tolerance 1e-3\)"
+    ):
         tp.tune(noisy, model=model, tolerance=1e-3)
 
 
@@ -60,13 +62,15 @@ def test_a_step_that_float32_does_not_cure_is_refused() -> None:
     def other() -> torch.Tensor:
         return step() + (1 if next(calls) > 2 else 0)
 
-    with pytest.raises(tp.Fp32FailsError, match=r"with all 6 candidates in float32 .*: loss \S+ \(tolerance 1e-4\)"):
+    with pytest.raises(
+        tp.errors.Fp32FailsError, match=r"with all 6 candidates in float32 .*: loss \S+ \(tolerance 1e-4\)"
+    ):
         tp.tune(other, model=model, tolerance=1e-4)
 
 
 def test_a_policy_that_meets_the_tolerance_is_refused() -> None:
     model, step = scaled(torch.bfloat16)
-    with pytest.raises(tp.NothingToTuneError, match=r"without an override: loss \S+ \(tolerance 0.5\)"):
+    with pytest.raises(tp.errors.NothingToTuneError, match=r"without an override: loss \S+ \(tolerance 0.5\)"):
         tp.tune(step, model=model, tolerance=0.5)
 
 
@@ -74,7 +78,7 @@ def test_a_policy_that_casts_nothing_is_refused() -> None:
     model, step = scaled()
     before = tp.set_default_policy("off")
     try:
-        with pytest.raises(tp.NothingToTuneError, match="which casts no op"):
+        with pytest.raises(tp.errors.NothingToTuneError, match="which casts no op"):
             tp.tune(step, model=model, tolerance=0.5)
     finally:
         tp.set_default_policy(before)
@@ -82,7 +86,7 @@ def test_a_policy_that_casts_nothing_is_refused() -> None:
 
 def test_a_step_without_a_region_is_refused() -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(tp.NothingToTuneError, match="No call ran in another dtype"):
+    with pytest.raises(tp.errors.NothingToTuneError, match="No call ran in another dtype"):
         tp.tune(lambda: model(torch.ones(1, 2)).sum(), model=model, tolerance=0.5)
 
 
@@ -119,5 +123,5 @@ def test_errors_of_the_reference_come_through() -> None:
 )
 def test_invalid_arguments(arguments: dict[str, Any], text: str) -> None:
     model, step = scaled()
-    with pytest.raises(tp.OptionError, match=text):
+    with pytest.raises(tp.errors.OptionError, match=text):
         tp.tune(step, **{"model": model, "tolerance": 0.1, **arguments})

@@ -48,7 +48,9 @@ def test_an_op_that_no_override_reaches(written: Any) -> None:
         with torch.autocast("cpu", torch.float16):
             return overflow(written)
 
-    with pytest.raises(tp.Fp32FailsError, match=r"no op that can get an override .* Not among them: tuned_held_out::w"):
+    with pytest.raises(
+        tp.errors.Fp32FailsError, match=r"no op that can get an override .* Not among them: tuned_held_out::w"
+    ):
         tp.tune(step, model=model, tolerance=0.1)
 
 
@@ -195,7 +197,7 @@ def test_a_resumed_step_with_noise_may_differ_by_it(tmp_path: Path, more: float,
         model.head.weight.mul_(1 + more)
     count = 1
     if refused:
-        with pytest.raises(tp.OptionError, match="the step gives other results than when the file"):
+        with pytest.raises(tp.errors.OptionError, match="the step gives other results than when the file"):
             tune()
     else:
         assert tune().overrides == first.overrides

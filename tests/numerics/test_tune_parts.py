@@ -80,7 +80,7 @@ def test_two_patterns_do_not_select_one_module() -> None:
 
 def test_results_of_fewer_batches_are_no_results() -> None:
     judge, loss = Judge(0.1), {"loss": torch.ones(())}
-    with pytest.raises(tp.StepError, match=r"the run ended after 1 of 2 batches\."):
+    with pytest.raises(tp.errors.StepError, match=r"the run ended after 1 of 2 batches\."):
         judge.errors([loss], [loss, loss])
 
 
@@ -122,14 +122,16 @@ def test_why_float32_does_not_cure(full: Trial | None, text: str) -> None:
     judge.name_metrics([{"loss": torch.ones(())}])
     others = [f"op{number}" for number in range(1, 8)] if "Not among" in text else []
     not_aligned = ["1 call differs.", "2 calls differ."] if others else []
-    with pytest.raises(tp.Fp32FailsError, match=text):
+    with pytest.raises(tp.errors.Fp32FailsError, match=text):
         check_full(full, judge, 2, others, not_aligned)
 
 
 def test_check_may_disagree_with_what_float32_gives() -> None:
     judge = Judge({"loss": 1.0}, check=lambda result: False)
     judge.name_metrics([{"loss": torch.ones(())}])
-    with pytest.raises(tp.Fp32FailsError, match=r"either: check does not agree, at loss 0\.5 \(tolerance 1\)\. "):
+    with pytest.raises(
+        tp.errors.Fp32FailsError, match=r"either: check does not agree, at loss 0\.5 \(tolerance 1\)\. "
+    ):
         check_full(failed(), judge, 1, [], [])
 
 
@@ -142,7 +144,9 @@ def test_a_file_that_cannot_be_written_is_an_error(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(resume, "write_atomically", write)
     model, step = scaled()
-    with pytest.raises(tp.OptionError, match=r"resume='.*file\.json' cannot be written: No space left on device\."):
+    with pytest.raises(
+        tp.errors.OptionError, match=r"resume='.*file\.json' cannot be written: No space left on device\."
+    ):
         tp.tune(step, model=model, tolerance=0.01, resume=tmp_path / "file.json")
 
 

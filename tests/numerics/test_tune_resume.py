@@ -101,14 +101,17 @@ def test_a_file_of_another_tuning_is_refused(tmp_path: Path, options: dict[str, 
     step = planted_step(3, 1, seed=64)
     tuned(step, step.model, tmp_path / "file.json", budget=6)
     model = options.pop("model", step.model)
-    with pytest.raises(tp.OptionError, match=text):
+    with pytest.raises(tp.errors.OptionError, match=text):
         tuned(step, model, tmp_path / "file.json", **options)
 
 
 def test_another_policy_in_force_is_refused(tmp_path: Path) -> None:
     step = planted_step(3, 1, seed=65)
     tuned(step, step.model, tmp_path / "file.json", budget=6)
-    with tp.installed_as(policy="cuda"), pytest.raises(tp.OptionError, match="belongs to another tuning: policy"):
+    with (
+        tp.installed_as(policy="cuda"),
+        pytest.raises(tp.errors.OptionError, match="belongs to another tuning: policy"),
+    ):
         tuned(step, step.model, tmp_path / "file.json")
 
 
@@ -117,7 +120,7 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
     tuned(step, step.model, tmp_path / "file.json", budget=6)
     with torch.no_grad():
         next(step.model.parameters()).add_(1)
-    with pytest.raises(tp.OptionError, match=r"gives other results .* different before the step: .*model"):
+    with pytest.raises(tp.errors.OptionError, match=r"gives other results .* different before the step: .*model"):
         tuned(step, step.model, tmp_path / "file.json")
 
 
@@ -150,7 +153,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "file.json"
     file.write_text(text)
     step = planted_step(3, 1, seed=68)
-    with pytest.raises(tp.OptionError, match="was not written by tune"):
+    with pytest.raises(tp.errors.OptionError, match="was not written by tune"):
         tuned(step, step.model, file)
     assert file.read_text() == text
 
@@ -161,7 +164,7 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     tuned(step, step.model, file, budget=6)
     data = json.loads(file.read_text())
     file.write_text(json.dumps({**data, "format": 2}))
-    with pytest.raises(tp.OptionError, match="has format 2; this release reads format 1"):
+    with pytest.raises(tp.errors.OptionError, match="has format 2; this release reads format 1"):
         tuned(step, step.model, file)
 
 

@@ -67,7 +67,7 @@ def test_a_small_budget_leaves_what_passed(budget: int) -> None:
 def test_a_policy_that_does_not_meet_the_tolerance_is_refused() -> None:
     step = planted_step(3, 1, seed=55)
     with pytest.raises(
-        tp.Fp32FailsError, match=r'even before more ops are lowered: loss .* direction="accuracy" first'
+        tp.errors.Fp32FailsError, match=r'even before more ops are lowered: loss .* direction="accuracy" first'
     ):
         tp.tune(step, model=step.model, tolerance=0.05, direction="speed")
 
@@ -77,5 +77,5 @@ def test_nothing_in_float32_is_refused() -> None:
 
     model = torch.nn.Linear(8, 1)
     step = Calls(model)
-    with pytest.raises(tp.NothingToTuneError, match="no op that may be lowered"):
+    with pytest.raises(tp.errors.NothingToTuneError, match="no op that may be lowered"):
         tp.tune(step, model=model, tolerance=0.5, direction="speed", metric=lambda result: result.float().sum())

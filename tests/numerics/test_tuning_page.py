@@ -15,11 +15,11 @@ from helpers.made_up_comparisons import comparison_of, made_up_site
 from helpers.made_up_tunings import gpt_tuning, small_tuning
 from helpers.parsed_pages import NASTY, Page, assert_escaped, assert_self_contained, without_jinja2, words
 from torch_promote.errors import MissingPackageError
-from torch_promote.numerics.pages.log_chart import CountAxis, LogAxis
 from torch_promote.numerics.tuning.tuning import Candidate, Certificate, Trial, Tuning
 from torch_promote.numerics.tuning.tuning_charts import frontier_chart, prediction_chart
 from torch_promote.numerics.tuning.tuning_page import make_tuning_page
 from torch_promote.numerics.tuning.tuning_plot import plot_tuning
+from torch_promote.observe.pages import CountAxis, LogAxis
 
 __all__ = ["without_jinja2"]  # a fixture
 

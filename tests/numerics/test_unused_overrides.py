@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import torch_promote as tp
-from torch_promote.numerics.report.trace_report import TraceReport
-from torch_promote.numerics.report.unused import UnusedOverride
+from torch_promote.observe.policy_sources import UnusedOverride
+from torch_promote.observe.trace_report import TraceReport
 
 
 @pytest.fixture(autouse=True)

@@ -14,12 +14,18 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
-from torch_promote.numerics.ranges import values as values_module
-from torch_promote.numerics.ranges.float_bits import _count_by_sorting, scale_of
-from torch_promote.numerics.ranges.recent_counts import RecentCounts
-from torch_promote.numerics.ranges.unnoticed import unnoticed
-from torch_promote.numerics.ranges.values import EMPTY, Values, ValuesCollector, _evaluate
-from torch_promote.numerics.trace import trace
+from torch_promote.observe import values as values_module
+from torch_promote.observe.ops import unnoticed
+from torch_promote.observe.trace import trace
+from torch_promote.observe.values import (
+    EMPTY,
+    RecentCounts,
+    Values,
+    ValuesCollector,
+    _count_by_sorting,
+    _evaluate,
+    scale_of,
+)
 
 INTEGERS = {
     torch.float16: torch.int16,
@@ -102,7 +108,7 @@ def test_shares_of_float64_follow_its_casts_by_way_of_float32(steps: list[int], 
 def test_large_tensors_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.randn(1000) * torch.randn(1000).mul(30).exp2()
     whole = Values.of(tensor)
-    monkeypatch.setattr("torch_promote.numerics.ranges.float_bits._PIECE", 64)
+    monkeypatch.setattr("torch_promote.observe.values._PIECE", 64)
     assert Values.of(tensor) == whole == counted_one_by_one(tensor)
 
 
@@ -249,7 +255,7 @@ def test_calls_that_share_memory_have_their_own_values() -> None:
 
 
 def test_counts_are_cached_for_few_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_promote.numerics.ranges.recent_counts._MOST", 2)
+    monkeypatch.setattr("torch_promote.observe.values._MOST", 2)
     recent, made = RecentCounts(), [torch.ones(size) for size in (1, 2, 3)]
     with unnoticed():
         for tensor in made:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 import torch_promote as tp
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.numerics.find_nonfinite import find_nonfinite
-from torch_promote.numerics.trace import trace
+from torch_promote.observe.trace import trace
 
 HALF = torch.float16
 

@@ -1,42 +1,49 @@
-"""torch_promote/parity/report.py and junit.py: totals, exit status, JSON round trips, shards, and XML."""
+"""The report of a parity run: totals, exit status, JSON, the merge of shards, and JUnit XML."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import re
+from collections.abc import Callable
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
 from expecttest import assert_expected_inline
 
-import torch_promote
 from helpers.parity_reports import NAMES, report
-from torch_promote.checking.known_gaps import Gap
+from torch_promote.checking.known_gaps import Gap, KnownGaps, Nondeterministic, SampleGap
 from torch_promote.errors import OptionError
 from torch_promote.parity import report as report_module
-from torch_promote.parity.junit import junit
-from torch_promote.parity.model import EntryResult, Options, SampleMismatch
-from torch_promote.parity.report import Report, about, merged
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import op_table
-from torch_promote.policy.registered import registered
+from torch_promote.parity.model import Options, SampleMismatch
+from torch_promote.parity.report import Report, junit, merged
 
 
-def test_about_names_what_ran() -> None:
-    assert about("fake-cuda")["device"] == "fake-cuda"
-    assert (about("cpu")["torch"], about("cpu")["torch_promote"]) == (torch.__version__, torch_promote.__version__)
+@pytest.fixture
+def no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_module, "known_gaps", KnownGaps)
+    monkeypatch.setattr(report_module, "_rows_with_a_policy", lambda device_type: ["aten::mm"])
+
+
+def whole(*names: str, **options: Any) -> Report:
+    """A run of all entries that there are."""
+    return dataclasses.replace(report(*names), options=Options("cpu", **options))
+
+
+#: Options with which a run has not all samples.
+PARTS: list[dict[str, Any]] = [{"quick": True}, {"dtypes": ("float32",)}, {"autocast_dtype": "float16"}]
 
 
 def test_totals_add_up() -> None:
-    totals = report(*NAMES).totals
+    of = report(*NAMES)
+    totals = of.totals
     assert totals.pop("calls_checked") == 7 * (7 + torch.get_num_threads())
+    assert totals.pop("rows_with_policy") == len(of.rows) + len(of.rows_not_reached)
     assert totals == {
         "rows": 1,  # aten::mm; aten::exp has no policy on the CPU
-        "rows_with_policy": sum(
-            row.policy("cpu") is not CastPolicy.fallthrough and row.name in registered("cpu") for row in op_table()
-        ),
         "entries": 7,
         "entries_chosen": 7,
         "samples": 28,
@@ -52,17 +59,10 @@ def test_totals_add_up() -> None:
         "stale_gaps": 1,
         "seconds": 2.5,
     }
-
-
-def test_rows_are_those_of_the_device() -> None:
-    assert report("good").rows == ["aten::mm"]
     assert report("good", device="fake-cuda").rows == ["aten::exp", "aten::mm"]
-    for device in ("cpu", "fake-cuda"):
-        of = report("good", device=device)
-        assert not set(of.rows) & set(of.rows_not_reached)
-        assert len(of.rows) + len(of.rows_not_reached) == of.totals["rows_with_policy"]
-    meta = report("good", device="meta")
-    assert (meta.rows, meta.rows_not_reached, meta.totals["rows_with_policy"]) == ([], [], 0)
+    assert report("good", device="meta").totals["rows_with_policy"] == 0
+    other_way_round = dataclasses.replace(of, results=dict(reversed(of.results.items())))
+    assert (other_way_round.to_dict(), junit(other_way_round)) == (of.to_dict(), junit(of))
 
 
 @pytest.mark.parametrize(
@@ -81,40 +81,60 @@ def test_the_exit_status(names: tuple[str, ...], status: int) -> None:
     assert dataclasses.replace(report(*names), interrupted=True).status == 130
 
 
-def test_a_gap_of_calls_that_a_whole_run_does_not_see_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gap(op: str, reason: str, fake: bool = False) -> Gap:
-        return Gap(op=op, kind="bits", wrong="pytorch", reason=reason, fake=fake)
+def test_a_run_that_checked_no_call_does_not_pass() -> None:
+    of = report("good")
+    unchecked = dataclasses.replace(of, results={0: dataclasses.replace(of.results[0], checked={})})
+    assert (of.status, unchecked.status) == (0, 2)
 
-    gaps = (gap("aten::mm", "unseen"), gap("aten::bmm", "not run"), gap("*", "fake", fake=True))
-    gaps += (gap("*", "the kernel reads what it has not written"),)
-    monkeypatch.setattr(report_module, "dispatch_gaps", lambda: gaps)
-    for listed in ("sample_gaps", "nondeterministic"):
-        monkeypatch.setattr(report_module, listed, lambda: ())
-    chosen = report("good", "gap")
-    whole = dataclasses.replace(chosen, options=Options("cpu"))
-    unseen = "aten::mm on cpu: the known gap (bits: unseen) explains nothing"
-    assert (whole.stale, whole.status) == ([unseen], 1)
-    assert unseen in junit(whole)
-    on_fake = dataclasses.replace(chosen, options=Options("fake-cuda"))
-    assert [line.partition(" on ")[0] for line in on_fake.stale] == ["aten::mm", "*"]
+
+# --- what a whole run has to have
+
+
+@pytest.mark.usefixtures("no_gaps")
+@pytest.mark.parametrize(
+    ("gaps", "stale"),
+    [
+        (
+            KnownGaps(samples=(SampleGap("gone*", "bits", "ours against stock", "pytorch", "so"),)),
+            "gone*: a known gap names this entry, which does not exist (so)",
+        ),
+        (
+            KnownGaps(nondeterministic=(Nondeterministic("g?ne", "so"),)),
+            "g?ne: a known gap names this entry, which does not exist (so)",
+        ),
+        (
+            KnownGaps(calls=(Gap("aten::mm", "bits", "pytorch", "so"),)),
+            "aten::mm on cpu: the known gap (bits: so) explains nothing",
+        ),
+        (KnownGaps(samples=(SampleGap("goo?", "bits", "ours against stock", "pytorch", "so"),)), None),
+        (KnownGaps(calls=(Gap("aten::bmm", "bits", "pytorch", "not run"),)), None),
+        (KnownGaps(calls=(Gap("*", "bits", "pytorch", "not fake", fake=True),)), None),
+    ],
+)
+def test_a_gap_that_explains_nothing_fails_a_whole_run(
+    monkeypatch: pytest.MonkeyPatch, gaps: KnownGaps, stale: str | None
+) -> None:
+    assert (whole("good").stale, whole("good").status) == ([], 0)
+    monkeypatch.setattr(report_module, "known_gaps", lambda: gaps)
+    assert (whole("good").stale, whole("good").status) == ([stale] if stale else [], int(stale is not None))
+    assert (stale or "no such text") in junit(whole("good")) or stale is None
     for part in (
-        chosen,
-        dataclasses.replace(whole, entries=3),
-        dataclasses.replace(whole, options=Options("cpu", quick=True)),
-        dataclasses.replace(whole, options=Options("cpu", dtypes=("float32",))),
+        report("good"),
+        dataclasses.replace(whole("good"), entries=2),
+        *(whole("good", **part) for part in PARTS),
     ):
-        assert part.stale == []
+        assert (part.stale, part.status) == ([], 0)
 
 
-def test_the_order_is_that_of_the_entries_whichever_was_done_first() -> None:
-    of = report(*NAMES)
-    other_way_round = dataclasses.replace(of, results=dict(reversed(of.results.items())))
-    assert other_way_round.ordered == of.ordered
-    assert other_way_round.to_dict() == of.to_dict()
-    assert junit(other_way_round) == junit(of)
+@pytest.mark.usefixtures("no_gaps")
+def test_a_row_that_is_not_reached_fails_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_module, "_rows_with_a_policy", lambda device_type: ["aten::bmm", "aten::mm"])
+    assert (whole("good").unreached, whole("good").status) == (["aten::bmm"], 1)
+    assert "aten::bmm: its policy applied to no call" in junit(whole("good"))
+    assert [whole("good", **part).status for part in PARTS] == [0, 0, 0]
 
 
-# --- JSON
+# --- JSON, and shards
 
 
 def test_json_there_and_back() -> None:
@@ -135,70 +155,69 @@ def test_json_there_and_back() -> None:
         "stock_only": False,
         "autocast_dtype": None,
     }
-    (mismatch,) = data["mismatches"]
-    assert list(mismatch) == [field.name for field in dataclasses.fields(SampleMismatch)]
-    fields = {field.name for field in dataclasses.fields(EntryResult)} - {"entry"}
-    for entry, result in zip(data["entries"], before.ordered, strict=True):
-        assert set(entry) == {"position", "name", "source", *fields}
-        assert (entry["name"], entry["source"]) == (result.entry.name, result.entry.source)
-        assert entry["mismatches"] == len(result.mismatches)
+    assert list(data["mismatches"][0]) == ["entry", "sample", "kind", "what", "text", "reproduce"]
+    assert list(data["entries"][0]) == [
+        *("position", "name", "source", "samples", "refused", "not_generated", "mismatches", "gaps"),
+        *("nondeterministic", "stale", "rows", "checked", "no_rule", "stock_raised", "seconds"),
+    ]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 1, "torch": 2}', "\x00"])
-def test_other_json_is_refused(text: str) -> None:
+#: One thing each that `to_dict` does not write.
+CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a position beyond the end": lambda data: data["entries"][0].update(position=len(NAMES)),
+    "a position twice": lambda data: data["entries"][0].update(position=1),
+    "an unknown field": lambda data: data["entries"][0].update(color="red"),
+    "a missing field": lambda data: data["entries"][0].pop("samples"),
+    "an unknown option": lambda data: data["options"].update(speed=3),
+    "lost mismatches": lambda data: data["mismatches"].clear(),
+    "mismatches of no entry": lambda data: data["mismatches"].append({**data["mismatches"][0], "entry": "nobody"}),
+    "no number of entries": lambda data: data["totals"].update(entries_chosen="x"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_file_that_was_changed_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
+    data = copy.deepcopy(report(*NAMES).to_dict())
+    change(data)
+    with pytest.raises(OptionError, match=r"^a\.json was not written by `torch-promote parity --json`"):
+        Report.from_json(json.dumps(data), "a.json")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 1, "torch": 2}', "\x00", '{"format": ' + "[" * 100_000])
+def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match=r"^a\.json was not written by `torch-promote parity --json`"):
         Report.from_json(text, "a.json")
-
-
-def test_json_of_another_version_is_refused() -> None:
     with pytest.raises(OptionError, match=r"^a\.json has format 99; this version reads format 1\.$"):
         Report.from_json('{"format": 99}', "a.json")
 
 
-# --- shards
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_shards_make_up_the_whole(count: int) -> None:
-    whole = report(*NAMES)
+    complete = report(*NAMES)
     shards = [report(*NAMES, shard=f"{index}/{count}") for index in range(1, count + 1)]
-    together = merged(shards[::-1])
-    assert together.results == whole.results
-    assert together.ordered == whole.ordered
-    assert together.status == whole.status == 1
-    assert together.totals == {**whole.totals, "seconds": 2.5 * count}
+    together = merged([merged(shards[::-1])])
+    assert together.ordered == complete.ordered
+    assert together.status == complete.status == 1
+    assert together.totals == {**complete.totals, "seconds": 2.5 * count}
     assert sorted(together.shards) == sorted(shard.shards[0] for shard in shards)
-
-
-def test_merged_reports_merge_again() -> None:
-    first, second, third = (report(*NAMES, shard=f"{index}/3") for index in (1, 2, 3))
-    with pytest.raises(OptionError, match="entries are missing"):
-        merged([first, second])
-    assert merged([merged([first, second, third])]).results == report(*NAMES).results
 
 
 def test_reports_that_are_not_shards_of_one_run_are_refused() -> None:
     first, second = report(*NAMES, shard="1/2"), report(*NAMES, shard="2/2")
-    older = dataclasses.replace(second, about={**second.about, "torch": "2.0.0"})
+    quick = dataclasses.replace(second.options, quick=True)
     for reports, complaint in (
         ([first], "3 of 7 entries are missing in the shards 1/2."),
         ([first, second, first], "4 entries occur twice in the shards 1/2, 2/2, 1/2."),
         ([first, dataclasses.replace(second, interrupted=True)], "shard 2/2 was interrupted. Run it again."),
-        (
-            [first, older],
-            f"these are not shards of one run: shard 2/2 has torch 2.0.0, the first report has {torch.__version__}.",
-        ),
-        (
-            [first, dataclasses.replace(second, entries=8)],
-            "these are not shards of one run: shard 2/2 has number of entries 8, the first report has 7.",
+        ([first, dataclasses.replace(second, entries=8)], "shard 2/2 has number of entries 8, the first report has 7."),
+        ([first, dataclasses.replace(second, options=quick)], "shard 2/2 has options Options("),
+        *(
+            ([first, dataclasses.replace(second, about={**second.about, what: "other"})], f"2/2 has {what} other, the")
+            for what in ("torch", "device", "python")
         ),
     ):
-        with pytest.raises(OptionError) as caught:
+        with pytest.raises(OptionError, match=re.escape(complaint)):
             merged(reports)
-        assert str(caught.value) == complaint
-    quick = dataclasses.replace(second, options=dataclasses.replace(second.options, quick=True))
-    with pytest.raises(OptionError, match=r"^these are not shards of one run: shard 2/2 has options "):
-        merged([first, quick])
 
 
 # --- JUnit
@@ -210,24 +229,13 @@ def test_junit_has_a_case_for_each_entry() -> None:
     (place,) = (place for place, result in of.results.items() if result.entry.name == "gap")
     crashed = dataclasses.replace(of.results[place], mismatches=(crash,))
     text = junit(dataclasses.replace(of, about={"torch": "2.13.0"}, results={**of.results, place: crashed}))
-    root = ElementTree.fromstring(text)
-    (suite,) = root
-    assert suite.attrib == {
-        "name": "torch-promote parity",
-        "tests": "7",
-        "failures": "2",
-        "errors": "1",
-        "skipped": "1",
-        "time": "2.500",
-    }
-    cases = suite.findall("testcase")
-    assert [case.get("name") for case in cases] == [result.entry.name for result in of.ordered]
-    assert {case.get("classname") for case in cases} == {"parity.cpu.op_db"}
-    outcomes = {case.get("name"): [child.tag for child in case] for case in cases}
+    (suite,) = ElementTree.fromstring(text)
+    counts = {"tests": "7", "failures": "2", "errors": "1", "skipped": "1", "time": "2.500"}
+    assert suite.attrib == {"name": "torch-promote parity", **counts}
+    outcomes = {case.get("name"): [child.tag for child in case] for case in suite.findall("testcase")}
     assert outcomes == {
         **{name: [] for name in ("good", "good.again", "unruled")},
-        "mismatching": ["failure"],
-        "stale": ["failure"],
+        **{name: ["failure"] for name in ("mismatching", "stale")},
         "refused": ["skipped"],
         "gap": ["error"],
     }
@@ -254,3 +262,10 @@ torch-promote parity --device cpu --ops mismatching --sample float32/0/mixed</fa
     </testcase>
     <testcase classname="parity.cpu.op_db" """,
     )
+
+
+def test_an_interrupted_run_fails_in_junit() -> None:
+    of = report("good", "good.again")
+    begun = dataclasses.replace(of, results={0: of.results[0]}, interrupted=True)
+    (suite,) = ElementTree.fromstring(junit(begun))
+    assert [failure.text for failure in suite.iter("failure")] == ["interrupted: the missing entries did not run"]

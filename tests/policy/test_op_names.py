@@ -1,4 +1,4 @@
-"""Names of ops as in Python, and what is said about names that no op has."""
+"""Names of ops: what each selects, and the errors for names that no op has."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import torch_promote as tp
-from helpers.policy_errors import NAMED, NOT_AN_OP
-from torch_promote.policy.closest_ops import closest_ops
-from torch_promote.policy.op_names import find_op, find_overloads, matches, name_op
+from helpers.library_for_policies import NAMESPACE
+from torch_promote.policy.op_names import closest_ops, find_op, find_overloads, in_order, matches, name_op
+from torch_promote.policy.op_table import op_table, schema_of
 
 OPS = sorted(
     {name.partition(".")[0][6:] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
@@ -65,6 +65,56 @@ def test_a_name_in_python_means_the_op(name: str, keys: list[Any]) -> None:
         assert matches(find_overloads(name)[0], key) if isinstance(key, str) else True
 
 
+MANY = tuple(f"{NAMESPACE}::{name}" for name in ("many", "many.dtype", "many.out"))
+aten, ours = torch.ops.aten, getattr(torch.ops, NAMESPACE)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::made", mutates_args=())
+def made(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+OVERLOADS: list[tuple[Any, tuple[str, ...]]] = [
+    ("softmax.int", ("aten::softmax.int",)),
+    (aten.softmax.int, ("aten::softmax.int",)),
+    ("aten::mm.default", ("aten::mm",)),
+    (aten.mm.default, ("aten::mm",)),
+    (aten.mm.out, ("aten::mm.out",)),
+    (f"{NAMESPACE}::many", MANY),
+    (ours.many, MANY),
+    (f"{NAMESPACE}::many.default", MANY[:1]),
+    (f"{NAMESPACE}::many.out", MANY[2:]),
+    (f"{NAMESPACE}::m*y", MANY),
+    (f"{NAMESPACE}::many.*", MANY),
+    (f"{NAMESPACE}::*.o[tu]t", MANY[2:]),
+    (f"{NAMESPACE}::write_[!.]*", (f"{NAMESPACE}::write_each_",)),
+    ("*_tests::join", (f"{NAMESPACE}::join",)),
+    (made, (f"{NAMESPACE}::made",)),
+]
+
+
+@pytest.mark.parametrize(("key", "expected"), OVERLOADS, ids=lambda value: str(value)[:40])
+def test_the_overloads_that_a_key_selects(key: Any, expected: tuple[str, ...]) -> None:
+    assert find_overloads(key) == expected
+    assert find_overloads(find_op(name_op(key))) == expected
+
+
+def test_a_name_without_an_overload_selects_all_and_a_pattern_those_of_aten() -> None:
+    every = [name for name in torch._C._dispatch_get_all_op_names() if schema_of(name) is not None]
+    for op in ("softmax", "mm", "add_"):
+        assert set(find_overloads(op)) == {name for name in every if name.partition(".")[0] == f"aten::{op}"}
+    of_aten = {name for name in every if name.startswith("aten::")}
+    assert set(find_overloads("*")) == set(find_overloads("aten::*")) == of_aten
+    assert set(find_overloads("*.out")) == {name for name in of_aten if name.endswith(".out")}
+
+
+def test_rows_come_first_in_the_order_of_the_table() -> None:
+    found = find_overloads("*")
+    rows = [row.name for row in op_table() if schema_of(row) is not None]
+    assert found == (*rows, *sorted(found[len(rows) :]))
+    assert in_order(reversed(found)) == found
+
+
 def test_everywhere_that_ops_are_named(tmp_path: Path) -> None:
     x = torch.ones(2, 3)
 
@@ -110,69 +160,58 @@ def test_in_a_compiled_function() -> None:
 
 # --- what does not
 
-MODULE = "is a module, and overrides are for ops. For the modules of a model, write: torch_promote.set_module_policy"
-
 
 class Mine(nn.LayerNorm): ...
 
 
+#: What is not an op, and what the error says about it.
 NOT_OPS: list[tuple[Any, str]] = [
     *(
-        (key, f'nn.LayerNorm {MODULE}(model, {{nn.LayerNorm: "fp32"}}). Or name the op, wherever it is called: '
-        "'layer_norm'.")
+        (key, "(model, {nn.LayerNorm: \"fp32\"}). Or name the op, wherever it is called: 'layer_norm'.")
         for key in (nn.LayerNorm, nn.LayerNorm(3), "nn.LayerNorm", "torch.nn.LayerNorm")
     ),
-    (Mine(3), f'Mine {MODULE}(model, {{Mine: "fp32"}}).'),
-    (
-        nn.MaxPool2d,  # F._max_pool2d is no op
-        f'nn.MaxPool2d {MODULE}(model, {{nn.MaxPool2d: "fp32"}}). Or name the op, wherever it is called: '
-        "'max_pool2d'.",
-    ),
-    (nn.Softmin, f'nn.Softmin {MODULE}(model, {{nn.Softmin: "fp32"}}).'),
-    ("nn.Transformer", f'nn.Transformer {MODULE}(model, {{nn.Transformer: "fp32"}}).'),
-    (
-        "Linear",
-        f"no op is called 'Linear'. nn.Linear {MODULE}(model, {{nn.Linear: \"fp32\"}}). Or name the op, wherever it is "
-        "called: 'linear'.",
-    ),
-    (
-        "cross_entropy",
-        "no op is called 'cross_entropy'. F.cross_entropy calls the op 'cross_entropy_loss'. Use that name.",
-    ),
-    (
-        "softmin",
-        "no op is called 'softmin'. F.softmin is not an op. It calls several, or one of several, such as neg, softmax. "
-        "Name the ops that you mean.",
-    ),
-    (
-        F.normalize,
-        "F.normalize is not an op. It calls several, or one of several, such as linalg_vector_norm, clamp_min, div. "
-        "Name the ops that you mean.",
-    ),
-    (
-        torch.from_numpy,
-        "torch.from_numpy is not an op, and this package does not know which ops it calls. Name those ops; "
-        f"torch_promote.trace shows them. {NAMED}",
-    ),
-    ("torch.sofmax", f"no op is called 'torch.sofmax'. Closest: softmax. {NAMED}"),
-    ("torch.compile", f"{NOT_AN_OP}'torch.compile'. {NAMED}"),
-    ("torch.nn", f"no op is called 'torch.nn'. {NAMED}"),
-    (
-        "F.*_loss",
-        "the pattern 'F.*_loss' matches no op. A pattern has to match names of ops: write '*_loss'.",
-    ),
-    (
-        "torch.ops.nolib.op",
-        "no op is registered in namespace 'nolib'. Import the library that defines 'nolib::op' first.",
-    ),
-]  # fmt: skip
+    (Mine(3), 'set_module_policy(model, {Mine: "fp32"}).'),
+    (nn.MaxPool2d, "wherever it is called: 'max_pool2d'."),  # F._max_pool2d is not an op
+    ("Linear", "no op is called 'Linear'. nn.Linear is a module"),
+    ("cross_entropy", "F.cross_entropy calls the op 'cross_entropy_loss'. Use that name."),
+    ("softmin", "F.softmin is not an op. It calls several, or one of several, such as neg, softmax."),
+    (F.normalize, "such as linalg_vector_norm, clamp_min, div. Name the ops that you mean."),
+    (torch.from_numpy, "torch.from_numpy is not an op, and this package does not know which ops it calls."),
+    ("torch.sofmax", "no op is called 'torch.sofmax'. Closest: softmax."),
+    ("torch.compile", "expected the name of an op, an op object or a function of PyTorch, got 'torch.compile'."),
+    ("torch.nn", "no op is called 'torch.nn'."),
+    ("F.*_loss", "A pattern has to match names of ops: write '*_loss'."),
+    ("torch.ops.nolib.op", "Import the library that defines 'nolib::op' first."),
+    ("linalg.norm", "Write 'linalg_norm'."),
+    ("conv", "Closest: conv1d, conv2d, conv3d."),
+    ("SDPA", "Closest: scaled_dot_product_attention."),
+    ("aten.mm", "no op is called 'aten.mm'. Write 'aten::mm'."),
+    ("aten::bernouli", "Closest: bernoulli."),
+    (f"{NAMESPACE}::jion", "no op is called 'policy_tests::jion'. Closest: join."),
+    (f"{NAMESPACE}::jion*", "the pattern 'policy_tests::jion*' matches no op. Closest: join."),
+    ("policytests::join", "Import the library that defines 'policytests::join' first. Closest: policy_tests."),
+    (f"{NAMESPACE}::many.int", "Legal: policy_tests::many.default, policy_tests::many.dtype, policy_tests::many.out."),
+    ("add_.", "aten::add_ has no overload ''. Legal: aten::add_.Scalar, aten::add_.Tensor."),
+    ("add_.Tensor.Tensor", "aten::add_ has no overload 'Tensor.Tensor'."),
+    ("", "no op is called ''."),
+    ("é.é", "no op is called 'é.é'."),
+    (3, "expected the name of an op, an op object or a function of PyTorch, got 3."),
+    (len, "got <built-in function len>."),
+]
 
 
 @pytest.mark.parametrize(("key", "text"), NOT_OPS, ids=[str(getattr(key, "__name__", key))[:30] for key, _ in NOT_OPS])
-def test_what_is_no_op(key: Any, text: str) -> None:
+def test_what_is_not_an_op(key: Any, text: str) -> None:
     with pytest.raises(tp.PolicyError) as error:
         tp.Policy.stock().override({key: "fp32"})
-    assert str(error.value) == text
+    assert text in str(error.value)
+
+
+def test_a_row_that_this_pytorch_has_no_op_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [name for name in torch._C._dispatch_get_all_op_names() if not name.startswith("aten::cholesky")]
+    monkeypatch.setattr(torch._C, "_dispatch_get_all_op_names", lambda: names)
+    with pytest.raises(tp.PolicyError, match=r"aten::cholesky has a row in the op table, but torch .* has no such op"):
+        tp.Policy.stock().override({"cholesky": "fp32"})
 
 
 TYPOS = {

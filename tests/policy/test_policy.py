@@ -1,8 +1,10 @@
-"""`Policy` as a value: its entries, equality, copies, repr, errors, and immutability."""
+"""`Policy` as a value: its entries, equality, copies, repr, differences, laws and errors; the named policies."""
 
 from __future__ import annotations
 
 import copy
+import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,27 +12,24 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
+from expecttest import assert_expected_inline
+from hypothesis import given, settings
 
 import torch_promote
 from helpers.library_for_policies import NAMESPACE
-from helpers.policies import WAYS
+from helpers.policies import POLICIES, STEPS, WAYS, made_of, selected
 from helpers.subprocesses import output_of
 from torch_promote import CastPolicy, PolicyError
-from torch_promote.policy.named import stock_policy
+from torch_promote.policy import named_policies
+from torch_promote.policy.legality import check_legal
+from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import exact_key
-from torch_promote.policy.op_table import DEVICE_TYPES, op_table, schema_of
-from torch_promote.policy.policy import Difference, Policy
+from torch_promote.policy.op_table import DEVICE_TYPES, op_table, registered, schema_of
+from torch_promote.policy.policy import Difference, Policy, PolicyDiff, _named
 
 FP64 = torch.float64
 
 # --- what a policy says
-
-
-@pytest.mark.parametrize("device", DEVICE_TYPES)
-def test_stock_is_the_table_where_pytorch_registers_the_op(device: str) -> None:
-    for row in (row for row in op_table() if schema_of(row) is not None):
-        if torch._C._dispatch_has_kernel_for_dispatch_key(row.name, f"Autocast{device.upper()}"):
-            assert Policy.stock().lookup(exact_key(row.name), device) is row.policy(device)
 
 
 def test_stock_is_fallthrough_where_pytorch_does_not_register_a_row() -> None:
@@ -79,17 +78,6 @@ def test_lookup_of_an_op_is_of_its_rows() -> None:
     assert Policy.stock().override({"pow": FP64}).lookup("pow", "cpu") is FP64
 
 
-def test_diff_lists_both_sides_in_order() -> None:
-    mine = Policy.stock().override({"mm.default": "fp32"}).override({"exp.default": FP64}, "cpu")
-    theirs = Policy.stock().override({"mm.default": "keep"}, "cuda")
-    lower, fp32 = CastPolicy.lower_precision_fp, CastPolicy.fp32
-    assert mine.diff(theirs) == (
-        Difference("aten::exp", "cpu", FP64, CastPolicy.fallthrough),
-        Difference("aten::mm", "cpu", fp32, lower),
-        Difference("aten::mm", "cuda", fp32, CastPolicy.keep),
-    )
-
-
 def test_of_takes_a_policy_a_name_and_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy.stock().override({"mm.default": FP64})
     monkeypatch.chdir(tmp_path)
@@ -102,14 +90,6 @@ def test_of_takes_a_policy_a_name_and_a_path(tmp_path: Path, monkeypatch: pytest
 
 
 # --- a frozen value
-
-
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("name", Policy.names())
-def test_a_copy_is_equal(way: Callable[[Policy], Policy], name: str) -> None:
-    policy = Policy.named(name).override({"mm.out": "match_self", f"{NAMESPACE}::join": FP64}, "cpu")
-    copied = way(policy)
-    assert (copied, hash(copied), repr(copied)) == (policy, hash(policy), repr(policy))
 
 
 @pytest.mark.parametrize("name", ["changes", "other"])
@@ -142,14 +122,9 @@ def test_importing_it_scans_no_ops() -> None:
 
 # --- repr
 
-SHORT: list[tuple[Policy, str]] = [
+REPRS: list[tuple[Policy, str]] = [
     (Policy.stock(), "Policy.stock()"),
     (Policy.named("cuda"), "Policy.named('cuda')"),
-    (Policy.named("off"), "Policy.named('off')"),
-    (
-        Policy.stock().override({"mm.default": "fp32", "softmax.int": FP64}),
-        "Policy.stock().override({'aten::mm.default': 'fp32', 'aten::softmax.int': 'float64'})",
-    ),
     (
         Policy.stock().override({"exp.default": "fp16"}, "cuda").override({"mm.default": "keep"}),
         "Policy.stock().override({'aten::mm.default': 'keep'})"
@@ -163,124 +138,194 @@ SHORT: list[tuple[Policy, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "text"), SHORT, ids=[text for _, text in SHORT])
+@pytest.mark.parametrize(("policy", "text"), REPRS, ids=[text for _, text in REPRS])
 def test_repr_evaluates_to_the_policy(policy: Policy, text: str) -> None:
     assert repr(policy) == text
     assert eval(text) == policy
 
 
-def test_a_long_repr_says_how_many_more() -> None:
-    ops = ["exp", "log", "mm", "bmm", "erfinv", "acos"]
-    policy = Policy.stock().override({f"{op}.default": FP64 for op in ops})
-    assert repr(policy) == (
-        "Policy.stock().override({'aten::acos.default': 'float64', 'aten::bmm.default': 'float64', "
-        "'aten::erfinv.default': 'float64', 'aten::exp.default': 'float64', ... 2 more})"
+def test_a_long_repr_leaves_out_entries() -> None:
+    policy = Policy.stock().override({f"{op}.default": FP64 for op in ("exp", "log", "mm", "bmm", "erfinv", "acos")})
+    assert repr(policy).endswith("'aten::exp.default': 'float64', ...})")
+
+
+# --- diff
+
+
+def test_diff_lists_both_sides_in_order_and_prints_as_a_table() -> None:
+    mine = Policy.stock().override({"mm.default": "fp32"}).override({"exp.default": FP64}, "cpu")
+    theirs = Policy.stock().override({"mm.default": "keep"}, "cuda")
+    found = mine.diff(theirs)
+    assert found == (
+        Difference("aten::exp", "cpu", FP64, CastPolicy.fallthrough),
+        Difference("aten::mm", "cpu", CastPolicy.fp32, CastPolicy.lower_precision_fp),
+        Difference("aten::mm", "cuda", CastPolicy.fp32, CastPolicy.keep),
     )
+    for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert (again, again.names, type(again)) == (found, ("this policy", "the other"), PolicyDiff)
+    data = json.loads(json.dumps(found.to_dict()))
+    assert {"op": "aten::exp", "device": "cpu", "policies": ["float64", "fallthrough"]} in data["differences"]
+    with_tables = (
+        Policy.stock()
+        .override({"exp": "fp32", "gelu": "float64"}, device_type="cpu")
+        .override_modules({"<head>": "fp32"})
+    )
+    assert_expected_inline(
+        str(with_tables.diff("stock")),
+        """\
+op      device              this policy  stock
+exp     cpu                 fp32         fallthrough
+gelu    cpu                 float64      -
+policy  [modules."<head>"]  fp32         -""",
+    )
+    for text in (with_tables._repr_html_(), with_tables.diff("stock")._repr_html_()):
+        assert "<td>gelu</td><td>cpu</td><td>float64</td>" in text
+        assert "<head>" not in text
+    assert str(Policy.stock().diff("stock")) == "stock and stock are equal."
+    assert "<table" not in Policy.stock()._repr_html_()
+
+
+# --- laws
+
+
+@given(STEPS)
+@settings(max_examples=80, deadline=None)
+def test_a_policy_contains_its_overrides_and_the_later_wins(steps: list[Any]) -> None:
+    model: dict[tuple[str, str], Any] = {}
+    for (key, value), device in steps:
+        on = DEVICE_TYPES if device is None else (device,)
+        model.update({(op, name): value for op in selected(key, value) for name in on})
+    policy = made_of(steps)
+    for op, device in {*model, ("aten::mm", "cpu"), ("aten::exp", "cuda")}:
+        assert policy.lookup(exact_key(op), device) == model.get((op, device), stock_policy(op, device))
+    assert policy.changes == tuple(
+        (*place, model[place]) for place in sorted(model) if model[place] != stock_policy(*place)
+    )
+
+
+@given(POLICIES, POLICIES)
+@settings(max_examples=80, deadline=None)
+def test_diff_and_equality_agree(first: Policy, second: Policy) -> None:
+    there, back = first.diff(second), second.diff(first)
+    assert (there == ()) == (first == second)
+    assert back == tuple(Difference(op, device, theirs, mine) for op, device, mine, theirs in there)
+    for op, device, mine, theirs in there:
+        assert (mine, theirs) == (first.lookup(exact_key(op), device), second.lookup(exact_key(op), device))
+    changed = second
+    for device in DEVICE_TYPES:
+        wanted = {exact_key(op): mine for op, on, mine, _ in there if on == device and mine is not None}
+        changed = changed.override(wanted, device)
+    assert all(each.mine is None for each in first.diff(changed)), "an entry without a row cannot be removed"
+
+
+@given(POLICIES)
+@settings(max_examples=60, deadline=None)
+def test_it_comes_back_from_everything_that_it_is_turned_into(policy: Policy) -> None:
+    for way in WAYS.values():
+        assert (way(policy), hash(way(policy)), repr(way(policy))) == (policy, hash(policy), repr(policy))
+    assert "..." in repr(policy) or eval(repr(policy)) == policy
+
+
+# --- the named policies
+
+FP32_FORMS = {CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype}
+
+
+@pytest.mark.parametrize("name", Policy.names())
+def test_the_entries_of_a_named_policy(name: str) -> None:
+    policy = Policy.named(name)
+    for row in (row for row in op_table() if schema_of(row) is not None):
+        stock = {
+            device: row.policy(device) if row.name in registered(device) else CastPolicy.fallthrough
+            for device in DEVICE_TYPES
+        }
+        safe = FP32_FORMS & set(stock.values())
+        for device in DEVICE_TYPES:
+            got = policy.lookup(exact_key(row.name), device)
+            if name == "fp32_safe" and safe and stock[device] not in FP32_FORMS:
+                assert got in safe, (row.name, device)
+            else:
+                expected = {**dict.fromkeys(Policy.names(), stock[device]), **stock, "off": CastPolicy.fallthrough}
+                assert got is expected[name], (row.name, device)
+    for overload, device, value in policy.changes:
+        check_legal(overload, value)
+        assert value != stock_policy(overload, device)
+    assert len({Policy.named(other) for other in Policy.names()}) == len(Policy.names())
+
+
+def test_off_includes_ops_that_register_policy_was_called_for() -> None:
+    with torch_promote.register_policy(f"{NAMESPACE}::join", "fp32", device_type="cuda"):
+        policy = Policy.named("off")
+        assert policy.lookup(f"{NAMESPACE}::join", "cuda") is CastPolicy.fallthrough
+        assert policy.lookup(f"{NAMESPACE}::join", "cpu") is None
+        assert repr(policy) == "Policy.named('off')"
+
+
+def test_a_pytorch_that_registers_other_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel where the table has no policy is left to stock, unless an override disables it."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    changed = {("aten::exp", "AutocastCPU"): True, ("aten::mm", "AutocastCUDA"): False}
+    monkeypatch.setattr(
+        torch._C,
+        "_dispatch_has_kernel_for_dispatch_key",
+        lambda name, key: changed.get((name, key), has_kernel(name, key)),
+    )
+    for cached in (named_policies._column, _named):
+        cached.cache_clear()
+    try:
+        assert stock_policy("aten::exp", "cpu") is None
+        assert Policy.stock().override({"exp.default": "fallthrough"}, "cpu") != Policy.stock()
+        assert Policy.named("off").lookup("exp", "cpu") is CastPolicy.fallthrough
+        assert Policy.named("cuda").lookup("exp", "cpu") is CastPolicy.fp32
+        assert Policy.named("cuda").lookup("mm", "cpu") is CastPolicy.fallthrough
+    finally:
+        for cached in (named_policies._column, _named):
+            cached.cache_clear()
 
 
 # --- errors
 
-ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "a misspelt name": (
-        lambda: Policy.named("cdua"),
-        PolicyError,
-        "no policy is called 'cdua'. Closest: cuda. Legal: stock, cpu, cuda, fp32_safe, off.",
-    ),
-    "a number for a name": (
-        lambda: Policy.named(3),  # type: ignore[arg-type]
-        PolicyError,
-        "no policy is called 3. Legal: stock, cpu, cuda, fp32_safe, off.",
-    ),
-    "a list for a name": (
-        lambda: Policy.named(["cuda"]),  # type: ignore[arg-type]
-        PolicyError,
-        "no policy is called ['cuda']. Closest: cuda. Legal: stock, cpu, cuda, fp32_safe, off.",
-    ),
-    "a misspelt name or path": (
-        lambda: Policy.of("fp32safe"),
-        PolicyError,
-        "no policy is called 'fp32safe'. Closest: fp32_safe. Legal: stock, cpu, cuda, fp32_safe, off, or the path of a "
-        "file, which contains a separator or ends with .toml.",
-    ),
-    "an empty name": (
-        lambda: Policy.of(""),
-        PolicyError,
-        "no policy is called ''. Legal: stock, cpu, cuda, fp32_safe, off, or the path of a file, which contains a "
-        "separator or ends with .toml.",
-    ),
-    "a mapping for a policy": (
-        lambda: Policy.of({"mm": "fp32"}),  # type: ignore[arg-type]
-        PolicyError,
-        "a policy is a Policy, a name or the path of a policy file, got {'mm': 'fp32'} of type dict. For single ops, "
-        "use Policy.stock().override({op: policy}).",
-    ),
-    "a cast policy for a policy": (
-        lambda: Policy.stock().diff(CastPolicy.fp32),  # type: ignore[arg-type]
-        PolicyError,
-        "a policy is a Policy, a name or the path of a policy file, got <CastPolicy.fp32: 'fp32'> of type CastPolicy. "
-        "For single ops, use Policy.stock().override({op: policy}).",
-    ),
-    "a device type without autocast here": (
+ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
+    (lambda: Policy.named("cdua"), PolicyError, "no policy is called 'cdua'. Closest: cuda. Legal: stock, cpu, cuda,"),
+    (lambda: Policy.named(3), PolicyError, "no policy is called 3. Legal: stock"),  # type: ignore[arg-type]
+    (lambda: Policy.of("fp32safe"), PolicyError, "Closest: fp32_safe. Legal: stock, cpu, cuda, fp32_safe, off, or the"),
+    (lambda: Policy.of("bf16"), PolicyError, "The dtype of a region is my_autocast(dtype='bf16')."),
+    (lambda: Policy.of({"mm": "fp32"}), PolicyError, "use Policy.stock().override({op: policy})."),  # type: ignore[arg-type]
+    (lambda: Policy("cuda"), PolicyError, "To get a policy by name, use Policy.named(...)."),  # type: ignore[arg-type]
+    (lambda: Policy((), {}), PolicyError, "Use policy.override_modules(...)."),  # type: ignore[arg-type]
+    (
         lambda: Policy.stock().override({}, "xpu"),
-        torch_promote.UnsupportedDeviceError,
+        torch_promote.errors.UnsupportedDeviceError,
         "a policy has no device type 'xpu'. Legal: 'cpu', 'cuda'.",
     ),
-    "a device with an index": (
-        lambda: Policy.stock().lookup("mm", "cuda:0"),
-        torch_promote.UnsupportedDeviceError,
-        "a policy has no device type 'cuda:0'. Legal: 'cpu', 'cuda'.",
-    ),
-    "a device": (
-        lambda: Policy.stock().override({}, torch.device("cpu")),  # type: ignore[arg-type]
-        torch_promote.DeviceTypeError,
-        "device_type is a device type, a sequence of them or None, got device(type='cpu'). Legal: 'cpu', 'cuda'.",
-    ),
-    "no device": (
+    (
         lambda: Policy.stock().override({}, []),
-        torch_promote.DeviceTypeError,
+        torch_promote.errors.DeviceTypeError,
         "device_type is a device type, a sequence of them or None, got []. Legal: 'cpu', 'cuda'.",
     ),
-    "a device twice": (
+    (
         lambda: Policy.stock().override({}, ["cpu", "cpu"]),
-        torch_promote.DeviceTypeError,
+        torch_promote.errors.DeviceTypeError,
         "device_type ['cpu', 'cpu'] contains a duplicate. Name each device type once.",
     ),
-    "a lookup on every device": (
+    (
         lambda: Policy.stock().lookup("mm", None),  # type: ignore[arg-type]
-        torch_promote.DeviceTypeError,
+        torch_promote.errors.DeviceTypeError,
         "lookup takes one device type, got None. Legal: 'cpu', 'cuda'.",
     ),
-    "a lookup on two devices": (
-        lambda: Policy.stock().lookup("mm", ["cpu", "cuda"]),  # type: ignore[arg-type]
-        torch_promote.DeviceTypeError,
-        "lookup takes one device type, got ['cpu', 'cuda']. Legal: 'cpu', 'cuda'.",
-    ),
-    "a lookup of overloads that differ": (
+    (
         lambda: Policy.stock().override({f"{NAMESPACE}::many": "fp32"}).lookup(f"{NAMESPACE}::many", "cpu"),
         PolicyError,
-        "'policy_tests::many' selects 3 overloads with different policies on cpu: fp32 (policy_tests::many), fp32 "
-        "(policy_tests::many.dtype), no entry (policy_tests::many.out). Name one of them, such as "
-        "'policy_tests::many.default'.",
+        "policy_tests::many.out no entry. Name one of them, such as 'policy_tests::many.default'.",
     ),
-    "a name for changes": (
-        lambda: Policy("cuda"),  # type: ignore[arg-type]
-        PolicyError,
-        "Policy(...) takes a tuple of (overload, device, policy) triples, got 'cuda'. To get a policy by name, use "
-        "Policy.named(...).",
-    ),
-    "an override of no mapping": (
-        lambda: Policy.stock().override("mm"),  # type: ignore[arg-type]
-        PolicyError,
-        "overrides must be a mapping of ops to policies, got str.",
-    ),
-}
+]
 
 
-@pytest.mark.parametrize(("ask", "kind", "text"), ERRORS.values(), ids=ERRORS)
-def test_bad_input(ask: Callable[[], object], kind: type[Exception], text: str) -> None:
+@pytest.mark.parametrize(("ask", "kind", "text"), ERRORS, ids=lambda value: str(value)[:40])
+def test_wrong_input(ask: Callable[[], object], kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as error:
         ask()
-    assert str(error.value) == text
+    assert text in str(error.value)
     assert type(error.value) is kind
 
 
@@ -298,18 +343,3 @@ def test_a_compiled_function_is_given_a_policy() -> None:
     results = [compiled(torch.ones(()), policy).item() for policy in (one, other, Policy((*one.changes,)), other)]
     assert results == [2, 3, 2, 3]
     assert counter.frame_count == 2, "an equal policy is served by what was compiled for the first"
-
-
-@pytest.mark.skipif(not hasattr(torch.utils._pytree, "register_constant"), reason="this PyTorch has no such constants")
-def test_a_function_that_is_traced_as_it_is_gets_a_policy_for_a_constant() -> None:
-    @torch._dynamo.nonstrict_trace
-    def count(x: torch.Tensor, policy: Policy) -> torch.Tensor:
-        return x + len(policy.changes)
-
-    torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounter()
-    compiled = torch.compile(lambda x, policy: count(x, policy), backend=counter, fullgraph=True)
-    other = Policy.stock().override({"mm.default": "fp32"})
-    results = [compiled(torch.zeros(()), policy).item() for policy in (other, Policy.stock(), copy.copy(other))]
-    assert results == [2, 0, 2]
-    assert counter.frame_count == 2

@@ -1,4 +1,4 @@
-"""Policy files: their content, round trips, and atomic saves."""
+"""Policy files: their content, round trips, atomic saves, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,21 +30,6 @@ def test_a_file_has_a_line_for_each_op(path: Path) -> None:
     MINE.save(path)
     assert path.read_text(encoding="utf-8") == TEXT
     assert Policy.load(path) == MINE
-
-
-def test_as_a_dict_it_has_the_same_structure() -> None:
-    assert MINE.to_dict() == {
-        "format": 1,
-        "torch": TORCH,
-        "table": TABLE_VERSION,
-        "all": {
-            "aten::mm.default": "fp32",
-            "aten::softmax.int": "lower_precision_fp",
-            "policy_tests::many.out": "match_self",
-        },
-        "cpu": {"aten::add_.Tensor": "match_self", "aten::exp.default": "float64"},
-    }
-    assert Policy.stock().to_dict() == {"format": 1, "torch": TORCH, "table": TABLE_VERSION}
 
 
 @pytest.mark.parametrize("name", Policy.names())
@@ -80,12 +66,24 @@ def test_what_a_person_writes(path: Path) -> None:
     assert Policy.load(path) == Policy.load(str(path)) == by_hand
 
 
-def test_windows_line_ends(path: Path) -> None:
-    path.write_bytes(TEXT.replace("\n", "\r\n").encode())
-    assert Policy.load(path) == MINE
-    path.write_bytes(TEXT.replace("fp32", "pf32").replace("\n", "\r\n").encode())
-    with pytest.raises(PolicyError, match=r"^p\.toml: \[all\] \"aten::mm.default\": no cast policy is called 'pf32'"):
-        Policy.load(path)
+FAMILY = {"linalg_*": "fp32", "linalg_norm": "lower"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[all]\n"linalg_*" = "fp32"\n"linalg_norm" = "lower"\n',
+        '[all]\n"linalg_norm" = "lower"\n"linalg_*" = "fp32"\n',
+        '[all]\n"linalg_*" = "fp32"\n[cpu]\n"linalg_norm" = "lower"\n[cuda]\n"linalg_norm" = "lower"\n',
+        '[cpu]\n"linalg_*" = "fp32"\n[cuda]\n"linalg_*" = "fp32"\n[all]\n"linalg_norm" = "lower"\n',
+    ],
+)
+def test_a_name_takes_precedence_over_a_pattern(path: Path, text: str) -> None:
+    path.write_text(f"format = 1\n{text}")
+    assert Policy.load(path) == Policy.stock().override(FAMILY)
+    path.write_text(text.replace("[all]", 'format = 2\n[modules."head"]'))
+    if "[cpu]" not in text:
+        assert Policy.load(path) == Policy.stock().override_modules({"head": FAMILY})
 
 
 # --- writing is whole or not at all
@@ -145,3 +143,94 @@ def test_a_mark_before_the_text_is_no_part_of_it(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_bytes(b"\xef\xbb\xbf" + b'format = 1\n[cpu]\n"softmax.int" = "fp32"\n')
     assert Policy.load(path).lookup("softmax.int", "cpu") is CastPolicy.fp32
+
+
+# --- invalid files
+
+#: The text of a file, below "format = 1", and what the error says.
+ERRORS: list[tuple[str, str]] = [
+    ("troch = '2.13'\n", "'troch' is not a key of a policy. Closest: torch. Legal: format, torch, table and the"),
+    ("torch = 2.13\n", f"torch is a version such as {TORCH!r}, got 2.13."),
+    ("table = 'latest'\n", f"table is a version such as {TABLE_VERSION!r}, got 'latest'."),
+    ("[cuad]\nmm = 'fp32'\n", "'cuad' is not a key of a policy. Closest: cuda."),
+    ("'aten::mm' = 'fp32'\n", "'aten::mm' is not a key of a policy."),
+    ("cpu = 'fp32'\n", "cpu is a section of ops, got 'fp32'. Write [cpu]."),
+    ("[all]\n'policy_tests::jion' = 'fp32'\n", "[all] \"policy_tests::jion\": no op is called 'policy_tests::jion'."),
+    ("[cpu]\nmm = 'fp16'\nbmm = 'promot'\n", "[cpu] \"bmm\": no cast policy is called 'promot'. Closest: promote."),
+    ("[cpu]\n'mm.default' = 'int8'\n", '[cpu] "mm.default": torch.int8 is not a floating dtype.'),
+    ("[cpu]\n'mm.out' = 'fp32'\n", "[cpu] \"mm.out\": aten::mm.out cannot use 'fp32': it writes"),
+    ("[cpu]\n'mm.default' = 32\n", '[cpu] "mm.default": expected the name of a policy in quotes, got 32.'),
+    ("[cpu]\nsoftmax.int = 'fp32'\n", 'sections do not nest. Quote the names of ops: "softmax.int".'),
+    ("[cpu.cuda]\nmm = 'fp32'\n", '[cpu] "cuda": sections do not nest.'),
+    (
+        "[cpu]\n'mm.default' = 'fp32'\n'aten::mm.default' = 'fp32'\n",
+        'aten::mm on cpu already has a policy from [cpu] "mm.default". Name each overload once.',
+    ),
+    (
+        "[cuda]\n'mm.default' = 'fp32'\n[all]\nmm = 'fp32'\n",
+        '[all] "mm": aten::mm on cuda already has a policy from [cuda] "mm.default".',
+    ),
+    (
+        "[cpu]\n'policy_tests::j*' = 'fp32'\n[all]\n'policy_tests::*in' = 'keep'\n",
+        'already has a policy from [cpu] "policy_tests::j*". Name the op itself as well,',
+    ),
+    ("torch = '1.0'\n[all]\n'policy_tests::jion' = 'fp32'\n", "no op is called 'policy_tests::jion'. Closest: join."),
+    (
+        "torch = '9.5.0'\n[all]\n'mm.default' = 'fp32'\n'policy_tests::new' = 'fp32'\n'mm.out' = 'fp32'\n"
+        "[xpu]\nmm = 'fp32'\n[cpu]\nbmm = 'stochastic'\n",
+        f"p.toml was written with torch 9.5.0. This is torch {TORCH}, table {TABLE_VERSION}, which does not know "
+        "[xpu]; "
+        '[all] "policy_tests::new" = "fp32"; [all] "mm.out" = "fp32"; [cpu] "bmm" = "stochastic". Use the newer '
+        "version, or remove these entries.",
+    ),
+    ("[cpu]\naten::mm = 'fp32'\n", "not valid TOML: "),
+    ("[cpu]\nmm = 'fp32'\n'mm' = 'keep'\n", "not valid TOML: "),
+    ("x = " + "[" * 5000, "not valid TOML: "),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), ERRORS, ids=[text[:40] for text, _ in ERRORS])
+def test_a_wrong_file(path: Path, text: str, message: str) -> None:
+    path.write_text(f"format = 1\n{text}", encoding="utf-8")
+    with pytest.raises(PolicyError) as error:
+        Policy.load(path)
+    assert message in str(error.value)
+    assert str(error.value).startswith("p.toml")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "a policy as data is a mapping, got NoneType. Policy.to_dict() makes one."),
+        ({}, "the policy: the key 'format' is missing. Start with: format = 1"),
+        ({"format": 3, "torch": "3.0"}, "format 3 is newer than 2, the newest that this torch_promote reads."),
+        ({"format": True}, "format is an integer from 1 to 2, got True."),
+        ({"format": 0}, "format is an integer from 1 to 2, got 0."),
+        ({"format": 1, "cpu": {"mm": CastPolicy.fp32}}, "expected the name of a policy in quotes, got <CastPolicy"),
+        ({"format": 1, "cpu": {3: "fp32"}}, "the policy: [cpu] 3: expected the name of an op, an op object or a"),
+        ({"format": 1, 7: {}}, "the policy: 7 is not a key of a policy."),
+    ],
+)
+def test_wrong_data(data: Any, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        Policy.from_dict(data)
+    assert message in str(error.value)
+
+
+def test_a_file_from_a_newer_pytorch_that_contains_nothing_new_is_read(path: Path) -> None:
+    path.write_text(TEXT.replace(TORCH, "9.5.0").replace(TABLE_VERSION, "9.5"), encoding="utf-8")
+    assert Policy.load(path) == MINE
+
+
+def test_what_is_not_a_file(path: Path) -> None:
+    path.write_bytes(b"format = 1\n# \xff\n")
+    for name, message in {
+        "no/p.toml": "there is no policy file 'no/p.toml'. Policies that need no file: stock, cpu,",
+        ".": "cannot read the policy file '.': Is a directory.",
+        "a\0b.toml": "cannot read the policy file",
+        "p.toml": "p.toml: not a text file in UTF-8 (byte 13). Policy.save() writes one.",
+        3: "the path of a policy file is a str or a path object, got 3.",
+    }.items():
+        with pytest.raises(PolicyError) as error:
+            Policy.load(name)  # type: ignore[arg-type]
+        assert message in str(error.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -15,9 +14,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.testing._internal.common_methods_invocations import op_db
 
 from torch_promote import PolicyError
-from torch_promote.checking.dispatch_observer import observe_dispatch
-from torch_promote.policy.python_functions import called_ops
-from torch_promote.policy.python_names import _path_of, op_of_function
+from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.policy.op_names import _path_of, called_ops, op_of_function
 
 ones, rand = torch.ones, torch.rand
 IMAGE = rand(1, 2, 6, 6)
@@ -82,14 +80,6 @@ CALLS: dict[str, Callable[[], Any]] = {
     "torch.unique": lambda: torch.unique(IMAGE, dim=0),
     "torch.istft": lambda: torch.istft(torch.stft(rand(64), 16, return_complex=True), 16),
 }  # fmt: skip
-#: PyTorch before 2.13 has them. The dispatch observer cannot see their calls: PyTorch does not box named tensors.
-OF_NAMED_TENSORS = {
-    "Tensor.align_to",
-    "Tensor.refine_names",
-    "Tensor.rename",
-    "Tensor.rename_",
-    "torch.align_tensors",
-}
 
 
 class Outermost:
@@ -179,29 +169,3 @@ def test_an_error_names_ops_that_the_function_calls() -> None:
         if not found.issuperset(ops):
             wrong[path] = (ops, found)
     assert not wrong, wrong
-
-
-def python_functions() -> Iterator[Any]:
-    for place in (F, torch.functional, torch.Tensor):
-        yield from (value for name, value in vars(place).items() if inspect.isfunction(value) and _path_of(value))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_every_function_in_python_that_stands_for_an_op_was_run() -> None:
-    unseen = []
-    for function in python_functions():
-        try:
-            op_of_function(function)
-        except PolicyError:
-            continue
-        path = _path_of(function) or ""
-        if path not in OF_NAMED_TENSORS and not observed().get(path):
-            unseen.append(path)
-    assert not unseen
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_every_row_is_of_a_function_that_was_run() -> None:
-    for path, ops in rows():
-        assert _path_of(function_at(path)) == path
-        assert observed().get(path) or not ops, path

@@ -19,8 +19,8 @@ import torch_promote as tp
 from helpers.subprocesses import run_python
 from torch_promote import _C
 from torch_promote.native.region_spec import RegionSpec
-from torch_promote.promoting import hooks
 from torch_promote.reference.promotion_rules import make_rule
+from torch_promote.regions import promotion_tables as hooks
 from torch_promote.regions.arguments import policy_number
 from torch_promote.regions.base import Region
 
@@ -260,7 +260,7 @@ def test_an_open_region_keeps_its_rule_after_its_object_is_gone() -> None:
 CARRIED = """
 import os, sys, threading, torch
 import torch_promote as tp
-from torch_promote.promoting import hooks
+from torch_promote.regions import promotion_tables as hooks
 from torch_promote.reference.promotion_rules import make_rule
 
 {region}
@@ -331,13 +331,6 @@ def test_a_task_whose_policy_was_dropped_runs_under_stocks(
     for others, seen in (("0", kept), ("1", dropped)):
         done = run_python("import runpy, sys; runpy.run_path(sys.argv.pop(1))", str(tmp_path / "carried.py"), others)
         assert (done.returncode, done.stdout.strip()) == (0, seen), done.stderr
-
-
-def test_ops_that_are_registered_again_still_promote() -> None:
-    assert promoted() is torch.float16
-    with tp.promotion(rule(torch.float64, "again")):
-        hooks._register_ops.__wrapped__()  # as by a second thread at the same time
-        assert promoted() is torch.float64
 
 
 def test_more_rules_of_one_content_than_a_fingerprint_tells_apart() -> None:

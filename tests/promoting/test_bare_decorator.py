@@ -11,7 +11,7 @@ import torch_promote as tp
 
 def test_without_parentheses() -> None:
     promotion: Any = tp.promotion
-    with pytest.raises(tp.RuleDefinitionError) as error:
+    with pytest.raises(tp.errors.RuleDefinitionError) as error:
 
         @promotion
         def step() -> None: ...

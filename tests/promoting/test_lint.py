@@ -12,7 +12,7 @@ import torch
 
 import torch_promote as tp
 from torch_promote.errors import OptionError, PromotionLintError, PromotionWarning
-from torch_promote.promoting.lint import PromotionEvent, PromotionKind
+from torch_promote.regions.promotion import PromotionEvent, PromotionKind
 
 HALF = torch.ones(3, dtype=torch.float16)
 BRAIN = torch.ones(3, dtype=torch.bfloat16)

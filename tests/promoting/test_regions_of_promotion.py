@@ -314,8 +314,8 @@ class TestCrosscheck:
         assert report.checked["aten._foreach_mul.List"] == 1
 
     def test_it_finds_a_result_that_is_not_the_rules(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from torch_promote.promoting import hooks as promotion_hooks
         from torch_promote.reference.promotion_rules import promotion_rule
+        from torch_promote.regions import promotion_tables as promotion_hooks
 
         with tp.crosscheck() as report, tp.promotion("numpy"):
             monkeypatch.setattr(promotion_hooks, "rule_of", lambda number: promotion_rule("jax"))

@@ -27,7 +27,7 @@ from helpers.promoting_calls import (
     run,
     writes,
 )
-from torch_promote.promoting.ops import PromotingOp, promoting_ops
+from torch_promote.regions.promotion_tables import PromotingOp, promoting_ops
 
 ALL = (*DTYPES, *UNSIGNED)
 BY_NAME = {op.name: op for op in promoting_ops()}

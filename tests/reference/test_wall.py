@@ -22,14 +22,14 @@ FILES = sorted((ROOT / "reference").rglob("*.py"))
 #: tables for a reader and computes no result.
 MAY_IMPORT = (
     "torch_promote.errors",
-    "torch_promote.policy.cast_policy",
+    "torch_promote.policy.op_table",
     "torch_promote.policy.dtype_names",
     "torch_promote.policy.op_table",
     "torch_promote.reference",
     "torch_promote.text_layout",
 )
 #: The rooms of the reference. Each imports only those before it.
-ROOMS = ("dtypes", "promotion", "promotion_rules", "strides", "tensor_iterator", "ops", "autocast", "derivation")
+ROOMS = ("dtypes", "promotion", "promotion_rules", "strides", "tensor_iterator", "ops", "autocast", "explanation")
 #: Functions and methods that would return PyTorch's answers. The reference defines some of them itself.
 GIVES_AWAY = {
     *("promote_types", "result_type", "can_cast", "elementwise_dtypes", "type_as", "get_overload"),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import torch_promote_autoload
+import _torch_promote_hooks
 from helpers.autoloading import ROOT, entry_point, entry_points, variables, write_metadata
 from helpers.subprocesses import output_of, run_python
 
@@ -90,10 +90,10 @@ def test_what_the_program_uninstalls_stays_uninstalled(entry_point: Path) -> Non
 
 def test_the_entry_point_imports_what_pytorch_has_imported() -> None:
     """Its import is a cost of every `import torch`."""
-    top = ast.parse((ROOT / "torch_promote_autoload.py").read_text()).body
+    top = ast.parse((ROOT / "_torch_promote_hooks.py").read_text()).body
     names = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
     assert names == {"contextlib", "os", "sys", "warnings"}
-    assert not any(isinstance(node, ast.ImportFrom) for node in top)
+    assert {node.module for node in top if isinstance(node, ast.ImportFrom)} == {"__future__", "typing"}
 
 
 # --- whatever goes wrong is one warning
@@ -103,7 +103,7 @@ def without_extension(folder: Path) -> Path:
     shutil.copytree(
         ROOT / "torch_promote", folder / "torch_promote", ignore=shutil.ignore_patterns("*.so", "_built_with.json")
     )
-    shutil.copy(ROOT / "torch_promote_autoload.py", folder)
+    shutil.copy(ROOT / "_torch_promote_hooks.py", folder)
     return write_metadata(folder, entry_points())
 
 
@@ -147,13 +147,13 @@ BROKEN_PACKAGES = [
 ]
 #: Calls the entry point under each of many environments, and prints the warnings.
 MANY = """
-import json, os, sys, warnings, torch, torch_promote_autoload
+import json, os, sys, warnings, torch, _torch_promote_hooks
 for variables, package in json.loads(sys.argv[2]):
     os.environ.update({"TORCH_PROMOTE_AUTOCAST": "1"} | variables)
     open(os.path.join(sys.argv[1], "torch_promote", "__init__.py"), "w").write(package) if package else None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        torch_promote_autoload.autoload()
+        _torch_promote_hooks.autoload()
     with torch.autocast("cpu"):
         exp = torch.exp(torch.ones(2, dtype=torch.float16)).dtype
     print(json.dumps([str(exp), *(f"{one.category.__name__}: {one.message}" for one in caught)]))
@@ -178,7 +178,7 @@ def test_a_wrong_variable_is_one_warning(entry_point: Path) -> None:
 
 def test_a_broken_package_is_one_warning(tmp_path: Path) -> None:
     (tmp_path / "torch_promote").mkdir()
-    shutil.copy(ROOT / "torch_promote_autoload.py", tmp_path)
+    shutil.copy(ROOT / "_torch_promote_hooks.py", tmp_path)
     for (_, reason), (exp, *texts) in zip(
         BROKEN_PACKAGES, warnings_of(tmp_path, [({}, init) for init, _ in BROKEN_PACKAGES]), strict=True
     ):
@@ -210,10 +210,10 @@ def test_a_warning_that_is_an_error(entry_point: Path) -> None:
     assert_one_warning(done, "TORCH_PROMOTE_CACHE is 'al'")
     assert lines == STOCK
     code = """
-import os, sys, warnings, torch_promote_autoload
+import os, sys, warnings, _torch_promote_hooks
 warnings.simplefilter("error")
 for sys.stderr in (None, open("/dev/full", "w", buffering=1)):
-    torch_promote_autoload.autoload()
+    _torch_promote_hooks.autoload()
     print("no error", flush=True)
 os._exit(0)
 """
@@ -292,4 +292,4 @@ def test_an_interrupt_of_the_import_is_the_users(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     monkeypatch.setenv("TORCH_PROMOTE_AUTOCAST", "1")
     with pytest.raises(KeyboardInterrupt):
-        torch_promote_autoload.autoload()
+        _torch_promote_hooks.autoload()

@@ -169,11 +169,11 @@ def decorate(function: Any) -> object:
 
 Case = tuple[Callable[[Any], object], Any, type[tp.TorchPromoteError], type[Exception], str]
 TABLES: list[tuple[Callable[[Any], object], list[tuple[Any, str]], type[tp.TorchPromoteError], type[Exception]]] = [
-    (make_for, DEVICE_TYPES, tp.DeviceTypeError, ValueError),
-    (make_for, UNSUPPORTED, tp.UnsupportedDeviceError, RuntimeError),
-    (make_with_dtype, DTYPES, tp.DtypeError, TypeError),
+    (make_for, DEVICE_TYPES, tp.errors.DeviceTypeError, ValueError),
+    (make_for, UNSUPPORTED, tp.errors.UnsupportedDeviceError, RuntimeError),
+    (make_with_dtype, DTYPES, tp.errors.DtypeError, TypeError),
     (make_with_overrides, OVERRIDES, tp.PolicyError, ValueError),
-    (decorate, DECORATED, tp.DecoratorError, TypeError),
+    (decorate, DECORATED, tp.errors.DecoratorError, TypeError),
 ]
 CASES: dict[str, Case] = {
     f"{ask.__name__} {given!r}": (ask, given, kind, builtin, text)
@@ -249,7 +249,7 @@ def test_every_problem_of_overrides_is_found_before_anything_is_registered() -> 
 
 def test_leaving_a_region_that_is_not_open() -> None:
     region = tp.my_autocast("cpu", torch.float16)
-    with leaves_no_trace(), pytest.raises(tp.RegionError) as error:
+    with leaves_no_trace(), pytest.raises(tp.errors.RegionError) as error:
         region.__exit__(None, None, None)
     assert isinstance(error.value, RuntimeError)
     assert str(error.value) == (

@@ -183,7 +183,7 @@ def test_export_refuses_a_default_that_the_graph_could_not_hold() -> None:
                 return torch.exp(x)
 
     tp.set_default_policy("cuda")
-    with pytest.raises(tp.RegionError, match="cannot be exported"):
+    with pytest.raises(tp.errors.RegionError, match="cannot be exported"):
         torch.export.export(Model(), (torch.ones(2),), strict=False)
 
 

@@ -111,8 +111,8 @@ BROKEN: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"overrides": {"mm": "fp33"}}, tp.PolicyError, "fp33"),
     ({"overrides": ["mm"]}, tp.PolicyError, "list"),
     ({"overrides": "mm"}, tp.PolicyError, "str"),
-    ({"cache": "al"}, tp.OptionError, "'all'"),
-    ({"cache": True}, tp.OptionError, "bool"),
+    ({"cache": "al"}, tp.errors.OptionError, "'all'"),
+    ({"cache": True}, tp.errors.OptionError, "bool"),
 ]
 
 

@@ -15,7 +15,6 @@ import torch
 import torch_promote as tp
 from helpers.installed import OURS
 from helpers.probes import in_thread, leaves_no_trace, mm_dtype, seen
-from helpers.subprocesses import run_python
 from torch_promote import _C
 from torch_promote.regions import autocast_methods
 
@@ -155,24 +154,3 @@ def test_state_that_is_set_directly_acts() -> None:
     finally:
         torch.set_autocast_enabled("cpu", False)
         torch.clear_autocast_cache()
-
-
-INTERRUPTED = """
-import sys, torch, torch_promote as tp
-from torch_promote.regions import autocast_methods
-from helpers import interrupts
-import signal
-signal.signal(signal.SIGALRM, interrupts._raise)
-enter, exit_ = torch.autocast.__enter__, torch.autocast.__exit__
-tp.install()
-left = interrupts.count_left_open(interrupts.KINDS["installed"], 3000)
-held = len(autocast_methods._thread.objects)
-tp.uninstall()
-print(left, held, (torch.autocast.__enter__, torch.autocast.__exit__) == (enter, exit_))
-"""
-
-
-@pytest.mark.skipif(not hasattr(__import__("signal"), "setitimer"), reason="there are no timers")
-def test_an_interrupt_leaves_no_region_open_and_no_object_held() -> None:
-    done = run_python(INTERRUPTED, quiet=True, timeout=200)
-    assert done.stdout.split() == ["0", "0", "True"], done.stderr

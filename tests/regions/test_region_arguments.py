@@ -194,7 +194,7 @@ def test_a_cuda_device_without_bfloat16_is_refused_where_stock_refuses(monkeypat
             kind("cuda", BF16)
         with kind("cuda"), kind("cuda", BF16, False):
             pass
-    with pytest.raises(tp.UnsupportedDeviceError), leaves_no_trace():
+    with pytest.raises(tp.errors.UnsupportedDeviceError), leaves_no_trace():
         tp.my_autocast(["cpu", "cuda"], BF16)
 
 
@@ -256,7 +256,7 @@ def test_a_copy_of_a_disabled_region_warns_no_second_time(kind: Any, copied: Any
 def test_a_copy_of_an_open_region_is_not_open() -> None:
     with tp.my_autocast("cpu") as region:
         other = copy.deepcopy(region)
-        with leaves_no_trace(), pytest.raises(tp.RegionError):
+        with leaves_no_trace(), pytest.raises(tp.errors.RegionError):
             other.__exit__(None, None, None)
 
 

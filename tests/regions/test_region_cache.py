@@ -254,7 +254,7 @@ UNKNOWN: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("cache", "told"), UNKNOWN, ids=repr)
 def test_an_invalid_cache_mode_is_an_error(cache: Any, told: str) -> None:
-    with leaves_no_trace(), pytest.raises(tp.OptionError) as caught:
+    with leaves_no_trace(), pytest.raises(tp.errors.OptionError) as caught:
         ours(cache=cache)
     assert str(caught.value) == f"cache says which casts are reused: a str, or None; got {told}"
     assert isinstance(caught.value, ValueError)
@@ -262,7 +262,7 @@ def test_an_invalid_cache_mode_is_an_error(cache: Any, told: str) -> None:
 
 @pytest.mark.parametrize(("cache", "cache_enabled"), [("none", True), ("all", False), ("weights", False), ("all", 0)])
 def test_contradicting_arguments_are_an_error(cache: str, cache_enabled: Any) -> None:
-    with leaves_no_trace(), pytest.raises(tp.OptionError) as caught:
+    with leaves_no_trace(), pytest.raises(tp.errors.OptionError) as caught:
         ours(cache_enabled=cache_enabled, cache=cache)
     meant = cache != "none"
     assert str(caught.value) == (

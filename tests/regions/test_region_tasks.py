@@ -20,7 +20,7 @@ def test_the_error_names_the_task() -> None:
 
     async def leave() -> None:
         await asyncio.sleep(0)
-        with pytest.raises(tp.RegionError) as error:
+        with pytest.raises(tp.errors.RegionError) as error:
             region.__exit__(None, None, None)
         assert str(error.value) == (
             "my_autocast('cpu') is not open in the asyncio task 'the other', so it cannot be ended here. A region "

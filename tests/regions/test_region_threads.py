@@ -100,7 +100,7 @@ def test_a_thread_that_ends_inside_a_region_does_not_affect_others() -> None:
             assert autocast_dtype() == BF16
             assert in_thread(tp.cache_info)["entries"] == 0
         for region in kept:
-            with pytest.raises(tp.RegionError):
+            with pytest.raises(tp.errors.RegionError):
                 region.__exit__(None, None, None)
 
 
@@ -110,7 +110,7 @@ def test_a_region_cannot_be_left_in_another_thread() -> None:
 
         def leave() -> None:
             with leaves_no_trace(), tp.my_autocast("cpu", BF16), leaves_no_trace():
-                with pytest.raises(tp.RegionError, match="belongs to the thread that entered it"):
+                with pytest.raises(tp.errors.RegionError, match="belongs to the thread that entered it"):
                     region.__exit__(None, None, None)
                 assert autocast_dtype() == BF16
 

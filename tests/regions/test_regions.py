@@ -122,12 +122,12 @@ def test_leaving_a_region_that_is_not_open_is_an_error_and_changes_nothing(aroun
     with ExitStack() as stack:
         if around is not None:
             stack.enter_context(KINDS[around]("cpu"))
-        with leaves_no_trace(), pytest.raises(tp.RegionError, match="is not open in this thread"):
+        with leaves_no_trace(), pytest.raises(tp.errors.RegionError, match="is not open in this thread"):
             region.__exit__(None, None, None)
         assert autocast_dtype() == (None if around is None else BF16)
         with region:
             pass
-        with leaves_no_trace(), pytest.raises(tp.RegionError):
+        with leaves_no_trace(), pytest.raises(tp.errors.RegionError):
             region.__exit__(None, None, None)
 
 
@@ -136,7 +136,7 @@ def test_leaving_twice_ends_no_other_region() -> None:
     with outer:
         with inner:
             pass
-        with pytest.raises(tp.RegionError):
+        with pytest.raises(tp.errors.RegionError):
             inner.__exit__(None, None, None)
         assert autocast_dtype() == FP16
 

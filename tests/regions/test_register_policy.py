@@ -189,7 +189,7 @@ def test_invalid_registrations_are_errors(op: str, arguments: tuple[object, obje
 
 
 def test_an_unsupported_device_type_is_an_error(op: str) -> None:
-    with pytest.raises(tp.UnsupportedDeviceError, match="no device type 'cdua'"):
+    with pytest.raises(tp.errors.UnsupportedDeviceError, match="no device type 'cdua'"):
         tp.register_policy(op, "fp32", device_type="cdua")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -75,6 +76,7 @@ def start(devices: int = 2) -> None:
     from cuda_stand_in import torch_cuda
 
     torch_cuda.provide()
+    os.environ.setdefault("TORCH_PROMOTE_KNOWN_GAPS", str(Path(__file__).with_name("known_gaps.toml")))
     _start_in_spawned_processes(devices)
 
 

@@ -90,7 +90,7 @@ def steps(device: str, out: Path, *, tiny: bool) -> Iterator[Step]:
     for file in _files(device):
         name = file.stem.removeprefix("test_").removesuffix("_on_cuda")
         output = out / f"{name}.xml"
-        options = ["--quiet", "--device", device, "-p", "torch_promote_pytest", f"--junitxml={output}"]
+        options = ["--quiet", "--device", device, "-p", "_torch_promote_hooks", f"--junitxml={output}"]
         if not tiny:
             options += ["-m", ""]
         yield Step(name, ["-m", "pytest", str(file), *options], output, _tests, 240, may_be_empty=device != "cuda")
@@ -102,7 +102,7 @@ def steps(device: str, out: Path, *, tiny: bool) -> Iterator[Step]:
     rounds = "2" if tiny else "11"
     suites = ["--suite", "models", *([] if tiny else ["--suite", "caches", "--suite", "region"])]
     cases = ["--case", "MLP, forward"] if tiny else []
-    command = ["-m", "torch_promote", "bench", "--device", device, "--rounds", rounds, "--json", *suites, *cases]
+    command = ["-m", "benchmarks", "--device", device, "--rounds", rounds, "--json", *suites, *cases]
     yield Step("bench", command, output, _bench, 180)
 
 

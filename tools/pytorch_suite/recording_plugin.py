@@ -5,7 +5,6 @@ The process gets a plan, a JSON file:
     install   the arguments of torch_promote.install, or null: then torch_promote is not imported
     chosen    the names of the test functions to run, without what PyTorch appends to them; null for all
     done      ids of tests that a former process has run
-    sources   PyTorch's sources, from which files take the names that the installed PyTorch lacks
     record    the file to append to, one JSON object to a line
 
 The plugin writes a line when a test starts and when it ends, so the record also shows where a process died.
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from names_of_sources import names_from
 
 _WORST_FIRST = ("failed", "passed", "xfailed", "skipped")
 
@@ -120,8 +118,6 @@ class _Recorder:
         self._file = Path(plan["record"]).open("a", encoding="utf-8")  # noqa: SIM115 (open until the process ends)
         self._regions = regions
         self._reports: list[pytest.TestReport] = []
-        self._sources = Path(plan["sources"])
-        self._taken: set[str] = set()
 
     def _write(self, **values: object) -> None:
         self._file.write(json.dumps(values) + "\n")
@@ -129,12 +125,8 @@ class _Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self) -> Iterator[None]:
-        with _versions_of_a_gpu(), names_from(self._sources) as self._taken:
+        with _versions_of_a_gpu():
             return (yield)
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._taken:
-            terminalreporter.write_line(f"taken from {self._sources}: {', '.join(sorted(self._taken))}")
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         kept = [item for item in items if item.nodeid not in self._done and is_chosen(item.name, self._chosen)]

@@ -77,7 +77,6 @@ def run_file(
     outcomes: dict[str, Outcome] = {}
     while True:
         values = {"install": install, "chosen": chosen, "done": list(outcomes), "record": str(record.resolve())}
-        values["sources"] = str(run.tests.parent)
         plan.write_text(json.dumps(values), encoding="utf-8")
         died = _run(run, file, plan.resolve(), log, install is not None, end - time.monotonic())
         found, is_whole = read(record, died, outcomes)
@@ -113,7 +112,7 @@ def read(record: Path, died: str, before: Mapping[str, Outcome]) -> tuple[dict[s
 
 def _run(run: Run, file: str, plan: Path, log: Path, installs: bool, seconds: float) -> str:
     """Runs pytest once. Returns a message for the test during which it died."""
-    options = ["-p", "recording_plugin", "--pytorch-plan", str(plan), "-p", "no:torch_promote_pytest"]
+    options = ["-p", "recording_plugin", "--pytorch-plan", str(plan), "-p", "no:_torch_promote_hooks"]
     # Not PyTorch's settings and conftest, which are written for its own runner and version of pytest.
     options += ["-c", os.devnull, "--rootdir", str(run.tests), "--noconftest", "-p", "no:cacheprovider"]
     options += ["--quiet", "--tb=short", "--show-capture=no"]

@@ -11,6 +11,7 @@ import copy
 import pickle
 import random
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,12 +23,18 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 
-__all__ = ["FEATURES", "Feature", "feature"]
+__all__ = ["ALONE", "FEATURES", "STOCK"]
 
 Feature = Callable[[random.Random, int], None]
 
 #: The features by their names, in the order of the table.
 FEATURES: dict[str, Feature] = {}
+
+#: Features that make PyTorch itself grow. They are left out of a run of all features, and run with their twins alone.
+ALONE = ("new_custom_ops", "compiles")
+
+#: What these features do without torch_promote, by their names.
+STOCK: dict[str, Feature] = {}
 
 #: Ops with and without a row in the op table, which any floating policy is legal for.
 OPS = (
@@ -165,7 +172,7 @@ def module_policies(draw: random.Random, number: int) -> None:
     with tp.my_autocast("cpu"):
         step(model)
     copied = copy.deepcopy(model)
-    tp.format_module_policy(copied)
+    tp.module_policies(copied)
     if draw.random() < 0.5:
         tp.remove_module_policy(model)
         model(X)
@@ -299,3 +306,99 @@ def copies(draw: random.Random, number: int) -> None:
         copy.deepcopy(one)
     with pickle.loads(pickle.dumps(region)):
         torch.relu(X)
+
+
+@feature
+def traces(draw: random.Random, number: int) -> None:
+    """Trace and find_nonfinite of new models."""
+    model = new_model(draw)
+    with tp.trace(model, values=draw.random() < 0.3) as report, tp.my_autocast("cpu", overrides=new_overrides(draw)):
+        step(model)
+    str(report)
+    with tp.find_nonfinite(model) as found, tp.my_autocast("cpu", torch.float16):
+        model(X * 1e5)
+    str(found)
+
+
+@feature
+def checks(draw: random.Random, number: int) -> None:
+    """Crosscheck and check_casts of new models."""
+    model = new_model(draw)
+    with tp.crosscheck() as report, tp.my_autocast("cpu", overrides={"linear": draw.choice(("fp32", "float16"))}):
+        step(model)
+    assert report.ok, report
+    with tp.check_casts(), tp.my_autocast("cpu"):
+        model(X)
+        model(X)
+
+
+@feature
+def unused_overrides(draw: random.Random, number: int) -> None:
+    """Warnings of overrides without effect, from new lines of code."""
+    code = f"with tp.my_autocast('cpu', overrides={{'mm': 'fp32'}}):\n    X @ X  # {number}\n"
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("default", tp.UnusedOverrideWarning)
+        exec(compile(code, f"<code {number}>", "exec"), {"tp": tp, "X": X, "__name__": f"code{number}"})
+
+
+@contextlib.contextmanager
+def _custom_op(name: str) -> Iterator[Any]:
+    library = torch.library.Library("soaked", "FRAGMENT")
+    library.define(f"{name}(Tensor x) -> Tensor")
+    library.impl(name, lambda x: x * 2, "CompositeExplicitAutograd")
+    try:
+        yield getattr(torch.ops.soaked, name)
+    finally:
+        library._destroy()
+
+
+def _use_with_policies(name: str, op: Any, draw: random.Random) -> None:
+    with tp.register_policy(f"soaked::{name}", draw.choice(("lower", "fp32"))), tp.my_autocast("cpu"):
+        op(X)
+    with tp.my_autocast("cpu", overrides={f"soaked::{name}": "float16", **new_overrides(draw)}):
+        op(X)
+
+
+@feature
+def custom_ops(draw: random.Random, number: int) -> None:
+    """Custom ops with policies, defined again and again under a few names."""
+    name = f"again{number % 8}"
+    with _custom_op(name) as op:
+        _use_with_policies(name, op, draw)
+
+
+@feature
+def new_custom_ops(draw: random.Random, number: int) -> None:
+    """Custom ops with policies, each under a new name."""
+    name = f"op{number}"
+    with _custom_op(name) as op:
+        _use_with_policies(name, op, draw)
+
+
+def _stock_custom_ops(draw: random.Random, number: int) -> None:
+    with _custom_op(f"op{number}") as op, torch.autocast("cpu"):
+        op(X)
+        op(X)
+
+
+STOCK["new_custom_ops"] = _stock_custom_ops
+
+
+def _compiled(region: Any, number: int) -> None:
+    def function(x: Any) -> Any:
+        with region():
+            return x @ x
+
+    torch.compile(function, backend="eager")(X)
+    torch._dynamo.reset()
+
+
+@feature
+def compiles(draw: random.Random, number: int) -> None:
+    """Functions that open a region, compiled anew."""
+    _compiled(lambda: tp.my_autocast("cpu"), number)
+
+
+STOCK["compiles"] = lambda draw, number: _compiled(lambda: torch.autocast("cpu"), number)
+
+assert set(STOCK) == set(ALONE) <= set(FEATURES)

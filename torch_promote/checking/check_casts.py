@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NoReturn
@@ -15,17 +16,15 @@ from typing import Any, NoReturn
 import torch
 
 from torch_promote import _C
-from torch_promote.checking.call_site import calling_line
 from torch_promote.errors import OptionError, StaleCastError
-from torch_promote.native.fork_safe_lock import fork_safe_lock
-from torch_promote.native.interrupts import without_interrupt_at_start
+from torch_promote.observe.places import calling_line
 
 __all__ = ["VARIABLE", "check_casts", "use_environment"]
 
 #: The environment variable that switches the check on for the whole process.
 VARIABLE = "TORCH_PROMOTE_CHECK_CASTS"
 
-_lock = fork_safe_lock()
+_lock = threading.Lock()
 _open: list[check_casts] = []
 _in_environment = False
 
@@ -59,7 +58,7 @@ class check_casts:  # noqa: N801 (what people write after `with`)
         ...     _ = weight.data.mul_(2)  # does not change weight._version
         ...     try:
         ...         y = x @ weight
-        ...     except tp.StaleCastError as error:
+        ...     except tp.errors.StaleCastError as error:
         ...         print(str(error).partition(" has")[0])
         the cast of a Parameter (4 x 4, float32) to bfloat16
     """
@@ -74,7 +73,7 @@ class check_casts:  # noqa: N801 (what people write after `with`)
 
     @property
     def checked(self) -> int:
-        """How many uses of kept casts were compared in the block, so far or until its end."""
+        """How many uses of cached casts were compared in the block, so far or until its end."""
         return self._count(0)
 
     @property
@@ -89,28 +88,14 @@ class check_casts:  # noqa: N801 (what people write after `with`)
 
     def __enter__(self) -> check_casts:
         self._begin = _C.cast_check_counts()
-        try:
-            with _lock:
-                _open.append(self)
-                _switch()
-        # Includes one from a signal handler, after the check was switched on.
-        except BaseException:  # pragma: no cover: tests raise it by a trace function of their own
-            self._close()
-            raise
+        with _lock:
+            _open.append(self)
+            _switch()
         return self
 
-    @without_interrupt_at_start
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self._close()
-        # From a signal handler, before the check was switched off.
-        except BaseException:  # pragma: no cover: tests raise it by a trace function of their own
-            self._close()
-            raise
-
-    def _close(self) -> None:
         with _lock:
             self._end = _C.cast_check_counts()
             # Blocks of several threads may end in any order.
@@ -174,7 +159,7 @@ def raise_stale(source: torch.Tensor, kept: torch.Tensor, fresh: torch.Tensor, m
             dtype=str(kept.dtype).removeprefix("torch."),
             mode=mode,
             first_line=first_line or "unknown: it was made before the check began",
-            this_line=line_of_this_thread(),
+            this_line=calling_line(),
             difference=_difference(kept, fresh),
         )
 
@@ -207,23 +192,20 @@ def _described(source: torch.Tensor) -> str:
 def _name_of(weight: torch.Tensor) -> str:
     """The longest name that a live module gives the tensor: that of the outermost module. "" if there is none."""
     modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
-    owners = {id(module): name for module in modules for name in _names_in(module, weight)}
-    if not owners:
-        return ""
-    names = (
-        f"{path}.{owners[id(child)]}" if path else owners[id(child)]
+    owners = {
+        id(module): name
         for module in modules
+        for own in ("_parameters", "_buffers")
+        for name, tensor in module.__dict__.get(own, {}).items()
+        if tensor is weight
+    }
+    names = [
+        f"{path}.{owners[id(child)]}" if path else owners[id(child)]
+        for module in (modules if owners else ())
         for path, child in _named_modules(module)
         if id(child) in owners
-    )
+    ]
     return max(names, key=lambda name: (name.count("."), name), default="")
-
-
-def _names_in(module: torch.nn.Module, weight: torch.Tensor) -> Iterator[str]:
-    for own in ("_parameters", "_buffers"):
-        for name, tensor in module.__dict__.get(own, {}).items():
-            if tensor is weight:
-                yield name
 
 
 def _named_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

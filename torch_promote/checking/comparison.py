@@ -1,4 +1,4 @@
-"""Compares two results that should be equal: structure, dtype, shape, strides, bits.
+"""Compares two results that should be equal: structure, dtype, shape, strides, bits. Copies keep all of these.
 
 Crosscheck, the parity command and the tests compare ours with stock by `compare`.
 """
@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-__all__ = ["Difference", "compare", "is_fake", "same_bits"]
+from torch_promote.observe.ops import is_fake
+
+__all__ = ["Difference", "compare", "copy_with_strides", "same_bits"]
+
 
 _ATTRIBUTES = ("dtype", "shape", "device", "layout", "requires_grad")
 #: The methods for the flags that say how to read the data.
@@ -132,16 +135,6 @@ def _value(element: torch.Tensor) -> str:
         return f"bytes {_as_bytes(element).tolist()}"
 
 
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no data: a fake tensor, or one on the meta device.
-
-    Example:
-        >>> is_fake(torch.ones(2)), is_fake(torch.ones(2, device="meta"))
-        (False, True)
-    """
-    return isinstance(tensor, torch._subclasses.FakeTensor) or tensor.is_meta
-
-
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one dtype and shape hold the same bits; NaNs are equal if their bits are.
 
@@ -172,3 +165,28 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     flat = resolved.contiguous().reshape(-1)
     # A single element is contiguous with any stride, but view(uint8) needs stride 1.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
+
+
+def copy_with_strides(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Returns a detached copy with the same strides, gaps and overlaps included.
+
+    Args:
+        tensor: The tensor, of any layout.
+        dtype: The dtype of the copy; None keeps the tensor's.
+
+    Example:
+        >>> copy_with_strides(torch.ones(4)[::2], torch.float64).stride()
+        (2,)
+    """
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return tensor.clone() if dtype is None else tensor.to(dtype, copy=True)
+    if is_fake(tensor):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=tensor.device)
+    if tensor.is_conj():
+        return copy_with_strides(tensor.conj(), dtype).conj()
+    if tensor.is_neg():
+        return torch._neg_view(copy_with_strides(torch._neg_view(tensor), dtype))
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.as_strided((extent if tensor.numel() else 0,), (1,)).to(dtype or tensor.dtype, copy=True)
+    return flat.as_strided(tensor.shape, tensor.stride())

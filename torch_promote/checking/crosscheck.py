@@ -1,26 +1,54 @@
 """`crosscheck`: compares every op that runs in a block with the reference, and with stock autocast if asked.
 
-with tp.crosscheck() as report:
-train_step()
-print(report)
+    with tp.crosscheck() as report:
+        train_step()
+    print(report)
+
+`torch-promote run --crosscheck` checks a whole process: it sets the environment variable `VARIABLE` for the program.
+The processes that the program starts inherit it, and leave a report each.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import multiprocessing.util
+import os
+import pickle
 import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, cast, get_args
 
 from torch_promote.checking.checker import Checker, Level
-from torch_promote.checking.dispatch_observer import DispatchObserverError, observe_dispatch
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.errors import DecoratorError, OptionError
+from torch_promote.observe.dispatch import DispatchObserverError, observe_dispatch
 
-__all__ = ["CrosscheckError", "CrosscheckReport", "Level", "Mismatch", "crosscheck"]
+__all__ = [
+    "VARIABLE",
+    "CrosscheckError",
+    "CrosscheckReport",
+    "Level",
+    "Mismatch",
+    "crosscheck",
+    "read_reports",
+    "use_environment",
+]
 
-_reports = threading.local()
+#: Set by the command alone: the level and the folder for the reports, such as "bits:/tmp/folder".
+VARIABLE = "TORCH_PROMOTE_CROSSCHECK_REPORTS"
+
+
+class _Open(threading.local):
+    """The open blocks of a thread, each with its report and its observer."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[crosscheck, CrosscheckReport, AbstractContextManager[None]]] = []
+
+
+_open = _Open()
 
 
 class crosscheck:  # noqa: N801 (what people write after `with`)
@@ -52,7 +80,7 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
         (True, 1, 0)
     """
 
-    __slots__ = ("_blocks", "level", "raise_on_mismatch")
+    __slots__ = ("level", "raise_on_mismatch")
 
     def __init__(self, *, level: Level = "dtype", raise_on_mismatch: bool = False) -> None:
         if level not in get_args(Level):
@@ -61,26 +89,28 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
             )
         self.level: Level = level
         self.raise_on_mismatch = raise_on_mismatch
-        # Each with the thread that entered it.
-        self._blocks: list[tuple[int, contextlib.AbstractContextManager[CrosscheckReport]]] = []
 
     def __enter__(self) -> CrosscheckReport:
-        block = _checked(self.level, self.raise_on_mismatch)
-        report = block.__enter__()
-        self._blocks.append((threading.get_ident(), block))
+        report = CrosscheckReport()
+        observing = observe_dispatch(Checker(report, self.level, self.raise_on_mismatch))
+        observing.__enter__()
+        _open.blocks.append((self, report, observing))
         return report
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        here = threading.get_ident()
-        position = max((i for i, (thread, _) in enumerate(self._blocks) if thread == here), default=None)
+        # asyncio tasks may end in any order: the block around this one may have ended already.
+        position = max((i for i, (block, _, _) in enumerate(_open.blocks) if block is self), default=None)
         if position is None:
             raise DispatchObserverError(
                 "this crosscheck was not entered in this thread, so it cannot end here. It is still open in the thread "
                 "that entered it: end it there. Each thread needs a block of its own."
             )
-        self._blocks.pop(position)[1].__exit__(kind, value, traceback)
+        _, report, observing = _open.blocks.pop(position)
+        observing.__exit__(None, None, None)
+        if position > 0:
+            _open.blocks[position - 1][1].add(report)
 
     def __call__(self, function: object) -> NoReturn:
         """Raises; see the class."""
@@ -90,25 +120,31 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
         )
 
 
-@contextlib.contextmanager
-def _checked(level: Level, raise_on_mismatch: bool) -> Iterator[CrosscheckReport]:
-    report = CrosscheckReport()
-    open_reports = _open_reports()
-    with observe_dispatch(Checker(report, level, raise_on_mismatch)):
-        open_reports.append(report)
-        try:
-            yield report
-        finally:
-            # asyncio tasks may end in any order: the block around this one may have ended already.
-            position = next(i for i, one in enumerate(open_reports) if one is report)
-            del open_reports[position]
-            if position > 0:
-                open_reports[position - 1].add(report)
+def use_environment() -> None:
+    """Opens a crosscheck in this thread, which lasts until the process ends, as `VARIABLE` says."""
+    level, _, folder = os.environ[VARIABLE].partition(":")
+    block = crosscheck(level=cast(Level, level))
+    report = block.__enter__()
+
+    def write() -> None:
+        file = Path(folder, f"{os.getpid()}.report")
+        with contextlib.suppress(OSError):  # the command has ended before this process
+            file.with_suffix(".part").write_bytes(pickle.dumps(report))
+            file.with_suffix(".part").rename(file)
+
+    def end() -> None:
+        with contextlib.suppress(DispatchObserverError):  # another thread imported PyTorch first
+            block.__exit__(None, None, None)
+        write()
+
+    atexit.register(end)
+    # What the report has before a fork is the parent's to report.
+    os.register_at_fork(after_in_child=lambda: vars(report).update(vars(CrosscheckReport())))
+    # A process that multiprocessing has forked ends without atexit.
+    finalize: Any = multiprocessing.util.Finalize
+    multiprocessing.util.register_after_fork(report, lambda _: finalize(None, write, exitpriority=-100))
 
 
-def _open_reports() -> list[CrosscheckReport]:
-    """The reports of the open blocks of this thread."""
-    reports: list[CrosscheckReport] | None = getattr(_reports, "open", None)
-    if reports is None:
-        reports = _reports.open = []
-    return reports
+def read_reports(folder: Path) -> dict[int, CrosscheckReport]:
+    """Returns the reports that processes have left in a folder, by process id."""
+    return {int(file.stem): pickle.loads(file.read_bytes()) for file in folder.glob("*.report")}

@@ -1,26 +1,459 @@
-"""What the reference expects of one call of an op, autocast's casts included."""
+"""What is expected of one call of an op, autocast's casts included: by the reference, or by a custom op's fake.
+
+Under a promotion rule other than PyTorch's own, each operand that takes part is replaced by a description in the common
+dtype, which the rule computes (`PromotionRule.common`). The reference then infers the results from the descriptions.
+
+NOTE [ Operands found by trial ]
+Which arguments take part must not come from `torch_promote.regions.promotion_tables`: the extension registers its
+kernels from that list, so neither side would promote an op that is missing there, and the check would pass.
+`operands_of` asks the reference instead, without reading how the rule is written: it infers the call with all operands
+in bool, makes one of them complex, and infers again. If the dtype that the op computes in changes, that operand takes
+part. A matrix product refuses instead, and all its tensors take part. An op that computes bools in floating point
+divides, as `true_divide` does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._library.custom_ops import OPDEFS
+from torch._library.simple_registry import singleton as _registry
+from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_promote.checking.expected_promotion import dtype_if_product, promoted_values
-from torch_promote.checking.overloads import argument_names, find_overload, leaves, overload_name, tensor_arguments
-from torch_promote.checking.registered_fake import FakeResults, has_fake, results_of_fake
+from torch_promote import _C
 from torch_promote.errors import PromotionRuleError
+from torch_promote.observe.ops import argument_names, find_overload, is_fake, leaves, overload_name, tensor_arguments
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors
 from torch_promote.reference.autocast import tensors_in as tensors_by_path
-from torch_promote.reference.ops.call import described
-from torch_promote.reference.ops.infer import NO_RULE, Inference, NoRule, infer
-from torch_promote.reference.strides import temporary_strides
+from torch_promote.reference.ops.call import Call, TensorLike, described
+from torch_promote.reference.ops.elementwise_rules import ELEMENTWISE_RULES
+from torch_promote.reference.ops.infer import NO_RULE, Inference, NoRule, functional_of, infer, rule_table
+from torch_promote.reference.strides import contiguous_strides, temporary_strides
 
-__all__ = ["Expectation", "Finding", "expect"]
+__all__ = [
+    "Expectation",
+    "FakeResults",
+    "Finding",
+    "JoinedOperands",
+    "expect",
+    "foreign_rule",
+    "has_fake",
+    "operands_of",
+    "promoted_values",
+    "results_of_fake",
+]
+
+
+# --- custom ops: the registered fake is the rule
+
+
+#: The namespaces of PyTorch's own ops. Some have kernels on Meta that PyTorch does not use as fakes.
+_OF_PYTORCH = frozenset(
+    [
+        "aten",
+        "prim",
+        "prims",
+        "profiler",
+        "quantized",
+        "_quantized",
+        "mkldnn",
+        "mkldnn_prepacked",
+        "onednn",
+        "xnnpack",
+        "prepacked",
+        "inductor",
+        "rngprims",
+        "debugprims",
+        "c10d",
+        "_c10d_functional",
+        "_c10d_functional_autograd",
+        "c10d_functional",
+        "fsdp",
+        "symm_mem",
+        "higher_order",
+        "export",
+        "static_runtime",
+        "sparse",
+        "streams",
+        "_dtensor",
+        "dtensor",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FakeResults:
+    """What the fake of an op gives for a call.
+
+    Attributes:
+        tensors: The results, with lists flattened. None stands for an undefined result.
+        error: The error that the fake raises instead, or None.
+    """
+
+    tensors: tuple[torch.Tensor | None, ...] = ()
+    error: str | None = None
+
+    def difference(self, results: Sequence[Any]) -> tuple[str, str, str] | None:
+        """Compares the results of the op's kernel with those of its fake.
+
+        Args:
+            results: The call's results, in the schema's order.
+
+        Returns:
+            What differs ("dtype", "shape", "strides", or "error" if only the fake raises), the fake's value and the
+            kernel's. None if nothing differs.
+        """
+        if self.error is not None:
+            return "error", f"an error: the op's registered fake raises {self.error}", "a result"
+        got = list(leaves(results))
+        names = [f"result[{index}]" for index in range(len(self.tensors))]
+        dtypes = [tuple(None if t is None else t.dtype for t in side) for side in (self.tensors, got)]
+        if dtypes[0] != dtypes[1]:
+            return "dtype", f"{_names(dtypes[0])}{_SOURCE}", _names(dtypes[1])
+        for name, fake, real in zip(names, self.tensors, got, strict=True):
+            if fake is None or real is None or real.layout is not torch.strided or real.is_nested:
+                continue
+            if len(fake.shape) != len(real.shape) or any(map(_differ, fake.shape, real.shape)):
+                return "shape", f"{name} of shape {list(fake.shape)}{_SOURCE}", f"{name} of shape {list(real.shape)}"
+            matter = [size > 1 and real.numel() > 0 for size in real.shape]
+            strides = [m and _differ(a, b) for m, a, b in zip(matter, fake.stride(), real.stride(), strict=True)]
+            if any(strides):
+                return "strides", f"{name} with strides {fake.stride()}{_SOURCE}", f"{name} with {real.stride()}"
+        return None
+
+
+_SOURCE = ", as the op's registered fake has"
+
+
+def _names(dtypes: Sequence[torch.dtype | None]) -> str:
+    return ", ".join("none" if dtype is None else str(dtype).removeprefix("torch.") for dtype in dtypes) or "no tensors"
+
+
+def _differ(fake: Any, real: int) -> bool:
+    """Whether a size or stride differs. One that depends on data, a symbol, equals any."""
+    return not isinstance(fake, torch.SymInt) and fake != real
+
+
+def has_fake(op: torch._ops.OpOverload) -> bool:
+    """Whether an op is not PyTorch's own and has a registered fake. Not cached: a library may register one at any time.
+
+    Example:
+        >>> has_fake(torch.ops.aten.mm.default)
+        False
+    """
+    if op.namespace in _OF_PYTORCH:
+        return False
+    name = overload_name(op)
+    defined = OPDEFS.get(name)
+    if defined is not None:  # torch.library.custom_op registers a fake that raises until the author registers one
+        return defined._abstract_fn is not None
+    if _registry.find(name).fake_impl.kernel is not None:
+        return True
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta")) and not bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    )
+
+
+def results_of_fake(op: torch._ops.OpOverload, values: Mapping[str, Any]) -> FakeResults | None:
+    """Runs an op's fake.
+
+    Args:
+        op: An op for which `has_fake` is true.
+        values: Its arguments by name; an `Operand` stands for a tensor.
+
+    Returns:
+        What the fake gives. None: it does not say, because the results depend on data or because fakes do not support
+        the arguments.
+    """
+    tensors = [tensor for name, value in values.items() for _, tensor in tensors_by_path(name, value)]
+    if any(is_fake(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+        return None
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableAutocast(),
+        torch.no_grad(),
+    ):
+        mode, unknown = _fake_mode()
+        try:
+            given = {name: _faked(mode, value) for name, value in values.items()}
+        except Exception:  # fake tensors do not support every tensor
+            return None
+        try:
+            with mode:
+                result = op(**given)
+        except unknown:
+            return None
+        except Exception as error:  # the fake is the user's code
+            return FakeResults(
+                error=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+            )
+    return FakeResults(tuple(leaves(result if isinstance(result, tuple) else [result])))
+
+
+def _fake_mode() -> tuple[Any, tuple[type[Exception], ...]]:
+    """A mode, and what a fake raises if the results depend on data, or if it does not support the arguments.
+
+    Imported here: symbolic shapes need sympy, which takes a second to import, and most programs have no custom op.
+    """
+    from torch._subclasses import fake_tensor
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+
+    unknown = (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.UnsupportedFakeTensorException,
+        fake_tensor.UnsupportedOperatorException,
+        GuardOnDataDependentSymNode,
+        NotImplementedError,
+    )
+    return fake_tensor.FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True), unknown
+
+
+def _faked(mode: Any, value: Any) -> Any:
+    if isinstance(value, Operand):
+        strides = contiguous_strides(value.shape) if value.strides is None else value.strides
+        with mode:
+            return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+    if isinstance(value, torch.Tensor):
+        return mode.from_tensor(value, static_shapes=True)
+    if isinstance(value, list | tuple):
+        return type(value)(_faked(mode, one) for one in value)
+    if isinstance(value, Mapping):
+        return {key: _faked(mode, one) for key, one in value.items()}
+    return value
+
+
+# --- promotion regions (NOTE [ Operands found by trial ])
+
+#: Ops whose reference rule joins dtypes, and that a promotion rule leaves alone: see docs/promotion_regions.md, "Which
+#: ops". The backward formulas (`*_backward`) and the factories, such as linspace, are left alone too.
+_LEFT_ALONE = frozenset(
+    {
+        "aten::ldexp.Tensor",  # a mantissa and an exponent: not operands of one dtype
+        "aten::logsumexp",
+        "aten::mvlgamma",
+        "aten::special_multigammaln",
+    }
+)
+#: The files of op rules in which an op that refuses two dtypes is a matrix product.
+_PRODUCTS = ("matrices", "foreach")
+#: Takes vectors of one dtype, and is not a matrix product.
+_NOT_A_PRODUCT = "aten::linalg_cross"
+
+#: An argument's name, and the position in it if it is a list.
+_Path = tuple[str, int | None]
+
+
+def foreign_rule() -> str | None:
+    """Returns the name of the promotion rule in force here; None if there is none, or if it is PyTorch's own."""
+    number = _C.promotion_in_force()
+    if number is None:
+        return None
+    from torch_promote.regions.promotion_tables import rule_of
+
+    rule = rule_of(number)
+    return None if rule.name == "torch" else rule.name
+
+
+def promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a call's arguments by name, with descriptions of the operands that the rule in force casts.
+
+    Args:
+        runs: The overload that runs.
+        values: Its arguments by name, after autocast's casts.
+
+    Raises:
+        PromotionRuleError: The operands have no common dtype.
+    """
+    number = _C.promotion_in_force()
+    if number is None or foreign_rule() is None:
+        return values
+    from torch_promote.regions.promotion_tables import matmul_of, rule_of
+
+    found = operands_of(runs, values)
+    if found is None or (found.is_product and not matmul_of(number)):
+        return values
+    rule = rule_of(number)
+    name = overload_name(runs)
+    written = {argument.name for argument in runs._schema.arguments if argument.alias_info is not None}
+    result = dict(values)
+    for paths in found.joins(values):
+        operands = [_operand(values, path) for path in paths]
+        if not any(isinstance(operand, Operand) and not operand.wrapped for operand in operands):
+            continue
+        dtype = rule.common(operands, name, found.divides)
+        for (argument, element), operand in zip(paths, operands, strict=True):
+            if isinstance(operand, Operand) and not operand.wrapped and argument not in written:
+                result[argument] = _replaced(result[argument], element, _cast(operand, dtype))
+    return result
+
+
+def dtype_if_product(runs: torch._ops.OpOverload, dtypes: Iterable[torch.dtype]) -> torch.dtype | None:
+    """Returns the dtype in which the rule in force runs an op without a reference rule, if the op is a matrix product.
+
+    The reference has rules for the products with a kernel, such as `mm`, and none for composites, such as `matmul`.
+
+    Args:
+        runs: The overload that runs.
+        dtypes: The dtypes of its tensors, after autocast's casts.
+
+    Returns:
+        The common dtype; None if no rule acts on products here, or if the reference has a rule for the op.
+    """
+    number = _C.promotion_in_force()
+    if number is None or foreign_rule() is None or (functional_of(runs) or overload_name(runs)) in rule_table():
+        return None
+    from torch_promote.regions.promotion_tables import matmul_of, rule_of
+
+    given = list(dtypes)
+    return rule_of(number).common(given) if given and matmul_of(number) else None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedOperands:
+    """The operands of one call that a promotion rule joins.
+
+    Attributes:
+        names: The arguments that take part.
+        divides: Whether the op computes in floating point, whatever the operands are.
+        in_step: Whether lists go in step, one call for each position, as in `_foreach_add`. Otherwise all elements
+            are joined, as in `cat`.
+        is_product: Whether the op is a matrix product, on which rules act with `matmul=True` alone.
+    """
+
+    names: tuple[str, ...]
+    divides: bool = False
+    in_step: bool = False
+    is_product: bool = False
+
+    def joins(self, values: Mapping[str, Any]) -> Iterator[list[_Path]]:
+        """Yields the operands that are joined: once, or once for each position of lists that go in step."""
+        paths = [path for name in self.names for path in _paths(name, values[name])]
+        if not self.in_step:
+            yield paths
+            return
+        count = max(element for _, element in paths if element is not None) + 1
+        for index in range(count):
+            yield [(name, element) for name, element in paths if element in (None, index)]
+
+
+def operands_of(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> JoinedOperands | None:
+    """Returns the operands of a call that a promotion rule joins; None if rules do not act on it.
+
+    See NOTE [ Operands found by trial ].
+
+    Args:
+        runs: The overload that runs.
+        values: Its arguments by name.
+
+    Example:
+        >>> x = torch.ones(2)
+        >>> operands_of(torch.ops.aten.where.self, {"condition": x > 0, "self": x, "other": x}).names
+        ('self', 'other')
+    """
+    op = find_overload(functional_of(runs) or overload_name(runs))
+    name = overload_name(op)
+    entry = rule_table().get(name)
+    is_backward = name.partition(".")[0].endswith("_backward")
+    if entry is None or name in _LEFT_ALONE or entry.family == "factories" or is_backward:
+        return None
+    call = Call.of(op, (), {name: values[name] for name in argument_names(op) if name in values}, torch.float32)
+    candidates = [a.name for a in call.signature.arguments if "Tensor" in a.type or "number" in a.type]
+    trial = {**call, **{name: _in_bool(call[name]) for name in candidates}}
+    joined, refused = [], []
+    try:
+        base = _computes_in(op, trial)
+    except PromotionError:
+        return None
+    for path in (path for name in candidates for path in _paths(name, trial[name])):
+        try:
+            if _computes_in(op, _with_complex(trial, path)) is not base:
+                joined.append(path)
+        except PromotionError:
+            refused.append(path)
+    if not joined and len(refused) > 1 and entry.family in _PRODUCTS and name != _NOT_A_PRODUCT:
+        tensors = [argument.name for argument in call.signature.arguments if argument.is_tensor or argument.is_list]
+        return JoinedOperands(tuple(tensors), in_step=entry.family == "foreach", is_product=True)
+    names = tuple(dict.fromkeys(name for name, _ in joined))
+    has_lists = any(element is not None for _, element in joined)
+    in_step = has_lists and not any(element == 1 for _, element in joined)
+    divides = base is not None and base.is_floating_point
+    if len(names) > 1 or (names and (divides or (has_lists and not in_step))):
+        return JoinedOperands(names, divides, in_step)
+    return None  # one operand, which keeps its dtype
+
+
+def _computes_in(op: torch._ops.OpOverload, values: Mapping[str, Any]) -> torch.dtype | None:
+    """Returns the dtype that an op computes in, by the reference.
+
+    Raises:
+        PromotionError: The op refuses the operands.
+    """
+    term = rule_table()[overload_name(op)].terms[0]
+    if term.rule in ELEMENTWISE_RULES:
+        call = Call.of(op, (), values, torch.get_default_dtype())
+        return ELEMENTWISE_RULES[term.rule](call, *term.names).computation_dtype
+    inferred = infer(op, (), values)
+    assert isinstance(inferred, Inference)
+    return inferred.dtypes[0] if inferred.dtypes else None
+
+
+def _in_bool(value: Any) -> Any:
+    """An argument with its operands in bool. Of a list, the first two tell how its elements take part."""
+    if isinstance(value, TensorLike):
+        return described(value)._replace(dtype=torch.bool)
+    if isinstance(value, list | tuple):
+        return [_in_bool(element) for element in value[:2]]
+    return True if _is_number(value) else value
+
+
+def _with_complex(trial: Mapping[str, Any], path: _Path) -> dict[str, Any]:
+    """The trial's arguments with one operand made complex."""
+    name, element = path
+    operand = trial[name] if element is None else trial[name][element]
+    made = operand._replace(dtype=torch.complex128) if isinstance(operand, Operand) else 1j
+    return {**trial, name: _replaced(trial[name], element, made)}
+
+
+def _paths(name: str, value: Any) -> Iterator[_Path]:
+    """Yields the places of the operands in an argument."""
+    if isinstance(value, list | tuple) and not isinstance(value, Operand):
+        yield from ((name, index) for index, element in enumerate(value) if _is_operand(element))
+    elif _is_operand(value):
+        yield name, None
+
+
+def _is_operand(value: Any) -> bool:
+    return isinstance(value, TensorLike) or _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float | complex)
+
+
+def _operand(values: Mapping[str, Any], path: _Path) -> Any:
+    name, element = path
+    found = values[name] if element is None else values[name][element]
+    return described(found) if isinstance(found, TensorLike) else found
+
+
+def _cast(operand: Operand, dtype: torch.dtype) -> Operand:
+    if operand.dtype is dtype:
+        return operand
+    strides = None if operand.strides is None else temporary_strides(operand.shape, operand.strides)
+    return operand._replace(dtype=dtype, strides=strides)
+
+
+def _replaced(value: Any, element: int | None, operand: Any) -> Any:
+    if element is None:
+        return operand
+    return [operand if index == element else one for index, one in enumerate(value)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +522,7 @@ class Expectation:
         tensors = list(leaves(results))
         dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
         if self.inference.dtypes != dtypes:
-            return Finding("dtype", _names(self.inference.dtypes), _names(dtypes))
+            return Finding("dtype", _expectation_names(self.inference.dtypes), _expectation_names(dtypes))
         first = tensors[0] if tensors else None
         if first is None:
             return None
@@ -193,9 +626,11 @@ def _dtypes_of_operands(values: Mapping[str, Any]) -> dict[str, torch.dtype]:
     return found
 
 
-def _names(dtypes: Sequence[torch.dtype | None]) -> str:
+def _expectation_names(dtypes: Sequence[torch.dtype | None]) -> str:
     return ", ".join("none" if dtype is None else str(dtype).removeprefix("torch.") for dtype in dtypes) or "no tensors"
 
 
 def _dtypes_of(dtypes: Mapping[str, torch.dtype], paths: Sequence[str]) -> str:
-    return ", ".join(f"{path} in {_names([dtypes[path]])}" if path in dtypes else f"no {path}" for path in paths)
+    return ", ".join(
+        f"{path} in {_expectation_names([dtypes[path]])}" if path in dtypes else f"no {path}" for path in paths
+    )

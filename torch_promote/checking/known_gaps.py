@@ -1,47 +1,42 @@
 """Reads and matches `known_gaps.toml`, the known differences between PyTorch, the reference and ours.
 
 The file documents its entries: `[[call]]` for single calls in a crosscheck, `[[sample]]` for samples of the parity
-command, `[[nondeterministic]]` for ops whose bits do not repeat.
+command, `[[nondeterministic]]` for ops whose bits do not repeat. The environment variable TORCH_PROMOTE_KNOWN_GAPS
+names further files, for a fork of PyTorch or another backend.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import functools
+import os
 import tomllib
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 
-from torch_promote.checking.comparison import is_fake
 from torch_promote.checking.expectation import Finding
-from torch_promote.checking.overloads import overload_name
-from torch_promote.checking.pretend_cuda import STAND_IN
 from torch_promote.errors import TorchPromoteError
+from torch_promote.observe.ops import is_fake, overload_name
 
-__all__ = [
-    "Gap",
-    "GapError",
-    "Nondeterministic",
-    "SampleGap",
-    "dispatch_gaps",
-    "explained",
-    "nondeterministic",
-    "parse_gaps",
-    "parse_nondeterministic",
-    "parse_sample_gaps",
-    "sample_gaps",
-]
+__all__ = ["Gap", "GapError", "KnownGaps", "Nondeterministic", "SampleGap", "explained", "known_gaps", "parse_gaps"]
 
-_FILE = Path(__file__).with_name("known_gaps.toml")
-_WRONG = ("pytorch", "reference", "ours")
+#: The environment variable with the paths of further files.
+VARIABLE = "TORCH_PROMOTE_KNOWN_GAPS"
 _KINDS = ("dtype", "shape", "strides", "casts", "bits", "error", "row")
-_SAMPLE_KINDS = (*_KINDS, "requires_grad", "structure", "value")
-_WHATS = ("ours against stock", "reference against stock", "reference against ours")
-_DEVICES = ("cpu", "cuda", "fake-cuda", STAND_IN, "*")
+#: The legal values of keys, by section. Other keys are free text.
+_LEGAL = {
+    "call": {"wrong": ("pytorch", "reference", "ours"), "kind": _KINDS},
+    "sample": {
+        "wrong": ("pytorch", "reference", "ours"),
+        "kind": (*_KINDS, "requires_grad", "structure", "value"),
+        "what": ("ours against stock", "reference against stock", "reference against ours"),
+        "device": ("cpu", "cuda", "fake-cuda", "*"),
+    },
+    "nondeterministic": {"device": ("cpu", "cuda", "fake-cuda", "*")},
+}
 
 
 class GapError(TorchPromoteError, ValueError):
@@ -65,7 +60,7 @@ class Gap:
 
     def explains(self, op: str, finding: Finding, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the gap explains a finding in a call of an op with these tensors."""
-        if finding.kind != self.kind or not any(fnmatch.fnmatchcase(op, one) for one in self.ops):
+        if finding.kind != self.kind or not any(fnmatch.fnmatchcase(op, pattern) for pattern in self.ops):
             return False
         return not self.fake or any(map(is_fake, tensors))
 
@@ -85,7 +80,7 @@ class SampleGap:
 
     def covers(self, entry: str, device: str) -> bool:
         """Whether the gap names an entry and a device."""
-        return fnmatch.fnmatchcase(entry, self.entry) and _is_on(self.device, device)
+        return fnmatch.fnmatchcase(entry, self.entry) and self.device in (device, "*")
 
     def explains(self, kind: str, what: str, sample: str, text: str) -> bool:
         """Whether the gap explains a mismatch in an entry that it covers; `sample` is a label, `float32/3/mixed`."""
@@ -94,11 +89,6 @@ class SampleGap:
             and fnmatch.fnmatchcase(sample.partition("/")[0], self.dtype)
             and fnmatch.fnmatchcase(text, self.text)
         )
-
-
-def _is_on(named: str, device: str) -> bool:
-    # The stand-in's kernels are the CPU's.
-    return named in (device, "*") or (named == "cpu" and device == STAND_IN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,35 +102,45 @@ class Nondeterministic:
 
     def covers(self, entry: str, device: str) -> bool:
         """Whether this names an entry and a device."""
-        return fnmatch.fnmatchcase(entry, self.entry) and _is_on(self.device, device)
+        return fnmatch.fnmatchcase(entry, self.entry) and self.device in (device, "*")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGaps:
+    """The entries of the files of known gaps.
+
+    Attributes:
+        calls: The `[[call]]` entries.
+        samples: The `[[sample]]` entries.
+        nondeterministic: The `[[nondeterministic]]` entries.
+    """
+
+    calls: tuple[Gap, ...] = ()
+    samples: tuple[SampleGap, ...] = ()
+    nondeterministic: tuple[Nondeterministic, ...] = ()
 
 
 @functools.cache
-def dispatch_gaps() -> tuple[Gap, ...]:
-    """Returns the known gaps of single calls.
+def known_gaps() -> KnownGaps:
+    """Returns the known gaps of the package's file, and of those that TORCH_PROMOTE_KNOWN_GAPS names.
+
+    Raises:
+        GapError: A file cannot be read, or is not valid.
 
     Example:
-        >>> all(gap.wrong in ("pytorch", "reference", "ours") for gap in dispatch_gaps())
+        >>> any(listed.covers("empty", "cpu") for listed in known_gaps().nondeterministic)
         True
     """
-    return parse_gaps(_FILE.read_text(encoding="utf-8"), str(_FILE))
-
-
-@functools.cache
-def sample_gaps() -> tuple[SampleGap, ...]:
-    """Returns the known gaps of the parity command's samples."""
-    return parse_sample_gaps(_FILE.read_text(encoding="utf-8"), str(_FILE))
-
-
-@functools.cache
-def nondeterministic() -> tuple[Nondeterministic, ...]:
-    """Returns the ops whose bits do not repeat.
-
-    Example:
-        >>> any(listed.covers("empty", "cpu") for listed in nondeterministic())
-        True
-    """
-    return parse_nondeterministic(_FILE.read_text(encoding="utf-8"), str(_FILE))
+    paths = [str(Path(__file__).with_name("known_gaps.toml")), *filter(None, os.environ.get(VARIABLE, "").split(":"))]
+    found = KnownGaps()
+    for path in paths:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise GapError(f"{VARIABLE} names {path}, which cannot be read: {error.strerror}.") from error
+        more = parse_gaps(text, path)
+        found = KnownGaps(*(getattr(found, f.name) + getattr(more, f.name) for f in fields(KnownGaps)))
+    return found
 
 
 def explained(
@@ -155,8 +155,8 @@ def explained(
     return next((gap for gap in gaps if gap.explains(name, finding, tensors)), None)
 
 
-def parse_gaps(text: str, where: str) -> tuple[Gap, ...]:
-    r"""Reads the `[[call]]` entries of a file of gaps; `where` is named in errors.
+def parse_gaps(text: str, where: str) -> KnownGaps:
+    r"""Reads the text of a file of known gaps; `where` is named in errors.
 
     Raises:
         GapError: The text is not valid TOML, or an entry has a missing key, an unknown key or an illegal value.
@@ -165,44 +165,28 @@ def parse_gaps(text: str, where: str) -> tuple[Gap, ...]:
         >>> parse_gaps('[[call]]\nop = "aten::mm"', "gaps.toml")
         Traceback (most recent call last):
         ...
-        torch_promote.checking.known_gaps.GapError: gaps.toml, entry 1: missing kind, reason, wrong.
+        torch_promote.checking.known_gaps.GapError: gaps.toml, call 1: missing kind, reason, wrong.
     """
-    return _parse(text, where, "call", Gap, {"wrong": _WRONG, "kind": _KINDS})
-
-
-def parse_sample_gaps(text: str, where: str) -> tuple[SampleGap, ...]:
-    """Reads the `[[sample]]` entries of a file of gaps; see `parse_gaps`."""
-    legal = {"wrong": _WRONG, "kind": _SAMPLE_KINDS, "what": _WHATS, "device": _DEVICES}
-    return _parse(text, where, "sample", SampleGap, legal)
-
-
-def parse_nondeterministic(text: str, where: str) -> tuple[Nondeterministic, ...]:
-    """Reads the `[[nondeterministic]]` entries of a file of gaps; see `parse_gaps`."""
-    return _parse(text, where, "nondeterministic", Nondeterministic, {"device": _DEVICES})
-
-
-_Entry = TypeVar("_Entry", Gap, SampleGap, Nondeterministic)
-
-
-def _parse(
-    text: str, where: str, section: str, kind: type[_Entry], legal: dict[str, tuple[str, ...]]
-) -> tuple[_Entry, ...]:
     try:
-        entries: list[dict[str, Any]] = tomllib.loads(text).get(section, [])
+        data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise GapError(f"{where}: {error}") from error
-    return tuple(_gap(e, f"{where}, entry {number}", kind, legal) for number, e in enumerate(entries, start=1))
-
-
-def _gap(entry: dict[str, Any], where: str, kind: type[_Entry], legal: dict[str, tuple[str, ...]]) -> _Entry:
-    known = {field.name for field in fields(kind)}
-    required = {field.name for field in fields(kind) if field.default is MISSING}
-    missing, strange = required - entry.keys(), entry.keys() - known
-    if missing or strange:
-        problems = [f"missing {', '.join(sorted(missing))}"] * bool(missing)
-        problems += [f"unknown {', '.join(sorted(strange))}"] * bool(strange)
-        raise GapError(f"{where}: {'; '.join(problems)}.")
-    for key, values in legal.items():
-        if key in entry and entry[key] not in values:
-            raise GapError(f"{where}: {key} is {entry[key]!r}. Legal: {', '.join(values)}.")
-    return kind(**entry)
+    if strange := data.keys() - _LEGAL.keys():
+        raise GapError(f"{where}: unknown section {', '.join(sorted(strange))}. Legal: {', '.join(_LEGAL)}.")
+    for section, kind in (("call", Gap), ("sample", SampleGap), ("nondeterministic", Nondeterministic)):
+        known = {field.name for field in fields(kind)}
+        required = {field.name for field in fields(kind) if field.default is MISSING}
+        for number, entry in enumerate(data.get(section, ()), start=1):
+            place = f"{where}, {section} {number}"
+            if missing := required - entry.keys():
+                raise GapError(f"{place}: missing {', '.join(sorted(missing))}.")
+            if strange := entry.keys() - known:
+                raise GapError(f"{place}: unknown {', '.join(sorted(strange))}. Legal: {', '.join(sorted(known))}.")
+            for key, values in _LEGAL[section].items():
+                if entry.get(key, values[0]) not in values:
+                    raise GapError(f"{place}: {key} is {entry[key]!r}. Legal: {', '.join(values)}.")
+    return KnownGaps(
+        tuple(Gap(**entry) for entry in data.get("call", ())),
+        tuple(SampleGap(**entry) for entry in data.get("sample", ())),
+        tuple(Nondeterministic(**entry) for entry in data.get("nondeterministic", ())),
+    )

@@ -1,6 +1,6 @@
 """The pytest plugin proper: one crosscheck around each test, its verdict, and the summary of the run.
 
-`torch_promote_pytest`, which pytest imports at startup, has the options, and loads this module for the first test that
+`_torch_promote_hooks`, which pytest imports at startup, has the options, and loads this module for the first test that
 is checked.
 """
 
@@ -9,35 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import pytest
 
 from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, Level, Mismatch, crosscheck
-from torch_promote.checking.report import count_line, most_common
+from torch_promote.checking.report import mismatch_text
+from torch_promote.report.base import load_renderer
 
 __all__ = ["CrosscheckPlugin", "report_of"]
 
 #: The name of the marker, and of the attribute that carries a test's counts on its teardown report.
 _NAME = "torch_promote_crosscheck"
 _LEVELS = ("off", *get_args(Level))
-#: The counters of `CrosscheckReport.to_dict` that the summary adds up, and their titles.
-_COUNTED = {
-    "checked": "checked against the reference",
-    "by_fake": "checked against their fakes",
-    "composite": "composite",
-    "no_rule": "without a rule",
-    "with_policy": "with a cast policy",
-    "with_stock": "compared with stock",
-    "stock_raised": "stock raised",
-    "not_compared": "not compared",
-    "known_gaps": "known gap",
-}
-#: The counters whose keys the summary lists.
-_LISTED = ("no_rule", "stock_raised", "not_compared", "known_gaps")
-#: How many mismatches a failure shows.
-_SHOWN = 20
 
 
 @dataclass
@@ -64,15 +49,7 @@ class _Check:
 
     def text(self) -> str:
         """The unreported mismatches as text. Its first line goes into pytest's short summary."""
-        mismatches = self.unreported()
-        kinds = Counter(f"{mismatch.op} {mismatch.kind}" for mismatch in mismatches)
-        words = ", ".join(f"{kind} x{count}" for kind, count in kinds.items())
-        count = "1 mismatch" if len(mismatches) == 1 else f"{len(mismatches)} mismatches"
-        lines = [f"crosscheck: {count} in {self.report.calls} calls: {words}"]
-        lines += map(str, mismatches[:_SHOWN])
-        if len(mismatches) > _SHOWN:
-            lines.append(f"and {len(mismatches) - _SHOWN} more")
-        return "\n".join(lines)
+        return mismatch_text(self.unreported(), self.report.calls)
 
 
 _check_key = pytest.StashKey[_Check]()
@@ -148,8 +125,7 @@ class CrosscheckPlugin:
             check.reported = len(check.report.mismatches)
         if call.when == "teardown":
             # Plain data in an attribute: pytest-xdist copies it from the worker's report to the controller's.
-            data = check.report.to_dict()
-            setattr(report, _NAME, {**data, "mismatches": len(data["mismatches"]), "level": check.level})
+            setattr(report, _NAME, (check.level, check.report.to_dict()))
         return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -225,32 +201,24 @@ def _show(report: pytest.TestReport, check: _Check, call: pytest.CallInfo[None])
 
 @dataclass
 class _Summary:
-    """The counts of all tests of a run, in whichever processes they ran."""
+    """The crosschecks of all tests of a run, in whichever processes they ran."""
 
     tests: int = 0
-    calls: int = 0
-    mismatches: int = 0
     levels: Counter[str] = field(default_factory=Counter)
-    counts: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in _COUNTED})
+    total: CrosscheckReport = field(default_factory=CrosscheckReport)
 
-    def add(self, data: Mapping[str, Any]) -> None:
-        """Adds the counts of one test, from its teardown report."""
+    def add(self, level: str, data: Mapping[str, Any]) -> None:
+        """Adds the crosscheck of one test, from its teardown report."""
         self.tests += 1
-        self.calls += data["calls"]
-        self.mismatches += data["mismatches"]
-        self.levels[data["level"]] += 1
-        for name, counter in self.counts.items():
-            counter.update(data[name])
+        self.levels[level] += 1
+        self.total.add(CrosscheckReport.from_dict(data))
 
     def write(self, reporter: pytest.TerminalReporter) -> None:
         """Writes the section of the terminal summary, if any test was checked."""
         if not self.tests:
             return
         reporter.write_sep("=", f"torch_promote crosscheck, level {', '.join(self.levels)}")
-        reporter.write_line(count_line("tests checked", self.tests))
-        reporter.write_line(count_line("calls", self.calls))
-        for name, title in _COUNTED.items():
-            counter = self.counts[name]
-            if counter or name in ("checked", "no_rule"):
-                reporter.write_line(count_line(title, counter.total(), most_common(counter) if name in _LISTED else ""))
-        reporter.write_line(count_line("mismatches", self.mismatches))
+        content = self.total.content()
+        facts = [("tests checked", f"{self.tests:,}"), *content.facts]
+        parts = [part for part in content.parts if part.title != "mismatches"]  # each is in the failure of its test
+        reporter.write_line(load_renderer("terminal").to_text(replace(content, facts=facts, parts=parts)))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from torch_promote.errors import TorchPromoteError
 from torch_promote.regions.defaults import spell_default_policy
-from torch_promote.text_layout import html_table
+from torch_promote.report.base import Column, Content, Fact, Listing, Report, Table
 
-__all__ = ["CrosscheckError", "CrosscheckReport", "Mismatch", "count_line", "most_common"]
+__all__ = ["CrosscheckError", "CrosscheckReport", "Mismatch", "mismatch_text"]
 
-#: How many mismatches the text of a report shows in full, and how many names one of its lines lists.
+#: How many mismatches, or names of ops, a text shows.
 _SHOWN = 20
-#: How many mismatches a notebook shows.
-_IN_A_NOTEBOOK = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +57,22 @@ class CrosscheckError(TorchPromoteError, AssertionError):
     """A mismatch, raised under `raise_on_mismatch` or by `CrosscheckReport.raise_for_mismatches`."""
 
 
+def mismatch_text(mismatches: Sequence[Mismatch], calls: int) -> str:
+    """Returns the text of an error: the ops and kinds of all mismatches in its first line, then the first mismatches.
+
+    Args:
+        mismatches: The mismatches.
+        calls: The number of calls that were checked.
+    """
+    kinds = Counter(f"{mismatch.op} {mismatch.kind}" for mismatch in mismatches)
+    words = ", ".join(f"{kind} x{count}" for kind, count in kinds.most_common(_SHOWN))
+    lines = [f"crosscheck: {len(mismatches)} mismatches in {calls} calls: {words}"]
+    lines += map(str, mismatches[:_SHOWN])
+    return "\n".join([*lines, "..."] if len(mismatches) > _SHOWN else lines)
+
+
 @dataclass(repr=False)
-class CrosscheckReport:
+class CrosscheckReport(Report):
     """The counts and mismatches of a crosscheck. It fills while the block runs.
 
     Attributes:
@@ -76,6 +88,9 @@ class CrosscheckReport:
         known_gaps: Mismatches that a known gap explains, by the gap's reason; `mismatches` does not have them.
         default_policy: The default policy at the start, and where it comes from. "" for PyTorch's own.
     """
+
+    NOUN: ClassVar[str] = "crosscheck"
+    FORMAT: ClassVar[str] = "torch_promote crosscheck"
 
     mismatches: list[Mismatch] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
@@ -106,9 +121,9 @@ class CrosscheckReport:
         return ruled / (ruled + unruled) if ruled + unruled else 1.0
 
     def raise_for_mismatches(self) -> None:
-        """Raises a CrosscheckError with the text of the report if there is a mismatch."""
+        """Raises a CrosscheckError with the mismatches if there is one."""
         if self.mismatches:
-            raise CrosscheckError(str(self))
+            raise CrosscheckError(mismatch_text(self.mismatches, self.calls))
 
     def add(self, other: CrosscheckReport) -> None:
         """Adds the mismatches and counts of another report."""
@@ -124,91 +139,57 @@ class CrosscheckReport:
             >>> CrosscheckReport().to_dict()["coverage"]
             1.0
         """
-        counts = {name: dict(sorted(getattr(self, name).items())) for name in _COUNTERS}
-        return {
-            "ok": self.ok,
-            "calls": self.calls,
-            "coverage": self.coverage,
-            "default_policy": self.default_policy,
-            "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
-            **counts,
+        return {**super().to_dict(), "ok": self.ok, "calls": self.calls, "coverage": self.coverage}
+
+    def content(self) -> Content:
+        """Returns all that the report says to people: the counts, the mismatches, and what was not compared."""
+        notes = {
+            "checked": f"{self.coverage:.1%} of those with kernels",
+            "composite": "the ops that they call are checked",
         }
-
-    def __str__(self) -> str:
-        notes = [f"note: regions start from the default policy, {self.default_policy}"] if self.default_policy else []
-        lines = [
-            *notes,
-            count_line("calls", self.calls),
-            count_line(
-                "checked against the reference", self.checked.total(), f"{self.coverage:.1%} of those with kernels"
-            ),
-            count_line("composite", self.composite.total(), "the ops that they call are checked"),
-            count_line("without a rule", self.no_rule.total(), most_common(self.no_rule)),
-            count_line("with a cast policy", self.with_policy.total(), most_common(self.with_policy)),
+        facts: list[Fact] = [("default policy", self.default_policy)] if self.default_policy else []
+        facts.append(("calls", f"{self.calls:,}"))
+        for name, title in _COUNTERS.items():
+            count = getattr(self, name).total()
+            if count or name in ("checked", "no_rule"):
+                facts.append((title, f"{count:,}", notes.get(name, "")))
+        facts.append(("mismatches", f"{len(self.mismatches):,}"))
+        calls = [(m.kind, f"{m.op}({m.arguments})", m.expected, m.got, m.where) for m in self.mismatches]
+        ops = sorted(
+            set().union(*(getattr(self, name) for name in _OF_OPS)),
+            key=lambda op: (-self.no_rule[op], -self.stock_raised[op], -self.with_policy[op], op),
+        )
+        columns = (Column("op", "name"), *_OF_OPS.values())
+        parts = [
+            Listing("mismatches", list(map(str, self.mismatches)), _SHOWN, "terminal", wrap=False),
+            Table("mismatches", ("kind", Column("call", "code"), "expected", "got", "line"), calls, where="page"),
+            Table("not compared with stock", ("reason", "calls"), self.not_compared.most_common()),
+            Table("known gaps", ("reason", "mismatches"), self.known_gaps.most_common()),
+            Table("ops", columns, [(op, *(getattr(self, name)[op] or None for name in _OF_OPS)) for op in ops], _SHOWN),
         ]
-        if self.by_fake:
-            by_fake = count_line("checked against their fakes", self.by_fake.total(), most_common(self.by_fake))
-            lines.insert(2, by_fake)
-        if self.with_stock or self.stock_raised or self.not_compared:
-            lines.append(count_line("compared with stock", self.with_stock.total(), most_common(self.with_stock)))
-            lines.append(count_line("stock raised", self.stock_raised.total(), most_common(self.stock_raised)))
-            lines += [count_line("not compared", count, reason) for reason, count in self.not_compared.items()]
-        lines += [count_line("known gap", count, reason) for reason, count in self.known_gaps.items()]
-        lines.append(count_line("mismatches", len(self.mismatches)))
-        lines += [str(mismatch) for mismatch in self.mismatches[:_SHOWN]]
-        if len(self.mismatches) > _SHOWN:
-            rest = Counter(f"{m.op} {m.kind}" for m in self.mismatches[_SHOWN:])
-            lines.append(f"and {rest.total()} more: {most_common(rest)}")
-        return "\n".join(lines)
-
-    def __repr__(self) -> str:
-        return f"<CrosscheckReport: {len(self.mismatches):,} mismatches in {self.calls:,} calls>"
-
-    def _repr_html_(self) -> str:
-        counts = [[name.replace("_", " "), f"{getattr(self, name).total():,}"] for name in _COUNTERS]
-        counts = [["calls", f"{self.calls:,}"], *counts, ["mismatches", f"{len(self.mismatches):,}"]]
-        note = f"Regions start from the default policy, {self.default_policy}." if self.default_policy else ""
-        table = html_table(["", "count"], counts, f"crosscheck: {'no mismatch' if self.ok else 'mismatches'}", note)
-        if self.ok:
-            return table
-        rows = [
-            [m.kind, f"{m.op}({m.arguments})", m.expected, m.got, m.where] for m in self.mismatches[:_IN_A_NOTEBOOK]
-        ]
-        left = len(self.mismatches) - len(rows)
-        more = f"... and {left:,} more" if left else ""
-        return table + html_table(["what differs", "call", "expected", "got", "line"], rows, note=more)
+        verdict = f"No mismatch in {self.calls:,} calls." if self.ok else f"Mismatches: {len(self.mismatches):,}."
+        return Content("crosscheck", verdict, facts, parts, good=self.ok)
 
 
-_COUNTERS = (
-    "checked",
-    "by_fake",
-    "composite",
-    "no_rule",
-    "with_policy",
-    "with_stock",
-    "stock_raised",
-    "not_compared",
-    "known_gaps",
-)
-
-
-def count_line(title: str, count: int, note: str = "") -> str:
-    """Returns a line of a table of counts.
-
-    Example:
-        >>> count_line("calls", 3, "in all")
-        'calls                                  3  in all'
-    """
-    return f"{title:<30}{count:>10}  {note}".rstrip()
-
-
-def most_common(counts: Mapping[str, int]) -> str:
-    """Returns the names with the highest counts, and how many names are left out.
-
-    Example:
-        >>> most_common({"aten.mm.default": 1, "aten.sum.default": 4})
-        'aten.sum.default 4, aten.mm.default 1'
-    """
-    common = Counter(counts).most_common(_SHOWN)
-    listed = ", ".join(f"{name} {count}" for name, count in common)
-    return f"{listed}, and {len(counts) - len(common)} more" if len(counts) > len(common) else listed
+#: The counters of a report, and the names that its text has for them.
+_COUNTERS = {
+    "checked": "checked against the reference",
+    "by_fake": "checked against their fakes",
+    "composite": "composite",
+    "no_rule": "without a rule",
+    "with_policy": "with a cast policy",
+    "with_stock": "compared with stock",
+    "stock_raised": "stock raised",
+    "not_compared": "not compared",
+    "known_gaps": "known gap",
+}
+#: The counters by op, and the names of their columns in the table of ops.
+_OF_OPS = {
+    "no_rule": "no rule",
+    "stock_raised": "stock raised",
+    "with_policy": "policy",
+    "with_stock": "stock",
+    "checked": "checked",
+    "by_fake": "fake",
+    "composite": "composite",
+}

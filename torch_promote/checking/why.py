@@ -1,48 +1,131 @@
-"""`why`: explains the dtype of an expression, with calls of functions and with the casts of autocast.
+"""`why`: explains the dtype of an expression, with the casts of autocast.
 
-The reference explains operators alone (torch_promote/reference/derivation). For a call of a function, PyTorch chooses
-the overload, and composite ops call others. So this module runs the call on fake tensors, observes which ops are
-dispatched, and lets the reference explain each: what autocast casts, how the operands promote, and the result's dtype.
+PyTorch chooses the overload of a function, and composite ops call others. So this module runs each operator and
+function of the expression on fake tensors, observes which ops are dispatched, and writes what the reference says of
+each: what autocast casts, how the operands promote, and the result's dtype.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import os
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from torch_promote.checking.call_in_words import CallWriter
-from torch_promote.checking.dispatch_observer import observe_dispatch
-from torch_promote.checking.functions_by_name import find_function
-from torch_promote.checking.pretend_cuda import pretend_cuda
-from torch_promote.checking.seen_calls import CallObserver
+from torch_promote.checking.expectation import Expectation, expect, has_fake, operands_of
+from torch_promote.checking.expression import ExpressionError, Node, find_function, parse
 from torch_promote.errors import OptionError, PromotionRuleError
+from torch_promote.observe.autocast_state import pretend_cuda, state_in_force
+from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.ops import argument_names, is_composite, overload_name, tensor_arguments, tensors_in
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.policy import Policy
-from torch_promote.promoting.promotion import promotion
-from torch_promote.reference import Derivation, ExpressionError, Operand, PromotionError, PromotionRule
-from torch_promote.reference.derivation.derivation import derive
+from torch_promote.reference import Inference, Operand, PromotionError, PromotionRule, ShapeError, promotion_rule
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.reference.promotion_rules import promotion_rule
+from torch_promote.reference.explanation import explain_inference, explain_plan, explain_promotion, listed
 from torch_promote.regions.autocast import my_autocast
+from torch_promote.regions.promotion import promotion
 
-__all__ = ["why"]
+__all__ = ["Derivation", "why"]
 
 _FAKE_TENSORS = logging.getLogger("torch._subclasses.fake_tensor")
+#: What fake tensors raise where the results depend on values.
+_DEPENDS_ON_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 #: Calls on more elements are not run on real tensors.
 _SMALL = 1 << 20
 #: Errors of real tensors that depend on dtypes. Others depend on the values, which an expression does not have.
 _ABOUT_DTYPES = re.compile(
     r"not implemented for|overflow|ZeroDivision|dtype|scalar type|floating|integ|bool|complex|Half|BFloat16|not support"
 )
+#: Ops by which autocast and composite ops change a dtype. The casts are steps of their own.
+_CASTS = ("aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_precision")
+#: Ops that return the data of their first argument.
+_LIKE_VIEWS = ("aten::_unsafe_view", "aten::reshape", "aten::contiguous", "aten::_reshape_alias", "aten::clone")
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """The explanation of an expression's dtype.
+
+    Attributes:
+        expression: The expression, as parsed.
+        steps: The steps, each one or more sentences.
+        dtype: The result's dtype; None if there is an error.
+        shape: The result's shape; None if there is an error.
+        error: Why the expression raises, or None.
+        rule: The promotion rule's name.
+        by_rule: Whether the error comes from the promotion rule and not from PyTorch.
+        results: The dtype and shape of each result, for a call with several.
+        autocast: The region that the expression is explained in, in words, or None.
+
+    Example:
+        >>> derivation = why("int8[3] * int64[]")
+        >>> derivation.dtype, derivation.shape, len(derivation.steps)
+        (torch.int8, (3,), 4)
+    """
+
+    expression: str
+    steps: tuple[str, ...]
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] | None = None
+    error: str | None = None
+    rule: str = "torch"
+    by_rule: bool = False
+    results: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = ()
+    autocast: str | None = None
+
+    def __str__(self) -> str:
+        return self.text(100)
+
+    def text(self, width: int | None) -> str:
+        """Returns the derivation as lines of text.
+
+        Args:
+            width: The width of a line, in characters. None: nothing is wrapped.
+
+        Example:
+            >>> print(why("int8[2] + int8[2]").text(width=40))
+            int8[2] + int8[2]
+            1. int8[2] is a tensor with dimensions:
+               state dim, int8.
+            2. int8[2] is a tensor with dimensions:
+               state dim, int8.
+            3. Both are int8 in state dim: nothing
+               is promoted.
+            4. + computes in int8 and returns int8.
+            Result: int8 of shape [2]
+        """
+        title = self.expression
+        title += f", {self.autocast}" if self.autocast is not None else ""
+        title += f", by the rule {self.rule}" if self.rule != "torch" else ""
+        lines = [(title, "  ")]
+        lines += [(f"{number}. {step}", " " * len(f"{number}. ")) for number, step in enumerate(self.steps, start=1)]
+        if self.error is not None:
+            lines.append((f"{'The rule' if self.by_rule else 'PyTorch'} raises: {self.error}", ""))
+        elif self.results:
+            lines.append((f"Results: {'; '.join(_result(*result) for result in self.results)}", "  "))
+        elif self.dtype is not None:
+            lines.append((f"Result: {_result(self.dtype, self.shape)}", "  "))
+        if width is None:
+            return "\n".join(line for line, _ in lines)
+        wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+        wrapped = []
+        for line, wrap.subsequent_indent in lines:
+            wrapped += wrap.wrap(line)
+        return "\n".join(wrapped)
+
+
+def _result(dtype: torch.dtype, shape: tuple[int, ...] | None) -> str:
+    return f"{dtype_name(dtype)} of shape {list(shape)}" if shape else f"{dtype_name(dtype)}, 0-dim"
 
 
 def why(
@@ -74,14 +157,14 @@ def why(
         OptionError: `dtype` or `policy` is given without `autocast`.
 
     Example:
-        >>> print(why("cat([int8[2], f2[2]])"))
-        cat([int8[2], float16[2]])
-        1. int8[2] is a tensor with dimensions: state dim, int8.
-        2. float16[2] is a tensor with dimensions: state dim, float16.
-        3. Both are in state dim, so the two are promoted. The table has float16 for them (row i1, column
-           f2).
-        4. aten::cat computes in float16 and returns float16.
-        Result: float16 of shape [4]
+        >>> print(why("int32[3] + 5.5", default_dtype=torch.float32))
+        int32[3] + 5.5
+        1. int32[3] is a tensor with dimensions: state dim, int32.
+        2. 5.5 is a Python float: state wrapped. It counts as the default dtype, float32.
+        3. dim int32 with wrapped float32: float32 is floating, a higher kind than integral, so the two are
+           promoted. The table has float32 for them (row i4, column f4).
+        4. + computes in float32 and returns float32.
+        Result: float32 of shape [3]
         >>> why("F.linear(f4[2, 3], f4[4, 3])", autocast="cpu").dtype
         torch.bfloat16
     """
@@ -91,159 +174,444 @@ def why(
     if autocast not in (None, "cpu", "cuda"):
         raise OptionError(f"autocast is 'cpu', 'cuda' or None, got {autocast!r}.")
     chosen = promotion_rule(rule, default)
-    runner = _Runner(autocast, None if dtype is None else parse_dtype(dtype), policy, chosen, default)
-    return derive(expression, default, rule, runner, runner.words())
+    explainer = _Explainer(autocast, None if dtype is None else parse_dtype(dtype), policy, chosen)
+    tree, region = parse(expression), explainer.region_in_words()
+    try:
+        value = explainer.value_of(tree)
+    except (PromotionError, PromotionRuleError) as error:
+        by_rule = isinstance(error, PromotionRuleError)
+        steps = tuple(explainer.steps)
+        return Derivation(tree.text, steps, None, None, str(error), chosen.name, by_rule, (), region)
+    several = value if _is_several(value) else (value,)
+    results = tuple((result.dtype, result.shape) for result in several if isinstance(result, Operand))
+    if not explainer.calls_pytorch or not results:
+        raise ExpressionError(
+            f"{expression!r} has no operator or function with a tensor operand, so nothing is promoted."
+        )
+    return Derivation(
+        tree.text,
+        tuple(explainer.steps),
+        *results[0],
+        rule=chosen.name,
+        results=results if len(results) > 1 else (),
+        autocast=region,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call of an op that was dispatched, with the calls inside of it. The observer's token.
+
+    Attributes:
+        op: The overload.
+        args: Its arguments, in the schema's order.
+        expectation: What the reference expects.
+        overrides: Whether an override gives the op's policy.
+        inner: The ops that it called.
+        results: Its results; None if it raised.
+    """
+
+    op: torch._ops.OpOverload
+    args: list[Any]
+    expectation: Expectation
+    overridden: bool
+    inner: list[_Call] = field(default_factory=list)
+    results: list[Any] | None = None
+    stock_too: bool = False
+    see_through: bool = True
+
+    @property
+    def name(self) -> str:
+        return overload_name(self.op)
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether the op changes a tensor's dtype and nothing else."""
+        return self.op._schema.name in _CASTS
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the op returns a view of its first argument, which has that argument's dtype."""
+        returned = self.op._schema.returns
+        aliases = [one.alias_info is not None and not one.alias_info.is_write for one in returned]
+        return bool(returned) and all(aliases) and self.name != "aten::view.dtype"
+
+    @property
+    def is_composite(self) -> bool:
+        """Whether the op is composite on the device of its tensors."""
+        devices = [tensor.device.type for tensor in tensors_in(self.args)]
+        return is_composite(self.op, next((device for device in devices if device != "cpu"), "cpu"))
+
+    def inside(self) -> Iterator[_Call]:
+        """The calls inside that get a step: not views, and what composite ops call instead of these."""
+        for call in self.inner:
+            expected, tensors = call.expectation, None if call.results is None else tensors_in(call.results)
+            explained = expected.error or expected.fake or isinstance(expected.inference, Inference)
+            if call.is_cast:
+                yield from [call] if tensors and call.args[0].dtype is not tensors[0].dtype else []
+            elif call.is_view or call.op._schema.name in _LIKE_VIEWS or tensors == []:
+                continue
+            elif expected.has_policy or explained or not (call.is_composite and call.inner):
+                yield call
+            else:
+                yield from call.inside()
+
+
+class _Calls:
+    """An observer that keeps the calls, with those inside of each."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        self._open: list[_Call] = []
+
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call:
+        state = state_in_force()
+        try:
+            expectation = expect(op, args, state)
+        except ShapeError as error:
+            expectation = Expectation(op, None, None, str(error), {})
+        device = None if expectation.plan is None else expectation.plan.device
+        overridden = state is not None and device is not None and state.override(overload_name(op), device) is not None
+        call = _Call(op, args, expectation, overridden)
+        (self._open[-1].inner if self._open else self.calls).append(call)
+        self._open.append(call)
+        return call
+
+    def end(self, token: _Call, results: list[Any]) -> None:
+        token.results = results
+        self._open.remove(token)
+
+    def failed(self, token: _Call) -> None:
+        self._open.remove(token)
+
+    def expected_error(self) -> str | None:
+        """Why the reference expects one of the calls to raise, or None."""
+        waiting = self.calls
+        while waiting:
+            for call in waiting:
+                if call.expectation.error is not None:
+                    return call.expectation.error
+            waiting = [inner for call in waiting for inner in call.inner]
+        return None
 
 
 @dataclass(slots=True)
-class _Runner:
-    """Explains calls of functions; the `Runner` of torch_promote.reference.derivation.step_writer."""
+class _Explainer:
+    """Evaluates an expression, and writes a step for each thing that happens.
+
+    Attributes:
+        autocast, dtype, policy: The region; autocast is None without one.
+        rule: The promotion rule, under the default dtype.
+        steps: The steps so far.
+        calls_pytorch: Whether a function or an operator on tensors has been run.
+    """
 
     autocast: str | None
     dtype: torch.dtype | None
     policy: Policy | str | os.PathLike[str] | None
     rule: PromotionRule
-    default_dtype: torch.dtype
+    steps: list[str] = field(default_factory=list)
+    calls_pytorch: bool = False
+    _spelled: list[tuple[Operand, str]] = field(default_factory=list)
 
-    @property
-    def takes_operators(self) -> bool:
-        return self.autocast is not None
-
-    def words(self) -> str | None:
-        """The region in words."""
+    def region_in_words(self) -> str | None:
         if self.autocast is None:
             return None
-        with self._around():
+        with self._region():
             dtype = torch.get_autocast_dtype(self.autocast)
             enabled = torch.is_autocast_enabled(self.autocast)
-        asked = self.dtype
-        if not enabled and asked is None:
+        if enabled:
+            given = f" and the policy {self.policy}" if isinstance(self.policy, str | os.PathLike) else ""
+            return f"under autocast on {self.autocast} with {dtype_name(dtype)}{given}"
+        if self.dtype is None:
             return "without autocast"
-        if not enabled and asked is not None:
-            refused = f"does not support {dtype_name(asked)}: the region warns and is disabled"
-            return f"under autocast on {self.autocast}, which {refused}"
-        given = f" and the policy {self.policy}" if isinstance(self.policy, str | os.PathLike) else ""
-        return f"under autocast on {self.autocast} with {dtype_name(dtype)}{given}"
+        refused = f"does not support {dtype_name(self.dtype)}: the region warns and is disabled"
+        return f"under autocast on {self.autocast}, which {refused}"
 
     @contextlib.contextmanager
-    def _around(self) -> Iterator[None]:
-        """The regions that the expression runs in."""
-        before = torch.get_default_dtype()
+    def _region(self) -> Iterator[None]:
+        """The regions that the expression runs in, without gradients."""
+        before = torch.get_default_dtype(), _FAKE_TENSORS.level
         with contextlib.ExitStack() as stack:
-            if before is not self.default_dtype:
-                torch.set_default_dtype(self.default_dtype)
-                stack.callback(torch.set_default_dtype, before)
+            torch.set_default_dtype(self.rule.default_dtype)
+            stack.callback(torch.set_default_dtype, before[0])
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            level = _FAKE_TENSORS.level
             _FAKE_TENSORS.setLevel(logging.CRITICAL)  # they log a traceback for each error
-            stack.callback(_FAKE_TENSORS.setLevel, level)
+            stack.callback(_FAKE_TENSORS.setLevel, before[1])
+            stack.enter_context(torch.no_grad())
+            if self.autocast == "cuda":
+                stack.enter_context(pretend_cuda())
             if self.autocast is not None:
-                if self.autocast == "cuda":
-                    stack.enter_context(pretend_cuda())
                 stack.enter_context(my_autocast(self.autocast, dtype=self.dtype, policy=self.policy))
             if self.rule.name != "torch":
                 stack.enter_context(promotion(self.rule))
             yield
 
-    def run(
-        self,
-        function: str | Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        names: Mapping[int, str],
-        steps: list[str],
-    ) -> Any:
-        called = function if callable(function) else find_function(function, args)
-        given = _with_list(function, list(args))
+    def value_of(self, node: Node) -> Any:
+        """Evaluates a node, and writes its steps. A tensor's value is an `Operand`.
+
+        Raises:
+            PromotionError: PyTorch refuses a call.
+            PromotionRuleError: The promotion rule does.
+            ExpressionError: There is no such function, or it does not take the arguments.
+        """
+        value = node.value if node.function is None else self._called(node)
+        if isinstance(value, Operand):
+            self._spelled.append((value, node.inner_text))
+        return value
+
+    def _called(self, node: Node) -> Any:
+        args = [self.value_of(arg) for arg in node.args]
+        kwargs = {name: self.value_of(arg) for name, arg in node.kwargs}
+        function = node.function
+        if isinstance(function, str):
+            return self._run(node, find_function(function, args), _with_list(function, args), kwargs)
+        assert function is not None
+        if not node.symbol:
+            if function is operator.getitem and not (_is_several(args[0]) and args[1] < len(args[0])):
+                raise ExpressionError(f"{node.args[0].text} has no result number {args[1]}.")
+            return function(*args)
+        for value in args:
+            if not isinstance(value, Operand | bool | int | float | complex):
+                raise ExpressionError(
+                    f"{node.symbol} takes a tensor or a number, and {value!r} in {node.text} is neither."
+                )
+        if any(isinstance(value, Operand) for value in args):
+            return self._run(node, function, args, kwargs)
+        return self._in_python(node, function, args)
+
+    def _in_python(self, node: Node, function: Callable[..., Any], values: Sequence[Any]) -> Any:
+        if node.symbol == "**" and abs(values[1]) > 1_000:
+            raise ExpressionError(f"{node.text} is too large a number to compute.")
+        try:
+            value = function(*values)
+        except (ArithmeticError, TypeError) as error:
+            raise ExpressionError(f"Python cannot compute {node.text}: {error}.") from None
+        self.steps.append(f"{node.text} contains no tensor: Python computes {value} before PyTorch is called.")
+        return value
+
+    def _run(self, node: Node, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Runs a function on fake tensors, and writes the steps of the ops that it calls."""
+        self.calls_pytorch = True
         mode = FakeTensorMode()
         mode.cache_enabled = False  # the cache makes tensors by ops that the call does not run
-        device = self.autocast or "cpu"
-        makes: dict[int, torch.Tensor] = {}
+        spelled = {id(operand): text for operand, text in self._spelled}
+        names: dict[int, str] = {}
+        made = []  # keeps the fake tensors alive: `names` has their ids
 
         def fake(operand: Operand) -> torch.Tensor:
             with mode:
-                made = torch.empty(operand.shape, dtype=operand.dtype, device=device)
-            makes[id(operand)] = made
-            return made
+                made.append(torch.empty(operand.shape, dtype=operand.dtype, device=self.autocast or "cpu"))
+            if id(operand) in spelled:
+                names[id(made[-1])] = spelled[id(operand)]
+            return made[-1]
 
-        fakes, fake_kwargs = _replaced(given, fake), _replaced(dict(kwargs), fake)
-        observer = CallObserver()
-        result, error = None, None
-        with self._around(), torch.no_grad():
+        observer = _Calls()
+        result, refused = None, None
+        with self._region():
+            fakes, fake_kwargs = _replaced(args, fake), _replaced(kwargs, fake)
             try:
                 with observe_dispatch(observer), mode:
-                    result = called(*fakes, **fake_kwargs)
-            except (DataDependentOutputException, DynamicOutputShapeException):
-                result, error = self._on_real_tensors(called, given, kwargs)
-            except PromotionRuleError:
-                self._write(observer, names, makes, steps)
-                raise
-            except Exception as raised:  # what PyTorch raises for the call
-                if isinstance(function, str) and not observer.calls and isinstance(raised, TypeError):
-                    raise ExpressionError(f"PyTorch does not take these arguments: {_one_line(raised)}") from None
-                error = raised
-        refused = self._refusal(called, given, kwargs, observer) if error is None else _one_line(error)
-        with self._around(), torch.no_grad():
-            self._write(observer, names, makes, steps, refused is not None)
+                    result = function(*fakes, **fake_kwargs)
+            except PromotionRuleError as error:
+                refused = error
+            except Exception as error:  # what PyTorch raises for the call, or its fake tensors alone
+                if isinstance(node.function, str) and not observer.calls and isinstance(error, TypeError):
+                    raise ExpressionError(f"PyTorch does not take these arguments: {_one_line(error)}") from None
+                raised = error
+                if self.autocast != "cuda" or isinstance(error, _DEPENDS_ON_DATA):
+                    result, raised = self._on_real_tensors(function, args, kwargs)
+                refused = None if result is not None else PromotionError(_one_line(raised or error))
+            else:
+                refused = self._refusal(function, args, kwargs, observer)
+            calls = [call for call in observer.calls if not call.is_view] or observer.calls
+            symbol = node.symbol if self.autocast is None and len(calls) == 1 and len(node.args) == 2 else ""
+            writer = _StepWriter(self.rule, self.steps, symbol, refused)
+            for call in calls:
+                writer.write(call, names)
         if refused is not None:
-            raise PromotionError(refused)
+            raise refused
         return _described(result)
 
-    def _write(
-        self,
-        observer: CallObserver,
-        names: Mapping[int, str],
-        makes: Mapping[int, torch.Tensor],
-        steps: list[str],
-        raises: bool = False,
-    ) -> None:
-        spelled = {id(made): names[number] for number, made in makes.items() if number in names}
-        writer = CallWriter(self.rule, self.default_dtype, spelled, steps, raises)
-        writer.write_all(observer.calls)
-
-    def _refusal(self, function: Callable[..., Any], args: Any, kwargs: Any, observer: CallObserver) -> str | None:
+    def _refusal(self, function: Any, args: Any, kwargs: Any, observer: _Calls) -> PromotionError | None:
         """Why PyTorch refuses the operands' dtypes, where fake tensors take them. None if it does not.
 
         The kernels of the CPU say so. If they cannot be tried, the reference does.
         """
         result, error = (None, None) if self.autocast == "cuda" else self._on_real_tensors(function, args, kwargs)
         if error is not None:
-            return _one_line(error) if _ABOUT_DTYPES.search(str(error)) else None
-        return observer.error() if result is None else None
+            return PromotionError(_one_line(error)) if _ABOUT_DTYPES.search(str(error)) else None
+        expected = observer.expected_error() if result is None else None
+        return None if expected is None else PromotionError(expected)
 
     def _on_real_tensors(self, function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
-        count = 0
+        """The result of a call on tensors of ones, or its error; neither if the tensors are too large."""
+        left = _SMALL
 
         def real(operand: Operand) -> torch.Tensor:
-            nonlocal count
-            size = 1
-            for length in operand.shape:
-                size *= length
-            count += size
-            if count > _SMALL:
-                raise _TooLargeError
-            zeros = torch.zeros(operand.shape, dtype=torch.uint8)
-            return zeros.add_(1).to(operand.dtype)
+            nonlocal left
+            left -= torch.Size(operand.shape).numel()
+            if left < 0:
+                raise RuntimeError("the tensors are too large")
+            return torch.ones(operand.shape, dtype=torch.uint8).to(operand.dtype)
 
         try:
-            reals, real_kwargs = _replaced(args, real), _replaced(dict(kwargs), real)
-        except (_TooLargeError, RuntimeError):
+            reals, real_kwargs = _replaced(args, real), _replaced(kwargs, real)
+        except RuntimeError:
             return None, None
-        with torch.random.fork_rng(devices=[]), self._around(), torch.no_grad():
+        with torch.random.fork_rng(devices=[]):
             try:
                 return function(*reals, **real_kwargs), None
             except Exception as error:
                 return None, error
 
 
-class _TooLargeError(Exception):
-    """The tensors of an expression are too large to be allocated."""
+@dataclass(slots=True)
+class _StepWriter:
+    """Writes the steps of the ops that one operator or function calls.
+
+    Attributes:
+        rule: The promotion rule.
+        steps: The steps so far, to which it adds.
+        symbol: The operator of Python that calls the op; "" for a function, or for an operator that calls several ops.
+        error: Why PyTorch or the rule refuses the call, or None.
+    """
+
+    rule: PromotionRule
+    steps: list[str]
+    symbol: str
+    error: Exception | None
+
+    def write(self, call: _Call, names: Mapping[int, str]) -> None:
+        """Writes the steps of a call. `names` has the tensors as the expression spells them, by `id`."""
+        plan = call.expectation.plan
+        if call.is_cast and call.results is not None:
+            self.steps.append(f"{_spell(call.args[0], names)} is cast to {_dtypes(call.results)}.")
+            return
+        if plan is not None and plan.policy is not None:
+            spelled = {path: names[id(t)] for path, t in tensor_arguments(call.op, call.args) if id(t) in names}
+            self.steps.append(explain_plan(call.name, plan, call.overridden, spelled))
+            again = next((inner for inner in call.inner if inner.name == plan.runs), None)
+            if again is not None:
+                self.write(again, _carried(call, again, names))
+            elif call.results is not None:
+                self._without_autocast(call, names)
+            return
+        if plan is not None and not call.is_view and (plan.left_to_stock or not call.is_composite):
+            own = "PyTorch's own kernel for the op decides."
+            what = own if plan.left_to_stock else "It runs in the dtypes of its operands."
+            self.steps.append(f"Autocast has no policy for {call.name}. {what}")
+        self._without_autocast(call, names)
+
+    def _without_autocast(self, call: _Call, names: Mapping[int, str]) -> None:
+        """Writes how the op arrives at its result's dtype, without autocast's casts."""
+        inference, inner = call.expectation.inference, list(call.inside())
+        casts_inside = any(one.expectation.has_policy for one in inner)
+        if call.expectation.error is not None:
+            self._refused(call, call.expectation.error, names)
+        elif isinstance(inference, Inference) and not casts_inside:
+            self._by_rule(call, inference, names)
+        elif inner and (call.is_composite or casts_inside):
+            called = dict.fromkeys(one.name for one in inner)
+            self.steps.append(f"{call.name} is a composite op: it calls {listed(list(called))}.")
+            for one in inner:
+                self.write(one, names)
+        elif call.results is None:
+            return
+        elif has_fake(call.op):  # it ran: the operands are fake tensors
+            self.steps.append(f"The registered fake of {call.name} returns {_dtypes(call.results)}.")
+        elif not (call.inner or call.is_composite):
+            returned = _dtypes(call.results)
+            self.steps.append(f"The reference has no rule for {call.name}. PyTorch returns {returned}.")
+        else:
+            self.steps.append(f"{call.name} returns {_dtypes(call.results)}.")
+
+    def _refused(self, call: _Call, error: str, names: Mapping[int, str]) -> None:
+        """Writes the steps up to the error that the reference expects of an op."""
+        with contextlib.suppress(PromotionError, PromotionRuleError, ShapeError):
+            self._promotion(call, (), names)
+        if error != str(self.error):
+            self.steps.append(error)
+
+    def _by_rule(self, call: _Call, inference: Inference, names: Mapping[int, str]) -> None:
+        if not self._promotion(call, inference.dtypes, names):
+            spelled = [_spell(tensor, names) for tensor in tensors_in(call.args)]
+            values = dict(zip(argument_names(call.op), call.args, strict=False))
+            dtype_given = isinstance(values.get("dtype"), torch.dtype)
+            step = explain_inference(call.name, inference, spelled, self.rule.default_dtype, dtype_given)
+            self.steps.append(step)
+        returned = [tensor.dtype for tensor in tensors_in(call.results or ())]
+        if call.results is not None and returned != [dtype for dtype in inference.dtypes if dtype is not None]:
+            self.steps.append(f"PyTorch itself returns {_dtypes(returned)}: the reference is wrong here. Report it.")
+
+    def _promotion(self, call: _Call, results: Sequence[torch.dtype | None], names: Mapping[int, str]) -> bool:
+        """Writes the steps of an op that promotes its operands. Returns False for another op."""
+        values = dict(zip(argument_names(call.op), call.args, strict=False))
+        found = operands_of(call.op, values)
+        if found is None or found.in_step or found.is_product:
+            return False
+        operands = [
+            (
+                _spell(value, names),
+                Operand(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else value,
+            )
+            for argument in found.names
+            for value in _elements(values[argument])
+            if isinstance(value, torch.Tensor | bool | int | float | complex)
+        ]
+        if not operands:
+            return False
+        aside = [
+            f"{argument} ({_spell(tensor, names)})"
+            for argument, value in values.items()
+            if argument not in found.names
+            for tensor in _elements(value)
+            if isinstance(tensor, torch.Tensor)
+        ]
+        if aside:
+            self.steps.append(f"{listed(aside)} {'take' if aside[1:] else 'takes'} no part in the promotion.")
+        for step in explain_promotion(
+            call.name,
+            operands,
+            results,
+            self.rule,
+            divides=found.divides,
+            symbol=self.symbol,
+            refused=self.error is not None,
+        ):
+            self.steps.append(step)
+        return True
 
 
-def _with_list(function: str | Callable[..., Any], args: list[Any]) -> list[Any]:
+def _spell(operand: Any, names: Mapping[int, str]) -> str:
+    if not isinstance(operand, torch.Tensor):
+        return str(operand)
+    return names.get(id(operand)) or f"{dtype_name(operand.dtype)}[{', '.join(map(str, operand.shape))}]"
+
+
+def _carried(call: _Call, again: _Call, names: Mapping[int, str]) -> dict[int, str]:
+    """The names of the tensors of a call that autocast makes: those of the tensors that it cast."""
+    carried = dict(names)
+    for before, after in zip(call.args, again.args, strict=False):
+        for old, new in zip(_elements(before), _elements(after), strict=False):
+            if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and id(old) in names:
+                cast = "" if old.dtype is new.dtype else f" in {dtype_name(new.dtype)}"
+                carried[id(new)] = f"{names[id(old)]}{cast}"
+    return carried
+
+
+def _elements(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _dtypes(found: Sequence[Any]) -> str:
+    return listed([dtype_name(getattr(one, "dtype", one)) for one in found if one is not None]) or "no tensor"
+
+
+def _with_list(function: str, args: list[Any]) -> list[Any]:
     """Makes `cat(x, y)` `cat([x, y])`: functions on lists take tensors one by one, too."""
-    name = function.rpartition(".")[2] if isinstance(function, str) else ""
+    name = function.rpartition(".")[2]
     tensors = [arg for arg in args if isinstance(arg, Operand)]
     if not tensors or args[: len(tensors)] != tensors or not hasattr(torch.ops.aten, name):
         return args
@@ -254,6 +622,7 @@ def _with_list(function: str | Callable[..., Any], args: list[Any]) -> list[Any]
 
 
 def _replaced(value: Any, make: Callable[[Operand], torch.Tensor]) -> Any:
+    """A value with a tensor for each `Operand` in it."""
     if isinstance(value, Operand):
         return make(value)
     if isinstance(value, list | tuple):
@@ -263,7 +632,12 @@ def _replaced(value: Any, make: Callable[[Operand], torch.Tensor]) -> Any:
     return value
 
 
+def _is_several(value: Any) -> bool:
+    return isinstance(value, tuple | list) and not isinstance(value, Operand)
+
+
 def _described(result: Any) -> Any:
+    """A result with an `Operand` for each tensor in it."""
     if isinstance(result, torch.Tensor):
         return Operand(result.dtype, tuple(int(size) for size in result.shape))
     if isinstance(result, list | tuple):

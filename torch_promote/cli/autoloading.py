@@ -7,7 +7,7 @@ import os
 
 __all__ = ["why_not_loaded"]
 
-_GROUP, _MODULE = "torch.backends", "torch_promote_autoload"
+_GROUP, _MODULE = "torch.backends", "_torch_promote_hooks"
 
 
 def why_not_loaded() -> str | None:

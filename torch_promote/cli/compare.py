@@ -20,7 +20,7 @@ from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.numerics.compare import compare
 from torch_promote.numerics.comparing.comparison import Comparison, Metric
 from torch_promote.numerics.comparing.comparison_text import comparison_text
-from torch_promote.numerics.pages.spelling import spell_number, spell_tolerance
+from torch_promote.observe.pages import spell_number, spell_tolerance
 
 __all__ = ["add_parser"]
 

@@ -8,7 +8,7 @@ import os
 
 from torch_promote.cli.terminal import width_of_output, write
 from torch_promote.errors import OptionError
-from torch_promote.numerics.report.trace_report import TraceReport
+from torch_promote.observe.trace_report import TraceReport
 
 __all__ = ["add_parser"]
 

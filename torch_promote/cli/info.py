@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,11 +15,8 @@ from torch_promote import _C
 from torch_promote.cli.autoloading import why_not_loaded
 from torch_promote.cli.terminal import Table, show
 from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.integrations.side_effects import NEVER_UNDONE, SIDE_EFFECTS
 from torch_promote.native.loader import built_with
-from torch_promote.policy.cast_policy import CastPolicy, spell_policy
-from torch_promote.policy.op_table import DEVICE_TYPES, op_table
-from torch_promote.policy.registered import missing_rows, unlisted_ops
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, spell_policy, unlisted_ops
 from torch_promote.regions.defaults import registered_policies, spell_default_policy
 from torch_promote.regions.environment import VARIABLES
 
@@ -27,8 +24,7 @@ __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
 Shows versions, policies, the device types and what runs the regions of
-torch.autocast; compares the op table with the running PyTorch; and lists what
-importing and using the package changes outside of it.
+torch.autocast, and compares the op table with the running PyTorch.
 
   default policy   the policy of regions that name none, if it is not PyTorch's
   environment      the variables of this package that are set. They hold for
@@ -40,9 +36,6 @@ importing and using the package changes outside of it.
                    op falls through
   unlisted ops     ops that PyTorch registers and the table has no policy for:
                    left to stock
-  changes outside  what, when, why, how it is undone, and whether the change is
-                   in force in the process of this command, which imports the
-                   package and opens no region ([x] in force, [ ] not)
 """
 
 
@@ -88,7 +81,6 @@ def _info() -> dict[str, Any]:
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "autoloading": why_not_loaded() or "works",
         "devices": devices,
-        "changes_outside": [effect.to_dict() for effect in SIDE_EFFECTS],
     }
 
 
@@ -132,16 +124,4 @@ def _draw(info: Mapping[str, Any]) -> list[Any]:
                 *unlisted,
             ]
     lists = lists or ["", "This PyTorch registers exactly the ops that the table lists."]
-    return [facts, "", devices, *lists, "", *_draw_changes(info["changes_outside"])]
-
-
-def _draw_changes(changes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    in_force = sum(change["in_force"] for change in changes)
-    yield f"changes outside of the package; they last until the process ends, unless noted (in force: {in_force})"
-    for change in changes:
-        yield f"{'[x]' if change['in_force'] else '[ ]'} {change['place']}"
-        yield f"    {change['what']}"
-        yield f"    When: {change['when'].removeprefix('When ')}"
-        yield f"    Why: {change['why']}"
-        if change["undone"] != NEVER_UNDONE:
-            yield f"    Undone by: {change['undone']}"
+    return [facts, "", devices, *lists]

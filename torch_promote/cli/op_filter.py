@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch_promote.errors import OptionError, PolicyError
-from torch_promote.policy.closest_ops import closest_ops
-from torch_promote.policy.op_names import find_overloads, is_pattern
+from torch_promote.policy.op_names import HOW_TO_NAME, closest_ops, find_overloads, is_pattern
 from torch_promote.policy.op_table import op_table
-from torch_promote.policy.python_names import HOW_TO_NAME
 
 __all__ = ["find_ops", "no_match"]
 

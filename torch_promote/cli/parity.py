@@ -17,10 +17,9 @@ from torch_promote.cli import parity_report
 from torch_promote.cli.progress import progress
 from torch_promote.cli.terminal import check_rich, render, write
 from torch_promote.errors import OptionError, TorchPromoteError
-from torch_promote.parity.jobs import run_entries
-from torch_promote.parity.junit import junit
 from torch_promote.parity.model import Entry, EntryResult, Options
-from torch_promote.parity.report import Report, about, merged
+from torch_promote.parity.report import Report, about, junit, merged
+from torch_promote.parity.runner import run_entries
 
 __all__ = ["add_parser"]
 
@@ -46,8 +45,6 @@ devices:
   cuda       the same, on a GPU
   fake-cuda  CUDA's policies without a GPU, on fake tensors: compares dtypes,
              shapes and strides
-  cuda-stand-in  CUDA's policies without a GPU, on a CUDA device of host memory:
-             compares all bits, with the CPU's kernels; source checkouts only
 
 --stock-only does not run ours. It compares this build of PyTorch with the
 reference: promotion, strides and autocast casts. It measures what each autocast
@@ -86,7 +83,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     chosen = parser.add_argument_group("selection")
-    chosen.add_argument("--device", default="cpu", help="cpu (default), cuda, fake-cuda or cuda-stand-in")
+    chosen.add_argument("--device", default="cpu", help="cpu (default), cuda or fake-cuda")
     chosen.add_argument("--ops", nargs="+", action="extend", metavar="GLOB", help="only entries whose name matches")
     chosen.add_argument("--dtypes", nargs="+", action="extend", metavar="DTYPE", help="only samples of these dtypes")
     chosen.add_argument("--sample", metavar="LABEL", help="only the sample with this label")

@@ -16,11 +16,9 @@ from torch_promote.cli.op_filter import find_ops, no_match
 from torch_promote.cli.policies_other_ops import draw_other_ops, import_modules, other_ops, other_overloads
 from torch_promote.cli.terminal import Table, paint, show
 from torch_promote.errors import OptionError
-from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_names import matches
-from torch_promote.policy.op_table import DEVICE_TYPES, Row, op_table, schema_of
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, Row, op_table, registered, schema_of
 from torch_promote.policy.policy import Policy
-from torch_promote.policy.registered import registered
 
 __all__ = ["add_parser"]
 

@@ -12,12 +12,11 @@ from torch_promote.cli.op_filter import find_ops, no_match
 from torch_promote.cli.policies_other_ops import draw_other_ops, other_ops
 from torch_promote.cli.terminal import Table, paint, show
 from torch_promote.errors import OptionError
-from torch_promote.policy.cast_policy import CastPolicy, spell_policy
 from torch_promote.policy.module_tables import KEY_OF_WHOLE, entries_of
 from torch_promote.policy.module_tables import Table as ModuleTable
-from torch_promote.policy.named import Value, stock_policy
+from torch_promote.policy.named_policies import Value, stock_policy
 from torch_promote.policy.op_names import in_order, is_pattern, matches
-from torch_promote.policy.op_table import DEVICE_TYPES, op_table, rows_by_name, schema_of
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, rows_by_name, schema_of, spell_policy
 from torch_promote.policy.policy import Difference, Policy
 
 __all__ = ["run"]

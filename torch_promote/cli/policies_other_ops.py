@@ -12,16 +12,14 @@ import torch
 from torch_promote.cli.op_filter import find_ops
 from torch_promote.cli.terminal import Table
 from torch_promote.errors import OptionError, PolicyError
-from torch_promote.policy.cast_policy import spell_policy
 from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_names import is_pattern
-from torch_promote.policy.op_table import rows_by_name
+from torch_promote.policy.op_table import registered, rows_by_name, spell_policy
 from torch_promote.policy.overrides import parse_overrides
 from torch_promote.policy.policy import Policy
-from torch_promote.policy.registered import registered
-from torch_promote.promoting.ops import BOOLEAN, FLOATS, OPAQUE, PromotingOp, promoting_ops
 from torch_promote.reference.ops.infer import rule_table
 from torch_promote.regions.defaults import default_policy, registered_policies
+from torch_promote.regions.promotion_tables import BOOLEAN, FLOATS, OPAQUE, PromotingOp, promoting_ops
 
 __all__ = ["draw_other_ops", "import_modules", "other_ops", "other_overloads"]
 

@@ -13,10 +13,17 @@ import torch
 from torch_promote.cli.op_filter import no_match
 from torch_promote.cli.terminal import Table, paint, show
 from torch_promote.errors import OptionError
-from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.op_names import matches
-from torch_promote.policy.op_table import DEVICE_TYPES, LEFT_TO_STOCK, op_table, schema_of
-from torch_promote.policy.registered import missing_rows, registered_on_any, unlisted_ops
+from torch_promote.policy.op_table import (
+    DEVICE_TYPES,
+    LEFT_TO_STOCK,
+    CastPolicy,
+    missing_rows,
+    op_table,
+    registered,
+    schema_of,
+    unlisted_ops,
+)
 
 __all__ = ["run"]
 
@@ -138,7 +145,7 @@ def _registrations(device: str) -> dict[str, str]:
     """The ops registered on a device type, with their policies if the table has a column for it."""
     known = _policies(device) if device in DEVICE_TYPES else {}
     known = {op: policy for op, policy in known.items() if policy != _NO_POLICY}
-    return {op: known.get(op, _REGISTERED) for op in registered_on_any(device)}
+    return {op: known.get(op, _REGISTERED) for op in registered(device)}
 
 
 def _alike(first: str | None, second: str | None, compare_policies: bool) -> bool:

@@ -15,7 +15,6 @@ import torch
 
 import torch_promote
 from torch_promote.cli import (
-    bench,
     compare,
     explain,
     find_nan,
@@ -23,7 +22,6 @@ from torch_promote.cli import (
     parity,
     policies,
     run,
-    stand_in,
     trace,
     tune,
     why,
@@ -106,7 +104,7 @@ def make_parser() -> _Parser:
     parser.add_argument("--version", action="version", version=version)
     commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    for command in (run, trace, find_nan, explain, compare, tune, info, policies, parity, bench, why):
+    for command in (run, trace, find_nan, explain, compare, tune, info, policies, parity, why):
         command.add_parser(commands)
     parser.commands = commands.choices
     return parser
@@ -131,7 +129,6 @@ examples:
   torch-promote policies --policy cuda --diff stock
                                                  what a policy changes
   torch-promote parity --quick                   compare stock, ours, reference
-  torch-promote bench --suite region             time ours and stock
   torch-promote why "int32[3] + 5.5"             explain a result dtype
   torch-promote why --rule jax "int32[3] + 5.5"  the same by JAX's rule
 
@@ -190,8 +187,6 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
         arguments.is_process = argv is None
-        if stand_in.needs_another_process(getattr(arguments, "device", None)):
-            return stand_in.run_again(argv)
         status: int = arguments.run(arguments)
     except TorchPromoteError as error:
         say(f"torch-promote: error: {error}")

@@ -14,7 +14,7 @@ from typing import Any
 from torch_promote.cli.terminal import say, width_of_output, write
 from torch_promote.cli.traced_program import check_file
 from torch_promote.errors import MissingPackageError, OptionError
-from torch_promote.numerics.pages.report_text import Layout
+from torch_promote.observe.pages import Layout
 
 __all__ = ["STDOUT", "add_outputs", "add_target", "check_outputs", "output_of_target", "parse_tolerance", "put_out"]
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import get_args
 
-from torch_promote.checking import crosscheck_process
+from torch_promote.checking import crosscheck as crosscheck_process
 from torch_promote.checking.checker import Level
 from torch_promote.checking.report import CrosscheckReport
 from torch_promote.cli.child_process import end_as, run_to_end

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torch_promote.errors import TorchPromoteError
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.text_layout import lay_out, wrapped
 
 if TYPE_CHECKING:

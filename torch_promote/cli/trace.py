@@ -20,9 +20,8 @@ from torch_promote.cli.traced_program import (
     why_nothing,
 )
 from torch_promote.errors import MissingPackageError, OptionError, TorchPromoteError
-from torch_promote.numerics.report.summary import drawings
-from torch_promote.numerics.report.trace_report import TraceReport
 from torch_promote.numerics.traced_process import Record, Request
+from torch_promote.observe.trace_report import TraceReport, drawings
 
 __all__ = ["add_parser"]
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_promote.checking.why import why
+from torch_promote.checking.expression import ExpressionError
+from torch_promote.checking.why import Derivation, why
 from torch_promote.cli.terminal import say, width_of_output, write
 from torch_promote.errors import TorchPromoteError
-from torch_promote.reference import Derivation, ExpressionError
 from torch_promote.reference.dtypes import Family, dtype_name, family, named_dtype
 from torch_promote.reference.promotion_rules import RULE_NAMES
 

@@ -24,7 +24,6 @@ import torch.utils.checkpoint
 from torch_promote import _C
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import RegionError
-from torch_promote.native.interrupts import without_interrupt_at_start
 from torch_promote.native.module_tables import kept_in_force
 from torch_promote.native.region_spec import RegionSpec
 
@@ -63,14 +62,8 @@ class _PolicyRegion:
     def __enter__(self) -> None:
         cache_enabled = torch.is_autocast_cache_enabled()
         spec = RegionSpec(cache_enabled=cache_enabled, cache_mode=self._cache_mode, policy_change=self._policy_change)
-        packed = spec.pack()
-        try:
-            _C.enter_region(self, packed)
-        except BaseException:  # pragma: no cover: tests raise it by a trace function, as a signal handler may
-            _C.undo_enter(self)
-            raise
+        _C.enter_region(self, spec.pack())
 
-    @without_interrupt_at_start
     def __exit__(self, *error: object) -> None:
         _C.exit_region(self)
 
@@ -121,10 +114,7 @@ def stays_stocks(plain: bool) -> bool:
 
 
 class _Recomputation:
-    """Puts a captured policy and cache mode in force for one recomputation, unless there is nothing to do.
-
-    It is not a generator: an interrupt in the code of contextlib would leave it suspended, with its region open.
-    """
+    """Puts a captured policy and cache mode in force for one recomputation, unless there is nothing to do."""
 
     __slots__ = ("_captured", "_mirrors_before", "_region")
 
@@ -144,19 +134,14 @@ class _Recomputation:
             number = _C.register_change([], True) if captured is _BEFORE_INSTALL else captured.number
             self._region = _PolicyRegion(number, captured.cache_mode)
         self._mirrors_before = _thread.mirrors
-        try:
-            _thread.mirrors = "unless plain" if is_enough or captured.active else "always"
-            if self._region is not None:
-                self._region.__enter__()
-                if not captured.active:
-                    torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, True)  # until the region ends
-        except BaseException:  # pragma: no cover: tests raise it by a trace function, as a signal handler may
-            self.__exit__()
-            raise
+        if self._region is not None:
+            self._region.__enter__()
+            if not captured.active:
+                torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, True)  # until the region ends
+        _thread.mirrors = "unless plain" if is_enough or captured.active else "always"
 
-    @without_interrupt_at_start
     def __exit__(self, *error: object) -> None:
-        _thread.mirrors = self._mirrors_before  # first: a signal handler may raise after a call
+        _thread.mirrors = self._mirrors_before
         if self._region is not None:
             _C.exit_region(self._region)
 
@@ -170,19 +155,11 @@ class _Recomputations:
 
     def __enter__(self) -> None:
         recomputation = _Recomputation(self._captured)
-        try:
-            self._open.append(recomputation)
-            recomputation.__enter__()
-        except BaseException:  # pragma: no cover: tests raise it by a trace function, as a signal handler may
-            if self._open and self._open[-1] is recomputation:
-                del self._open[-1]
-            raise
+        recomputation.__enter__()
+        self._open.append(recomputation)
 
-    @without_interrupt_at_start
     def __exit__(self, *error: object) -> None:
-        recomputation = self._open[-1]
-        del self._open[-1]
-        recomputation.__exit__()
+        self._open.pop().__exit__()
 
 
 # A plain function without a closure: `_disable_dynamo` creates a reference cycle with the function that it decorates.
@@ -270,7 +247,6 @@ def _find_places(module: types.ModuleType) -> list[tuple[type, str]]:
             if code is None or not _mentions(code, name):
                 raise LookupError(f"{function} has no {name!r}")
         kind = _look_up(module, kept_on)
-        # An `install` that was interrupted may have left our descriptor.
         taken = hasattr(kind, name) and not isinstance(getattr(kind, name), _KeepsPolicy)
         if taken or not getattr(kind, "__dictoffset__", 0):
             raise LookupError(f"{kept_on} does not accept a descriptor for {name!r}")

@@ -4,23 +4,32 @@ Inside a compiled function, a region is two calls in the graph, `graph_enter` an
 it traces, to see the dtypes of ops inside. AOTAutograd runs them while it traces the aten graph, to record the casts.
 The compiled code contains only the casts. The two have to be plain functions that Dynamo allows in the graph: if they
 were ops of torch.library, the dispatcher would undo their changes of the dispatch state when they return.
+
+While `install` is in force, Dynamo turns regions of torch.autocast into calls of PyTorch's `_enter_autocast` and
+`_exit_autocast`, in the graph and during tracing. These call the methods of the class, so the regions are ours. Dynamo
+does not guard on the installation; instead, `while_changing` discards compiled code when it changes.
+
+Source: torch/_dynamo/variables/ctx_manager.py, AutocastModeVariable (v2.13).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import inspect
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from torch_promote import _C
+from torch_promote.errors import RegionError
 from torch_promote.integrations.after_import import run_after_import
-from torch_promote.integrations.compare_ranks import compare_ranks
-from torch_promote.integrations.export import record_enter, record_exit
-from torch_promote.native.interrupts import without_interrupt_at_start
+from torch_promote.integrations.export import record_enter, record_exit, refuse_policy
+from torch_promote.integrations.ranks import compare_ranks
 from torch_promote.native.module_tables import is_marker, tables_in_force
 
 __all__ = [
@@ -31,9 +40,13 @@ __all__ = [
     "graphs_open_regions",
     "install",
     "policy_digest",
+    "refuse_strict_export",
+    "register",
     "skip_frames",
     "translator",
+    "while_changing",
 ]
+
 
 # The owner of regions that a graph opens. A graph that raises does not end its regions; the extension ends those of
 # this owner together with the region around them.
@@ -54,20 +67,18 @@ def graph_enter(packed: str) -> None:
     if not _opened:
         _opened.append(True)
     base = _C.depth()
+    surroundings = _C.enter_region(_GRAPH, packed)
     try:
-        surroundings = _C.enter_region(_GRAPH, packed)
         _unwind_after_tracing(base)
         if surroundings & _C.UNCHECKED_RANKS:
             compare_ranks()
         if surroundings & _C.TORCH_FUNCTION_MODE:
             record_enter(packed)
-    except BaseException:  # includes one from a signal handler, right after a call
-        if _C.depth() > base:  # not undo_enter: all regions of graphs have the same owner
-            _C.exit_region(_GRAPH)
+    except BaseException:
+        _C.exit_region(_GRAPH)
         raise
 
 
-@without_interrupt_at_start
 def graph_exit(packed: str) -> None:
     """Ends the innermost region that `graph_enter` opened."""
     if _C.exit_region(_GRAPH) & _C.TORCH_FUNCTION_MODE:
@@ -162,3 +173,165 @@ _DISK_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 def install() -> None:
     """Completes the keys of AOTAutograd's cache on disk, now or when AOTAutograd is imported."""
     run_after_import(_DISK_CACHE, _complete_disk_cache_keys)
+
+
+# Whether the thread that holds Dynamo's lock is in `while_changing`.
+_is_changing = False
+
+
+@contextlib.contextmanager
+def while_changing(what: str) -> Iterator[Callable[[], None]]:
+    """Keeps Dynamo from compiling while the installation changes.
+
+    Args:
+        what: The function that changes it, for the error.
+
+    Yields:
+        A function that discards Dynamo's compiled code.
+
+    Raises:
+        RegionError: This thread is compiling, and would compile one function for two policies. Or the process was
+            forked while another thread was compiling, and Dynamo would wait for that thread forever.
+    """
+    dynamo = sys.modules.get(DYNAMO)
+    frames: Any = sys.modules.get(f"{DYNAMO}.convert_frame")
+    if dynamo is None or frames is None:
+        yield lambda: None
+        return
+    global _is_changing
+    nested = _is_changing and frames.compile_lock._is_owned()  # in a signal handler
+    if frames.compile_lock._is_owned() and not nested:
+        raise RegionError(
+            f"{what} was called while torch.compile compiles in this thread (from a backend, or a function called "
+            f"during tracing). Regions in the same function would get different policies. Call {what} before you call "
+            f"the compiled function."
+        )
+    if _compiler_is_gone:
+        raise RegionError(
+            f"{what} was called in a process that was forked while another thread compiled with torch.compile. "
+            f"Dynamo's lock stays locked in this process, so PyTorch can neither compile nor discard compiled code. "
+            f"Call {what} before the fork, or start the process with the start method 'spawn'."
+        )
+    with frames.compile_lock:
+        _is_changing = True
+        try:
+            yield dynamo.reset if frames.input_codes.seen else lambda: None
+        finally:
+            _is_changing = nested
+
+
+# Whether another thread was compiling when this process was forked. A fork copies only one thread, so Dynamo's lock
+# stays locked here.
+_compiler_is_gone = False
+
+
+def _look_for_compiler() -> None:
+    global _compiler_is_gone
+    frames: Any = sys.modules.get(f"{DYNAMO}.convert_frame")
+    if frames is not None:
+        if frames.compile_lock.acquire(blocking=False):
+            frames.compile_lock.release()
+        else:
+            _compiler_is_gone = True
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_look_for_compiler)
+
+
+def refuse_strict_export() -> None:
+    """If Dynamo traces for torch.export in a region whose policy is not stock's, adds a call to the graph that raises.
+
+    Strict export runs Dynamo's graph once more to record aten ops, and the call then raises the error of
+    `record_enter`. Dynamo would hide an error raised during tracing.
+    """
+    tracing = translator()
+    if tracing is None or _C.policy_is_stock():
+        return
+    if tracing.output.export or torch.compiler.is_exporting():
+        tracing.output.create_node("call_function", refuse_policy, (), {})
+
+
+def _enter_stock(*values: Any) -> Any:
+    region = _stock_type(*values)
+    region.__enter__()
+    return region
+
+
+def _exit_stock(region: Any) -> None:
+    region.__exit__(None, None, None)
+
+
+_stock_type: Any = None
+
+
+def register(enter: Any, exit_: Any, stock_type: type) -> None:
+    """Registers our methods of torch.autocast with Dynamo, now or when it is imported.
+
+    Args:
+        enter: Our `__enter__`.
+        exit_: Our `__exit__`.
+        stock_type: The class whose regions stay PyTorch's.
+    """
+    global _stock_type
+    _stock_type = stock_type
+    run_after_import(DYNAMO, functools.partial(_register_with_dynamo, enter, exit_))
+
+
+def _register_with_dynamo(enter: Any, exit_: Any) -> None:
+    skip_frames(enter, exit_)
+    for function in (refuse_policy, _enter_stock, _exit_stock):
+        torch.fx.node.has_side_effect(function)
+    _register_stock_type()
+
+
+def _register_stock_type() -> None:
+    """Makes regions of the stock type separate calls in the graph.
+
+    Otherwise Dynamo would treat an object of any subclass of torch.autocast as a torch.autocast.
+    """
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.variables import ConstantVariable, builder
+    from torch._dynamo.variables import torch as classes
+    from torch._dynamo.variables.ctx_manager import AutocastModeVariable
+
+    class_variable: Any = classes.TorchCtxManagerClassVariable
+    original = class_variable.call_function
+
+    class StockAutocastVariable(AutocastModeVariable):
+        def enter(self, tx: Any) -> Any:
+            region = _enter_stock(*self.target_values)
+            self.set_cleanup_hook(tx, lambda: _exit_stock(region))
+            self.proxy = tx.output.create_node("call_function", _enter_stock, (*self.target_values,), {})
+            return ConstantVariable.create(None)
+
+        def exit(self, tx: Any, *args: Any) -> Any:
+            self.cleanup_assert()
+            tx.output.create_node("call_function", _exit_stock, (self.proxy,), {})
+            return ConstantVariable.create(None)
+
+        def module_name(self) -> str:
+            return str(_stock_type.__module__)
+
+        def fn_name(self) -> str:
+            return str(_stock_type.__name__)
+
+        def python_type(self) -> type:
+            return _stock_type  # type: ignore[no-any-return]
+
+    def build(self: Any, value: Any) -> Any:
+        self.install_guards(GuardBuilder.ID_MATCH)
+        values = [value.device, value.fast_dtype, value._enabled, value._cache_enabled]
+        return StockAutocastVariable(target_values=values, source=self.source)
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.value is not _stock_type:
+            return original(self, tx, args, kwargs)
+        autocast: Any = torch.amp.autocast_mode.autocast
+        as_stock = AutocastModeVariable.create(autocast, args, kwargs)
+        return StockAutocastVariable(as_stock.target_values)
+
+    for trace_numpy in (False, True):
+        builder.VariableBuilder._type_dispatch_impl(trace_numpy)[_stock_type] = build
+    classes.supported_ctx_manager_classes[_stock_type] = None
+    class_variable.call_function = call_function

@@ -11,6 +11,7 @@ Source: torch/_dynamo/variables/ctx_manager.py, AutocastModeVariable (v2.13).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,63 +23,70 @@ from torch_promote.integrations.compile import DYNAMO, graph_enter, graph_exit, 
 __all__ = ["install"]
 
 
-def install(region_type: Any, *region_types: Any) -> None:
+def install(*region_types: Any) -> None:
     """Makes regions traceable, now or when Dynamo is imported.
 
     Args:
-        region_type: The class that takes only a packed spec.
-        region_types: Its subclasses, `my_autocast` first.
+        region_types: The class that takes only a packed spec, and the subclasses of it in this package.
     """
     # Importing Dynamo here would take a second.
-    run_after_import(DYNAMO, functools.partial(_register, region_type, *region_types))
+    run_after_import(DYNAMO, functools.partial(_register, *region_types))
 
 
-def _register(region_type: Any, my_autocast: Any, *others: Any) -> None:
+def _register(*region_types: Any) -> None:
     torch._dynamo.allow_in_graph(graph_enter)
     torch._dynamo.allow_in_graph(graph_exit)
     # Otherwise FX would remove the calls as dead code.
     torch.fx.node.has_side_effect(graph_enter)
     torch.fx.node.has_side_effect(graph_exit)
-    # If Dynamo does trace the methods, it traces these instead of the extension's functions.
-    substitute = functools.partial(torch._dynamo.substitute_in_graph, skip_signature_check=True)
-    substitute(_C.enter_region)(_traced_enter)
-    substitute(_C.exit_region)(_traced_exit)
-    substitute(_C.pack_plain_region)(_traced_pack)
-    for kind in (region_type, my_autocast, *others):
-        # A graph of `__enter__` alone would enter a region without leaving it. Compiling `__init__` gains nothing.
-        skip_frames(kind.__init__, kind.__enter__, kind.__exit__)
-    _register_variables((region_type, my_autocast, *others), (region_type, my_autocast))
-
-
-def _traced_enter(owner: object, packed: str) -> int:  # pragma: no cover: Dynamo traces it, and nothing calls it
-    graph_enter(packed)
-    return 0
-
-
-def _traced_exit(owner: Any) -> int:  # pragma: no cover: as _traced_enter
-    graph_exit(owner._packed)
-    return 0
+    # If Dynamo does trace `__init__`, it traces this instead of the extension's function.
+    torch._dynamo.substitute_in_graph(_C.pack_plain_region, skip_signature_check=True)(_traced_pack)
+    for kind in region_types:
+        skip_frames(kind.__init__, kind._entered, kind._exited)  # compiling them gains nothing
+    _register_variables(region_types)
 
 
 def _traced_pack(*arguments: object) -> None:
     """Returns None, which leaves the packing to Python code that Dynamo can trace."""
 
 
-def _register_variables(kinds: tuple[Any, ...], made_while_tracing: tuple[Any, ...]) -> None:
+class _Methods:  # pragma: no cover: Dynamo traces the methods, and nothing calls them
+    """What Dynamo traces instead of the methods of a region, which are C functions. `self` is a region."""
+
+    _packed: str
+
+    def __enter__(self) -> Any:
+        graph_enter(self._packed)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        graph_exit(self._packed)
+
+
+def _register_variables(kinds: tuple[Any, ...]) -> None:
     from torch._dynamo.guards import GuardBuilder, install_guard
     from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables import ConstantVariable, builder, ctx_manager, user_defined
+    from torch._dynamo.variables import ConstantVariable, builder, ctx_manager, functions, user_defined
 
     region_type = kinds[0]
     generic: Any = ctx_manager.GenericContextWrappingVariable
     switched: Any = ctx_manager.ContextWrappingVariable
     class_variable: Any = user_defined.UserDefinedClassVariable
 
-    class RegionVariable(generic, switched):  # type: ignore[misc]
-        """A region: a context manager that graph breaks leave and re-enter, with attributes and methods."""
+    class TracedRegionVariable(generic):  # type: ignore[misc]
+        """A region whose `__init__` Dynamo has traced: the object does not exist yet."""
 
-        def __init__(self, cm_obj: Any, target_values: Any = None, **kwargs: Any) -> None:
-            super().__init__(cm_obj, target_values=(cm_obj._packed,), **kwargs)
+        def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+            if name in ("__enter__", "__exit__"):  # not by a with statement
+                return functions.UserMethodVariable(getattr(_Methods, name), self).call_function(tx, args, kwargs)
+            return super().call_method(tx, name, args, kwargs)
+
+    class RegionVariable(TracedRegionVariable, switched):  # type: ignore[misc]
+        """A region that exists: a context manager that graph breaks leave and re-enter."""
+
+        def __init__(self, region: Any, target_values: Any = None, **kwargs: Any) -> None:
+            super().__init__(region, target_values=(region._packed,), **kwargs)
+            self.cm_obj = _Methods()  # `value` is the region
 
         def enter(self, tx: Any) -> Any:
             # If Dynamo aborts the trace inside the region, graph_enter's clean-up ends the region.
@@ -103,17 +111,31 @@ def _register_variables(kinds: tuple[Any, ...], made_while_tracing: tuple[Any, .
             return str(region_type.__name__)
 
         def reconstruct(self, codegen: Any) -> None:
-            name = codegen.tx.output.install_global_by_id("__region", self.cm_obj)
+            name = codegen.tx.output.install_global_by_id("__region", self.value)
             codegen.append_output(codegen.create_load_global(name, add=True))
 
     class RegionClassVariable(class_variable):  # type: ignore[misc]
         def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-            try:
-                values = [value.as_python_constant() for value in args]
-                named = {name: value.as_python_constant() for name, value in kwargs.items()}
-                return RegionVariable(self.value(*values, **named))
-            except Exception:  # not a constant, or an error of the class, which the traced code will raise
-                return super().call_function(tx, args, kwargs)
+            if self.value in kinds:
+                try:
+                    values = [value.as_python_constant() for value in args]
+                    named = {name: value.as_python_constant() for name, value in kwargs.items()}
+                    if not any(map(callable, (*values, *named.values()))):  # a function would not be called again
+                        return RegionVariable(self.value(*values, **named), cls_source=self.source)
+                except Exception:  # not a constant, or an error of the class, which the traced code will raise
+                    pass
+            region = super().call_function(tx, args, kwargs)
+            if type(region) is generic and has_c_methods(self.value):
+                region.__class__, region.cm_obj = TracedRegionVariable, _Methods()
+            return region
+
+        def var_getattr(self, tx: Any, name: str) -> Any:
+            if name in ("__enter__", "__exit__") and has_c_methods(self.value):  # contextlib.ExitStack
+                return functions.UserFunctionVariable(getattr(_Methods, name))
+            return super().var_getattr(tx, name)
+
+    def has_c_methods(kind: Any) -> bool:
+        return kind.__enter__ is _C.RegionBase.__enter__ and kind.__exit__ is _C.RegionBase.__exit__
 
     def build_class(self: Any, value: Any) -> Any:
         self.install_guards(GuardBuilder.CLASS_MATCH)
@@ -124,8 +146,17 @@ def _register_variables(kinds: tuple[Any, ...], made_while_tracing: tuple[Any, .
         install_guard(AttrSource(self.source, "_packed").make_guard(GuardBuilder.EQUALS_MATCH))
         return RegionVariable(value, source=self.source)
 
-    for kind in made_while_tracing:
+    def register(kind: Any) -> None:
         builder.VariableBuilder._id_dispatch()[id(kind)] = build_class
-    for trace_numpy in (False, True):
-        for kind in kinds:
-            builder.VariableBuilder._type_dispatch_impl(trace_numpy)[kind] = build
+        if has_c_methods(kind):
+            for trace_numpy in (False, True):
+                builder.VariableBuilder._type_dispatch_impl(trace_numpy)[kind] = build
+
+    region_type.when_subclassed = register
+    _with_subclasses(region_type, register)
+
+
+def _with_subclasses(kind: Any, register: Callable[[Any], None]) -> None:
+    register(kind)
+    for subclass in kind.__subclasses__():
+        _with_subclasses(subclass, register)

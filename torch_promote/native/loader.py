@@ -77,7 +77,7 @@ def do_once(function: Callable[[], None], errors: type[Exception]) -> None:
     Args:
         function: The function.
         errors: Errors that end `python -m torch_promote` with status 2 and one line. For the script
-            `torch-promote`, torch_promote_command.py does that.
+            `torch-promote`, _torch_promote_hooks.py does that.
     """
     from torch_promote import _C
 

@@ -29,9 +29,8 @@ import torch
 from torch_promote import _C
 from torch_promote.errors import PolicyError
 from torch_promote.native.fork_safe_lock import fork_safe_lock
-from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.module_tables import Tables
-from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 
 __all__ = [
     "applied_number",

@@ -12,8 +12,7 @@ from torch_promote import _C
 from torch_promote.errors import PolicyError
 from torch_promote.native.module_tables import is_marker
 from torch_promote.native.region_spec import DTYPE_NUMBERS
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 
 __all__ = ["Named", "policies_beyond_stock", "policy_byte", "register_change"]
 

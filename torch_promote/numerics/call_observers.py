@@ -23,17 +23,16 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_promote import _C
-from torch_promote.checking.overloads import argument_names, leaves, overload_name
 from torch_promote.numerics.impacts import ErrorSums, Impacts
 from torch_promote.numerics.nonfinite_finder import BETWEEN_PROCESSES
-from torch_promote.numerics.observing.running_modules import RunningModules
-from torch_promote.numerics.observing.tracer import THROUGH, Tracer
-from torch_promote.numerics.ranges.unnoticed import can_be_read, unnoticed
-from torch_promote.numerics.records.calls import Call
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.observe.events import Call
+from torch_promote.observe.observer import THROUGH, CallObserver
+from torch_promote.observe.ops import argument_names, can_be_read, leaves, overload_name, unnoticed
+from torch_promote.observe.places import RunningModules
 from torch_promote.policy.legality import moves_data
-from torch_promote.policy.named import Value
+from torch_promote.policy.named_policies import Value
 from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.autocast import replace_tensors, tensors_in
 from torch_promote.regions.autocast import my_autocast
@@ -78,7 +77,7 @@ class CallKey(NamedTuple):
         return f"{self.name} in {self.module or 'the model'}, call {self.number + 1}"
 
 
-class ForwardCalls(Tracer):
+class ForwardCalls(CallObserver):
     """An observer of the calls of a forward. Subclasses process the calls.
 
     Args:
@@ -118,7 +117,7 @@ class ForwardCalls(Tracer):
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
         """Called before a call."""
         self.communicates |= op.namespace in BETWEEN_PROCESSES
-        stack = self._stack()
+        stack = self.open_calls
         if stack and getattr(stack[-1], "runs", None) is None:
             return None  # part of another call
         inner = bool(stack)

@@ -10,13 +10,13 @@ from typing import Any
 from torch import nn
 
 from torch_promote.errors import PolicyError
-from torch_promote.modules.module_policies import choose, matches, module_policies
 from torch_promote.numerics.comparing.site import Site
 from torch_promote.numerics.tuning.tuning import Candidate
 from torch_promote.policy.module_tables import spell_table
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
+from torch_promote.regions.module_policies import choose, matches, module_policies
 
 __all__ = [
     "LEVELS",

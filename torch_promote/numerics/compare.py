@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_promote.checking.dispatch_observer import Observer, observe_dispatch
 from torch_promote.errors import OptionError, StepError
 from torch_promote.numerics.call_observers import (
     CallKey,
@@ -34,10 +33,11 @@ from torch_promote.numerics.impacts import (
     replace_gradients,
     watch_gradients,
 )
-from torch_promote.numerics.observing.running_modules import RunningModules
-from torch_promote.numerics.observing.unseen import watch_unseen
-from torch_promote.numerics.records.calls import Call
 from torch_promote.numerics.step_runs import Results, StepRuns, distances, present_policy, show_progress
+from torch_promote.observe.dispatch import Observer, observe_dispatch
+from torch_promote.observe.events import Call
+from torch_promote.observe.places import RunningModules
+from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.dtypes import dtype_name
 

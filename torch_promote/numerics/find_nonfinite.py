@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_promote.checking.dispatch_observer import observe_dispatch
 from torch_promote.errors import OptionError, TorchPromoteError
 from torch_promote.numerics.nonfinite_finder import BenignNonfinite, NonfiniteFinder, NonfiniteOrigin
 from torch_promote.numerics.nonfinite_suggestion import Attempt, find_cure
-from torch_promote.numerics.observing.running_modules import RunningModules
-from torch_promote.numerics.observing.unseen import watch_unseen
-from torch_promote.numerics.records.calls import Call
+from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.events import Call
+from torch_promote.observe.places import RunningModules
+from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.atomic_write import write_atomically
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.watching import watch_regions

@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from torch_promote.numerics.comparing.comparison import GradientError
-from torch_promote.numerics.ranges.unnoticed import unnoticed
 from torch_promote.numerics.step_runs import distance, named_tensors
+from torch_promote.observe.ops import unnoticed
 
 __all__ = [
     "BEYOND",

@@ -21,16 +21,20 @@ import torch
 from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote.checking.call_site import is_ours
-from torch_promote.checking.overloads import leaves, overload_name, tensor_arguments, tensors_in
-from torch_promote.checking.uninitialized_results import UNINITIALIZED
-from torch_promote.numerics.observing.call_facts import is_of_a_transform
-from torch_promote.numerics.observing.places import shorten
-from torch_promote.numerics.observing.running_modules import RunningModules
-from torch_promote.numerics.observing.tracer import THROUGH, Tracer
-from torch_promote.numerics.ranges.tensor_ranges import FINITE, Extremes, TensorRange, extremes, is_finite
-from torch_promote.numerics.ranges.unnoticed import can_be_read, unnoticed
-from torch_promote.numerics.records.calls import Call, Phase
+from torch_promote.checking.checker import UNINITIALIZED
+from torch_promote.observe.events import Call, Phase
+from torch_promote.observe.observer import THROUGH, CallObserver
+from torch_promote.observe.ops import (
+    can_be_read,
+    is_of_a_transform,
+    leaves,
+    overload_name,
+    tensor_arguments,
+    tensors_in,
+    unnoticed,
+)
+from torch_promote.observe.places import RunningModules, is_ours, shorten
+from torch_promote.observe.values import FINITE, Extremes, TensorRange, extremes, is_finite
 
 __all__ = ["BETWEEN_PROCESSES", "BenignNonfinite", "NonfiniteFinder", "NonfiniteOrigin", "call_again"]
 
@@ -538,7 +542,7 @@ _FINDER_LOWER = (torch.float16, torch.bfloat16)
 _MOST_PROVISIONAL = 20
 
 
-class NonfiniteFinder(Tracer):
+class NonfiniteFinder(CallObserver):
     """Looks for the first call with finite inputs and a non-finite output.
 
     Args:

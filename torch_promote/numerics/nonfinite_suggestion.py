@@ -10,17 +10,16 @@ from typing import Any, Protocol
 from torch import nn
 
 from torch_promote.errors import PolicyError
-from torch_promote.modules.module_forward import attach, detach, policy_of
-from torch_promote.modules.module_policies import set_module_policy
 from torch_promote.numerics.nonfinite_finder import NonfiniteOrigin
 from torch_promote.numerics.step_state import StepState
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.named import stock_policy
+from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import exact_key
-from torch_promote.policy.op_table import DEVICE_TYPES, rows_by_name
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, rows_by_name
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.defaults import default_policy, set_default_policy
 from torch_promote.regions.installation import installed, installed_as
+from torch_promote.regions.module_forward import attach, detach, policy_of
+from torch_promote.regions.module_policies import set_module_policy
 
 __all__ = ["Attempt", "Findings", "find_cure", "next_override"]
 

@@ -16,12 +16,12 @@ from torch import nn
 
 from torch_promote import _C
 from torch_promote.errors import OptionError, RegionError, StepError
-from torch_promote.modules.module_policies import without_module_policies
 from torch_promote.numerics.step_state import StepState, iterators_in
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.defaults import default_policy, set_default_policy
 from torch_promote.regions.installation import installed, installed_as
+from torch_promote.regions.module_policies import without_module_policies
 
 __all__ = [
     "Results",

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_promote.checking.dispatch_observer import DispatchObserverError
 from torch_promote.numerics.nonfinite_suggestion import next_override
-from torch_promote.numerics.observing.optimizer_steps import watch_steps
-from torch_promote.numerics.report.trace_report import TraceReport
+from torch_promote.observe.dispatch import DispatchObserverError
+from torch_promote.observe.surroundings import watch_steps
+from torch_promote.observe.trace_report import TraceReport
 
 __all__ = ["VARIABLE", "Record", "Request", "read_progress", "read_records", "use_environment"]
 
@@ -196,7 +196,7 @@ def _block_of(request: Request) -> contextlib.AbstractContextManager[Any]:
         from torch_promote.numerics.find_nonfinite import find_nonfinite
 
         return find_nonfinite(**request.options)
-    from torch_promote.numerics.trace import trace
+    from torch_promote.observe.trace import trace
 
     return trace(**request.options)
 

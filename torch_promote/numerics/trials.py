@@ -23,13 +23,12 @@ from torch import nn
 from torch_promote import _C
 from torch_promote.errors import OptionError, StepError, TorchPromoteError, TuningError, did_you_mean
 from torch_promote.numerics.comparing.comparison import Comparison
-from torch_promote.numerics.pages.plain_data import from_plain, numbers, to_plain
-from torch_promote.numerics.pages.spelling import spell_tolerance
-from torch_promote.numerics.report.findings import count
 from torch_promote.numerics.search import OutOfBudgetError
 from torch_promote.numerics.step_runs import Results, StepRuns, distances, read_result
 from torch_promote.numerics.step_state import add_bytes
 from torch_promote.numerics.tuning.tuning_records import Trial
+from torch_promote.observe.findings import count
+from torch_promote.observe.pages import from_plain, numbers, spell_tolerance, to_plain
 from torch_promote.policy.atomic_write import write_atomically
 from torch_promote.policy.policy import Policy
 

@@ -35,7 +35,6 @@ from torch_promote.numerics.candidates import (
 )
 from torch_promote.numerics.compare import DIFFER, REFERENCE, compare_runs
 from torch_promote.numerics.comparing.comparison import Comparison
-from torch_promote.numerics.pages.spelling import spell_op
 from torch_promote.numerics.search import MOST_FOR_MINIMUM, Memo, OutOfBudgetError, minimise, prove
 from torch_promote.numerics.step_runs import present_policy, show_progress
 from torch_promote.numerics.trials import (
@@ -51,6 +50,7 @@ from torch_promote.numerics.trials import (
     key_of_held_out,
 )
 from torch_promote.numerics.tuning.tuning import Candidate, Certificate, Trial, Tuning
+from torch_promote.observe.pages import spell_op
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.policy import Policy
 

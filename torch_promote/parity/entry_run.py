@@ -1,36 +1,182 @@
-"""Runs the samples of one entry under stock and under ours, and collects the differences."""
+"""Runs the samples of one entry under stock and under ours, and collects the differences.
+
+Each sample runs three times: under stock autocast in a crosscheck, under ours, and under ours in a crosscheck. Both
+runs of ours are compared with stock. The crosscheck compares every call with the reference.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torch_promote.checking.call_site import describe_arguments
-from torch_promote.checking.comparison import compare
+from torch_promote.checking.checker import UNINITIALIZED_IN_TABLE
+from torch_promote.checking.comparison import compare, copy_with_strides
 from torch_promote.checking.crosscheck import crosscheck
-from torch_promote.checking.known_gaps import SampleGap, nondeterministic, sample_gaps
+from torch_promote.checking.known_gaps import SampleGap, known_gaps
 from torch_promote.checking.report import CrosscheckReport
-from torch_promote.checking.uninitialized_results import UNINITIALIZED_IN_TABLE
-from torch_promote.parity.devices import asks_for_a_gpu
-from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch, command_for
-from torch_promote.parity.op_database import DENSE_ONLY, NO_FAKE
-from torch_promote.parity.outcome import Outcome, error_type, run, without_bits
-from torch_promote.parity.samples import NotGenerated, Sample
+from torch_promote.observe.places import describe_arguments
+from torch_promote.parity.model import (
+    DENSE_ONLY,
+    Entry,
+    EntryResult,
+    Options,
+    SampleMismatch,
+    asks_for_a_gpu,
+    command_for,
+)
+from torch_promote.parity.samples import Bound, NotGenerated, Sample
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.installation import stock_autocast
 
-__all__ = ["EntryRun"]
+__all__ = ["Bound", "EntryRun", "Outcome", "copied", "row_name", "run", "without_bits"]
+
+# --- one call in one region
+
+
+@dataclass
+class Outcome:
+    """The outcome of one run.
+
+    Attributes:
+        result: The result of the call.
+        gradients: The gradients of the inputs that require grad, in order; None without a backward.
+        error: The error that the call raised.
+        backward_error: The error that the backward raised.
+        inputs: The arguments after the run.
+    """
+
+    result: Any = None
+    gradients: Any = None
+    error: Exception | None = None
+    backward_error: Exception | None = None
+    inputs: Any = None
+
+
+_AnyOutcome = TypeVar("_AnyOutcome", bound=Outcome)
+
+
+def run(
+    region: contextlib.AbstractContextManager[Any],
+    bound: Bound,
+    *,
+    forward: contextlib.AbstractContextManager[Any] | None = None,
+    backward: contextlib.AbstractContextManager[Any] | None = None,
+    finish: Callable[[Any], Any] | None = None,
+) -> Outcome:
+    """Runs a call in a region from a fixed seed, then its backward outside of the region.
+
+    Args:
+        region: The region.
+        bound: The call. It runs on copies of its arguments.
+        forward: A context around the forward, inside the region.
+        backward: A context around the backward.
+        finish: Maps the results to what is differentiated. It is called outside of the region.
+
+    Returns:
+        The outcome.
+
+    Example:
+        >>> run(torch.autocast("cpu"), (torch.mm, (torch.ones(2, 2), torch.ones(2, 2)), {})).result.dtype
+        torch.bfloat16
+    """
+    outcome = Outcome()
+    func, args, kwargs = bound
+    args, kwargs = outcome.inputs = copied((args, kwargs))
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # from deprecated ops
+        try:
+            with region, forward or contextlib.nullcontext():
+                outcome.result = func(*args, **kwargs)
+        except Exception as error:
+            outcome.error = error
+        else:
+            with backward or contextlib.nullcontext():
+                _run_backward(outcome, (args, kwargs), finish)
+    return outcome
+
+
+def _run_backward(outcome: Outcome, inputs: Any, finish: Callable[[Any], Any] | None) -> None:
+    leaves = [leaf for leaf in _tensors(inputs) if leaf.requires_grad]
+    if not leaves or not any(out.requires_grad for out in _tensors(outcome.result)):
+        return
+    try:
+        finished = outcome.result if finish is None else finish(outcome.result)
+        outputs = [out for out in _tensors(finished) if out.requires_grad]
+        # An eigenvector is defined up to its phase only, so differentiate the absolute value of a complex output.
+        outputs = [out.abs() if out.is_complex() else out for out in outputs]
+        torch.autograd.backward(outputs, [_ramp(out) for out in outputs])
+    except Exception as error:
+        outcome.backward_error = error
+    else:
+        outcome.gradients = [leaf.grad for leaf in leaves]
+
+
+def _ramp(output: torch.Tensor) -> torch.Tensor:
+    """Returns a gradient whose elements differ: for equal ones, the gradient of softmax is zero."""
+    ramp = torch.linspace(0.5, 1.5, output.numel(), dtype=torch.float64, device=output.device)
+    return ramp.reshape(output.shape).to(output.dtype)
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def copied(tree: Any) -> Any:
+    """Copies the tensors of a tree as leaves with the same strides. A tensor that occurs twice is copied once.
+
+    Example:
+        >>> copied([torch.ones(1).expand(3)])[0].stride()
+        (0,)
+    """
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in copies:
+            copies[id(tensor)] = copy_with_strides(tensor).requires_grad_(tensor.requires_grad)
+        return copies[id(tensor)]
+
+    return tree_map_only(torch.Tensor, copy, tree)
+
+
+def without_bits(outcome: _AnyOutcome, positions: tuple[int, ...] | None = None) -> _AnyOutcome:
+    """Returns the outcome with all values zero. Dtypes, shapes and strides stay.
+
+    Args:
+        outcome: The outcome.
+        positions: The positions of the results to change; None for all results, gradients and inputs.
+    """
+    if positions is not None:
+        if outcome.error is not None:
+            return outcome
+        result = tuple(_zeros(leaf) if i in positions else leaf for i, leaf in enumerate(outcome.result))
+        return replace(outcome, result=result)
+    kept = (outcome.result, outcome.gradients, outcome.inputs)
+    result, gradients, inputs = tree_map_only(torch.Tensor, _zeros, kept)
+    return replace(outcome, result=result, gradients=gradients, inputs=inputs)
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return torch.zeros_like(tensor)
+    blank = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).zero_()
+    return blank.requires_grad_(tensor.requires_grad)
+
+
+# --- the samples of an entry
 
 _OURS, _REFERENCE_STOCK, _REFERENCE_OURS = (
     "ours against stock", "reference against stock", "reference against ours",
 )  # fmt: skip
 #: Stock's error for calls to which ours gives a result on purpose: docs/differences.md, row 7.
-_FIXED_ERRORS = ("Unexpected floating ScalarType in at::autocast::prioritize",)
+_FIXED_ERROR = "Unexpected floating ScalarType in at::autocast::prioritize"
 #: Stock's error for a banned op. Ours has a longer text.
 _BANNED_ERROR = "are unsafe to autocast"
 
@@ -54,8 +200,8 @@ class EntryRun:
 
     def __post_init__(self) -> None:
         name, device = self.entry.name, self.options.device
-        self._gaps = [gap for gap in sample_gaps() if gap.covers(name, device)]
-        self._nondeterministic = [listed for listed in nondeterministic() if listed.covers(name, device)]
+        self._gaps = [gap for gap in known_gaps().samples if gap.covers(name, device)]
+        self._nondeterministic = [listed for listed in known_gaps().nondeterministic if listed.covers(name, device)]
 
     def add(self, sample: Sample) -> None:
         """Runs a sample under stock and under ours."""
@@ -73,22 +219,17 @@ class EntryRun:
         ours = self._checked(sample, _REFERENCE_OURS)
         if self._is_refused(stock, plain):
             self.refused += 1
-        elif _is_fixed(stock, plain) and _is_fixed(stock, ours):
+        elif _FIXED_ERROR in str(stock.error) and plain.error is None and ours.error is None:
             self.stock_raised += 1
             return
         for outcome in (plain, ours):
             self._compare(sample, outcome, stock, _OURS)
 
     def add_not_generated(self, sample: NotGenerated) -> None:
-        """Records that PyTorch could not generate samples. A mismatch, unless that is expected on the device."""
+        """Records that PyTorch could not generate samples. A mismatch, unless the device lacks the tensors' layout."""
         self.not_generated[sample.dtype] = sample.why
-        missing = NO_FAKE if self.options.fake else DENSE_ONLY
-        expected = missing in sample.why or not self.options.has_policies
-        if not expected:
-            label = f"{sample.dtype}/0/plain"
-            command = command_for(self.entry, self.options, label)
-            found = SampleMismatch(self.entry.name, label, "samples", "PyTorch", sample.why, command)
-            self.mismatches[(label, "samples")] = found
+        if DENSE_ONLY not in sample.why and self.options.has_policies:
+            self._found(f"{sample.dtype}/0/plain", "samples", "PyTorch", sample.why)
 
     def _is_refused(self, stock: Outcome, ours: Outcome) -> bool:
         errors = (stock.error or stock.backward_error, ours.error or ours.backward_error)
@@ -110,7 +251,7 @@ class EntryRun:
         checks = {"forward": _crosschecked(report), "backward": _crosschecked(report)}
         outcome = self._run(sample, ours=what == _REFERENCE_OURS, **checks)
         for found in report.mismatches:
-            self._found(sample, found.kind, what, str(found).partition("\n    at ")[0])
+            self._found(sample.label, found.kind, what, str(found).partition("\n    at ")[0])
         self.gaps.update(report.known_gaps)
         report.mismatches.clear()
         self.total.add(report)
@@ -124,19 +265,18 @@ class EntryRun:
                 again = self._repeats(sample, stock)
                 text += "" if again is None else f"\n    stock against itself: {again}; list it as nondeterministic"
             arguments = describe_arguments([*sample.bound[1], *sample.bound[2].values()])
-            self._found(sample, kind, what, f"{self.entry.name}({arguments}): {kind}\n    {text}")
+            self._found(sample.label, kind, what, f"{self.entry.name}({arguments}): {kind}\n    {text}")
 
     def _differences(self, ours: Outcome, stock: Outcome) -> Iterator[tuple[str, str]]:
         for name, where in (("error", ""), ("backward_error", " in the backward")):
             a, b = getattr(ours, name), getattr(stock, name)
-            if error_type(a) != error_type(b) or (str(a) != str(b) and _BANNED_ERROR not in str(b)):
-                yield "error", f"expected {_in_words(b)}{where}, as stock has\n    got      {_in_words(a)}"
+            if type(a) is not type(b) or (str(a) != str(b) and _BANNED_ERROR not in str(b)):
+                yield "error", f"expected {_error_text(b)}{where}, as stock has\n    got      {_error_text(a)}"
                 return
         if self._nondeterministic:
             ours, stock = without_bits(ours), without_bits(stock)
         for name in ("result", "gradients", "inputs"):
-            a, b = getattr(ours, name), getattr(stock, name)
-            for difference in compare(a, b, name):
+            for difference in compare(getattr(ours, name), getattr(stock, name), name):
                 expected = f"{difference.where}: {difference.kind} {difference.stock}, as stock has"
                 yield difference.kind, f"expected {expected}\n    got      {difference.ours}"
 
@@ -150,16 +290,15 @@ class EntryRun:
                     return str(difference)
         return None
 
-    def _found(self, sample: Sample, kind: str, what: str, text: str) -> None:
-        gap = next((gap for gap in self._gaps if gap.explains(kind, what, sample.label, text)), None)
+    def _found(self, label: str, kind: str, what: str, text: str) -> None:
+        gap = next((gap for gap in self._gaps if gap.explains(kind, what, label, text)), None)
         if gap is not None:
             self.gaps[gap.reason] += 1
             self.explained.add(gap)
             return
-        mismatch = SampleMismatch(
-            self.entry.name, sample.label, kind, what, text, command_for(self.entry, self.options, sample.label)
-        )
-        self.mismatches.setdefault((sample.label, kind, what, text), mismatch)
+        command = command_for(self.entry, self.options, label)
+        mismatch = SampleMismatch(self.entry.name, label, kind, what, text, command)
+        self.mismatches.setdefault((label, kind, what, text), mismatch)
 
     def _stale(self) -> Iterator[str]:
         if not self.options.full:
@@ -184,7 +323,7 @@ class EntryRun:
             dict(self.gaps),
             dict(self.without_bits),
             tuple(self._stale()),
-            frozenset(map(_row_name, self.total.with_policy)),
+            frozenset(map(row_name, self.total.with_policy)),
             dict(self.total.checked),
             dict(self.total.no_rule),
             self.stock_raised,
@@ -201,17 +340,17 @@ def _crosschecked(report: CrosscheckReport) -> Iterator[None]:
             report.add(part)
 
 
-def _is_fixed(stock: Outcome, ours: Outcome) -> bool:
-    return ours.error is None and any(text in str(stock.error) for text in _FIXED_ERRORS)
+def _error_text(error: Exception | None) -> str:
+    return "a result" if error is None else f"{type(error).__qualname__}: {str(error).partition(chr(10))[0]}"
 
 
-def _in_words(error: Exception | None) -> str:
-    first_line = str(error).partition("\n")[0]
-    return error_type(error) if error is None else f"{error_type(error)}: {first_line}"
+def row_name(op: str) -> str:
+    """Returns the name that the op table has for an overload.
 
-
-def _row_name(op: str) -> str:
-    """`aten::softmax.int` for `aten.softmax.int`, `aten::mm` for `aten.mm.default`."""
+    Example:
+        >>> row_name("aten.softmax.int"), row_name("aten.mm.default")
+        ('aten::softmax.int', 'aten::mm')
+    """
     return op.replace(".", "::", 1).removesuffix(".default")
 
 

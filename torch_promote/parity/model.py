@@ -1,24 +1,44 @@
-"""The values of a parity run: options, entries, results. All can be pickled."""
+"""The values of a parity run: options, entries and results, all of which can be pickled; and the devices to run on."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import shlex
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+from unittest import mock
 
 import torch
+from torch._subclasses import FakeTensorMode
 
-from torch_promote.checking.pretend_cuda import STAND_IN
 from torch_promote.errors import OptionError, did_you_mean
+from torch_promote.observe.autocast_state import pretend_cuda
 from torch_promote.policy.dtype_names import dtype_of_name
 from torch_promote.policy.op_table import DEVICE_TYPES
 
-__all__ = ["DEVICES", "Entry", "EntryResult", "Options", "SampleMismatch", "command_for", "named_dtype"]
+__all__ = [
+    "DENSE_ONLY",
+    "DEVICES",
+    "Entry",
+    "EntryResult",
+    "Options",
+    "SampleMismatch",
+    "asks_for_a_gpu",
+    "check_device",
+    "command_for",
+    "dtype_name",
+    "named_dtype",
+    "on_device",
+    "pretend_cuda",
+]
 
-#: The devices that samples run on. "fake-cuda" simulates dtypes, shapes and strides of CUDA without a GPU;
-#: "cuda-stand-in" is a CUDA device made of host memory, which is only available in a process started for it.
-DEVICES = ("cpu", "cuda", "fake-cuda", STAND_IN)
+#: The devices that samples run on. "fake-cuda" simulates dtypes, shapes and strides of CUDA without a GPU.
+DEVICES = ("cpu", "cuda", "fake-cuda")
+#: In the error for a sample with a tensor that is not dense, on a device without them.
+DENSE_ONLY = "has dense tensors only"
 
 Source = Literal["op_db", "autocast_lists", "row", "promotion"]
 
@@ -54,7 +74,7 @@ class Options:
     @property
     def device_type(self) -> str:
         """The device type of the tensors and of the regions."""
-        return self.device.removeprefix("fake-").removesuffix("-stand-in")
+        return self.device.removeprefix("fake-")
 
     @property
     def has_policies(self) -> bool:
@@ -180,9 +200,22 @@ def command_for(entry: Entry, options: Options, sample: str | None = None) -> st
     return shlex.join(words)
 
 
+# --- dtypes by name
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype.
+
+    Example:
+        >>> dtype_name(torch.half)
+        'float16'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
 def _plain_name(name: str) -> str:
     dtype = dtype_of_name(name)
-    return name if dtype is None else str(dtype).removeprefix("torch.")
+    return name if dtype is None else dtype_name(dtype)
 
 
 def named_dtype(name: str) -> torch.dtype:
@@ -200,3 +233,73 @@ def named_dtype(name: str) -> torch.dtype:
         return dtype
     known = [key for key, value in vars(torch).items() if isinstance(value, torch.dtype)]
     raise OptionError(f"{name!r} is not a dtype of PyTorch.{did_you_mean(name, known)}")
+
+
+# --- devices
+
+_ONLY_WITH_A_GPU = (
+    "Torch not compiled with CUDA enabled",
+    "PyTorch is not linked with support for cuda devices",
+    "Found no NVIDIA driver",
+)
+
+
+def asks_for_a_gpu(error: Exception | None) -> bool:
+    """Whether an error says that there is no GPU, or no CUDA in this build: a real kernel was called.
+
+    Example:
+        >>> asks_for_a_gpu(AssertionError("Torch not compiled with CUDA enabled"))
+        True
+    """
+    return error is not None and any(text in str(error) for text in _ONLY_WITH_A_GPU)
+
+
+def check_device(device: str, *, stock_only: bool = False) -> None:
+    """Checks that samples can run on a device.
+
+    Args:
+        device: One of `DEVICES`; with `stock_only`, any device type.
+        stock_only: Whether the run only compares stock with the reference.
+
+    Raises:
+        OptionError: The device does not exist, or this machine does not have it.
+
+    Example:
+        >>> check_device("cpu")
+        >>> check_device("meta", stock_only=True)
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("device 'cuda' needs a GPU, but PyTorch finds none. Without a GPU, use fake-cuda.")
+    if device in DEVICES:
+        return
+    if ":" in device:
+        raise OptionError(f"device {device!r} has an index. Use the device type only: {device.partition(':')[0]}.")
+    if not stock_only:
+        raise OptionError(
+            f"{device!r} is not a device. Legal: {', '.join(DEVICES)}, and with --stock-only every device type of "
+            f"this PyTorch.{did_you_mean(device, DEVICES)}"
+        )
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise OptionError(f"this PyTorch cannot make a tensor on device {device!r}: {first_line}") from error
+
+
+@contextlib.contextmanager
+def on_device(options: Options) -> Iterator[None]:
+    """The context of an entry's samples: one thread, a forked random state, and fake tensors for a fake device."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the bits of a sum depend on how threads split it
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, threads)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(torch.random.fork_rng(devices=[0] if options.device == "cuda" else []))
+        if options.fake:
+            stack.enter_context(pretend_cuda())
+            # It prints a traceback whenever a meta kernel raises, which samples provoke on purpose.
+            logger = logging.getLogger("torch._subclasses.fake_tensor")
+            stack.enter_context(mock.patch.object(logger, "disabled", True))
+            stack.enter_context(FakeTensorMode())
+        yield

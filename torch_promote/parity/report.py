@@ -5,23 +5,24 @@ from __future__ import annotations
 import fnmatch
 import json
 import platform
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+from xml.etree import ElementTree
 
 import torch
 
 import torch_promote
-from torch_promote.checking.known_gaps import dispatch_gaps, nondeterministic, sample_gaps
+from torch_promote.checking.known_gaps import known_gaps
 from torch_promote.errors import OptionError
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import DEVICE_TYPES, op_table
-from torch_promote.policy.registered import registered
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, registered
 from torch_promote.regions.defaults import spell_default_policy
 
-__all__ = ["Report", "about", "merged"]
+__all__ = ["Report", "about", "junit", "merged"]
+
 
 _OK, _FOUND, _NOTHING_CHECKED, _INTERRUPTED = 0, 1, 2, 130
 #: The version of the JSON's format. It changes when readers of the JSON have to.
@@ -84,8 +85,8 @@ class Report:
         if not (self.whole and self.options.full):
             return []
         names = [result.entry.name for result in self.ordered]
-        listed = [(gap.entry, gap.reason) for gap in sample_gaps()]
-        listed += [(gap.entry, gap.reason) for gap in nondeterministic()]
+        listed = [(gap.entry, gap.reason) for gap in known_gaps().samples]
+        listed += [(gap.entry, gap.reason) for gap in known_gaps().nondeterministic]
         return [
             f"{entry}: a known gap names this entry, which does not exist ({reason})"
             for entry, reason in listed
@@ -101,7 +102,7 @@ class Report:
         explained = self.counted("gaps")
         return [
             f"{gap.op} on {self.options.device}: the known gap ({gap.kind}: {gap.reason}) explains nothing"
-            for gap in dispatch_gaps()
+            for gap in known_gaps().calls
             if (self.options.fake or not gap.fake)
             and any(fnmatch.filter(seen, op) for op in gap.ops)
             and gap.reason not in explained
@@ -320,3 +321,82 @@ def _results(data: Mapping[str, Any]) -> dict[int, EntryResult]:
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+# --- JUnit XML, with one test case for each entry
+
+#: The characters that XML 1.0 cannot hold.
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(report: Report) -> str:
+    """Returns a report as JUnit XML.
+
+    An entry fails if it has a mismatch or a stale gap, is an error if its process died, and is skipped if none of its
+    samples could run.
+
+    Args:
+        report: The report of the run.
+
+    Returns:
+        A document with one suite, whose properties are the versions and options.
+
+    Example:
+        >>> from torch_promote.parity.model import Options
+        >>> "testsuites" in junit(Report({}, Options(), 0, {}))
+        True
+    """
+    suite = ElementTree.Element("testsuite", name="torch-promote parity")
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in {**report.about, **_options(report), "shards": ", ".join(report.shards)}.items():
+        ElementTree.SubElement(properties, "property", name=name, value=_clean(value))
+    cases = [_case(report, result) for result in report.ordered]
+    ended = ("interrupted: the missing entries did not run",) if report.interrupted else ()
+    of_the_run = (*ended, *report.stale_listed, *(f"{row}: its policy applied to no call" for row in report.unreached))
+    if of_the_run:
+        cases.append(_case(report, EntryResult(Entry("the run as a whole", "op_db"), stale=of_the_run)))
+    suite.extend(cases)
+    counts = {
+        "tests": len(cases),
+        **{f"{kind}s": sum(case.find(kind) is not None for case in cases) for kind in ("failure", "error")},
+        "skipped": sum(case.find("skipped") is not None for case in cases),
+    }
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    for element in (root, suite):
+        element.attrib.update({name: str(count) for name, count in counts.items()}, time=f"{report.seconds:.3f}")
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _options(report: Report) -> dict[str, str]:
+    options = report.options
+    return {
+        "options.device": options.device,
+        "options.autocast_dtype": str(options.lower).removeprefix("torch."),
+        "options.quick": str(options.quick).lower(),
+        "options.stock_only": str(options.stock_only).lower(),
+    }
+
+
+def _case(report: Report, result: EntryResult) -> ElementTree.Element:
+    place = f"parity.{report.options.device}.{result.entry.source}"
+    case = ElementTree.Element("testcase", classname=place, name=result.entry.name, time=f"{result.seconds:.3f}")
+    crashes = [mismatch for mismatch in result.mismatches if mismatch.kind == "crash"]
+    if result.mismatches or result.stale:
+        kinds = sorted({mismatch.kind for mismatch in result.mismatches} | ({"stale gap"} if result.stale else set()))
+        outcome = ElementTree.SubElement(case, "error" if crashes else "failure", type=", ".join(kinds))
+        outcome.set("message", f"{len(result.mismatches)} mismatches, {len(result.stale)} stale gaps")
+        texts = [
+            f"{mismatch.sample} {mismatch.kind} {mismatch.what}\n{mismatch.text}\n{mismatch.reproduce}"
+            for mismatch in result.mismatches
+        ]
+        outcome.text = _clean("\n\n".join([*texts, *result.stale]))
+    elif result.samples == result.refused:
+        message = f"{result.samples} samples, all refused by stock and ours alike" if result.samples else "no samples"
+        ElementTree.SubElement(case, "skipped", message=message)
+    return case
+
+
+def _clean(text: str) -> str:
+    return _NOT_IN_XML.sub("?", text)

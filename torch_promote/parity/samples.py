@@ -8,32 +8,49 @@ A label consists of the dtype of the inputs, the sample's number and its kind:
 | `mixed` | floating inputs alternate between float32 and the region's dtype |
 | `mixed_lower_first` | the same, starting with the region's dtype |
 | `lower` | float32 inputs cast to the region's dtype, for an op without samples in that dtype |
-| `int16-dim-zero` | entries of `promotion`: the second dtype, and whether each input has dimensions |
+| `int16-dim-zero` | pairs of dtypes: the second dtype, and whether each input has dimensions |
 | `torch` | entries of the autocast lists: the function's module; the dtype in the label is `listed` |
+
+The samples of an op and dtype depend on nothing else: each pair has its own seed, and all samples are generated before
+the first one runs.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import random
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from torch_promote.checking.strided_copy import copy_with_strides
-from torch_promote.parity import promotion
-from torch_promote.parity.autocast_lists import autocast_lists, calls_of
-from torch_promote.parity.model import Entry, Options
-from torch_promote.parity.op_database import generated, op_database, supported_dtypes
-from torch_promote.parity.outcome import Bound
-from torch_promote.parity.row_samples import SAMPLES, Make
-from torch_promote.parity.row_samples.known import KINDS, MIXED, MIXED_LOWER_FIRST, dtypes_of
+from torch_promote.checking.comparison import copy_with_strides
+from torch_promote.parity.model import DENSE_ONLY, Entry, Options, dtype_name
+from torch_promote.parity.row_samples import KINDS, MIXED, MIXED_LOWER_FIRST, SAMPLES, Make, dtypes_of
 
-__all__ = ["LISTED", "NotGenerated", "Sample", "listed_entries", "sample_dtypes", "samples"]
+__all__ = [
+    "DTYPES",
+    "LISTED",
+    "PAIRS",
+    "Bound",
+    "ListedCall",
+    "NotGenerated",
+    "Sample",
+    "autocast_lists",
+    "calls_of",
+    "listed_entries",
+    "op_database",
+    "sample_dtypes",
+    "samples",
+]
 
+#: A function with its positional and keyword arguments.
+Bound = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 #: The dtype in the labels of samples from the autocast lists.
 LISTED = "listed"
 #: The number of samples of an op and dtype in a quick run.
@@ -79,7 +96,7 @@ def samples(entry: Entry, options: Options) -> Iterator[Sample | NotGenerated]:
         "op_db": _from_op_database,
         "autocast_lists": _from_autocast_lists,
         "row": _from_row,
-        "promotion": _from_promotion,
+        "promotion": _from_pairs,
     }
     for sample in made[entry.source](entry.name, options):
         if options.sample is None or isinstance(sample, NotGenerated) or sample.label == options.sample:
@@ -96,10 +113,10 @@ def sample_dtypes(entry: Entry, options: Options) -> list[str]:
     if entry.source == "autocast_lists":
         return [LISTED]
     if entry.source == "promotion":
-        return [_name(dtype) for dtype in promotion.DTYPES]
+        return [dtype_name(dtype) for dtype in DTYPES]
     if entry.source == "row":
         return list(dict.fromkeys(_row_label(kind, options)[0] for kind in KINDS))
-    return [_name(dtype) for dtype in supported_dtypes(entry.name, options.device_type)]
+    return [dtype_name(dtype) for dtype in _supported_dtypes(entry.name, options)]
 
 
 def _wanted(dtype: str, options: Options) -> bool:
@@ -108,24 +125,75 @@ def _wanted(dtype: str, options: Options) -> bool:
     return not options.dtypes or dtype in options.dtypes
 
 
+# --- PyTorch's op database, which PyTorch's own tests use
+
+
+@functools.cache
+def op_database() -> dict[str, Any]:
+    """Returns the entries of the op database by name, variants such as "std_mean.unbiased" included.
+
+    Example:
+        >>> op_database()["mm"].supports_autograd
+        True
+    """
+    # Importing PyTorch's test helpers freezes the flags of torch.backends for the whole process.
+    with mock.patch("torch.backends.disable_global_flags"):
+        from torch.testing._internal.common_methods_invocations import op_db
+    return {op.full_name: op for op in op_db}
+
+
+def _supported_dtypes(name: str, options: Options) -> list[torch.dtype]:
+    return sorted(op_database()[name].supported_dtypes(options.device_type), key=str)
+
+
 def _from_op_database(name: str, options: Options) -> Iterator[Sample | NotGenerated]:
-    supported = supported_dtypes(name, options.device_type)
+    op, supported = op_database()[name], _supported_dtypes(name, options)
     quick = {torch.float32, options.lower} & set(supported) or set(supported[:1])
-    quick = set(supported) if options.dtypes else quick
     for dtype in supported:
-        if not _wanted(_name(dtype), options) or (options.quick and dtype not in quick):
+        left_out = options.quick and not options.dtypes and dtype not in quick
+        if left_out or not _wanted(dtype_name(dtype), options):
             continue
         try:
-            made = generated(name, dtype, options)
+            made = _generated(op, dtype, options)
         except Exception as error:
-            yield NotGenerated(_name(dtype), f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            yield NotGenerated(dtype_name(dtype), f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             continue
-        op = op_database()[name].op
         for number, sample in enumerate(made[:_QUICK] if options.quick else made):
             call = (sample.input, *sample.args), sample.kwargs
             for kind, (args, kwargs) in _kinds(call, dtype, options.lower, supported):
-                label = f"{_name(dtype)}/{number}/{kind}"
-                yield Sample(label, (op, args, kwargs), sample.output_process_fn_grad)
+                label = f"{dtype_name(dtype)}/{number}/{kind}"
+                yield Sample(label, (op.op, args, kwargs), sample.output_process_fn_grad)
+
+
+def _generated(op: Any, dtype: torch.dtype, options: Options) -> list[Any]:
+    """Returns PyTorch's samples of one op and dtype; inputs that can require grad do.
+
+    Fake samples are generated on the CPU, where PyTorch can read their values, and do not require grad: in a build
+    without CUDA, a fake CUDA tensor that requires grad ends the process.
+    """
+    import numpy as np  # as the module of PyTorch's samples does
+
+    grad = not options.fake and op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    seed = zlib.crc32(f"{op.full_name} {dtype}".encode())
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    # Not op.sample_inputs, which walks the stack for each sample to find the name of the test.
+    if not options.fake:
+        return list(op.sample_inputs_func(op, options.device_type, dtype, grad))
+    with torch._subclasses.fake_tensor.unset_fake_temporarily():
+        made = list(op.sample_inputs_func(op, "cpu", dtype, grad))
+    for sample in made:
+        sample.input, sample.args, sample.kwargs = tree_map(_on_fake_cuda, (sample.input, sample.args, sample.kwargs))
+    return made
+
+
+def _on_fake_cuda(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return "cuda" if str(value) == "cpu" else value
+    if value.layout is not torch.strided:
+        raise NotImplementedError(f"fake-cuda {DENSE_ONLY}, not the layout {value.layout}")
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
 
 
 def _kinds(
@@ -156,6 +224,66 @@ def _by_turns(call: Any, dtypes: tuple[torch.dtype, ...]) -> Any:
     return tree_map_only(torch.Tensor, to_next, call)
 
 
+# --- PyTorch's autocast test lists
+
+_TORCH_C: Any = torch._C
+#: The first word of a list's name -> the modules of its functions. Methods of Tensor are looked up too.
+_MODULES: dict[str, tuple[Any, ...]] = {
+    "torch": (torch,),
+    "nn": (_TORCH_C._nn,),
+    "linalg": (_TORCH_C._linalg,),
+    "fft": (_TORCH_C._fft,),
+    "special": (_TORCH_C._special,),
+    "methods": (),
+    "banned": (_TORCH_C._nn,),
+}
+
+
+@dataclass(frozen=True)
+class ListedCall:
+    """One call of one entry, in a region of one dtype.
+
+    Attributes:
+        label: The call as text.
+        op: The name of the op.
+        where: The module, such as "torch" or "_nn"; "Tensor" for a method.
+        number: The index of its set of arguments.
+        function: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        lower: The autocast dtype of the region.
+        expected: The dtype of the result.
+        banned: Whether autocast bans the op.
+    """
+
+    label: str
+    op: str
+    where: str
+    number: int
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    lower: torch.dtype
+    expected: torch.dtype
+    banned: bool
+
+
+def autocast_lists(device_type: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Returns the lists of a device type by name, with new tensors from a fixed seed.
+
+    Example:
+        >>> autocast_lists("cpu")["nn_16"][0][0]
+        'linear'
+    """
+    # Importing PyTorch's test helpers freezes the flags of torch.backends for the whole process.
+    with mock.patch("torch.backends.disable_global_flags"):
+        from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists
+    kind = AutocastTestLists if device_type == "cuda" else AutocastCPUTestLists
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return vars(kind(torch.device(device_type)))
+
+
 def listed_entries(lists: dict[str, list[tuple[Any, ...]]]) -> dict[str, tuple[str, int]]:
     """Returns the entries of the autocast lists by name: the name of the list, and the position in it."""
     found: dict[str, tuple[str, int]] = {}
@@ -164,6 +292,31 @@ def listed_entries(lists: dict[str, list[tuple[Any, ...]]]) -> dict[str, tuple[s
             name = f"{list_name}.{listed[0]}"
             found[name if name not in found else f"{name}.{index}"] = (list_name, index)
     return found
+
+
+def calls_of(list_name: str, entry: tuple[Any, ...]) -> Iterator[ListedCall]:
+    """Yields the calls that an entry describes. The lists differ in format; each part is identified by its type."""
+    op, *parts = entry
+    family, _, rest = list_name.partition("_")
+    equation = tuple(part for part in parts if isinstance(part, str))
+    argument_sets = [equation + part for part in parts if isinstance(part, tuple)]
+    kwargs = next((part for part in parts if isinstance(part, dict)), {})
+    dtypes = [part for part in parts if isinstance(part, torch.dtype)]
+    # The other parts skip the entry on ROCm, or name the module of a banned op.
+    assert all(isinstance(part, str | tuple | dict | torch.dtype | bool) or part in _MODULES[family] for part in parts)
+    functions = [(where, getattr(where, op)) for where in (*_MODULES[family], torch.Tensor) if hasattr(where, op)]
+    assert functions, entry
+    for (where, function), (number, args) in itertools.product(functions, enumerate(argument_sets)):
+        # Two sets of arguments are one for each dtype. Stock's promote only accepts the region's dtype.
+        halves = (torch.bfloat16, torch.float16)
+        lowers = (halves[number],) if len(argument_sets) == 2 else halves
+        if "need_autocast_promote" in rest and len(argument_sets) == 1:
+            lowers = (torch.float16,)
+        for lower in lowers:
+            expected = dtypes[0] if dtypes else lower if rest in ("fp16", "16") else torch.float32
+            name = where.__name__.removeprefix("torch._C.")
+            label = f"{list_name}: {where.__name__}.{op}, arguments {number}, {lower}"
+            yield ListedCall(label, op, name, number, function, args, kwargs, lower, expected, family == "banned")
 
 
 def _from_autocast_lists(name: str, options: Options) -> Iterator[Sample]:
@@ -179,6 +332,9 @@ def _from_autocast_lists(name: str, options: Options) -> Iterator[Sample]:
             yield Sample(label, (call.function, call.args, call.kwargs))
 
 
+# --- the rows of the op table
+
+
 def _from_row(name: str, options: Options) -> Iterator[Sample]:
     op, _, overload = name.removeprefix("aten::").partition(".")
     function = getattr(getattr(torch.ops.aten, op), overload or "default")
@@ -189,23 +345,45 @@ def _from_row(name: str, options: Options) -> Iterator[Sample]:
         seed = zlib.crc32(f"{name} {number}".encode())
         dtypes = dtypes_of(kind, options.lower)
         make = Make(dtypes, options.device_type, fake=options.fake, grad=not options.fake, seed=seed)
-        args, kwargs = make_call(make)
-        yield Sample(f"{dtype}/{number}/{kind_name}", (function, args, kwargs))
-
-
-def _from_promotion(name: str, options: Options) -> Iterator[Sample]:
-    for dtype in promotion.DTYPES:
-        if _wanted(_name(dtype), options):
-            for number, (kind, args) in enumerate(promotion.promotion_calls(dtype, options)):
-                yield Sample(f"{_name(dtype)}/{number}/{kind}", (promotion.ENTRIES[name], args, {}))
+        yield Sample(f"{dtype}/{number}/{kind_name}", (function, *make_call(make)))
 
 
 def _row_label(kind: str, options: Options) -> tuple[str, str]:
     """Returns the dtype and the kind in the labels of row samples of one kind."""
     if kind in (MIXED, MIXED_LOWER_FIRST):
         return "float32", "mixed" if kind == MIXED else "mixed_lower_first"
-    return _name(dtypes_of(kind, options.lower)[0]), "plain"
+    return dtype_name(dtypes_of(kind, options.lower)[0]), "plain"
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+# --- pairs of dtypes: the op database mixes no integer dtypes, so only these reach every cell of the promotion table
+
+#: The entries, and the function of two tensors that each calls. The ops promote in different ways.
+PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "promotion.add": torch.add,  # the common dtype
+    "promotion.true_divide": torch.true_divide,  # integers give the default dtype
+    "promotion.lt": torch.lt,  # computes in the common dtype, returns bool
+    "promotion.where": lambda a, b: torch.where(a.to(torch.bool), a, b),  # without TensorIterator's wrapped numbers
+    "promotion.cat": lambda a, b: torch.cat([a.reshape(-1), b.reshape(-1)]),  # autocast promotes it too
+}
+#: The dtypes of pairs.
+DTYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bfloat16, torch.float16,
+    torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128,
+)  # fmt: skip
+#: A tensor with dimensions, and a 0-dim tensor, which promotion gives less weight.
+_SHAPES = {"dim": (2, 3), "zero": ()}
+
+
+def _from_pairs(name: str, options: Options) -> Iterator[Sample]:
+    for dtype in DTYPES:
+        if _wanted(dtype_name(dtype), options):
+            for number, (other, first, second) in enumerate(itertools.product(DTYPES, _SHAPES, _SHAPES)):
+                pair = _filled(dtype, _SHAPES[first], options), _filled(other, _SHAPES[second], options)
+                label = f"{dtype_name(dtype)}/{number}/{dtype_name(other)}-{first}-{second}"
+                yield Sample(label, (PAIRS[name], pair, {}))
+
+
+def _filled(dtype: torch.dtype, shape: tuple[int, ...], options: Options) -> torch.Tensor:
+    if options.fake:
+        return torch.empty(shape, dtype=dtype, device="cuda")
+    return torch.full(shape, 2, device="cpu").to(dtype).to(options.device_type)

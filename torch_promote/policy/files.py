@@ -35,7 +35,6 @@ import torch
 
 from torch_promote.errors import PolicyError, did_you_mean
 from torch_promote.policy.atomic_write import write_atomically
-from torch_promote.policy.cast_policy import spell_policy
 from torch_promote.policy.module_tables import (
     KEY_OF_WHOLE,
     MODULES,
@@ -47,10 +46,10 @@ from torch_promote.policy.module_tables import (
     spell_table,
     tables_of,
 )
-from torch_promote.policy.named import MEANINGS, Change, Value
+from torch_promote.policy.named_policies import MEANINGS, Change, Value
 from torch_promote.policy.op_names import exact_key
-from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION
-from torch_promote.policy.overrides import exact_first, is_pattern_key, parse_policy, select, which_wins
+from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION, spell_policy
+from torch_promote.policy.overrides import is_pattern_key, parse_policy, select, which_wins
 
 __all__ = ["ALL_DEVICE_TYPES", "FORMAT", "Entries", "from_data", "load", "save", "to_data", "to_toml"]
 
@@ -70,9 +69,6 @@ _LEGAL_KEYS = (
 
 #: Maps overloads' full names and device types to policies.
 Entries = dict[tuple[str, str], Value]
-
-
-# --- plain data
 
 
 def to_data(changes: Iterable[Change], modules: Tables = ()) -> dict[str, Any]:
@@ -111,42 +107,131 @@ def from_data(data: Mapping[str, Any], source: str = "the policy") -> tuple[Entr
     """
     if not isinstance(data, Mapping):
         raise PolicyError(f"a policy as data is a mapping, got {type(data).__name__}. Policy.to_dict() makes one.")
-    _check_versions(data, source)
-    unknown: list[str] = []
-    is_newer = any(_release(str(data.get(key, ""))) > _release(version) for key, version in _VERSIONS.items())
-    reported = unknown if is_newer else None
-    entries = _read(data, source, reported)
-    tables = _read_tables(data.get(MODULES, {}), source, reported)
-    if unknown:
-        written = ", ".join(f"{key} {data[key]}" for key in _VERSIONS if key in data)
-        here = ", ".join(f"{key} {version}" for key, version in _VERSIONS.items())
-        raise PolicyError(
-            f"{source} was written with {written}. This is {here}, which does not know {'; '.join(unknown)}. "
-            f"Use the newer version, or remove these entries."
-        )
-    return entries, tables
+    return _Reader(data, source).read()
 
 
-def _check_versions(data: Mapping[str, Any], source: str) -> None:
-    if "format" not in data:
-        raise PolicyError(f"{source}: the key 'format' is missing. Start with: format = 1")
-    written = data["format"]
-    if type(written) is not int or written < 1:
-        raise PolicyError(f"{source}: format is an integer from 1 to {FORMAT}, got {written!r}.")
-    if written > FORMAT:
-        by = "".join(f" It was written with torch {version}." for version in [data.get("torch")] if version)
-        raise PolicyError(
-            f"{source}: format {written} is newer than {FORMAT}, the newest that this torch_promote reads.{by} "
-            f"Use a newer torch_promote."
-        )
-    if MODULES in data and written < _FORMAT_OF_MODULES:
-        raise PolicyError(
-            f"{source}: [{MODULES}] is a section of format {_FORMAT_OF_MODULES}, got format = {written}. Write: "
-            f"format = {_FORMAT_OF_MODULES}"
-        )
-    for key, version in _VERSIONS.items():
-        if key in data and not (isinstance(data[key], str) and _release(data[key])):
-            raise PolicyError(f"{source}: {key} is a version such as {version!r}, got {data[key]!r}.")
+class _Reader:
+    """Reads plain data. Of data that a newer version wrote, it reports all entries that this one does not know."""
+
+    def __init__(self, data: Mapping[str, Any], source: str) -> None:
+        self._data, self._source = data, source
+        self._unknown: list[str] = []
+
+    def read(self) -> tuple[Entries, Tables]:
+        self._check_versions()
+        self._is_newer = any(_release(str(self._data.get(key, ""))) > _release(here) for key, here in _VERSIONS.items())
+        ops: list[tuple[str, object, object]] = []
+        for section, content in self._data.items():
+            if section in ("format", MODULES) or section in _VERSIONS:
+                continue
+            if section not in _SECTIONS:
+                close = did_you_mean(str(section), [*_SECTIONS, MODULES, *_VERSIONS, "format"])
+                self._report(f"[{section}]", f"{section!r} is not a key of a policy.{close} {_LEGAL_KEYS}")
+            elif not isinstance(content, Mapping):
+                raise self._error(f"{section} is a section of ops, got {content!r}. Write [{section}].")
+            else:
+                ops += [(section, key, value) for key, value in content.items()]
+        entries = self._entries(ops)
+        tables = self._tables(self._data.get(MODULES, {}))
+        if self._unknown:
+            written = ", ".join(f"{key} {self._data[key]}" for key in _VERSIONS if key in self._data)
+            here = ", ".join(f"{key} {version}" for key, version in _VERSIONS.items())
+            raise PolicyError(
+                f"{self._source} was written with {written}. This is {here}, which does not know "
+                f"{'; '.join(self._unknown)}. Use the newer version, or remove these entries."
+            )
+        return entries, tables
+
+    def _error(self, text: str) -> PolicyError:
+        return PolicyError(f"{self._source}: {text}")
+
+    def _report(self, entry: str, text: str) -> None:
+        if not self._is_newer:
+            raise self._error(text)
+        self._unknown.append(entry)
+
+    def _check_versions(self) -> None:
+        if "format" not in self._data:
+            raise self._error("the key 'format' is missing. Start with: format = 1")
+        written = self._data["format"]
+        if type(written) is not int or written < 1:
+            raise self._error(f"format is an integer from 1 to {FORMAT}, got {written!r}.")
+        if written > FORMAT:
+            raise self._error(
+                f"format {written} is newer than {FORMAT}, the newest that this torch_promote reads. Use a newer "
+                f"torch_promote."
+            )
+        if MODULES in self._data and written < _FORMAT_OF_MODULES:
+            raise self._error(
+                f"[{MODULES}] is a section of format {_FORMAT_OF_MODULES}, got format = {written}. Write: "
+                f"format = {_FORMAT_OF_MODULES}"
+            )
+        for key, version in _VERSIONS.items():
+            if key in self._data and not (isinstance(self._data[key], str) and _release(self._data[key])):
+                raise self._error(f"{key} is a version such as {version!r}, got {self._data[key]!r}.")
+
+    def _entries(self, items: Iterable[tuple[str, object, object]]) -> Entries:
+        """Returns what sections of ops, or one table for modules, say; the items are section, key and value.
+
+        A table for modules holds on every device type, and its entries have the device type "".
+        """
+        entries: Entries = {}
+        places: dict[tuple[str, str], tuple[object, str]] = {}
+        for section, key, value in sorted(items, key=lambda item: is_pattern_key(item[1])):
+            place = f"[{section}] " + (quoted(key) if isinstance(key, str) else repr(key))
+            of_modules = section not in _SECTIONS
+            for overload, policy in self._entry(key, value, place, of_modules):
+                for device_type in [""] if of_modules else DEVICE_TYPES if section == ALL_DEVICE_TYPES else [section]:
+                    other_key, other = places.setdefault((overload, device_type), (key, place))
+                    if other == place:
+                        entries[overload, device_type] = policy
+                    elif is_pattern_key(other_key) == is_pattern_key(key):
+                        what = f"{overload} on {device_type}" if device_type else overload
+                        raise self._error(f"{place}: {what} already has a policy from {other}. {which_wins(key)}")
+        return entries
+
+    def _entry(self, key: object, value: object, place: str, of_modules: bool) -> Iterator[tuple[str, Value]]:
+        """Yields the overloads that one entry names, and their policy."""
+        if isinstance(value, Mapping) and of_modules:
+            raise self._error(
+                f"{place}: a table for modules holds on every device type and contains no table. Quote names that "
+                f'contain dots: [{MODULES}."blocks.0"], "softmax.int".'
+            )
+        if isinstance(value, Mapping):
+            dotted = f'"{key}.{next(iter(value), "")}"'
+            raise self._error(f"{place}: sections do not nest. Quote the names of ops: {dotted}.")
+        if not isinstance(value, str):
+            raise self._error(f"{place}: expected the name of a policy in quotes, got {value!r}.")
+        try:
+            policy, overloads = select(key, parse_policy(value))
+        except PolicyError as error:
+            return self._report(f'{place} = "{value}"', f"{place}: {error}")
+        yield from ((overload, policy) for overload in overloads)
+
+    def _tables(self, data: object) -> Tables:
+        if not isinstance(data, Mapping):
+            raise self._error(f'{MODULES} holds the tables for modules, got {data!r}. Write [{MODULES}."NAME"].')
+        tables: dict[str, str | dict[str, Value]] = {}
+        for name, content in data.items():
+            section = section_of(check_name(name))
+            if not isinstance(content, Mapping):
+                raise self._error(
+                    f"[{MODULES}] {quoted(name)}: expected a table of ops, got {content!r}. Write {section}."
+                )
+            if not content:
+                raise self._error(f"{section} is empty. Add an op and its policy, or remove the section.")
+            if KEY_OF_WHOLE in content:
+                if len(content) > 1:
+                    raise self._error(
+                        f"{section}: {KEY_OF_WHOLE!r} is for the whole module, so the table can have no other key. "
+                        f"Remove it, or the others."
+                    )
+                tables[name] = check_whole(content[KEY_OF_WHOLE], f'{self._source}: {section} "{KEY_OF_WHOLE}"')
+                continue
+            entries = self._entries((section[1:-1], key, value) for key, value in content.items())
+            if entries:  # otherwise all of it was reported
+                tables[name] = {overload: policy for (overload, _), policy in entries.items()}
+        return tables_of(tables)
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -154,117 +239,8 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def _read(data: Mapping[str, Any], source: str, unknown: list[str] | None) -> Entries:
-    """Returns all entries. An unknown or illegal one is appended to `unknown`, or raises if that is None."""
-    entries: Entries = {}
-    named_by: dict[tuple[str, str], tuple[object, str]] = {}
-    for section, key, value in sorted(_items(data, source), key=lambda item: is_pattern_key(item[1])):
-        if section not in _SECTIONS:
-            close = did_you_mean(str(section), [*_SECTIONS, MODULES, *_VERSIONS, "format"])
-            _report(source, f"[{section}]", f"{section!r} is not a key of a policy.{close} {_LEGAL_KEYS}", unknown)
-            continue
-        place = f"[{section}] " + (f'"{key}"' if isinstance(key, str) else repr(key))
-        for overload, policy in _entry(key, value, source, place, unknown):
-            for device_type in DEVICE_TYPES if section == ALL_DEVICE_TYPES else (section,):
-                other_key, other = named_by.setdefault((overload, device_type), (key, place))
-                if other == place:
-                    entries[overload, device_type] = policy
-                elif is_pattern_key(other_key) == is_pattern_key(key):
-                    raise PolicyError(
-                        f"{source}: {place}: {overload} on {device_type} already has a policy from {other}. "
-                        f"{which_wins(key)}"
-                    )
-    return entries
-
-
-def _items(data: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any, object]]:
-    """Yields the section, the key and the value of each entry; an unknown section as one."""
-    for section, content in data.items():
-        if section in ("format", MODULES) or section in _VERSIONS:
-            continue
-        if section in _SECTIONS and not isinstance(content, Mapping):
-            raise PolicyError(f"{source}: {section} is a section of ops, got {content!r}. Write [{section}].")
-        yield from ((section, *item) for item in (content.items() if section in _SECTIONS else [(None, None)]))
-
-
-def _read_tables(data: object, source: str, unknown: list[str] | None) -> Tables:
-    if not isinstance(data, Mapping):
-        raise PolicyError(f'{source}: {MODULES} holds the tables for modules, got {data!r}. Write [{MODULES}."NAME"].')
-    tables: dict[str, str | dict[str, Value]] = {}
-    for name, content in data.items():
-        section = section_of(check_name(name))
-        if not isinstance(content, Mapping):
-            raise PolicyError(
-                f"{source}: [{MODULES}] {quoted(name)}: expected a table of ops, got {content!r}. Write {section}."
-            )
-        if not content:
-            raise PolicyError(f"{source}: {section} is empty. Add an op and its policy, or remove the section.")
-        table = _read_table(content, source, section, unknown)
-        if table:  # otherwise all of it was reported
-            tables[name] = table
-    return tables_of(tables)
-
-
-def _read_table(
-    content: Mapping[Any, Any], source: str, section: str, unknown: list[str] | None
-) -> str | dict[str, Value]:
-    if KEY_OF_WHOLE in content:
-        others = [key for key in content if key != KEY_OF_WHOLE]
-        if others:
-            raise PolicyError(
-                f"{source}: {section}: {KEY_OF_WHOLE!r} is for the whole module, so the table can have no other key, "
-                f"got {others[0]!r} too. Remove one of the two."
-            )
-        return check_whole(content[KEY_OF_WHOLE], f'{source}: {section} "{KEY_OF_WHOLE}"')
-    table: dict[str, Value] = {}
-    named_by: dict[str, tuple[object, str]] = {}
-    for key, value in exact_first(content):
-        place = f"{section} " + (quoted(key) if isinstance(key, str) else repr(key))
-        if isinstance(value, Mapping):
-            raise PolicyError(
-                f"{source}: {place}: a table for modules holds on every device type and contains no table. Quote "
-                f'names that contain dots: [{MODULES}."blocks.0"], "softmax.int".'
-            )
-        for overload, policy in _entry(key, value, source, place, unknown):
-            other_key, other = named_by.setdefault(overload, (key, place))
-            if other == place:
-                table[overload] = policy
-            elif is_pattern_key(other_key) == is_pattern_key(key):
-                raise PolicyError(f"{source}: {place}: {overload} already has a policy from {other}. {which_wins(key)}")
-    return table
-
-
-def _entry(
-    key: object, value: object, source: str, place: str, unknown: list[str] | None
-) -> Iterator[tuple[str, Value]]:
-    """Yields the overloads that one entry names, and their policy."""
-    if isinstance(value, Mapping):
-        dotted = f'"{key}.{next(iter(value), "")}"'
-        raise PolicyError(f"{source}: {place}: sections do not nest. Quote the names of ops: {dotted}.")
-    if not isinstance(value, str):
-        raise PolicyError(f"{source}: {place}: expected the name of a policy in quotes, got {value!r}.")
-    try:
-        policy, overloads = select(key, parse_policy(value))
-    except PolicyError as error:
-        return _report(source, f'{place} = "{value}"', f"{place}: {error}", unknown)
-    yield from ((overload, policy) for overload in overloads)
-
-
-def _report(source: str, what: str, text: str, unknown: list[str] | None) -> None:
-    if unknown is None:
-        raise PolicyError(f"{source}: {text}")
-    unknown.append(what)
-
-
-# --- files
-
-
 def save(changes: Iterable[Change], path: str | os.PathLike[str], modules: Tables = ()) -> None:
-    """Writes changes and tables to a file. Whoever reads it meanwhile sees the old content or the new, never a part.
-
-    Raises:
-        PolicyError: The file cannot be written.
-    """
+    """Writes changes and tables to a file, as a whole. A PolicyError says why it cannot be written."""
     name = _name(path)
     try:
         write_atomically(name, to_toml(to_data(changes, modules)))
@@ -280,34 +256,19 @@ def _name(path: object) -> str:
 
 
 def to_toml(data: Mapping[str, Any]) -> str:
-    """Returns the content of the file of a policy.
-
-    Args:
-        data: What `to_data` returned.
-    """
+    """Returns the content of the file of a policy, from what `to_data` returned."""
     lines = ["# A policy of torch_promote: where it differs from PyTorch's autocast. Policy.load() reads it."]
     lines += [f"{key} = {json.dumps(value)}" for key, value in data.items() if not isinstance(value, Mapping)]
     sections = {f"[{name}]": each for name, each in data.items() if isinstance(each, Mapping) and name != MODULES}
-    for section, entries in (
-        sections | {section_of(name): each for name, each in data.get(MODULES, {}).items()}
-    ).items():
-        lines += ["", section, *(f"{_key(key)} = {json.dumps(value)}" for key, value in entries.items())]
+    sections |= {section_of(name): each for name, each in data.get(MODULES, {}).items()}
+    for section, entries in sections.items():
+        lines += ["", section]
+        lines += [f"{k if k == KEY_OF_WHOLE else json.dumps(k)} = {json.dumps(v)}" for k, v in entries.items()]
     return "\n".join(lines) + "\n"
 
 
-def _key(key: str) -> str:
-    return key if key == KEY_OF_WHOLE else json.dumps(key)
-
-
 def load(path: str | os.PathLike[str]) -> tuple[Entries, Tables]:
-    """Reads a file and returns its entries, and its tables for modules.
-
-    Returns:
-        The policy of each overload on each device type that the file names, and the tables.
-
-    Raises:
-        PolicyError: The file cannot be read, or an entry is unknown, illegal or repeated.
-    """
+    """Reads a file. The result is that of `from_data`; a PolicyError says why it cannot be read."""
     name = _name(path)
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")  # some editors put a byte order mark before the text

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torch_promote.errors import PolicyError
-from torch_promote.policy.cast_policy import CastPolicy, spell_policy
-from torch_promote.policy.op_table import Row, rows_by_name, schema_of
+from torch_promote.policy.op_table import CastPolicy, Row, rows_by_name, schema_of, spell_policy
 
 __all__ = ["check_legal", "legal_policies", "legal_text", "moves_data", "why_illegal"]
 
@@ -32,12 +30,9 @@ _MOVES_DATA = re.compile(
 
 
 def legal_policies(op: Row | str) -> tuple[CastPolicy, ...]:
-    """Returns the cast policies that an overload's schema allows.
+    """Returns the cast policies that the schema of a row, or of an overload with a full name, allows.
 
     A floating dtype is legal wherever `CastPolicy.fp32` is.
-
-    Args:
-        op: A row, or an overload's full name, such as "aten::mm.out".
 
     Returns:
         The policies, in the order of the enum. Empty for an overload that does not exist or takes no tensor.
@@ -48,16 +43,11 @@ def legal_policies(op: Row | str) -> tuple[CastPolicy, ...]:
         >>> [policy.value for policy in legal_policies("aten::add_.Tensor")]
         ['match_self', 'fallthrough', 'keep', 'banned']
     """
-    facts = _facts(op)
-    return tuple(policy for policy in CastPolicy if _why_illegal(facts, policy) is None)
+    return tuple(policy for policy in CastPolicy if why_illegal(op, policy) is None)
 
 
 def check_legal(op: Row | str, policy: CastPolicy | torch.dtype) -> None:
     """Raises if a policy is not legal for an overload.
-
-    Args:
-        op: A row, or an overload's full name.
-        policy: A cast policy, or a floating dtype to run in.
 
     Raises:
         PolicyError: The policy is not legal. The text says why, and which policies are.
@@ -83,7 +73,33 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
         >>> why_illegal("aten::mm", CastPolicy.match_self)
         'it does not write to an argument, so there is no dtype to match'
     """
-    return _why_illegal(_facts(op), policy)
+    schema = schema_of(op)
+    if schema is None:
+        return f"torch {torch.__version__} has no such overload"
+    arguments = schema.arguments
+    if not any(_holds_tensors(argument.type) for argument in arguments):
+        return "it takes no tensor, so autocast does not apply to it"
+    if policy in _CASTING_NOTHING:
+        return None
+    writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in arguments)
+    if policy is CastPolicy.match_self:
+        return None if writes else "it does not write to an argument, so there is no dtype to match"
+    if writes:
+        return "it writes to an argument, and autocast never casts that argument"
+    row = op if isinstance(op, Row) else rows_by_name().get(op)
+    if row is None and _moves_data(str(op), schema):
+        return (
+            "it returns its argument's data, or memory of the same dtype, and computes nothing, and the kernels of "
+            "other ops call it and read the result in the dtype that they passed. Override the op that computes with "
+            "the result"
+        )
+    if policy is CastPolicy.fp32_set_opt_dtype:
+        if not any(str(argument.real_type) == "Optional[ScalarType]" for argument in arguments):
+            return "its schema has no optional dtype argument"
+        return None if arguments[0].type.kind() == "TensorType" else "its first argument is not a Tensor"
+    if policy is CastPolicy.fp32_append_dtype and not (row is not None and row.redispatch_overload):
+        return "the op table names no overload of it that takes an output dtype"
+    return None
 
 
 def moves_data(op: str) -> bool:
@@ -93,7 +109,8 @@ def moves_data(op: str) -> bool:
         >>> moves_data("aten::view"), moves_data("aten::relu")
         (True, False)
     """
-    return _facts(op).moves_data
+    schema = schema_of(op)
+    return schema is not None and op not in rows_by_name() and _moves_data(op, schema)
 
 
 def legal_text(policies: Iterable[CastPolicy]) -> str:
@@ -109,39 +126,7 @@ def legal_text(policies: Iterable[CastPolicy]) -> str:
     return f" Legal: {', '.join(names)}{' or a floating dtype' if 'fp32' in names else ''}."
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """The properties of an overload's schema that decide which policies are legal."""
-
-    exists: bool = False
-    takes_tensors: bool = False
-    writes: bool = False
-    starts_with_tensor: bool = False
-    has_optional_dtype: bool = False
-    has_form_with_dtype: bool = False
-    moves_data: bool = False
-
-
-def _facts(op: Row | str) -> _Facts:
-    schema = schema_of(op)
-    if schema is None:
-        return _Facts()
-    row = op if isinstance(op, Row) else rows_by_name().get(op)
-    arguments = schema.arguments
-    name = row.name if row is not None else str(op)
-    return _Facts(
-        exists=True,
-        takes_tensors=any(_holds_tensors(argument.type) for argument in arguments),
-        writes=any(argument.alias_info is not None and argument.alias_info.is_write for argument in arguments),
-        starts_with_tensor=bool(arguments) and arguments[0].type.kind() == "TensorType",
-        has_optional_dtype=any(str(argument.real_type) == "Optional[ScalarType]" for argument in arguments),
-        has_form_with_dtype=row is not None and bool(row.redispatch_overload),
-        moves_data=row is None and _moves_data(name, schema),
-    )
-
-
 def _moves_data(name: str, schema: Any) -> bool:
-    """Whether an op returns data of its argument, or memory of its kind, and computes nothing."""
     op, _, overload = name.partition(".")
     namespace, _, op = op.partition("::")
     if any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns):
@@ -156,29 +141,3 @@ def _moves_data(name: str, schema: Any) -> bool:
 
 def _holds_tensors(kind: Any) -> bool:
     return kind.kind() == "TensorType" or any(map(_holds_tensors, kind.containedTypes()))
-
-
-def _why_illegal(facts: _Facts, policy: CastPolicy | torch.dtype) -> str | None:
-    if not facts.exists:
-        return f"torch {torch.__version__} has no such overload"
-    if not facts.takes_tensors:
-        return "it takes no tensor, so autocast does not apply to it"
-    if policy in _CASTING_NOTHING:
-        return None
-    if policy is CastPolicy.match_self:
-        return None if facts.writes else "it does not write to an argument, so there is no dtype to match"
-    if facts.writes:
-        return "it writes to an argument, and autocast never casts that argument"
-    if facts.moves_data:
-        return (
-            "it returns its argument's data, or memory of the same dtype, and computes nothing, and the kernels of "
-            "other ops call it and read the result in the dtype that they passed. Override the op that computes with "
-            "the result"
-        )
-    if policy is CastPolicy.fp32_set_opt_dtype:
-        if not facts.has_optional_dtype:
-            return "its schema has no optional dtype argument"
-        return None if facts.starts_with_tensor else "its first argument is not a Tensor"
-    if policy is CastPolicy.fp32_append_dtype and not facts.has_form_with_dtype:
-        return "the op table names no overload of it that takes an output dtype"
-    return None

@@ -1,7 +1,7 @@
 """Tables of a policy for modules: which modules of a model run under which overrides, or in float32, as a value.
 
 A policy has tables; which model they are for is said where the policy is used: `my_autocast(policy=..., model=...)` or
-`Policy.apply_to(model)`. torch_promote/modules/region_tables.py finds the modules.
+`Policy.apply_to(model)`. torch_promote/regions/module_policies.py finds the modules.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch_promote.errors import PolicyError, did_you_mean
-from torch_promote.policy.cast_policy import spell_policy
-from torch_promote.policy.named import Value
+from torch_promote.policy.named_policies import Value
 from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.op_table import spell_policy
 from torch_promote.policy.overrides import parse_overrides
 
 __all__ = [

@@ -1,27 +1,335 @@
-"""Names of ops: the ways to write one, and the overloads that each selects."""
+"""Names of ops: the ways to write one, the overloads that each selects, and suggestions for misspelt ones.
+
+An op may be named by a function of PyTorch: `torch.mm`, "F.cross_entropy". Most functions that C++ implements are ops
+of the same name. A function in Python may call another op, one of several, or several: `_CALLED_OPS`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import fnmatch
 import functools
 import re
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeGuard
 
 import torch
+from torch import nn
 from torch._library.custom_ops import CustomOpDef
+from torch.nn import functional
 
 from torch_promote.errors import PolicyError
-from torch_promote.policy.closest_ops import closest_ops
 from torch_promote.policy.op_table import rows_by_name, schema_of
-from torch_promote.policy.python_names import (
-    HOW_TO_NAME,
-    calls_of_function,
-    is_python_name,
-    op_of_function,
-    op_of_python_name,
+
+__all__ = [
+    "HOW_TO_NAME",
+    "called_ops",
+    "calls_of_function",
+    "closest_ops",
+    "exact_key",
+    "find_op",
+    "find_overloads",
+    "in_order",
+    "is_pattern",
+    "is_python_name",
+    "matches",
+    "name_op",
+    "op_of_function",
+    "op_of_python_name",
+    "spell_key",
+]
+
+
+#: What programs call ops, and what the ops are called.
+_ALIASES = {
+    "conv": ("conv1d", "conv2d", "conv3d"),
+    "convolution": ("conv1d", "conv2d", "conv3d"),
+    "crossentropy": ("cross_entropy_loss",),
+    "sdpa": ("scaled_dot_product_attention",),
+}
+
+
+def closest_ops(name: str, ops: Iterable[str], namespace: str = "aten") -> list[str]:
+    """Returns the ops that a misspelt name is likely to mean, the likeliest first. Often there are none.
+
+    A wrong suggestion is worse than none, so the limits are narrow, and narrower for an op of PyTorch that has no row
+    in the op table, since few programs name these. A whole word at an end of a row's name counts, too: "attention".
+
+    Args:
+        name: The name, without a namespace and an overload.
+        ops: The names of the namespace's ops, without the namespace; or other names.
+        namespace: The namespace; "" for names that are not of ops.
+
+    Example:
+        >>> closest_ops("sofmax", ["softmax", "fmax", "trace"]), closest_ops("layernorm", ["layer_norm", "log_normal"])
+        (['softmax'], ['layer_norm'])
+        >>> closest_ops("torch", ["trace", "trunc"])
+        []
+    """
+    name = name.strip().lower()
+    asked = name.replace("_", "")
+    rows = {row.op for row in rows_by_name().values()}
+    if namespace == "aten" and asked in _ALIASES:
+        return list(_ALIASES[asked])
+    found = []
+    for op in set(ops):
+        known = namespace != "aten" or op in rows
+        if (op.startswith("_") and not name.startswith("_")) or (op.endswith("_") and not name.endswith("_")):
+            continue  # few programs name private ops, or those that write in place
+        letters = op.lower().replace("_", "")
+        ratio = difflib.SequenceMatcher(None, asked, letters).ratio()
+        is_close = ratio >= (0.8 if known else 0.9) and abs(len(letters) - len(asked)) < 3
+        is_word = len(name) > 2 and name != "forward" and (op.startswith(f"{name}_") or op.endswith(f"_{name}"))
+        if (is_close and letters[:1] == asked[:1]) or sorted(letters) == sorted(asked):
+            found.append((-ratio, not known, op))
+        elif known and is_word:
+            found.append((1.0, False, op))
+    return [op for _, _, op in sorted(found)[:3]]
+
+
+#: A function or method, and the op that stands for a call of it; or the main ones of several ops, if none does;
+#: or nothing, where a function is not the op of its name.
+_CALLED_OPS = """
+F._threshold                          threshold
+F.adaptive_max_pool1d_with_indices    adaptive_max_pool1d
+F.adaptive_max_pool2d_with_indices    adaptive_max_pool2d
+F.adaptive_max_pool3d_with_indices    adaptive_max_pool3d
+F.affine_grid                         affine_grid_generator
+F.cross_entropy                       cross_entropy_loss
+F.dropout1d                           feature_dropout
+F.dropout2d                           feature_dropout
+F.dropout3d                           feature_dropout
+F.fold                                col2im
+F.fractional_max_pool2d_with_indices  fractional_max_pool2d
+F.fractional_max_pool3d_with_indices  fractional_max_pool3d
+F.gaussian_nll_loss                   log sub pow div add mul
+F.grid_sample                         grid_sampler
+F.gumbel_softmax                      softmax add div
+F.interpolate                         upsample_nearest2d upsample_bilinear2d upsample_bicubic2d adaptive_avg_pool2d
+F.linear_cross_entropy                linear cross_entropy_loss
+F.local_response_norm                 avg_pool2d avg_pool3d pow div
+F.lp_pool1d                           avg_pool1d pow mul
+F.lp_pool2d                           avg_pool2d pow mul
+F.lp_pool3d                           avg_pool3d pow mul
+F.max_unpool1d                        max_unpool2d
+F.multi_head_attention_forward        linear scaled_dot_product_attention bmm softmax
+F.multilabel_soft_margin_loss         log_sigmoid mul sum div
+F.nll_loss                            nll_loss_nd
+F.normalize                           linalg_vector_norm clamp_min div
+F.softmin                             neg softmax
+F.softsign                            abs add div
+F.tanhshrink                          tanh sub
+F.triplet_margin_with_distance_loss   pairwise_distance add sub clamp_min mean
+F.unfold                              im2col
+F.upsample                            upsample_nearest2d upsample_bilinear2d upsample_bicubic2d adaptive_avg_pool2d
+F.upsample_bilinear                   upsample_bilinear2d
+F.upsample_nearest                    upsample_nearest1d upsample_nearest2d upsample_nearest3d
+torch.lu                              _lu_with_info
+torch.norm                            linalg_vector_norm linalg_matrix_norm
+torch.unique                          _unique2 unique_dim
+torch.unravel_index                   floor_divide remainder
+Tensor.index
+Tensor.lu                             _lu_with_info
+Tensor.norm                           linalg_vector_norm linalg_matrix_norm
+Tensor.resize
+Tensor.resize_as
+Tensor.unique                         _unique2 unique_dim
+Tensor.__add__                        add
+Tensor.__eq__                         eq
+Tensor.__floordiv__                   floor_divide
+Tensor.__ge__                         ge
+Tensor.__getitem__                    index select slice
+Tensor.__gt__                         gt
+Tensor.__iadd__                       add_
+Tensor.__idiv__                       div_
+Tensor.__imul__                       mul_
+Tensor.__isub__                       sub_
+Tensor.__le__                         le
+Tensor.__lt__                         lt
+Tensor.__matmul__                     matmul
+Tensor.__mod__                        remainder
+Tensor.__mul__                        mul
+Tensor.__ne__                         ne
+Tensor.__radd__                       add
+Tensor.__rdiv__                       reciprocal mul
+Tensor.__rmatmul__                    matmul
+Tensor.__rmod__                       remainder
+Tensor.__rmul__                       mul
+Tensor.__rpow__                       pow
+Tensor.__rsub__                       rsub
+Tensor.__setitem__                    index_put_ copy_
+Tensor.__sub__                        sub
+Tensor.__truediv__                    div
+"""
+
+
+@functools.cache
+def called_ops() -> Mapping[str, tuple[str, ...]]:
+    """Returns the ops that functions call, where these are not the op of the same name.
+
+    Example:
+        >>> called_ops()["F.cross_entropy"], called_ops()["F.softmin"]
+        (('cross_entropy_loss',), ('neg', 'softmax'))
+    """
+    rows = (line.split() for line in _CALLED_OPS.strip().splitlines())
+    return MappingProxyType({function: tuple(ops) for function, *ops in rows})
+
+
+#: How people write the places in which PyTorch has functions and methods.
+_ROOTS: dict[str, object] = {"torch": torch, "F": functional, "nn": nn, "Tensor": torch.Tensor}
+
+#: How ops are named: the end of errors.
+HOW_TO_NAME = (
+    "Ops are named as in torch.ops or in Python: 'softmax', 'aten::softmax.int', 'mylib::op', 'F.softmax', torch.mm."
 )
 
-__all__ = ["exact_key", "find_op", "find_overloads", "in_order", "is_pattern", "matches", "name_op", "spell_key"]
+#: The types of functions and methods that C++ implements.
+_BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+#: Their places in torch._C, besides those of torch and Tensor.
+_NAMES_OF_PLACES = ("_nn", "_linalg", "_special", "_fft", "_sparse", "_nested")
+#: Where these are. The functions of torch.linalg, torch.special and torch.fft have their place in the name of the op.
+_PLACES: dict[str, Any] = {
+    "torch": torch._C._VariableFunctions,
+    "Tensor": torch.Tensor,
+    **{f"torch._C.{name}": getattr(torch._C, name, None) for name in _NAMES_OF_PLACES},
+}
+
+#: The modules that define functions in Python, and where people find these functions.
+_MODULES = {"torch.functional": "torch", "torch.nn.functional": "F", "torch._tensor": "Tensor"}
+
+
+def op_of_function(function: object, shown: str = "") -> str:
+    """Returns the op that a function or method of PyTorch calls, with its namespace.
+
+    Args:
+        function: The function or method.
+        shown: What the user wrote, if not the function itself.
+
+    Raises:
+        PolicyError: It is a module, no function of PyTorch, or one that calls no op, or several.
+
+    Example:
+        >>> op_of_function(torch.mm), op_of_function(torch.Tensor.softmax), op_of_function(functional.cross_entropy)
+        ('aten::mm', 'aten::softmax', 'aten::cross_entropy_loss')
+    """
+    if isinstance(function, nn.Module) or _is_module(function):
+        raise _module_error(function)
+    path = _path_of(function)
+    if path is None:
+        got = repr(shown or function)
+        raise PolicyError(
+            f"expected the name of an op, an op object or a function of PyTorch, got {got}. {HOW_TO_NAME}"
+        )
+    calls = called_ops().get(path, (path.rpartition(".")[2],))
+    if len(calls) > 1:
+        raise PolicyError(
+            f"{shown or path} is not an op. It calls several, or one of several, such as {', '.join(calls)}. Name the "
+            f"ops that you mean."
+        )
+    if not calls or not _is_op(calls[0]):
+        raise PolicyError(
+            f"{shown or path} is not an op, and this package does not know which ops it calls. Name those "
+            f"ops; torch_promote.trace shows them. {HOW_TO_NAME}"
+        )
+    return f"aten::{calls[0]}"
+
+
+def calls_of_function(name: str) -> str | None:
+    """Returns a sentence about a function or module of PyTorch that has the name of no op; None: there is none.
+
+    Example:
+        >>> calls_of_function("cross_entropy")
+        "F.cross_entropy calls the op 'cross_entropy_loss'. Use that name."
+    """
+    for root in ("F", "torch", "nn"):
+        found = getattr(_ROOTS[root], name, None)
+        try:
+            if isinstance(found, types.FunctionType | type) and (_path_of(found) in called_ops() or _is_module(found)):
+                op = op_of_function(found).removeprefix("aten::")
+                return f"{root}.{name} calls the op {op!r}. Use that name."
+        except PolicyError as error:
+            return f"{error}"
+    return None
+
+
+def _is_op(name: str) -> bool:
+    """Whether PyTorch's dispatcher has an op. TorchScript has others, such as aten::tensor."""
+    op = getattr(torch.ops.aten, name, None)
+    overloads = op.overloads() if isinstance(op, torch._ops.OpOverloadPacket) else []
+    names = (f"aten::{name}" + ("" if one == "default" else f".{one}") for one in overloads)
+    return any(map(torch._C._dispatch_has_kernel, names))
+
+
+def _is_module(found: object) -> TypeGuard[type[nn.Module]]:
+    return isinstance(found, type) and issubclass(found, nn.Module)
+
+
+def _path_of(function: object) -> str | None:
+    """Where people find a function of PyTorch, such as "torch.mm"; None: it is not one."""
+    name = getattr(function, "__name__", "")
+    if isinstance(function, _BUILTIN):
+        places = (where for where, place in _PLACES.items() if getattr(place, name, None) == function)
+        where = next(places, None)
+    else:
+        where = _MODULES.get(function.__module__) if isinstance(function, types.FunctionType) else None
+    return where and f"{where}.{name}"
+
+
+def is_python_name(name: str) -> bool:
+    """Whether a name starts as those of PyTorch's functions and modules do.
+
+    Example:
+        >>> [is_python_name(name) for name in ("F.softmax", "torch.ops.aten.mm", "softmax.int")]
+        [True, True, False]
+    """
+    return name.partition(".")[0] in _ROOTS and "." in name
+
+
+def op_of_python_name(name: str) -> str | None:
+    """Returns the op that a name in Python stands for, as `op_of_function`. None: nothing has the name.
+
+    Args:
+        name: A name for which `is_python_name` is true. One that starts with "torch.ops." is only rewritten.
+
+    Raises:
+        PolicyError: The name is that of a module, or of a function that calls no op, or several.
+
+    Example:
+        >>> op_of_python_name("F.cross_entropy"), op_of_python_name("torch.ops.aten.softmax.int")
+        ('aten::cross_entropy_loss', 'aten::softmax.int')
+        >>> op_of_python_name("torch.sofmax")
+    """
+    if name.startswith("torch.ops."):
+        return name.removeprefix("torch.ops.").replace(".", "::", 1)
+    root, *parts = name.split(".")
+    found: Any = _ROOTS[root]
+    for part in parts:
+        found = getattr(found, part, None)
+    return op_of_function(found, name) if callable(found) else None
+
+
+def _module_error(module: nn.Module | type[nn.Module]) -> PolicyError:
+    """Returns the error for a module in the place of an op, with the line that gives the module a policy."""
+    kind = module if isinstance(module, type) else type(module)
+    spelled = f"nn.{kind.__name__}" if getattr(nn, kind.__name__, None) is kind else kind.__name__
+    op = _op_of_module(kind)
+    remedy = f" Or name the op, wherever it is called: {op!r}." if op else ""
+    return PolicyError(
+        f"{spelled} is a module, and overrides are for ops. For the modules of a model, write: "
+        f'torch_promote.set_module_policy(model, {{{spelled}: "fp32"}}).{remedy}'
+    )
+
+
+def _op_of_module(kind: type[nn.Module]) -> str | None:
+    """The op that a module of PyTorch is made of, by the function of the same letters."""
+    for name in dir(functional) if kind.__module__.startswith("torch.nn.") else ():
+        if name.replace("_", "") == kind.__name__.lower():
+            with contextlib.suppress(PolicyError):  # of F._max_pool2d, say, which comes before F.max_pool2d
+                return op_of_function(getattr(functional, name)).removeprefix("aten::")
+    return None
 
 
 def find_overloads(key: object) -> tuple[str, ...]:

@@ -1,7 +1,13 @@
-"""The op table: the rows of `op_policies.def`, which the C++ side expands too."""
+"""The cast policies, the op table that gives each op one, and the ops that the running PyTorch registers for autocast.
+
+The op table, `op_policies.def`, describes PyTorch 2.13; C++ expands the same file. Other versions register other ops. A
+row falls through on a device type for which the running PyTorch does not register the op. An op that PyTorch registers,
+and for which the table has no policy on that device type, is left to stock.
+"""
 
 from __future__ import annotations
 
+import enum
 import functools
 import re
 from collections.abc import Mapping
@@ -11,19 +17,95 @@ from types import MappingProxyType
 
 import torch
 
-from torch_promote.errors import PolicyError
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.errors import UnsupportedDeviceError
 
 __all__ = [
     "DEVICE_TYPES",
     "LEFT_TO_STOCK",
+    "LEGAL_NAMES",
+    "POLICY_ALIASES",
     "TABLE_VERSION",
+    "CastPolicy",
     "Row",
+    "missing_rows",
     "op_table",
-    "parse_table",
+    "registered",
     "rows_by_name",
     "schema_of",
+    "spell_policy",
+    "unlisted_ops",
+    "with_addend",
 ]
+
+
+class CastPolicy(enum.Enum):
+    """What autocast does with a call of an op. The names are PyTorch's.
+
+    Source: aten/src/ATen/autocast_mode.h, enum class CastPolicy (v2.13), for the first five.
+
+    Example:
+        >>> CastPolicy("fp32")
+        <CastPolicy.fp32: 'fp32'>
+        >>> CastPolicy("lower")
+        <CastPolicy.lower_precision_fp: 'lower_precision_fp'>
+        >>> CastPolicy.fp32.meaning
+        'Cast every eligible argument to float32.'
+    """
+
+    _value_: str
+    #: What the policy does, in a sentence.
+    meaning: str
+
+    lower_precision_fp = (
+        "lower_precision_fp",
+        "Cast every eligible argument to the region's autocast dtype. Short: lower. Alias: fp16.",
+    )
+    fp32 = "fp32", "Cast every eligible argument to float32."
+    fp32_set_opt_dtype = (
+        "fp32_set_opt_dtype",
+        "Cast nothing; an optional dtype argument that the caller omits becomes float32.",
+    )
+    fp32_append_dtype = (
+        "fp32_append_dtype",
+        "Cast nothing; call the overload that takes an output dtype, with float32.",
+    )
+    promote = (
+        "promote",
+        "Cast every eligible argument to the widest dtype among the eligible tensors and tensor lists.",
+    )
+    match_self = (
+        "match_self",
+        "For an op that writes to an argument: cast its other floating arguments to the dtype of that argument.",
+    )
+    fallthrough = "fallthrough", "Do nothing; ops inside a composite op still see autocast."
+    keep = "keep", "Cast nothing, and run the op and what is inside it with autocast off."
+    banned = "banned", "Raise: the op's results are unsafe under autocast."
+
+    def __new__(cls, value: str, meaning: str = "") -> CastPolicy:
+        """Makes a member whose value is its name, without the meaning."""
+        member = object.__new__(cls)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    @classmethod
+    def _missing_(cls, value: object) -> CastPolicy | None:
+        return POLICY_ALIASES.get(value) if isinstance(value, str) else None
+
+
+#: Other names of policies. `fp16` is PyTorch's name of a list of ops; they run in the region's dtype, whatever it is.
+POLICY_ALIASES = {"lower": CastPolicy.lower_precision_fp, "fp16": CastPolicy.lower_precision_fp}
+
+#: The names of policies, for errors.
+LEGAL_NAMES = ", ".join(policy.value for policy in CastPolicy).replace(
+    "lower_precision_fp", "lower_precision_fp (or lower, or fp16: all three mean the region's dtype)"
+)
+
+
+def spell_policy(policy: CastPolicy | torch.dtype) -> str:
+    """Returns the name of a policy, as users write it: `fp32`, `float64`."""
+    return policy.value if isinstance(policy, CastPolicy) else str(policy).removeprefix("torch.")
+
 
 #: The device types that have a column in the table, in the order of the columns.
 DEVICE_TYPES = ("cpu", "cuda")
@@ -34,7 +116,7 @@ TABLE_VERSION = "2.13"
 LEFT_TO_STOCK = frozenset({"aten::_cudnn_rnn"})
 
 _DEF_FILE = Path(__file__).with_name("op_policies.def")
-_ROW = re.compile(r"^ROW\(\s*(\w+)\s*,\s*(\w*)\s*,\s*(\w+)\s*,\s*(\w+)\s*(?:,\s*(\w+)\s*)?\)$")
+_ROW = re.compile(r"^ROW\(\s*(\w+)\s*,\s*(\w*)\s*,\s*(\w+)\s*,\s*(\w+)\s*(?:,\s*(\w+)\s*)?\)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +153,15 @@ class Row:
 def op_table() -> tuple[Row, ...]:
     """Returns the rows of `op_policies.def`, in file order.
 
-    Raises:
-        PolicyError: A line of the file is neither a comment nor a row.
-
     Example:
         >>> next(row for row in op_table() if row.name == "aten::softmax.int").cuda
         <CastPolicy.fp32_set_opt_dtype: 'fp32_set_opt_dtype'>
     """
-    return parse_table(_DEF_FILE.read_text(encoding="utf-8"), str(_DEF_FILE))
+    rows = _ROW.findall(_DEF_FILE.read_text(encoding="utf-8"))
+    return tuple(
+        Row(index, op, overload, CastPolicy(cpu), CastPolicy(cuda), redispatch)
+        for index, (op, overload, cpu, cuda, redispatch) in enumerate(rows)
+    )
 
 
 @functools.cache
@@ -90,26 +173,6 @@ def rows_by_name() -> Mapping[str, Row]:
         <CastPolicy.lower_precision_fp: 'lower_precision_fp'>
     """
     return MappingProxyType({row.name: row for row in op_table()})
-
-
-def parse_table(text: str, where: str) -> tuple[Row, ...]:
-    """Parses the text of a table file. Errors name the file as `where`."""
-    rows: list[Row] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip() or line.startswith("//"):
-            continue
-        match = _ROW.match(line)
-        if match is None:
-            raise PolicyError(
-                f"{where}:{number}: not a row: {line!r}. Expected ROW(op, overload, cpu, cuda[, overload])."
-            )
-        op, overload, cpu, cuda, redispatch = match.groups()
-        for policy in (cpu, cuda):
-            if policy not in CastPolicy.__members__:
-                legal = ", ".join(CastPolicy.__members__)
-                raise PolicyError(f"{where}:{number}: no cast policy is called {policy!r}. Legal: {legal}.")
-        rows.append(Row(len(rows), op, overload, CastPolicy(cpu), CastPolicy(cuda), redispatch or ""))
-    return tuple(rows)
 
 
 def schema_of(op: Row | str) -> torch._C.FunctionSchema | None:
@@ -126,3 +189,83 @@ def schema_of(op: Row | str) -> torch._C.FunctionSchema | None:
         return torch._C._get_schema(name, overload)
     except RuntimeError:
         return None
+
+
+def registered(device_type: str) -> frozenset[str]:
+    """Returns the ops that now have a kernel on the stock autocast key of a device type.
+
+    The result is not cached, since a library may register an op at any time.
+
+    Args:
+        device_type: "cpu", "cuda", "xpu", "mps". A PyTorch build without CUDA registers the CUDA ops too. PrivateUse1
+            is not available: this package uses its autocast key.
+
+    Raises:
+        UnsupportedDeviceError: The running PyTorch registers no op for autocast on this device type.
+
+    Example:
+        >>> "aten::mm" in registered("cpu"), "aten::softmax.int" in registered("cpu")
+        (True, False)
+    """
+    keys = {key.removeprefix("Autocast").lower(): key for key in torch._C.DispatchKey.__members__ if "Autocast" in key}
+    del keys["privateuse1"]
+    ops = _with_kernel(keys[device_type]) if device_type in keys else None
+    if not ops:
+        legal = ", ".join(repr(name) for name, key in sorted(keys.items()) if _with_kernel(key))
+        raise UnsupportedDeviceError(
+            f"this PyTorch registers no op for autocast on device type {device_type!r}. Legal: {legal}."
+        )
+    return ops
+
+
+def _with_kernel(key: str) -> frozenset[str]:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return frozenset(name for name in torch._C._dispatch_get_all_op_names() if has_kernel(name, key))
+
+
+def missing_rows(device_type: str) -> tuple[Row, ...]:
+    """Returns the rows with a policy on "cpu" or "cuda" that the running PyTorch does not register there.
+
+    Example:
+        >>> all(row.name not in registered("cuda") for row in missing_rows("cuda"))
+        True
+    """
+    names = registered(device_type)
+    return tuple(row for row in _rows_with_a_policy(device_type) if row.name not in names)
+
+
+def unlisted_ops(device_type: str) -> tuple[str, ...]:
+    """Returns the ops that the running PyTorch registers on "cpu" or "cuda" and the table has no policy for.
+
+    Inside our regions, stock autocast still handles these. They include custom ops of libraries.
+
+    Example:
+        >>> "aten::mm" in unlisted_ops("cpu")
+        False
+    """
+    return tuple(sorted(registered(device_type) - {row.name for row in _rows_with_a_policy(device_type)}))
+
+
+def _rows_with_a_policy(device_type: str) -> list[Row]:
+    return [row for row in op_table() if row.policy(device_type) is not CastPolicy.fallthrough]
+
+
+#: The names of products that add: `addmm` is `mm` and an addition, `baddbmm` is `bmm` and one.
+_WITH_ADDEND = re.compile(r"aten::b?add(?P<product>\w+)")
+
+
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
+def with_addend(op: str) -> tuple[str, ...]:
+    """Returns the rows of the op table that compute what another row computes, and add a tensor.
+
+    Args:
+        op: The full name of an op, without an overload.
+
+    Example:
+        >>> with_addend("aten::mm"), with_addend("aten::bmm"), with_addend("aten::softmax")
+        (('aten::addmm',), ('aten::addbmm', 'aten::baddbmm'), ())
+
+    Source: aten/src/ATen/native/LinearAlgebra.cpp, addmm, baddbmm, addbmm; Blas.cpp, addmv (v2.13).
+    """
+    found = ((name, _WITH_ADDEND.fullmatch(name.partition(".")[0])) for name in rows_by_name())
+    return tuple(name for name, match in found if match and f"aten::{match['product']}" == op)

@@ -8,17 +8,15 @@ from typing import Any
 import torch
 
 from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDeviceError, did_you_mean
-from torch_promote.policy.cast_policy import LEGAL_NAMES, POLICY_ALIASES, CastPolicy, spell_policy
 from torch_promote.policy.dtype_names import close_dtype, dtype_of_name
 from torch_promote.policy.legality import check_legal, legal_policies, legal_text, why_illegal
 from torch_promote.policy.op_names import find_overloads, in_order, is_pattern, name_op, spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.op_table import DEVICE_TYPES, LEGAL_NAMES, POLICY_ALIASES, CastPolicy, spell_policy
 
 __all__ = [
     "LEGAL_DEVICES",
     "advice_for",
     "check_device_types",
-    "exact_first",
     "is_pattern_key",
     "parse_overrides",
     "parse_policy",
@@ -34,8 +32,6 @@ _NAMES = [*(policy.value for policy in CastPolicy), *POLICY_ALIASES]
 _LEGAL_VALUES = f"Legal: {LEGAL_NAMES} or a floating dtype, such as float16."
 #: The end of errors about device types.
 LEGAL_DEVICES = f" Legal: {', '.join(map(repr, DEVICE_TYPES))}."
-#: How many overloads an error names for each reason.
-_SHOWN = 3
 
 
 def parse_overrides(overrides: Mapping[Any, Any]) -> tuple[tuple[str, CastPolicy | torch.dtype], ...]:
@@ -60,7 +56,7 @@ def parse_overrides(overrides: Mapping[Any, Any]) -> tuple[tuple[str, CastPolicy
     if not isinstance(overrides, Mapping):
         raise PolicyError(f"overrides must be a mapping of ops to policies, got {type(overrides).__name__}.")
     chosen: dict[str, tuple[CastPolicy | torch.dtype, object]] = {}
-    for key, value in exact_first(overrides):
+    for key, value in sorted(overrides.items(), key=lambda item: is_pattern_key(item[0])):
         policy, names = select(key, value)
         for name in names:
             known, other = chosen.setdefault(name, (policy, key))
@@ -77,18 +73,8 @@ def show_key(key: object) -> str:
     return repr(key if isinstance(key, str) or isinstance(name_op(key), tuple) else spell_key(key))
 
 
-def exact_first(overrides: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """Returns the items of overrides, those of patterns last: an op that is named has that policy, and not a pattern's.
-
-    Example:
-        >>> exact_first({"linalg_*": "fp32", "linalg_norm": "lower"})
-        [('linalg_norm', 'lower'), ('linalg_*', 'fp32')]
-    """
-    return sorted(overrides.items(), key=lambda item: is_pattern_key(item[0]))
-
-
 def is_pattern_key(key: object) -> bool:
-    """Whether a key of overrides is a pattern, and not an op."""
+    """Whether a key of overrides is a pattern, and not an op. An op that is named has that policy, not a pattern's."""
     return isinstance(key, str) and is_pattern(key)
 
 
@@ -144,18 +130,13 @@ def select(key: object, value: object) -> tuple[CastPolicy | torch.dtype, tuple[
 
 
 def _illegal_for_all(key: str, policy: CastPolicy | torch.dtype, reasons: Mapping[str, str | None]) -> str:
-    by_reason: dict[str | None, list[str]] = {}
+    overloads: dict[str | None, str] = {}  # one for each reason
     for name, why in reasons.items():
-        by_reason.setdefault(why, []).append(name)
-    text = "; ".join(f"{why} ({_some(names)})" for why, names in by_reason.items())
+        overloads.setdefault(why, name)
+    text = "; ".join(f"{why} ({name})" for why, name in overloads.items())
     legal = {policy for name in reasons for policy in legal_policies(name)}
     for_some = legal_text(policy for policy in CastPolicy if policy in legal).replace(" Legal:", " Legal for some:")
     return f"none of the {len(reasons)} overloads of {key!r} can use {spell_policy(policy)!r}: {text}.{for_some}"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:

@@ -1,29 +1,111 @@
-"""`Policy`: the cast policy of every op on every device type, as an immutable value."""
+"""`Policy`: the cast policy of every op on every device type, as an immutable value; `PolicyDiff`."""
 
 from __future__ import annotations
 
 import functools
+import html
+import itertools
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.utils import _pytree
 
 from torch_promote.errors import DeviceTypeError, PolicyError, did_you_mean
 from torch_promote.policy import files, module_tables
-from torch_promote.policy.differences import Difference, PolicyDiff, differences
-from torch_promote.policy.module_tables import Tables
-from torch_promote.policy.named import MEANINGS, Change, Value, named_changes, stock_policy
-from torch_promote.policy.notebook import policy_html
+from torch_promote.policy.module_tables import Tables, entries_of, spell_table
+from torch_promote.policy.named_policies import MEANINGS, Change, Value, named_changes, registered_ops, stock_policy
 from torch_promote.policy.op_names import exact_key, find_overloads
-from torch_promote.policy.op_table import rows_by_name
+from torch_promote.policy.op_table import rows_by_name, spell_policy
 from torch_promote.policy.overrides import LEGAL_DEVICES, advice_for, check_device_types, parse_overrides
-from torch_promote.policy.registered_policies import registered_ops
-from torch_promote.policy.spelling import spell_call, spell_policies
 
 __all__ = ["Difference", "Policy", "PolicyDiff"]
+
+
+class Difference(NamedTuple):
+    """One difference between two policies.
+
+    Attributes:
+        overload: An overload's full name. In a table of modules also "policy", for the policy of a whole module.
+        device: "cpu" or "cuda"; for an entry of a table of modules, the table's section, `[modules."blocks.*.attn"]`.
+        mine: The first policy's value; None if it has none for the overload.
+        theirs: The second policy's value.
+    """
+
+    overload: str
+    device: str
+    mine: Value | str | None
+    theirs: Value | str | None
+
+
+class PolicyDiff(tuple[Difference, ...]):
+    """The differences between two policies: a tuple that prints as a table, also in a notebook.
+
+    Args:
+        found: The differences.
+        names: What to call the two policies.
+
+    Attributes:
+        names: What the two policies are called.
+
+    Example:
+        >>> from torch_promote import Policy
+        >>> print(Policy.stock().override({"mm.default": "fp32"}, device_type="cpu").diff("stock"))
+        op  device  this policy  stock
+        mm  cpu     fp32         lower_precision_fp
+    """
+
+    names: tuple[str, str]
+
+    def __new__(cls, found: Iterable[Difference], names: tuple[str, str]) -> PolicyDiff:
+        """Makes the tuple."""
+        made = super().__new__(cls, found)
+        made.names = names
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PolicyDiff, (tuple(self), self.names)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the differences as values that JSON has."""
+        return {
+            "policies": list(self.names),
+            "differences": [
+                {"op": each.overload, "device": each.device, "policies": [_plain(each.mine), _plain(each.theirs)]}
+                for each in self
+            ],
+        }
+
+    def _table(self) -> list[tuple[str, ...]]:
+        """The differences as rows, below the titles of the columns."""
+        rows = [
+            (each.overload.removeprefix("aten::"), each.device, _plain(each.mine) or "-", _plain(each.theirs) or "-")
+            for each in self
+        ]
+        return [("op", "device", *self.names), *rows]
+
+    def __str__(self) -> str:
+        if not self:
+            return f"{self.names[0]} and {self.names[1]} are equal."
+        widths = [max(map(len, column)) for column in zip(*self._table(), strict=True)]
+        rows = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in self._table())
+        return "\n".join(rows)
+
+    def __repr__(self) -> str:
+        return f"<PolicyDiff between {' and '.join(self.names)}: {len(self)} differences. print() shows a table.>"
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return f"<p>{self}</p>"
+        titles, *rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._table())
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><thead><tr>{titles.replace('td>', 'th>')}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _plain(value: Value | str | None) -> str | None:
+    return value if value is None or isinstance(value, str) else spell_policy(value)
 
 
 class Policy:
@@ -254,11 +336,19 @@ class Policy:
             ['aten::mm', 'aten::mm']
         """
         theirs = Policy.of(other)
-        of_ops = differences(dict(self._entries()), dict(theirs._entries()), by_stock=True)
-        tables = module_tables.entries_of(self.modules), module_tables.entries_of(theirs.modules)
-        mine, its = (None if policy.modules else policy._name for policy in (self, theirs))
-        names = mine or "this policy", its or "the other"
-        return PolicyDiff((*of_ops, *differences(*tables, by_stock=False)), names)
+        found: list[Difference] = []
+        mine, its = dict(self._entries()), dict(theirs._entries())
+        for place in sorted({*mine, *its}):
+            stock = stock_policy(*place)  # the policy of an entry that is missing
+            found.append(Difference(*place, mine.get(place, stock), its.get(place, stock)))
+        tables = entries_of(self.modules), entries_of(theirs.modules)
+        found += (
+            Difference(*place, *(table.get(place) for table in tables)) for place in sorted({**tables[0], **tables[1]})
+        )
+        first, second = (None if policy.modules else policy._name for policy in (self, theirs))
+        return PolicyDiff(
+            (each for each in found if each.mine != each.theirs), (first or "this policy", second or "the other")
+        )
 
     def lookup(self, op: object, device_type: str) -> Value | None:
         """Returns the policy of an op on a device type.
@@ -286,9 +376,10 @@ class Policy:
         names = tuple(name for name in names if name in rows_by_name()) or names
         values = {name: self._value(name, device_type) for name in names}
         if len(set(values.values())) > 1:
+            shown = ", ".join(f"{name} {_plain(value) or 'no entry'}" for name, value in values.items())
             raise PolicyError(
-                f"{str(op)!r} selects {len(names)} overloads with different policies on {device_type}: "
-                f"{spell_policies(values)}. Name one of them, such as {exact_key(names[0])!r}."
+                f"{str(op)!r} selects overloads with different policies on {device_type}: {shown}. Name one of them, "
+                f"such as {exact_key(names[0])!r}."
             )
         return values[names[0]]
 
@@ -363,10 +454,20 @@ class Policy:
         return Policy, (self.changes, self.modules) if self.modules else (self.changes,)
 
     def __repr__(self) -> str:
-        return spell_call(self._name, self.changes, self.modules)
+        """Returns an expression whose value is the policy, unless it leaves out entries ("...")."""
+        text = "Policy.stock()" if self._name in (None, "stock") else f"Policy.named({self._name!r})"
+        if self._name is None:
+            for section, entries in files.to_data(self.changes).items():
+                if isinstance(entries, dict):
+                    device = "" if section == files.ALL_DEVICE_TYPES else f", device_type={section!r}"
+                    text += f".override({_spell(entries)}{device})"
+        if self.modules:
+            tables = {name: table if isinstance(table, str) else spell_table(table) for name, table in self.modules}
+            text += f".override_modules({_spell(tables)})"
+        return text
 
     def _repr_html_(self) -> str:
-        return policy_html(self._name, self.changes, self.modules)
+        return f"<p>{html.escape(repr(self))}</p>{self.diff('stock')._repr_html_()}"
 
     @property
     def _name(self) -> str | None:
@@ -386,6 +487,15 @@ class Policy:
         if index < len(self.changes) and self.changes[index][:2] == (overload, device_type):
             return self.changes[index][2]
         return stock_policy(overload, device_type)
+
+
+def _spell(entries: Mapping[str, Any]) -> str:
+    """A dict as a repr shows it, without those after the first four entries."""
+    shown = [
+        f"{key!r}: {_spell(value) if isinstance(value, Mapping) else repr(value)}"
+        for key, value in itertools.islice(entries.items(), 4)
+    ]
+    return f"{{{', '.join(shown)}{', ...' if len(entries) > 4 else ''}}}"
 
 
 # Lets a compiled function take a policy as an argument. torch.compile recompiles for a policy that is not equal.

@@ -9,7 +9,7 @@ Each module or package uses only those above it:
 - tensor_iterator: `infer_elementwise`
 - ops: `infer`, the results of any op, and the table of op rules
 - autocast: `autocast_plan`, what autocast does with a call
-- derivation: `why`, an explanation of an expression's dtype
+- explanation: the same in words
 
 Example:
     >>> import torch
@@ -19,8 +19,6 @@ Example:
 """
 
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, Cast, DeviceAutocast, autocast_plan
-from torch_promote.reference.derivation.derivation import Derivation, why
-from torch_promote.reference.derivation.expression import ExpressionError
 from torch_promote.reference.ops.infer import NO_RULE, Inference, NoRule, infer, rule_name
 from torch_promote.reference.promotion import (
     Operand,
@@ -45,10 +43,8 @@ __all__ = [
     "AutocastPlan",
     "AutocastState",
     "Cast",
-    "Derivation",
     "DeviceAutocast",
     "ElementwiseResult",
-    "ExpressionError",
     "Inference",
     "NoRule",
     "Operand",
@@ -69,5 +65,4 @@ __all__ = [
     "result_type",
     "rule_name",
     "suggest_memory_format",
-    "why",
 ]

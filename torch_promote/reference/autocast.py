@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_promote.policy.cast_policy import CastPolicy
-from torch_promote.policy.op_table import Row, op_table
+from torch_promote.policy.op_table import CastPolicy, Row, op_table
 from torch_promote.reference.dtypes import dtype_name, is_floating
 from torch_promote.reference.ops.call import Argument, Call
 from torch_promote.reference.ops.infer import is_registered

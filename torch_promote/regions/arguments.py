@@ -26,13 +26,11 @@ from torch_promote.integrations import cast_invalidation, checkpoint
 from torch_promote.native.module_tables import applied_number, changes_for
 from torch_promote.native.policy_changes import Named, register_change
 from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec
-from torch_promote.policy.cast_policy import CastPolicy
 from torch_promote.policy.module_tables import library
 from torch_promote.policy.op_names import is_pattern, spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, with_addend
 from torch_promote.policy.overrides import parse_overrides, select
 from torch_promote.policy.policy import Policy
-from torch_promote.policy.products import with_addend
 
 __all__ = [
     "allows_cache",

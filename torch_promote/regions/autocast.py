@@ -137,13 +137,13 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides, model, binding)
         self._arguments += () if line is None else (line,)
 
-    def _tell_end(self, surroundings: int, returned: bool) -> None:
-        """Also tells the author of the overrides which of them had no effect."""
-        super()._tell_end(surroundings, returned)
+    def _exited(self, flags: int, kind: type[BaseException] | None) -> None:
+        super()._exited(flags, kind)
         # After an exception, calls may be missing that the overrides are for.
-        line = _Arguments(*self._arguments).line if surroundings & UNUSED_OVERRIDES and returned else None
-        if line is not None:
-            warn_of_unused_overrides(line)
+        if flags > 0 and flags & UNUSED_OVERRIDES and kind is None:
+            line = _Arguments(*self._arguments).line
+            if line is not None:
+                warn_of_unused_overrides(line)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy keeps the defaults that the original read. Numbers of policy changes are not valid in other processes.

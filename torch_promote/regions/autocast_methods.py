@@ -21,14 +21,13 @@ from typing import Any, Literal, Protocol
 import torch
 
 from torch_promote import _C
-from torch_promote.integrations import compile_installed
+from torch_promote.integrations import compile as compile_installed
 from torch_promote.integrations.asyncio_tasks import guard_tasks
 from torch_promote.integrations.checkpoint import stays_stocks
-from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.compile import graph_enter, graph_exit
 from torch_promote.integrations.export import record_enter, record_exit
+from torch_promote.integrations.ranks import compare_ranks
 from torch_promote.native.fork_safe_lock import fork_safe_lock
-from torch_promote.native.interrupts import without_interrupt_at_start
 from torch_promote.native.region_spec import DeviceSpec, RegionSpec
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.regions.watching import tell_watchers
@@ -133,32 +132,25 @@ def _enter(self: Any) -> Any:
         self.__class__ = _GraphAutocast  # pragma: no cover: PyTorch before 2.12
     if self.__class__ is _GraphAutocast:
         return _enter_in_graph(self, packed)
-    objects = _thread.objects
-    try:
-        objects.append(self)
-        surroundings = _C.enter_region(self, packed)
-        if surroundings:
+    surroundings = _C.enter_region(self, packed)
+    _thread.objects.append(self)
+    if surroundings:
+        try:
             _tell_surroundings(surroundings, packed, self)
-    except BaseException:  # includes one from a signal handler, right after a call
-        _C.undo_enter(self)
-        _remove(objects, self)
-        raise
+        except BaseException:
+            _C.exit_region(self)
+            _remove(_thread.objects, self)
+            raise
     if _installation is None:  # another thread has called uninstall meanwhile, and may have missed this region
         _keep_exit()
     return self
 
 
 @functools.wraps(_Autocast.__exit__)
-@without_interrupt_at_start
 def _exit(
     self: Any, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
 ) -> Literal[False]:
-    try:
-        surroundings = _C.exit_region(self)
-    # From a signal handler, right after the call.
-    except BaseException:  # pragma: no cover: tests raise it by a trace function of their own
-        _remove(_thread.objects, self)
-        raise
+    surroundings = _C.exit_region(self)
     objects = _thread.objects
     if surroundings >= 0:
         if objects and objects[-1] is self:
@@ -286,8 +278,6 @@ def _restore() -> None:
             _enter_method.restore()
             if not _opened_by_graphs and not any(held.objects for held in _of_all_threads()):
                 _exit_method.restore()
-        if _installation is not None:  # a signal handler has called install meanwhile
-            _place()
 
 
 def _place() -> None:
@@ -313,8 +303,6 @@ def put_in_force(installation: InForce | None) -> None:
     _installation = installation
     if installation is None:
         _restore()
-    else:
-        _place()  # again: a signal handler may have called uninstall meanwhile
 
 
 def _forget_other_threads() -> None:

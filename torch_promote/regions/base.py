@@ -1,13 +1,13 @@
 """`Region`: the base class of `my_autocast` and `promotion`.
 
-The extension stores the thread's open regions (csrc/region/region.cpp). csrc/python/region_bindings.cpp, NOTE
-[ Regions in Python and in C ], explains why these methods are in Python.
+The extension stores the thread's open regions (csrc/region/region.cpp), and has the methods that enter and leave one
+(csrc/python/region_bindings.cpp).
 """
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from torch_promote._C import (
     RUNNING_LOOP,
@@ -15,55 +15,39 @@ from torch_promote._C import (
     UNCHECKED_RANKS,
     WATCHED,
     HeldChange,
-    enter_region,
-    exit_region,
-    undo_enter,
+    RegionBase,
 )
 from torch_promote.errors import DecoratorError, RegionError
 from torch_promote.integrations.asyncio_tasks import guard_tasks, place_of_regions
-from torch_promote.integrations.compare_ranks import compare_ranks
 from torch_promote.integrations.export import record_enter, record_exit
-from torch_promote.native.interrupts import without_interrupt_at_start
+from torch_promote.integrations.ranks import compare_ranks
 from torch_promote.regions.decorate import decorate
 from torch_promote.regions.watching import tell_watchers
 
 __all__ = ["Region"]
 
 
-class Region:
+class Region(RegionBase):
     """A region with a packed spec: a context manager and a decorator.
 
     Args:
         packed: A packed `RegionSpec`.
     """
 
-    __slots__ = ("__weakref__", "_held", "_packed")
+    __slots__ = ("__weakref__", "_held")
 
     _held: HeldChange  # keeps the policy change registered whose number is in _packed, if there is one
 
+    #: Called with each subclass once Dynamo is imported, to make it traceable.
+    when_subclassed: ClassVar[Callable[[type[Region]], None] | None] = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if Region.when_subclassed is not None:
+            Region.when_subclassed(cls)
+
     def __init__(self, packed: str) -> None:
         self._packed = packed
-
-    def __enter__(self) -> Self:
-        try:
-            surroundings = enter_region(self, self._packed)
-            if surroundings:
-                self._tell_surroundings(surroundings)
-        except BaseException:  # includes one from a signal handler, right after the call
-            undo_enter(self)
-            raise
-        return self
-
-    @without_interrupt_at_start
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        surroundings = exit_region(self)
-        if surroundings:
-            if surroundings > 0:
-                self._tell_end(surroundings, kind is None)
-            elif kind is not GeneratorExit:  # which closes a body between two steps, when its regions are suspended
-                raise RegionError(f"{self!r} is not open in {place_of_regions()}")
 
     def __call__(self, func: Any) -> Any:
         """Decorates a callable; see the class."""
@@ -75,18 +59,21 @@ class Region:
             )
         return decorate(self, func)
 
-    def _tell_end(self, surroundings: int, returned: bool) -> None:
-        """Tells the modes of torch.export that the region has ended, by an exception or not (`returned`)."""
-        if surroundings & TORCH_FUNCTION_MODE:
-            record_exit(self._packed)
-
-    def _tell_surroundings(self, surroundings: int) -> None:
-        """Notifies other ranks, the event loop, torch.export's modes and traces that the region was entered."""
-        if surroundings & UNCHECKED_RANKS:
+    def _entered(self, flags: int) -> None:
+        """Tells other ranks, the event loop, torch.export's modes and traces that the region has been entered."""
+        if flags & UNCHECKED_RANKS:
             compare_ranks(self)
-        if surroundings & RUNNING_LOOP:
+        if flags & RUNNING_LOOP:
             guard_tasks()
-        if surroundings & TORCH_FUNCTION_MODE:
+        if flags & TORCH_FUNCTION_MODE:
             record_enter(self._packed)
-        if surroundings & WATCHED:
+        if flags & WATCHED:
             tell_watchers(self)
+
+    def _exited(self, flags: int, kind: type[BaseException] | None) -> None:
+        """Tells the modes of torch.export that the region has ended. Raises if it was not open."""
+        if flags < 0:
+            if kind is not GeneratorExit:  # which closes a body between two steps, when its regions are suspended
+                raise RegionError(f"{self!r} is not open in {place_of_regions()}")
+        elif flags & TORCH_FUNCTION_MODE:
+            record_exit(self._packed)

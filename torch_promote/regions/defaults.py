@@ -16,10 +16,10 @@ from torch_promote import _C
 from torch_promote.errors import PolicyError
 from torch_promote.integrations import compile as _compile
 from torch_promote.native.fork_safe_lock import fork_safe_lock
-from torch_promote.policy.cast_policy import CastPolicy, spell_policy
+from torch_promote.policy.named_policies import replace_registered_ops
+from torch_promote.policy.op_table import CastPolicy, spell_policy
 from torch_promote.policy.overrides import check_device_types, parse_overrides, show_key
 from torch_promote.policy.policy import Policy
-from torch_promote.policy.registered_policies import replace_registered_ops
 from torch_promote.regions.arguments import number_of_applied, policy_number, register_policy_change
 
 __all__ = [
@@ -177,34 +177,18 @@ def register_policy(
     parsed = parse_overrides({op: policy})
     named = {(name, device) for name, _ in parsed for device in devices}
     handle = RegisteredPolicy([name for name, _ in parsed], devices, parsed[0][1])
-    before: _Registered = {}
-    try:
-        with _lock:
-            if not replace:
-                _check_none_registered(op, policy, named)
-            kept = {place: known for place, known in _registered.items() if place not in named}
-            if not given.changes and len(kept) == len(_registered):
-                raise PolicyError(
-                    f"{show_key(op)} with policy {policy!r}: this is what PyTorch's autocast does. Leave it out."
-                )
-            before = {place: known for place, known in _registered.items() if place in named}
-            wanted = {**kept, **{(name, device): (value, handle) for name, device, value in given.changes}}
-            _put(wanted, _default, _default_tables)
-            _replace_registered(wanted)
-    except PolicyError:  # nothing has changed
-        raise
-    except BaseException:  # pragma: no cover: tests raise it by a trace function, as a signal handler may
-        _take_back(handle, before)
-        raise
-    return handle
-
-
-def _take_back(handle: RegisteredPolicy, before: _Registered) -> None:  # pragma: no cover: as above
-    """Puts back what was registered before a call of `register_policy` that did not return."""
     with _lock:
-        others = {place: known for place, known in _registered.items() if known[1] is not handle}
-        _put(others | before, _default, _default_tables)
-        _replace_registered(others | before)
+        if not replace:
+            _check_none_registered(op, policy, named)
+        kept = {place: known for place, known in _registered.items() if place not in named}
+        if not given.changes and len(kept) == len(_registered):
+            raise PolicyError(
+                f"{show_key(op)} with policy {policy!r}: this is what PyTorch's autocast does. Leave it out."
+            )
+        wanted = {**kept, **{(name, device): (value, handle) for name, device, value in given.changes}}
+        _put(wanted, _default, _default_tables)
+        _replace_registered(wanted)
+    return handle
 
 
 def _check_none_registered(op: object, policy: object, places: Iterable[tuple[str, str]]) -> None:

@@ -1,6 +1,6 @@
 """Applies the environment variables: the default policy, and `install`.
 
-TORCH_PROMOTE_AUTOCAST=1 calls `install`: torch_promote_autoload.py, next to the package, imports the package at the end
+TORCH_PROMOTE_AUTOCAST=1 calls `install`: _torch_promote_hooks.py, next to the package, imports the package at the end
 of `import torch`.
 """
 
@@ -44,7 +44,7 @@ def use_environment() -> Installation | None:
         PolicyError: An op or policy of TORCH_PROMOTE_OVERRIDES does not exist, or the policy is not legal for the op.
         OptionError: The cache mode does not exist.
     """
-    if os.environ.get(AUTOCAST) != "1":  # torch_promote_autoload warns of other values
+    if os.environ.get(AUTOCAST) != "1":  # _torch_promote_hooks warns of other values
         return None
     cache = os.environ.get(CACHE, "")
     try:

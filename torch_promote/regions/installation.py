@@ -14,10 +14,8 @@ from typing import Any, TypeVar
 import torch
 
 from torch_promote import _C
-from torch_promote.errors import RegionError
 from torch_promote.integrations import compile as _compile
-from torch_promote.integrations.compile_installed import while_changing
-from torch_promote.native.interrupts import without_interrupt_at_start
+from torch_promote.integrations.compile import while_changing
 from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec, RegionSpec
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.overrides import spell_overrides
@@ -81,9 +79,8 @@ class Installation:
     def digest(self) -> str:
         """Returns a digest of the settings of a region entered now. It is the same in every process."""
         owner = object()
-        packed = RegionSpec(policy_change=self._change).pack()
-        try:  # includes the start of the region: a signal handler may raise right after the call
-            _C.enter_region(owner, packed)
+        _C.enter_region(owner, RegionSpec(policy_change=self._change).pack())
+        try:
             return f"installed {self.cache} {_compile.policy_digest()}"
         finally:
             _C.exit_region(owner)
@@ -128,21 +125,9 @@ def _replace(what: str, installation: Installation | None) -> tuple[Installation
         if before is not None and installation is not None and installation.acts_as(before):
             installation = before
         if installation is not before:
-            forget_compiled()  # first: an interrupt must not leave code that was compiled for another installation
+            forget_compiled()
         put_in_force(installation)
     return before, installation
-
-
-@without_interrupt_at_start
-def _replace_or(otherwise: Installation | None, installation: Installation | None) -> Installation | None:
-    """Does `_replace` for `installed_as`. If a signal handler raises meanwhile, puts `otherwise` in force."""
-    try:
-        return _replace("installed_as()", installation)[1]
-    except RegionError:  # nothing has changed
-        raise
-    except BaseException:  # pragma: no cover: tests raise it by a trace function, as a signal handler may
-        _replace("installed_as()", otherwise)
-        raise
 
 
 def _not_in_graphs(function: _Function) -> _Function:
@@ -223,18 +208,14 @@ class _InstalledFor(contextlib.ContextDecorator):
 
     @_not_in_graphs
     def __enter__(self) -> Installation:
-        before = in_force()
-        now = _replace_or(before, self._installation)
+        before, now = _replace("installed_as()", self._installation)
         assert now is not None
-        self._before = [*self._before, before]  # calls no function: a signal handler would run after that
+        self._before.append(before)
         return now
 
     @_not_in_graphs
-    @without_interrupt_at_start
     def __exit__(self, *error: object) -> None:
-        before = self._before[-1]
-        del self._before[-1]
-        _replace_or(before, before)
+        _replace("installed_as()", self._before.pop())
 
 
 @_not_in_graphs

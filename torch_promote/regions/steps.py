@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from torch_promote import _C
-from torch_promote.native.interrupts import without_interrupt_at_start
 
 __all__ = ["Awaited", "Steps", "drive"]
 
@@ -33,17 +32,11 @@ class Steps:
 
     def __enter__(self) -> None:
         self._base = _C.depth()
-        try:
-            if self._suspended is None:
-                self._region.__enter__()
-            else:
-                _C.resume_regions(self._suspended)
-        # Includes one from a signal handler, right after the call.
-        except BaseException:  # pragma: no cover: tests raise it by a trace function of their own
-            self._suspended = _C.suspend_regions(self._base)
-            raise
+        if self._suspended is None:
+            self._region.__enter__()
+        else:
+            _C.resume_regions(self._suspended)
 
-    @without_interrupt_at_start
     def __exit__(self, *error: object) -> None:
         self._suspended = _C.suspend_regions(self._base)
 

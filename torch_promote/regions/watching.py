@@ -33,23 +33,18 @@ def watch_regions(watcher: Watcher) -> Iterator[None]:
         my_autocast('cpu')
     """
     skip_frames(_remove)
+    with _lock:
+        _watchers.append(watcher)
+        _C.set_regions_watched(True)
     try:
-        with _lock:
-            _watchers.append(watcher)
-            _C.set_regions_watched(True)
         yield
     finally:
-        try:
-            _remove(watcher)
-        except BaseException:  # pragma: no cover: a signal handler raises
-            _remove(watcher)
-            raise
+        _remove(watcher)
 
 
 def _remove(watcher: Watcher) -> None:
     with _lock:
-        if watcher in _watchers:  # not if an interrupt came before
-            _watchers.remove(watcher)
+        _watchers.remove(watcher)
         _C.set_regions_watched(bool(_watchers))
 
 

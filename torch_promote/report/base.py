@@ -109,12 +109,14 @@ class Listing:
         lines: The sentences. Without any, it is not shown.
         most: How many of them the terminal shows.
         where: The renderers that show it.
+        wrap: Whether `str(report)` wraps long lines. False for lines that people search or copy, such as file names.
     """
 
     title: str
     lines: Sequence[str]
     most: int = 10
     where: Where = "all"
+    wrap: bool = True
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def to_text(content: Content | RenderableType, width: int = _WIDTH) -> str:
     """
     text = io.StringIO()
     console = Console(file=text, width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(render(content) if isinstance(content, Content) else content)
+    console.print(Group(*_blocks(content, plain=True)) if isinstance(content, Content) else content, crop=False)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
@@ -43,7 +44,7 @@ def render_table(shown: Table) -> RenderableType:
     return Group(*_table(shown))
 
 
-def _blocks(content: Content) -> Iterator[RenderableType]:
+def _blocks(content: Content, plain: bool = False) -> Iterator[RenderableType]:
     yield Text(content.title, "dim")
     yield Text(content.verdict, _VERDICT[content.good])
     if content.facts:
@@ -55,19 +56,22 @@ def _blocks(content: Content) -> Iterator[RenderableType]:
         yield Text()
         yield grid
     for part in content.parts_for("terminal"):
-        lines = list(_part(part))
+        lines = list(_part(part, plain))
         if lines:
             yield Text()
             yield from lines
 
 
-def _part(part: Part) -> Iterator[RenderableType]:
+def _part(part: Part, plain: bool) -> Iterator[RenderableType]:
     if isinstance(part, Table):
         yield from _table(part)
     elif isinstance(part, Listing) and part.lines:
         yield from _title(part.title)
         for line in part.lines[: part.most]:
-            yield Padding(Text(line), (0, 0, 0, 2)) if part.title else Text(line)
+            if plain and not part.wrap:
+                yield Text(textwrap.indent(line, "  "), no_wrap=True, overflow="ignore")
+            else:
+                yield Padding(Text(line), (0, 0, 0, 2)) if part.title else Text(line)
         yield from _left_out(len(part.lines) - part.most)
     elif isinstance(part, Code):
         yield from _title(part.title)

@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.override_effects import Policy, carry_out, full_name
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import AutocastState, DeviceAutocast, autocast_plan
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64

@@ -19,8 +19,8 @@ from helpers.casts import casts_made
 from helpers.override_effects import carry_out
 from helpers.rows import ROWS, calls, listed
 from helpers.side_by_side import Bound
-from torch_promote.parity.row_samples.known import MIXED
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.parity.row_samples import MIXED
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, DeviceAutocast, autocast_plan
 
 aten = torch.ops.aten

@@ -13,10 +13,9 @@ from helpers.autocast_plans import check_call, overriding, watched
 from helpers.override_effects import full_name
 from helpers.rows import ROWS, calls, listed, tensors_of
 from helpers.side_by_side import Bound
-from torch_promote.parity.row_samples.known import FLOAT32, MIXED_LOWER_FIRST
-from torch_promote.policy.cast_policy import CastPolicy
+from torch_promote.parity.row_samples import FLOAT32, MIXED_LOWER_FIRST
 from torch_promote.policy.legality import legal_policies
-from torch_promote.policy.op_table import Row
+from torch_promote.policy.op_table import CastPolicy, Row
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan
 
 LOWER = torch.bfloat16

@@ -191,9 +191,9 @@ def check_objects():
                 assert torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float32
     for bad, error in (
         ((("bf16", "cpu"), {}), ValueError),
-        ((("bf16-mixed", "mps"), {}), torch_promote.UnsupportedDeviceError),
+        ((("bf16-mixed", "mps"), {}), torch_promote.errors.UnsupportedDeviceError),
         ((("bf16-mixed", "cpu"), {"policy": "of"}), torch_promote.PolicyError),
-        ((("bf16-mixed", "cpu"), {"cache": "weight"}), torch_promote.OptionError),
+        ((("bf16-mixed", "cpu"), {"cache": "weight"}), torch_promote.errors.OptionError),
     ):
         for plugin in (MixedPrecision, FabricMixedPrecision):
             try:

@@ -15,8 +15,8 @@ from torch_promote.numerics.comparing.comparison_page import embed_comparison, m
 from torch_promote.numerics.comparing.comparison_plot import plot_comparison
 from torch_promote.numerics.comparing.comparison_records import ComparisonRecords, GradientError, Metric
 from torch_promote.numerics.comparing.comparison_text import comparison_text
-from torch_promote.numerics.pages.saving import read_json, save_as, to_json
-from torch_promote.numerics.report.findings import count
+from torch_promote.observe.findings import count
+from torch_promote.observe.pages import read_json, save_as, to_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_promote.numerics.comparing.comparison_records import ComparisonRecords, GradientError, Metric
 from torch_promote.numerics.comparing.site import Site
-from torch_promote.numerics.pages.plain_data import from_plain, numbers, to_plain
+from torch_promote.observe.pages import from_plain, numbers, to_plain
 from torch_promote.policy.policy import Policy
 
 __all__ = ["FORMAT", "VERSION", "comparison_to_dict", "fields_from_dict"]

@@ -6,8 +6,8 @@ import math
 
 from torch_promote.numerics.comparing.comparison_records import ComparisonRecords, Metric
 from torch_promote.numerics.comparing.site import Site
-from torch_promote.numerics.pages.spelling import spell_number, spell_op, spell_policy_name
-from torch_promote.numerics.report.findings import count
+from torch_promote.observe.findings import count
+from torch_promote.observe.pages import spell_number, spell_op, spell_policy_name
 
 __all__ = ["about_comparison", "comparison_verdict", "spell_site", "spell_value"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch_promote.numerics.comparing.comparison_findings import about_comparison, comparison_verdict, spell_value
 from torch_promote.numerics.comparing.comparison_records import ComparisonRecords
 from torch_promote.numerics.comparing.heat import heat_tree
-from torch_promote.numerics.pages.template import cut_list, embed, render_page
+from torch_promote.observe.pages import cut_list, embed, render_page
 
 __all__ = ["embed_comparison", "make_comparison_page"]
 

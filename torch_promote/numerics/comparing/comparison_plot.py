@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch_promote.numerics.comparing.comparison_records import ComparisonRecords
 from torch_promote.numerics.comparing.heat import MEASURES, module_heats
-from torch_promote.numerics.pages.figure import INK, decorate, figure_of, label_of, new_figure, write_empty
-from torch_promote.numerics.pages.spelling import spell_number
-from torch_promote.numerics.report.findings import count
+from torch_promote.observe.findings import count
+from torch_promote.observe.pages import INK, decorate, figure_of, label_of, new_figure, spell_number, write_empty
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

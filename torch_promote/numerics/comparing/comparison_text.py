@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from torch_promote.numerics.comparing.comparison_findings import about_comparison, comparison_verdict, spell_value
 from torch_promote.numerics.comparing.comparison_records import ComparisonRecords
-from torch_promote.numerics.pages.report_text import STR, Layout, fitted_table, list_of, report_text
-from torch_promote.numerics.pages.spelling import spell_number, spell_op
-from torch_promote.numerics.report.findings import count, short_dtype
+from torch_promote.observe.findings import count, short_dtype
+from torch_promote.observe.pages import STR, Layout, fitted_table, list_of, report_text, spell_number, spell_op
 
 __all__ = ["comparison_text"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch_promote.numerics.comparing.site import Site
-from torch_promote.numerics.pages.paths import cut_tree, make_tree, prefixes
+from torch_promote.observe.findings import cut_tree, make_tree, prefixes
 
 __all__ = ["MEASURES", "HeatNode", "HeatTree", "Heats", "heat_tree", "heats_of", "module_heats"]
 

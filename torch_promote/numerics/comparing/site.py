@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from torch_promote.numerics.pages.plain_data import to_plain
+from torch_promote.observe.pages import to_plain
 
 __all__ = ["Site"]
 

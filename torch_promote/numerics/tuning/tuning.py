@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from torch_promote.numerics.pages.saving import read_json, save_as, to_json
-from torch_promote.numerics.report.findings import count
 from torch_promote.numerics.tuning.tuning_data import FORMAT, VERSION, fields_from_dict, tuning_to_dict
 from torch_promote.numerics.tuning.tuning_page import embed_tuning, make_tuning_page
 from torch_promote.numerics.tuning.tuning_plot import plot_tuning
 from torch_promote.numerics.tuning.tuning_records import Candidate, Certificate, Trial, TuningRecords
 from torch_promote.numerics.tuning.tuning_text import tuning_text
+from torch_promote.observe.findings import count
+from torch_promote.observe.pages import read_json, save_as, to_json
 from torch_promote.policy.files import to_toml
 
 if TYPE_CHECKING:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import math
 
-from torch_promote.numerics.pages.log_chart import BOTTOM, LEFT, RIGHT, TOP, Chart, CountAxis, LogAxis, Mark
-from torch_promote.numerics.pages.spelling import spell_number, spell_op, spell_tolerance
-from torch_promote.numerics.report.findings import count
 from torch_promote.numerics.tuning.tuning_findings import FINAL, error_of, frontier, tolerance_line
 from torch_promote.numerics.tuning.tuning_records import TuningRecords
+from torch_promote.observe.findings import count
+from torch_promote.observe.pages import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
+    Chart,
+    CountAxis,
+    LogAxis,
+    Mark,
+    spell_number,
+    spell_op,
+    spell_tolerance,
+)
 
 __all__ = ["frontier_chart", "prediction_chart"]
 

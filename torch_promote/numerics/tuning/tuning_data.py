@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch_promote.numerics.comparing.comparison import Comparison
-from torch_promote.numerics.pages.plain_data import from_plain, number, numbers, to_plain
 from torch_promote.numerics.tuning.tuning_records import Candidate, Certificate, Trial, TuningRecords
+from torch_promote.observe.pages import from_plain, number, numbers, to_plain
 from torch_promote.policy.policy import Policy
 
 __all__ = ["FORMAT", "VERSION", "fields_from_dict", "tuning_to_dict"]

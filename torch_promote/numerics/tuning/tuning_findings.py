@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from torch_promote.numerics.pages.spelling import spell_number, spell_op, spell_tolerance
-from torch_promote.numerics.report.findings import count, size
 from torch_promote.numerics.tuning.tuning_records import Candidate, Trial, TuningRecords
+from torch_promote.observe.findings import count, size
+from torch_promote.observe.pages import spell_number, spell_op, spell_tolerance
 
 __all__ = [
     "about_tuning",

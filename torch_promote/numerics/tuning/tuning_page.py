@@ -6,9 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch_promote.numerics.comparing.heat import heat_tree
-from torch_promote.numerics.pages.spelling import spell_number, spell_op, spell_tolerance
-from torch_promote.numerics.pages.template import Tile, cut_list, embed, render_page
-from torch_promote.numerics.report.findings import size
 from torch_promote.numerics.tuning.tuning_charts import frontier_chart, prediction_chart
 from torch_promote.numerics.tuning.tuning_findings import (
     about_tuning,
@@ -20,6 +17,8 @@ from torch_promote.numerics.tuning.tuning_findings import (
     tuning_verdict,
 )
 from torch_promote.numerics.tuning.tuning_records import Trial, TuningRecords
+from torch_promote.observe.findings import size
+from torch_promote.observe.pages import Tile, cut_list, embed, render_page, spell_number, spell_op, spell_tolerance
 from torch_promote.policy.files import to_toml
 
 __all__ = ["embed_tuning", "make_tuning_page"]

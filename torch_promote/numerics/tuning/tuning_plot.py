@@ -5,10 +5,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from torch_promote.numerics.pages.figure import FAINT, INK, decorate, figure_of, label_of, new_figure, write_empty
-from torch_promote.numerics.pages.spelling import spell_tolerance
 from torch_promote.numerics.tuning.tuning_findings import FINAL, error_of, frontier, tolerance_line
 from torch_promote.numerics.tuning.tuning_records import TuningRecords
+from torch_promote.observe.pages import (
+    FAINT,
+    INK,
+    decorate,
+    figure_of,
+    label_of,
+    new_figure,
+    spell_tolerance,
+    write_empty,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

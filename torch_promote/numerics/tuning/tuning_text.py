@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from torch_promote.numerics.pages.report_text import STR, Layout, fitted_table, list_of, report_text, wrapped
-from torch_promote.numerics.pages.spelling import spell_number, spell_op, spell_tolerance
 from torch_promote.numerics.tuning.tuning_findings import (
     about_tuning,
     error_of,
@@ -14,6 +12,17 @@ from torch_promote.numerics.tuning.tuning_findings import (
     tuning_verdict,
 )
 from torch_promote.numerics.tuning.tuning_records import TuningRecords
+from torch_promote.observe.pages import (
+    STR,
+    Layout,
+    fitted_table,
+    list_of,
+    report_text,
+    spell_number,
+    spell_op,
+    spell_tolerance,
+    wrapped,
+)
 
 __all__ = ["tuning_text"]
 

@@ -1,0 +1,202 @@
+"""The entry points of torch_promote: the command, the hook of `import torch`, and the pytest plugin.
+
+pyproject.toml names them. Each runs before torch and torch_promote are imported, in programs that may need neither, so
+this module imports them only inside functions. The same holds for pytest.
+
+The pytest plugin checks every op that the tests dispatch:
+
+    pytest --torch-promote-crosscheck          # or =bits: also against stock autocast, bit for bit
+
+The first test that is checked imports `torch_promote.checking.pytest_plugin`, which does the work. docs/crosscheck.md
+is the user's guide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import pytest
+
+    from torch_promote.checking.pytest_plugin import CrosscheckPlugin
+    from torch_promote.checking.report import CrosscheckReport
+
+__all__ = ["autoload", "main", "pytest_addoption", "pytest_configure"]
+
+
+# --- the command
+
+
+def main() -> int:
+    """Runs the command line of the process.
+
+    Returns:
+        The exit status of torch_promote.cli.program.main; also 2 for an environment variable or an extension with which
+        torch_promote cannot be imported. Ctrl-C during the imports ends the process with 130.
+    """
+    import signal
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # nohup ignores it
+        # Not KeyboardInterrupt: code that runs during the imports catches it, and the command would go on.
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+    try:
+        from torch_promote.cli import program
+    except Exception as error:
+        if type(error).__module__ != "torch_promote.errors":
+            raise
+        sys.stderr.write(f"torch-promote: error: {error}\n")
+        return 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return program.main()
+
+
+# --- import torch
+
+
+def autoload() -> None:
+    """Imports torch_promote, which installs itself, if the environment variable TORCH_PROMOTE_AUTOCAST is set.
+
+    PyTorch calls this at the end of every `import torch`. An error would make `import torch` fail, so every error
+    becomes one warning, and torch.autocast stays PyTorch's.
+    """
+    asked = os.environ.get("TORCH_PROMOTE_AUTOCAST", "")
+    if asked in ("", "0") and not os.environ.get("TORCH_PROMOTE_TRACED"):  # `torch-promote trace --stock` sets that
+        return
+    if asked not in ("", "0", "1"):
+        _warn(f"TORCH_PROMOTE_AUTOCAST is {asked!r}. Legal: 1 (torch_promote runs the regions of torch.autocast), 0.")
+        return
+    if "torch_promote" in sys.modules:  # it is importing torch, and installs itself at its end
+        return
+    try:
+        import torch_promote  # noqa: F401
+    except KeyboardInterrupt:  # from the user
+        raise
+    except BaseException as error:  # any failure of a broken installation, including sys.exit()
+        import traceback
+
+        text = "".join(traceback.format_exception_only(error)).strip()
+        _warn(f"{text} Correct this, or unset TORCH_PROMOTE_AUTOCAST.")
+
+
+def _warn(reason: str) -> None:
+    text = f"torch_promote is not in use, and torch.autocast stays PyTorch's. {reason}"
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    except Exception:  # warnings are errors here, as with python -W error
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"RuntimeWarning: {text}\n")
+
+
+# --- pytest
+
+_NAME = "torch_promote_crosscheck"
+_OPTION = "--torch-promote-crosscheck"
+_LEVELS = ("off", "dtype", "bits")
+_LEGAL = f"Legal: {', '.join(_LEVELS)}."
+
+
+def _level(text: str) -> str:
+    import argparse
+
+    if text not in _LEVELS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a level. {_LEGAL} To use the default level, put the option last or before another option."
+        )
+    return text
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declares the option and the ini option."""
+    parser.getgroup("torch_promote").addoption(
+        _OPTION,
+        nargs="?",
+        const="dtype",
+        type=_level,
+        metavar="LEVEL",
+        help="check every op that the tests dispatch. dtype (the default level): dtypes, casts and strides against the "
+        "reference; bits: under my_autocast, also results against stock autocast, bit for bit; off: check nothing, "
+        "whatever the ini file says",
+    )
+    parser.addini(_NAME, f"the level if {_OPTION} is not given: off, dtype or bits", default="off")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declares the marker and the fixture."""
+    import pytest
+
+    config.addinivalue_line(
+        "markers",
+        f"{_NAME}(level='dtype', raise_on_mismatch=False): check the ops of this test. level: off, dtype or bits; "
+        "raise_on_mismatch: stop the test at the line of the first mismatch",
+    )
+    level = config.getini(_NAME)
+    if level not in _LEVELS:
+        raise pytest.UsageError(f"ini option {_NAME}: {level!r} is not a level. {_LEGAL}")
+    loader = _plugin_loader(config.pluginmanager, config.getoption(_OPTION) or level)
+    config.pluginmanager.register(loader, f"{_NAME}_loader")
+
+
+def _plugin_loader(manager: pytest.PytestPluginManager, level: str) -> object:
+    """Returns a plugin that imports the plugin proper for a test that is checked, or for the report of such a test.
+
+    Its class is made here since its decorators need pytest.
+    """
+    import pytest
+
+    class Loader:
+        loaded: CrosscheckPlugin | None = None
+
+        def plugin(self) -> CrosscheckPlugin:
+            if self.loaded is None:
+                from torch_promote.checking.pytest_plugin import CrosscheckPlugin
+
+                self.loaded = CrosscheckPlugin(level)
+                manager.register(self.loaded, f"{_NAME}_plugin")
+            return self.loaded
+
+        def pytest_report_header(self) -> str | None:
+            return None if level == "off" else f"torch_promote: crosscheck, level {level}"
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+            # The plugin validates markers.
+            markers = any(mark.args or mark.kwargs != {"level": "off"} for mark in item.iter_markers(_NAME))
+            if level == "off" and not markers and _NAME not in getattr(item, "fixturenames", ()):
+                return (yield)
+            plugin = self.plugin()
+            try:
+                return (yield)
+            finally:
+                plugin.end(item)
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if hasattr(report, _NAME):  # pytest-xdist hands reports over from another process
+                self.plugin().summary.add(*getattr(report, _NAME))
+
+        @pytest.fixture(name=_NAME)
+        def report(self, request: pytest.FixtureRequest) -> CrosscheckReport:
+            """The report of the test's crosscheck. It fills while the test runs. A test that names it is checked.
+
+            Raises:
+                pytest.UsageError: The test is not checked: its marker says level='off', or it requested the fixture
+                    with `request.getfixturevalue` only.
+            """
+            from torch_promote.checking.pytest_plugin import report_of
+
+            found = report_of(request.node)
+            if found is None:
+                raise pytest.UsageError(
+                    f"{request.node.name} is not checked. Remove level='off', or name {_NAME} as an argument of the "
+                    "test."
+                )
+            return found
+
+    return Loader()

@@ -1,0 +1,182 @@
+"""The comparison of results, known gaps, and the report of a crosscheck."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import torch_promote as tp
+from torch_promote.checking.comparison import compare, copy_with_strides
+from torch_promote.checking.expectation import Finding
+from torch_promote.checking.known_gaps import GapError, KnownGaps, explained, known_gaps, parse_gaps
+from torch_promote.checking.report import CrosscheckReport, Mismatch
+
+NAN = float("nan")
+OTHER_NAN = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
+FLOAT4 = [torch.tensor(bits, dtype=torch.uint8).view(torch.float4_e2m1fn_x2) for bits in ([0, 1], [0, 2])]
+
+
+@pytest.mark.parametrize(
+    ("ours", "stock", "kinds"),
+    [
+        (torch.ones(2), torch.ones(2), []),
+        (torch.ones(2), torch.ones(2).double(), ["dtype"]),
+        (torch.ones(2), torch.ones(2, 1), ["shape"]),
+        (torch.ones(2), torch.ones(2, requires_grad=True), ["requires_grad"]),
+        (torch.ones(2), torch.ones(2, device="meta"), ["device"]),
+        (torch.eye(2), torch.eye(2).to_sparse(), ["layout"]),
+        (torch.ones(2, 3), torch.ones(3, 2).t(), ["strides"]),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), ["bits"]),
+        (torch.tensor([NAN]), torch.tensor([NAN]), []),
+        (torch.tensor([NAN]), OTHER_NAN, ["bits"]),
+        (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j]), ["is_conj"]),
+        (torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]).conj(), []),
+        (torch.tensor([1 + 2j]).conj().imag, torch.tensor([-2.0]), ["is_neg"]),
+        (torch.ones(0), torch.ones(0), []),
+        ([torch.ones(2)], (torch.ones(2),), ["structure"]),
+        ([torch.ones(2), 1], [torch.ones(2), True], ["value"]),
+        ([NAN, "a"], [NAN, "a"], []),
+        (torch.eye(2).to_sparse(), torch.eye(2).to_sparse(), []),
+        (torch.eye(2).to_sparse(), (2 * torch.eye(2)).to_sparse(), ["bits"]),
+        (torch.eye(2).to_sparse(), torch.ones(2, 2).to_sparse(), ["bits"]),
+        (*FLOAT4, ["bits"]),
+    ],
+)
+def test_comparison(ours: Any, stock: Any, kinds: list[str]) -> None:
+    assert [difference.kind for difference in compare(ours, stock)] == kinds
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_comparison_of_nested_tensors() -> None:
+    a, b = torch.randn(2, 4), torch.randn(3, 4)
+    nested = torch.nested.nested_tensor([a, b])
+    assert compare(nested, nested.clone()) == []
+    for other in ([a, b + 1], [a, b[:2]], [a]):
+        assert [d.kind for d in compare(nested, torch.nested.nested_tensor(other))] == ["bits"]
+
+
+@pytest.mark.parametrize("view", [torch.Tensor.conj, torch._neg_view])
+def test_a_copy_of_a_lazy_view_is_lazy(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensor = view(torch.complex(torch.arange(12.0), torch.ones(12))[::2])
+    assert compare(copy_with_strides(tensor), tensor) == []
+    assert copy_with_strides(tensor).data_ptr() != tensor.data_ptr()
+
+
+# --- known gaps
+
+GAP = '[[call]]\nop = "{op}"\nkind = "{kind}"\nwrong = "pytorch"\nreason = "so it is"\n'
+SAMPLE = '[[sample]]\nentry = "mm"\nkind = "bits"\nwhat = "{}"\nwrong = "ours"\nreason = "so it is"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (GAP.format(op="aten::add.*", kind="strides"), True),
+        (GAP.format(op="aten::mul.* aten::add.Tensor", kind="strides"), True),
+        (GAP.format(op="aten::mul.* aten::add.Scalar", kind="strides"), False),
+        (GAP.format(op="aten::add.*", kind="dtype"), False),
+        (GAP.format(op="aten::add.*", kind="strides") + "fake = true\n", False),
+    ],
+)
+def test_a_gap_explains_what_it_names_and_nothing_else(text: str, found: bool) -> None:
+    finding = Finding("strides", "(1,)", "(2,)")
+    gap = explained(parse_gaps(text, "here").calls, torch.ops.aten.add.Tensor, finding, [torch.ones(2)])
+    assert (gap is not None) == found
+
+
+def test_a_gap_of_fake_tensors_is_counted() -> None:
+    """The one that is listed: PyTorch's fake tensors leave the strides of eager."""
+    with FakeTensorMode(), tp.crosscheck() as report:
+        torch.empty_strided((1, 3, 1, 1), (8, 1, 8, 4)) + torch.empty_strided((1, 3, 1, 1), (3, 1, 1, 1))
+    assert (report.known_gaps, report.mismatches) == ({known_gaps().calls[0].reason: 1}, [])
+    assert "known gap                      1\n" in str(report)
+
+
+def test_reports_count_gaps_by_their_reasons() -> None:
+    assert len({gap.reason for gap in known_gaps().calls}) == len(known_gaps().calls)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[call]\n", "here: "),
+        ("[[cal]]\n", "here: unknown section cal. Legal: call, sample, nondeterministic."),
+        ("[[call]]\nop = '*'\n", "here, call 1: missing kind, reason, wrong."),
+        (GAP.format(op="*", kind="size"), "here, call 1: kind is 'size'. Legal: dtype, shape, strides, casts, bits"),
+        (GAP.format(op="*", kind="bits") + "dtypes = 1\n", "here, call 1: unknown dtypes. Legal: fake, kind, op, "),
+        (SAMPLE.format("ours against us"), "here, sample 1: what is 'ours against us'. Legal: ours against stock, "),
+    ],
+)
+def test_an_invalid_file_of_gaps(text: str, message: str) -> None:
+    with pytest.raises(GapError) as raised:
+        parse_gaps(text, "here")
+    assert str(raised.value).startswith(message)
+
+
+def test_further_files_of_gaps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "more.toml"
+    file.write_text(SAMPLE.format("ours against stock"))
+    monkeypatch.setenv("TORCH_PROMOTE_KNOWN_GAPS", str(file))
+    known_gaps.cache_clear()
+    try:
+        assert known_gaps().samples[-1].entry == "mm"
+        assert known_gaps().calls
+        file.unlink()
+        known_gaps.cache_clear()
+        with pytest.raises(GapError, match=r"^TORCH_PROMOTE_KNOWN_GAPS names .* cannot be read: No such file"):
+            known_gaps()
+    finally:
+        known_gaps.cache_clear()
+    assert parse_gaps("", "here") == KnownGaps()
+
+
+# --- the report
+
+
+def mismatch(op: str) -> Mismatch:
+    return Mismatch("dtype", op, "float32[2]", "float16", "float32", "file.py:1 in f: x")
+
+
+def test_reports_add_up() -> None:
+    first, second = CrosscheckReport(), CrosscheckReport()
+    first.checked["a"], second.checked["a"], second.checked["b"], second.no_rule["c"] = 1, 2, 3, 4
+    second.mismatches.append(mismatch("b"))
+    first.add(second)
+    assert (first.checked, first.no_rule, first.mismatches) == ({"a": 3, "b": 3}, {"c": 4}, second.mismatches)
+    assert (first.calls, first.coverage, first.ok) == (10, 0.6, False)
+
+
+def test_the_text_of_a_report() -> None:
+    report = CrosscheckReport()
+    report.raise_for_mismatches()
+    report.checked.update({"aten.mm.default": 3})
+    report.no_rule.update({"my.op.default": 1})
+    report.mismatches += [mismatch(f"op{i}") for i in range(25)]
+    lines = str(report).splitlines()
+    assert "checked against the reference  3 (75.0% of those with kernels)" in lines
+    assert "without a rule                 1" in lines
+    assert "my.op.default          1        -" in lines
+    assert "... 5 more" in lines
+    assert not any(line.startswith("compared with stock") for line in lines)
+    with pytest.raises(tp.CrosscheckError) as raised:
+        report.raise_for_mismatches()
+    assert str(raised.value).startswith("crosscheck: 25 mismatches in 4 calls: op0 dtype x1, ")
+    assert str(raised.value).count("expected float16") == 20
+    assert repr(report) == "<CrosscheckReport: Mismatches: 25.>"
+
+
+def test_a_report_as_json(tmp_path: Path) -> None:
+    report = CrosscheckReport()
+    report.checked["a"] = 1
+    report.mismatches.append(mismatch("a"))
+    data = json.loads(json.dumps(report.to_dict()))
+    assert (data["ok"], data["calls"], data["coverage"], data["checked"]) == (False, 1, 1.0, {"a": 1})
+    assert data["mismatches"][0]["where"] == "file.py:1 in f: x"
+    report.save(tmp_path / "report.json")
+    assert CrosscheckReport.load(tmp_path / "report.json") == report

@@ -1,0 +1,160 @@
+"""The benchmarks: each suite runs, and its contenders compute the same results."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cuda_stand_in
+import torch_promote as tp
+from benchmarks.__main__ import main
+from benchmarks.cases import LOW, OURS, STOCK, Settings
+from benchmarks.programs import PROGRAMS, missing, program
+from benchmarks.suites import SUITES, calls
+from torch_promote.policy.op_table import op_table
+
+ROOT = Path(__file__).parents[1]
+TINY = Settings(rounds=2, slice_seconds=0, tiny=True)
+#: The contenders that each result of a suite has, and those that it may have.
+CONTENDERS: dict[str, tuple[set[str], set[str]]] = {
+    "region": ({"stock", "ours"}, set()),
+    "ops": ({"ours"}, {"stock", "hand", "already_cast", "plain"}),
+    "overrides": ({"ours", "hand"}, set()),
+    "models": ({"stock", "ours", "hand", "plain"}, {"already_cast"}),
+    "caches": ({"stock", "ours", "hand", "plain"}, {"already_cast"}),
+    "programs": ({"stock", "ours"}, set()),
+    "compile": ({"stock", "ours"}, set()),
+}
+
+
+def report_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--tiny", "--rounds", "2", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("no_cast_checks")
+@pytest.mark.parametrize(
+    ("suite", "case"),
+    [
+        ("region", "*"),
+        ("ops", "*[!6], with*"),
+        ("ops", "policy*"),
+        ("overrides", "*"),
+        ("models", "*forward"),
+        ("caches", '*"all"'),
+        ("programs", '*"persistent"'),
+        ("compile", "MLP, step, region around"),
+        ("compile", "MLP, compilation"),
+    ],
+)
+def test_a_suite_runs(capsys: pytest.CaptureFixture[str], suite: str, case: str) -> None:
+    report = report_of(capsys, "--suite", suite, "--case", case)
+    always, sometimes = CONTENDERS[suite]
+    assert (report["clock"], report["rounds"], report["interrupted"]) == ("cpu", 2, False)
+    assert report["results"]
+    for result in report["results"]:
+        assert result["suite"] == suite
+        assert always <= set(result["times_ns"]) <= always | sometimes
+        assert all(0 < time["low"] <= time["median"] <= time["high"] for time in result["times_ns"].values())
+        assert (result["ratio"] is None) == (STOCK not in result["times_ns"])
+        counted = suite in ("models", "caches", "programs", "compile")
+        assert set(result["peak_bytes"]) == (set(result["times_ns"]) if counted else set())
+        assert set(result["compiled"]) == (set(result["times_ns"]) if suite == "compile" else set())
+    if suite in ("models", "caches", "programs"):
+        assert result["casts"][STOCK].keys() == {"weights", "activations", "gradients"}
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_instructions_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    case = ("--suite", "instructions", "--case", "mm, nothing to cast")
+    [result] = report_of(capsys, *case, "--callgrind", str(tmp_path))["results"]
+    assert set(result["instructions"]) == {"stock", "ours", "plain"}
+    assert all(5_000 < count < 50_000 for count in result["instructions"].values())
+    assert len(list(tmp_path.glob("mm, nothing to cast, *.callgrind"))) == 3
+
+
+@pytest.mark.skipif(cuda_stand_in.why_not() is not None, reason=cuda_stand_in.why_not() or "")
+def test_kernels_and_bytes_are_counted_on_the_stand_in_device() -> None:
+    case = "mm, two activations cast, 4 x 4, without grad"
+    options = ["--device", "cuda-stand-in", "--suite", "ops", "--case", case, "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "benchmarks", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    [result] = report["results"]
+    assert report["clock"] == "kernels"
+    assert result["kernels"] == {"ours": 3, "stock": 3, "hand": 3, "plain": 1, "already_cast": 1}
+    assert result["peak_bytes"][OURS] == result["peak_bytes"][STOCK] == 3 * 4 * 4 * 2
+    assert (result["ratio"], result["times_ns"]) == (None, {})
+    copies = result["copies"][STOCK]
+    assert copies["forward"] == {"narrowing": 2, "widening": 0}
+    assert copies["moved_bytes"] == 2 * 16 * (4 + 2)
+
+
+def test_cases_and_errors_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    listed = capsys.readouterr().out
+    assert "region        construct, enter, exit\n" in listed
+    assert "compiled" not in listed
+    for wrong in (["--case", "no such*"], ["--suite", "compile", "--device", "cuda-stand-in"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(wrong)
+    assert main(["--suite", "region", "--case", "call of*", "--rounds", "2"]) == 0
+    assert "call of a decorated function" in capsys.readouterr().out
+
+
+def test_names_of_cases_are_unique() -> None:
+    for make in SUITES.values():
+        names = [case.name for case in make(TINY)]
+        assert names
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in missing()])
+def test_a_program_is_the_same_at_every_call_and_frees_its_gradients(name: str) -> None:
+    first, second = program(name, TINY), program(name, TINY)
+    assert all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
+    first.step(functools.partial(tp.stock_autocast, "cpu", LOW))()
+    assert all(weight.grad is None for weight in first.weights)
+
+
+# Equivalents of a call compute what the call computes under autocast
+
+CALLS = calls(TINY)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_by_hand_and_on_cast_inputs_give_what_autocast_gives(name: str) -> None:
+    call, make_names = CALLS[name]
+    names = make_names(TINY)
+
+    def values(statement: str, region: Any = nullcontext) -> list[torch.Tensor]:
+        with region():
+            found = eval(statement, dict(names))
+        return [found] if isinstance(found, torch.Tensor) else list(found)
+
+    stock = values(call.statement, functools.partial(tp.stock_autocast, "cpu", LOW))
+    ours = values(call.statement, functools.partial(tp.my_autocast, "cpu", LOW))
+    by_hand = values(call.hand or call.plain)  # without casts, the call is the same
+    for found in (ours, by_hand):
+        assert [(a.dtype, torch.equal(a, b)) for a, b in zip(found, stock, strict=True)] == [
+            (b.dtype, True) for b in stock
+        ]
+    if call.already_cast:  # its gradients come in the dtype of the inputs
+        assert all(torch.equal(a.to(b.dtype), b) for a, b in zip(values(call.already_cast), stock, strict=True))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_cast_policy_of_a_device_has_a_call(device: str) -> None:
+    there = {getattr(row, device).value for row in op_table()} - {"banned"}
+    assert {name.split()[1] for name in calls(Settings(device)) if name.startswith("policy ")} == there

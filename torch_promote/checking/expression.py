@@ -1,0 +1,338 @@
+"""Expressions such as "int32[3] + 5.5" and "cat(int8[2], f2[2])": their parser, and the functions that they may call.
+
+Python's own parser reads the expression, in which a tensor looks like a subscript: `int32[2, 3]`.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+import operator
+import re
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_promote.errors import TorchPromoteError, did_you_mean
+from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, named_dtype
+from torch_promote.reference.promotion import Operand
+
+__all__ = ["ExpressionError", "Node", "find_function", "parse"]
+
+#: The operators between two operands: Python's syntax node to the symbol and the function that Python calls.
+_BINARY: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Add: ("+", operator.add),
+    ast.Sub: ("-", operator.sub),
+    ast.Mult: ("*", operator.mul),
+    ast.Div: ("/", operator.truediv),
+    ast.FloorDiv: ("//", operator.floordiv),
+    ast.Mod: ("%", operator.mod),
+    ast.Pow: ("**", operator.pow),
+    ast.MatMult: ("@", operator.matmul),
+    ast.BitAnd: ("&", operator.and_),
+    ast.BitOr: ("|", operator.or_),
+    ast.BitXor: ("^", operator.xor),
+    ast.Lt: ("<", operator.lt),
+    ast.LtE: ("<=", operator.le),
+    ast.Gt: (">", operator.gt),
+    ast.GtE: (">=", operator.ge),
+    ast.Eq: ("==", operator.eq),
+    ast.NotEq: ("!=", operator.ne),
+}
+_UNARY: dict[type[ast.unaryop], tuple[str, Callable[[Any], Any]]] = {
+    ast.USub: ("-", operator.neg),
+    ast.UAdd: ("+", operator.pos),
+    ast.Invert: ("~", operator.invert),
+}
+_NUMBERS = {"inf": math.inf, "nan": math.nan}
+
+_HELP = (
+    "Operands are dtype[sizes] such as int32[2, 3] or f2[3], dtype[] for 0-dim, Python numbers, and calls such as "
+    "cat(int8[2], float16[2]). Operators are + - * / // % ** @ & | ^ ~ < <= > >= == and !=."
+)
+
+
+class ExpressionError(TorchPromoteError, ValueError):
+    """An invalid expression.
+
+    Example:
+        >>> parse("int32 + 1")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        torch_promote.checking.expression.ExpressionError: int32 in 'int32 + 1' has no sizes. ...
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A part of an expression: an operand or another argument, which has a value; or a call of a function.
+
+    Attributes:
+        text: The part as text, with the full names of dtypes, and with parentheses around operators in it.
+        value: An `Operand` for a tensor, or a number, string, dtype or None.
+        function: What is called: a function, the name of one, or the name of a method after a dot. None: nothing is.
+        args: The positional arguments; those of a method start with the tensor.
+        kwargs: The keyword arguments.
+        symbol: An operator as Python writes it; "" for others.
+
+    Example:
+        >>> parse("bf16[2, 3].softmax(dim=-1)").text
+        'bfloat16[2, 3].softmax(dim=-1)'
+    """
+
+    text: str
+    value: Any = None
+    function: str | Callable[..., Any] | None = None
+    args: tuple[Node, ...] = ()
+    kwargs: tuple[tuple[str, Node], ...] = ()
+    symbol: str = ""
+
+    @property
+    def inner_text(self) -> str:
+        """The text as part of another node's.
+
+        Example:
+            >>> parse("int8[2] + 1").inner_text
+            '(int8[2] + 1)'
+        """
+        return f"({self.text})" if self.symbol else self.text
+
+
+def parse(expression: str) -> Node:
+    """Parses an expression.
+
+    Args:
+        expression: Operands joined by the operators + - * / // % ** @ & | ^ ~ < <= > >= == !=, with parentheses. A
+            tensor is its dtype and its sizes: `int32[2, 3]`, `int32[]`. `named_dtype` has the names of dtypes. `inf`
+            and `nan` are numbers. Calls are those of functions of PyTorch, or of methods: `cat([int8[2], f2[2]])`,
+            `f2[2].sum(dtype=f4)`.
+
+    Returns:
+        The expression as a tree, with Python's precedence.
+
+    Raises:
+        ExpressionError: The expression is invalid. The message says where, and what is legal.
+
+    Example:
+        >>> parse("int8[3]+int64[ ]*2.5").text
+        'int8[3] + (int64[] * 2.5)'
+    """
+    # Python does not allow an empty subscript, but does allow an empty tuple as one.
+    readable = re.sub(r"(?<=\w)\[\s*\]", "[()]", expression.strip())
+    try:
+        tree = ast.parse(readable, mode="eval")
+    except (SyntaxError, ValueError) as error:
+        raise ExpressionError(
+            f"{expression!r} is not a valid expression: {getattr(error, 'msg', error)}. {_HELP}"
+        ) from None
+    return _Parser(expression).node(tree.body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parser:
+    expression: str
+
+    def node(self, tree: ast.expr) -> Node:
+        match tree:
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+                return self._binary(op, left, right)
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _BINARY:
+                return self._binary(op, left, right)
+            case ast.Compare(ops=[_, _, *_]):
+                raise ExpressionError(
+                    f"{self.expression!r} chains comparisons, which tensors do not support. Use parentheses and &."
+                )
+            case ast.Constant(value=bool() | int() | float() | complex() as value):
+                return Node(str(value), value)
+            case ast.Name(id="inf" | "nan" as name):
+                return Node(name, _NUMBERS[name])
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant() | ast.Name(id="inf" | "nan") as number):
+                value = self.node(number).value
+                return Node(str(-value), -value)
+            case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
+                symbol, function = _UNARY[type(op)]
+                inner = self.node(operand)
+                return Node(f"{symbol}{inner.inner_text}", function=function, args=(inner,), symbol=symbol)
+            case ast.Call(func=function, args=args, keywords=keywords):
+                return self._call(function, args, keywords)
+            case ast.Subscript(value=ast.Call() as call, slice=ast.Constant(value=int() as index)):
+                several = self.node(call)
+                text = f"{several.text}[{index}]"
+                return Node(text, function=operator.getitem, args=(several, Node(str(index), index)))
+            case ast.Subscript(value=named, slice=sizes):
+                operand = Operand(self._dtype(named), self._shape(sizes))
+                return Node(f"{dtype_name(operand.dtype)}[{', '.join(map(str, operand.shape))}]", operand)
+            case ast.Name() | ast.Attribute():
+                dtype = dtype_name(self._dtype(tree))
+                raise ExpressionError(
+                    f"{dtype} in {self.expression!r} has no sizes. Write {dtype}[3], or {dtype}[] for a 0-dim tensor."
+                )
+        raise ExpressionError(
+            f"{ast.unparse(tree)!r} in {self.expression!r} is neither an operand nor a supported operator. {_HELP}"
+        )
+
+    def _binary(self, op: ast.operator | ast.cmpop, left: ast.expr, right: ast.expr) -> Node:
+        symbol, function = _BINARY[type(op)]
+        sides = self.node(left), self.node(right)
+        # Python reads -1 ** x as -(1 ** x), so a negative number on the left is put in parentheses too.
+        first = f"({sides[0].text})" if sides[0].text.startswith("-") else sides[0].inner_text
+        return Node(f"{first} {symbol} {sides[1].inner_text}", function=function, args=sides, symbol=symbol)
+
+    def _call(self, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> Node:
+        name, receiver = _dotted(function), ()
+        spelled = name
+        if name is None and isinstance(function, ast.Attribute):
+            tensor = self.node(function.value)
+            receiver, name, spelled = (tensor,), f".{function.attr}", f"{tensor.inner_text}.{function.attr}"
+        if name is None:
+            raise ExpressionError(f"{ast.unparse(function)!r} in {self.expression!r} is not the name of a function.")
+        named = []
+        for keyword in keywords:
+            if keyword.arg is None:
+                raise ExpressionError(f"'**' in {self.expression!r}: write the arguments of {name} one by one.")
+            named.append((keyword.arg, self._argument(keyword.value)))
+        given = tuple(map(self._argument, args))
+        texts = [*(node.text for node in given), *(f"{key}={node.text}" for key, node in named)]
+        return Node(f"{spelled}({', '.join(texts)})", function=name, args=(*receiver, *given), kwargs=tuple(named))
+
+    def _argument(self, tree: ast.expr) -> Node:
+        match tree:
+            case ast.List(elts=elements):
+                items = tuple(map(self._argument, elements))
+                return Node(f"[{', '.join(item.text for item in items)}]", function=_list, args=items)
+            case ast.Tuple(elts=elements):
+                items = tuple(map(self._argument, elements))
+                text = ", ".join(item.text for item in items)
+                return Node(f"({text}{',' if len(items) == 1 else ''})", function=_tuple, args=items)
+            case ast.Constant(value=None | str() as value):
+                return Node(repr(value), value)
+            case ast.Name() | ast.Attribute() if ast.unparse(tree) not in _NUMBERS:
+                dtype = self._dtype(tree)
+                return Node(dtype_name(dtype), dtype)
+        return self.node(tree)
+
+    def _dtype(self, named: ast.expr) -> torch.dtype:
+        name = ast.unparse(named).removeprefix("torch.")
+        dtype = named_dtype(name)
+        if dtype is not None:
+            return dtype
+        known = did_you_mean(name, map(dtype_name, ALL_DTYPES))
+        raise ExpressionError(f"{name!r} in {self.expression!r} is not a dtype of this PyTorch.{known}")
+
+    def _shape(self, sizes: ast.expr) -> tuple[int, ...]:
+        shape: list[int] = []
+        for size in sizes.elts if isinstance(sizes, ast.Tuple) else [sizes]:
+            if not (isinstance(size, ast.Constant) and type(size.value) is int):
+                raise ExpressionError(
+                    f"{ast.unparse(size)!r} in {self.expression!r} is not a size. Sizes are integers, 0 or more."
+                )
+            shape.append(size.value)
+        return tuple(shape)
+
+
+def _list(*items: Any) -> list[Any]:
+    return list(items)
+
+
+def _tuple(*items: Any) -> tuple[Any, ...]:
+    return items
+
+
+def _dotted(tree: ast.expr) -> str | None:
+    """The dotted name of a function, or None for a method of an operand."""
+    if isinstance(tree, ast.Name):
+        return tree.id
+    if isinstance(tree, ast.Attribute):
+        before = _dotted(tree.value)
+        return None if before is None else f"{before}.{tree.attr}"
+    return None
+
+
+_F = torch.nn.functional
+#: How a dotted name may start. A name without a dot is looked up in `_PLACES`; functions of torch.nn.functional have
+#: defaults that those of torch with the same name lack.
+_ROOTS: dict[str, Any] = {
+    "torch": torch,
+    "F": _F,
+    "nn": torch.nn,
+    "aten": torch.ops.aten,
+    "ops": torch.ops,
+    "Tensor": torch.Tensor,
+    **{name: getattr(torch, name) for name in ("special", "linalg", "fft")},
+}
+_PLACES: tuple[Any, ...] = (_F, torch, torch.special, torch.linalg, torch.Tensor)
+_BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+#: The modules whose functions in Python take and return tensors.
+_MODULES = ("torch.functional", "torch.nn.functional", "torch._jit_internal", "torch._tensor", "torch._linalg_utils")
+
+
+def find_function(name: str, args: Sequence[Any]) -> Any:
+    """Returns the function that a name stands for.
+
+    Args:
+        name: `softmax`, `torch.softmax`, `F.softmax`, `torch.nn.functional.softmax`, `torch.ops.aten.mm` or
+            `linalg.norm`. A method starts with a dot: `.softmax`.
+        args: The positional arguments, to tell a method's receiver from a wrong one.
+
+    Raises:
+        ExpressionError: There is no such function.
+
+    Example:
+        >>> find_function("F.softmax", ()) is torch.nn.functional.softmax
+        True
+        >>> find_function("cat", ()) is torch.cat, find_function("dropout", ()) is torch.nn.functional.dropout
+        (True, True)
+    """
+    if name.startswith("."):
+        found = getattr(torch.Tensor, name[1:], None)
+        if args and isinstance(args[0], Operand) and _is_allowed(found, name):
+            return found
+        raise ExpressionError(f"tensors have no method {name[1:]!r}.{_closest(name[1:], _names(torch.Tensor))}")
+    first, *rest = name.split(".")
+    if not rest:
+        for place in _PLACES:
+            found = getattr(place, name, None)
+            if _is_allowed(found, name):
+                return found
+        close = _closest(name, sorted({known for place in _PLACES for known in _names(place)}))
+        raise ExpressionError(
+            f"no function of PyTorch is called {name!r}.{close} Functions are those of torch, torch.nn.functional, "
+            "torch.linalg, torch.special, torch.fft and torch.ops, and methods of tensors."
+        )
+    found, last = _ROOTS.get(first), first
+    place = found
+    for last in rest:
+        place, found = found, _attribute(found, last)
+    if not _is_allowed(found, last):
+        close = _closest(last, _names(place)) if place is not None else ""
+        raise ExpressionError(f"no function of PyTorch is called {name!r}.{close}")
+    return found
+
+
+def _attribute(place: Any, name: str) -> Any:
+    try:
+        return getattr(place, name, None)
+    except RuntimeError:  # torch.classes names a class that is not registered in an error of its own
+        return None
+
+
+def _is_allowed(found: Any, name: str) -> bool:
+    """Whether something is a function on tensors. `torch.load` and the like are not."""
+    if found is None or name.rpartition(".")[2].startswith("_") or isinstance(found, type):
+        return False
+    return isinstance(found, (*_BUILTIN, *_OPS)) or getattr(found, "__module__", None) in _MODULES
+
+
+def _closest(name: str, known: Sequence[str]) -> str:
+    """A hint with names that differ by a slip of the pen; "" if there are none."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.8)
+    return f" Closest: {', '.join(close)}." if close else ""
+
+
+def _names(place: Any) -> list[str]:
+    return [name for name in dir(place) if not name.startswith("_") and _is_allowed(getattr(place, name, None), name)]

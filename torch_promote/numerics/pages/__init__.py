@@ -1,1 +1,0 @@
-"""Shared by the forms of all reports: page template, style, tree, charts, numbers, files."""

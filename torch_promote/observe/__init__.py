@@ -1,0 +1,1 @@
+"""One observer of the calls of ops, its events, and recordings of them."""

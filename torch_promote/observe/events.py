@@ -1,0 +1,631 @@
+"""The record of a call in a trace: tensors, casts, and origin."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from torch_promote.policy.op_table import CastPolicy
+from torch_promote.reference.dtypes import dtype_name
+from torch_promote.reference.strides import contiguous_strides
+
+__all__ = [
+    "AUTOCAST_OFF",
+    "Call",
+    "CallGroup",
+    "Calls",
+    "Cast",
+    "CastGroup",
+    "Kind",
+    "Phase",
+    "TensorInfo",
+    "Totals",
+    "TraceRecords",
+    "infos_of",
+]
+
+
+#: The start of `Call.said_by` if a region or a module has switched autocast off.
+AUTOCAST_OFF = "autocast off by "
+
+Phase = Literal["forward", "backward", "recompute"]
+"""The phase of a call. "recompute": a checkpoint reran its forward inside a backward."""
+
+Kind = Literal["weight", "activation", "gradient"]
+"""The kind of a cast tensor. A weight is a parameter or a leaf that requires a gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor among the arguments or the results of a call, without its data.
+
+    Attributes:
+        name: The argument: "mat2", "tensors[1]". For a result, its index: "0", "1".
+        dtype: Its dtype.
+        shape: Its shape; empty for a nested tensor, which has none.
+        device: Its device, such as "cpu" or "cuda:0".
+        strides: Its strides; None if it is contiguous, or has no strides (sparse, nested).
+
+    Example:
+        >>> print(TensorInfo.of("self", torch.ones(2, 3).t()))
+        self: float32[3, 2] strides (1, 3)
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: str
+    strides: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> TensorInfo:
+        """Describes a tensor."""
+        ((_, dtype, shape, device, strides),) = infos_of([(name, tensor)])
+        return cls(name, dtype, tuple(shape), str(device), strides)
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {dtype_name(self.dtype)}{list(self.shape)}"
+        text += "" if self.strides is None else f" strides {self.strides}"
+        return text if self.device == "cpu" else f"{text} on {self.device}"
+
+
+def infos_of(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[tuple[Any, ...], ...]:
+    """Returns the names, dtypes, shapes, devices and strides of tensors, as `TensorInfo` has them."""
+    found = []
+    for name, tensor in named:
+        shape: tuple[int, ...] = ()
+        strides = None
+        if not tensor.is_nested:
+            shape = tensor.shape
+            if tensor.layout is torch.strided and not tensor.is_contiguous():
+                strides = tensor.stride()
+                if strides == contiguous_strides(tuple(shape)):
+                    strides = None
+        found.append((name, tensor.dtype, shape, tensor.device, strides))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """A cast of an argument that autocast made or took from a cache.
+
+    Attributes:
+        argument: The argument: "weight", "tensors[1]".
+        from_dtype: The dtype that the caller passed.
+        to_dtype: The dtype that the op got.
+        bytes: The size of the cast in bytes.
+        kind: The kind of the cast tensor.
+        reused: Whether the cast came from a cache, without a computation.
+        tensor: The number of the cast tensor in this trace; views have the number of their base.
+        earlier: The number of earlier casts of this tensor to this dtype with unchanged content.
+        cache: For a reused cast, the mode of the cache: "weights", "persistent", "all", or "PyTorch's".
+    """
+
+    argument: str
+    from_dtype: torch.dtype
+    to_dtype: torch.dtype
+    bytes: int
+    kind: Kind
+    reused: bool = False
+    tensor: int = 0
+    earlier: int = 0
+    cache: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.argument}: {dtype_name(self.from_dtype)} -> {dtype_name(self.to_dtype)}, {self.bytes:,} bytes"
+        return f"{text}, reused from {self.cache or 'a cache'}" if self.reused else text
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of an op.
+
+    Attributes:
+        op: The op: "aten::linear".
+        overload: Its overload: "", "int".
+        module: The path of the module that called it: "blocks.0.q"; "" outside of the model's modules, and in the model
+            itself. In a backward, the module whose forward recorded the node.
+        phase: The phase in which it ran.
+        line: "path:number" of the innermost line of the program (not of PyTorch or this package); in a backward, that
+            of the forward if it is known; "" if there is none.
+        inputs: The tensors among the arguments that the caller passed.
+        ran_with: The same tensors after the casts.
+        outputs: The tensors among the results; empty if the call raised.
+        casts: The casts of the arguments.
+        policy: The policy that applied. None: autocast was off, or has no policy for the op.
+        said_by: The source of the policy: "PyTorch's table", "register_policy", "the default policy",
+            "region at FILE:LINE", 'module policy "NAME"', "install, region at FILE:LINE". Without a policy: "autocast
+            off by" one of the last three, if it has switched autocast off for an op with a policy; "promotion rule
+            NAME" if the op promotes inputs of several dtypes; "a kernel on PyTorch's autocast key" if a library has
+            registered one; or "".
+        composite: Whether the op calls other ops, which follow.
+        thread: The native id of its thread.
+        error: Whether the call raised.
+        autocast: The device types for which autocast was on, with their dtypes.
+        dtype_arguments: The arguments that are dtypes, such as softmax's `dtype`, by name.
+        start: Its start, in nanoseconds since 1970.
+        duration: Its time on the host in nanoseconds, including the trace's own work on inner calls.
+        cast_time: The part of that time for its casts.
+        values: With `values=True`, a `Values` for each tensor in `outputs`.
+    """
+
+    op: str
+    overload: str
+    module: str
+    phase: Phase
+    line: str
+    inputs: tuple[TensorInfo, ...]
+    ran_with: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    casts: tuple[Cast, ...]
+    policy: CastPolicy | torch.dtype | None
+    said_by: str
+    composite: bool
+    thread: int
+    error: bool = False
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    dtype_arguments: tuple[tuple[str, torch.dtype], ...] = ()
+    start: int = 0
+    duration: int = 0
+    cast_time: int = 0
+    values: tuple[Any, ...] = ()
+
+    @property
+    def policy_name(self) -> str:
+        """The policy's name: "lower_precision_fp", "float32" for a dtype; "" without a policy."""
+        return "" if self.policy is None else _policy(self.policy) or ""
+
+    @property
+    def dtypes(self) -> str:
+        """The dtypes of inputs, of cast inputs if they differ, and of outputs: "float32 -> bfloat16 -> bfloat16"."""
+        inputs, ran_with, outputs = (_dtypes(infos) for infos in (self.inputs, self.ran_with, self.outputs))
+        return " -> ".join([inputs, *([] if ran_with == inputs else [ran_with]), outputs])
+
+    @property
+    def name(self) -> str:
+        """The overload's full name: "aten::softmax.int"."""
+        return f"{self.op}.{self.overload}" if self.overload else self.op
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the call as JSON-compatible values."""
+        return {
+            "op": self.op,
+            "overload": self.overload,
+            "module": self.module,
+            "phase": self.phase,
+            "line": self.line,
+            "inputs": [_tensor(info) for info in self.inputs],
+            "ran_with": [_tensor(info) for info in self.ran_with],
+            "outputs": [_tensor(info) for info in self.outputs],
+            "casts": [_cast(cast) for cast in self.casts],
+            "policy": _policy(self.policy),
+            "said_by": self.said_by,
+            "composite": self.composite,
+            "thread": self.thread,
+            "error": self.error,
+            "autocast": {device: dtype_name(dtype) for device, dtype in self.autocast},
+            "dtype_arguments": {name: dtype_name(dtype) for name, dtype in self.dtype_arguments},
+            "start": self.start,
+            "duration": self.duration,
+            "cast_time": self.cast_time,
+            "values": [values.to_dict() for values in self.values],
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Call:
+        """Returns the call from the data of `to_dict`, except for `values`, which stay a dict."""
+        policy = data["policy"]
+        return cls(
+            **{
+                **data,
+                **{name: tuple(_read_tensor(one) for one in data[name]) for name in ("inputs", "ran_with", "outputs")},
+                "casts": tuple(
+                    Cast(**{**one, "from_dtype": _dtype(one["from_dtype"]), "to_dtype": _dtype(one["to_dtype"])})
+                    for one in data["casts"]
+                ),
+                "policy": policy if policy is None else _read_policy(policy),
+                "autocast": tuple((name, _dtype(dtype)) for name, dtype in data["autocast"].items()),
+                "dtype_arguments": tuple((name, _dtype(dtype)) for name, dtype in data["dtype_arguments"].items()),
+                "values": tuple(data["values"]),
+            }
+        )
+
+
+def _read_tensor(data: dict[str, Any]) -> TensorInfo:
+    strides = data["strides"]
+    return TensorInfo(
+        data["name"],
+        _dtype(data["dtype"]),
+        tuple(data["shape"]),
+        data["device"],
+        None if strides is None else tuple(strides),
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _read_policy(name: str) -> CastPolicy | torch.dtype:
+    return CastPolicy(name) if name in CastPolicy.__members__ else _dtype(name)
+
+
+def _tensor(info: TensorInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "dtype": dtype_name(info.dtype),
+        "shape": list(info.shape),
+        "device": info.device,
+        "strides": None if info.strides is None else list(info.strides),
+    }
+
+
+def _cast(cast: Cast) -> dict[str, Any]:
+    return {
+        "argument": cast.argument,
+        "from_dtype": dtype_name(cast.from_dtype),
+        "to_dtype": dtype_name(cast.to_dtype),
+        "bytes": cast.bytes,
+        "kind": cast.kind,
+        "reused": cast.reused,
+        "tensor": cast.tensor,
+        "earlier": cast.earlier,
+        "cache": cast.cache,
+    }
+
+
+def _dtypes(infos: tuple[TensorInfo, ...]) -> str:
+    return _names(tuple(info.dtype for info in infos))
+
+
+@functools.lru_cache(maxsize=10_000)
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(dict.fromkeys(map(dtype_name, dtypes))) or "none"
+
+
+def _policy(policy: CastPolicy | torch.dtype | None) -> str | None:
+    if policy is None:
+        return None
+    return policy.value if isinstance(policy, CastPolicy) else dtype_name(policy)
+
+
+# ---Sums over calls by op, module or line, and sums over casts.
+
+
+@dataclass
+class CallGroup:
+    """The sums over the calls of an op, a module or a line.
+
+    Attributes:
+        key: The op's name with its overload, the module's path or the line.
+        calls: The number of calls, including those of composite ops.
+        dtypes: The number of calls by dtypes, such as "float32 -> bfloat16 -> bfloat16" (inputs, cast inputs, outputs).
+        policies: The number of calls by policy and its source, such as "lower_precision_fp: PyTorch's table".
+        phases: The number of calls by phase.
+        rules: The number of calls without a policy, by what applied instead: "promotion rule torch", a library's
+            kernel.
+        casts: The number of casts made.
+        reused: The number of casts reused.
+        bytes: The size of the casts that were made, in bytes.
+        repeated: The number of casts made of a tensor that had been cast to that dtype before.
+        repeated_bytes: Their size in bytes.
+        cast_time: The time of the casts on the host, in nanoseconds.
+        duration: The time of the calls on the host, in nanoseconds. A composite op's call includes those of its ops.
+        errors: The number of calls that raised.
+    """
+
+    key: str
+    calls: int = 0
+    dtypes: Counter[str] = field(default_factory=Counter)
+    policies: Counter[str] = field(default_factory=Counter)
+    phases: Counter[str] = field(default_factory=Counter)
+    rules: Counter[str] = field(default_factory=Counter)
+    casts: int = 0
+    reused: int = 0
+    bytes: int = 0
+    repeated: int = 0
+    repeated_bytes: int = 0
+    cast_time: int = 0
+    duration: int = 0
+    errors: int = 0
+
+    def add(self, call: Call) -> None:
+        """Adds a call."""
+        self.calls += 1
+        self.dtypes[call.dtypes] += 1
+        self.phases[call.phase] += 1
+        if call.policy is not None:
+            self.policies[f"{call.policy_name}: {call.said_by}"] += 1
+        elif call.said_by:
+            self.rules[call.said_by] += 1
+        self.cast_time += call.cast_time
+        self.duration += call.duration
+        self.errors += call.error
+        for cast in call.casts:
+            if cast.reused:
+                self.reused += 1
+                continue
+            self.casts += 1
+            self.bytes += cast.bytes
+            if cast.earlier:
+                self.repeated += 1
+                self.repeated_bytes += cast.bytes
+
+    def merge(self, other: CallGroup) -> None:
+        """Adds the sums of another group."""
+        for name in _COUNTERS:
+            getattr(self, name).update(getattr(other, name))
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the group as JSON-compatible values."""
+        counters = {name: dict(getattr(self, name)) for name in _COUNTERS}
+        return {"key": self.key, **{name: getattr(self, name) for name in _SUMS}, **counters}
+
+
+_COUNTERS = ("dtypes", "policies", "phases", "rules")
+_SUMS = (*("calls", "casts", "reused", "bytes", "repeated", "repeated_bytes", "cast_time", "duration", "errors"),)
+
+
+@dataclass
+class CastGroup:
+    """The sums over the casts of one argument of an op at one line of one module.
+
+    Attributes:
+        op: The op's name with its overload.
+        module: The module's path.
+        line: The line.
+        argument: The argument, "weight".
+        kind: "weight", "activation" or "gradient".
+        from_dtype: The name of the dtype that the caller passed.
+        to_dtype: The name of the dtype that the op got.
+        made: The number of casts made.
+        reused: The number of casts reused.
+        bytes: The size of those that were made, in bytes.
+        repeated: The number of these casts of a tensor that had been cast to that dtype before, here or elsewhere.
+        repeated_bytes: Their size in bytes.
+    """
+
+    op: str
+    module: str
+    line: str
+    argument: str
+    kind: str
+    from_dtype: str
+    to_dtype: str
+    made: int = 0
+    reused: int = 0
+    bytes: int = 0
+    repeated: int = 0
+    repeated_bytes: int = 0
+
+    def add(self, cast: Cast) -> None:
+        """Adds a cast."""
+        if cast.reused:
+            self.reused += 1
+            return
+        self.made += 1
+        self.bytes += cast.bytes
+        if cast.earlier:
+            self.repeated += 1
+            self.repeated_bytes += cast.bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the group as JSON-compatible values."""
+        return dict(vars(self))
+
+
+class Totals:
+    """The groups of a trace. Their number grows with the program's lines, modules and dtypes, not with its steps."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[str, str, str], CallGroup] = {}
+        self._casts: dict[tuple[str, ...], CastGroup] = {}
+
+    def add(self, call: Call) -> None:
+        """Adds a call."""
+        place = (call.name, call.module, call.line)
+        group = self._calls.get(place)
+        if group is None:
+            group = self._calls[place] = CallGroup("")
+        group.add(call)
+        for cast in call.casts:
+            key = (*place, cast.argument, cast.kind, dtype_name(cast.from_dtype), dtype_name(cast.to_dtype))
+            casts = self._casts.get(key)
+            if casts is None:
+                casts = self._casts[key] = CastGroup(*key)
+            casts.add(cast)
+
+    def by(self, which: int) -> list[CallGroup]:
+        """The calls by op (0), module (1) or line (2), sorted by cast bytes, then by the number of calls."""
+        return self._groups(lambda place: place[which])
+
+    def all(self) -> CallGroup:
+        """All calls as one group."""
+        groups = self._groups(lambda place: "")
+        return groups[0] if groups else CallGroup("")
+
+    def casts(self) -> list[CastGroup]:
+        """The casts, most bytes first."""
+        return sorted(self._casts.values(), key=lambda group: (-group.bytes, -group.made, -group.reused))
+
+    def select(
+        self, wanted: Callable[[tuple[str, str, str]], bool]
+    ) -> Iterable[tuple[tuple[str, str, str], CallGroup]]:
+        """The groups of each (op, module, line) that a function selects."""
+        return [(place, group) for place, group in self._calls.items() if wanted(place)]
+
+    def _groups(self, key_of: Callable[[tuple[str, str, str]], str]) -> list[CallGroup]:
+        groups: dict[str, CallGroup] = {}
+        for place, part in list(self._calls.items()):
+            key = key_of(place)
+            groups.setdefault(key, CallGroup(key)).merge(part)
+        return sorted(groups.values(), key=lambda group: (-group.bytes, -group.calls))
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """Returns the groups of calls as JSON-compatible values."""
+        return [
+            {
+                "op": place[0],
+                "module": place[1],
+                "line": place[2],
+                **{k: v for k, v in group.to_dict().items() if k != "key"},
+            }
+            for place, group in self._calls.items()
+        ]
+
+    @classmethod
+    def from_lists(cls, groups: Iterable[dict[str, Any]], casts: Iterable[dict[str, Any]]) -> Totals:
+        """Returns the totals from the data of `to_list` and of the groups of casts."""
+        totals = cls()
+        for data in groups:
+            place = (data["op"], data["module"], data["line"])
+            counters: dict[str, Any] = {name: Counter(data[name]) for name in _COUNTERS}
+            totals._calls[place] = CallGroup("", **{name: data[name] for name in _SUMS}, **counters)
+        for one in casts:
+            group = CastGroup(**one)
+            key = (group.op, group.module, group.line, group.argument, group.kind, group.from_dtype, group.to_dtype)
+            totals._casts[key] = group
+        return totals
+
+
+# ---`TraceRecords`: the calls of a trace, and their sums.
+
+
+class Calls(list[Call]):
+    """A list of calls that can be filtered."""
+
+    def where(
+        self,
+        *,
+        op: str | None = None,
+        module: str | None = None,
+        line: str | None = None,
+        phase: Phase | None = None,
+        policy: str | None = None,
+        casting: bool | None = None,
+    ) -> Calls:
+        """Returns the calls that meet all conditions.
+
+        Args:
+            op: The op with or without its overload: "aten::softmax", "aten::softmax.int", "softmax".
+            module: The module's path. Submodules are included.
+            line: The end of "path:number": "train.py:41".
+            phase: "forward", "backward" or "recompute".
+            policy: The policy's name: "fp32", "lower_precision_fp", "float16".
+            casting: Whether casts were made or reused.
+
+        Example:
+            >>> import torch_promote as tp
+            >>> with tp.trace() as report, tp.my_autocast("cpu"):
+            ...     _ = torch.mm(torch.ones(2, 2), torch.ones(2, 2)).exp()
+            >>> [call.op for call in report.calls.where(policy="lower_precision_fp")]
+            ['aten::mm']
+        """
+
+        def meets(call: Call) -> bool:
+            return (
+                (op is None or op in (call.op, call.name, call.op.partition("::")[2]))
+                and (module is None or call.module == module or call.module.startswith(f"{module}."))
+                and (line is None or call.line.endswith(line))
+                and (phase is None or call.phase == phase)
+                and (policy is None or call.policy_name == policy)
+                and (casting is None or bool(call.casts) == casting)
+            )
+
+        return Calls(call for call in self if meets(call))
+
+
+class TraceRecords:
+    """The records of `trace`.
+
+    Attributes:
+        calls: The first `max_calls` calls, in the order in which they ended: an op after the ops that it calls.
+        dropped: The number of calls after those. Sums and tables include them.
+        device_names: The names of the GPUs that were used.
+        torch_version: PyTorch's version.
+        not_seen: Computations of the block that are not in the report, one sentence each.
+        steps: The number of optimizer steps that ended in the block.
+        asked: The overrides that were set in the block, one dict each, for `unused_overrides`. Filled at the end of the
+            block.
+    """
+
+    def __init__(self, max_calls: int) -> None:
+        self.calls = Calls()
+        self.dropped = 0
+        self.torch_version = str(torch.__version__)
+        self.not_seen: list[str] = []
+        self.device_names: list[str] = []
+        self.steps = 0
+        self.asked: list[dict[str, Any]] = []
+        self._max_calls = max_calls
+        self._sums = Totals()
+        self._summed = 0  # the number of stored calls that the sums contain
+        self._lock = threading.Lock()
+
+    def add(self, call: Call) -> int | None:
+        """Adds a call; for the tracer. Returns its index in `calls`, or None if it is not stored there."""
+        with self._lock:
+            if len(self.calls) < self._max_calls:
+                self.calls.append(call)
+                return len(self.calls) - 1
+            self._sum().add(call)
+            self.dropped += 1
+            return None
+
+    @property
+    def _totals(self) -> Totals:
+        """The sums of all calls."""
+        with self._lock:
+            return self._sum()
+
+    def _sum(self) -> Totals:
+        # Stored calls are summed when somebody asks, so that a trace costs less.
+        for call in self.calls[self._summed :]:
+            self._sums.add(call)
+        self._summed = len(self.calls)
+        return self._sums
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
+    def name_devices(self) -> None:
+        """Fills `device_names`; for the tracer."""
+        devices = {info.device for call in self.calls for info in (*call.inputs, *call.outputs)}
+        for device in sorted(device for device in devices if device.startswith("cuda")):
+            with contextlib.suppress(RuntimeError, AssertionError):  # fake tensors: this process lacks the device
+                self.device_names.append(torch.cuda.get_device_name(device))
+
+    @property
+    def total(self) -> CallGroup:
+        """All calls."""
+        return self._totals.all()
+
+    def by_op(self) -> list[CallGroup]:
+        """Returns the calls by op and overload, most cast bytes first."""
+        return self._totals.by(0)
+
+    def by_module(self) -> list[CallGroup]:
+        """Returns the calls by module, most cast bytes first."""
+        return self._totals.by(1)
+
+    def by_line(self) -> list[CallGroup]:
+        """Returns the calls by source line, most cast bytes first."""
+        return self._totals.by(2)
+
+    def casts(self) -> list[CastGroup]:
+        """Returns the casts by argument, op, module and line, most bytes first."""
+        return self._totals.casts()

@@ -1,0 +1,500 @@
+"""The observer of calls: makes an event, a `Call` record, for each call of an op, and passes it to a subscriber.
+
+NOTE [ What one call is ]
+If autocast has a policy for an op, the dispatcher makes three kinds of calls: the op on the caller's arguments, the
+casts, and the op on the cast arguments. They are one `Call` here. Its casts are the arguments whose dtype differs
+between the two calls of the op; a cast was reused if none of the casts in between made it. The conversion itself
+(aten::_to_copy) is a separate call, because it runs a kernel.
+
+A composite op is a call, and so are the ops that it calls. Calls made by a kernel are not recorded: the program did not
+ask for them. Counts equal those of a TorchDispatchMode, which sees calls that pass the dispatch key Python:
+
+- For a call on tensors that a torch.func transform wraps, the calls on the tensors inside count. If autocast casts the
+  wrapped tensors, the outer call is a separate composite call.
+- Creating a tensor from Python numbers (torch.tensor), for which PyTorch excludes that key, is not recorded. Neither
+  are detach_, which computes nothing, printing a tensor, and turning a tensor into a Parameter.
+- An in-place op's autograd kernel may copy the tensor before its own kernel runs, and calls the hooks for saved tensors
+  (save_on_cpu). The ops that these call are recorded.
+- While a mode is active, PyTorch sends the detach of each result that it saves for a backward only to that mode.
+
+NOTE [ The states of a call ]
+Each observed call has a token until it ends, and the class of the token is the state:
+
+    OpenCall        a call of the program, which becomes a `Call`
+    CastingCall     an OpenCall for which autocast calls the op again. It waits for that call; then it is `rerun`
+    Rerun           the op on the cast arguments: part of a CastingCall
+    Conversion      a cast that autocast asks for: part of a CastingCall
+    THROUGH         a call on tensors that a transform wraps: only the calls on the tensors inside count
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_promote import _C
+from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
+from torch_promote.observe.events import Call, Cast, Phase, TensorInfo, infos_of
+from torch_promote.observe.ops import (
+    NamedTensors,
+    OpFacts,
+    autograd_may_call,
+    bytes_of,
+    cast_key,
+    is_excluded,
+    is_traced,
+    is_wrapped,
+    kind_of,
+    leaves,
+    read_arguments,
+)
+from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place
+from torch_promote.observe.policy_sources import PolicySources
+from torch_promote.policy.op_table import CastPolicy
+from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, has_policy
+
+__all__ = ["THROUGH", "CallObserver", "CastingCall", "Conversion", "OpenCall", "Rerun"]
+
+_PYTHON = torch._C.DispatchKey.Python
+#: Excluded inside an op's kernel, and included in the autograd kernel that calls it.
+_BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
+#: The bound of each cache. A program has few ops and shapes, used repeatedly.
+_MOST_CACHED = 10_000
+_OF_A_LIBRARY = "a kernel on PyTorch's autocast key"
+
+
+@dataclass(slots=True, eq=False)
+class OpenCall:
+    """A call that has begun.
+
+    Attributes:
+        facts: The op.
+        args: All its arguments, in the schema's order.
+        see_through: Whether the ops that it calls are observed.
+        to_autograd: Whether of these, only the calls of its autograd kernel are observed.
+        wrapped: Whether a torch.func transform wraps its tensors.
+        policy_is_known: Whether it, or a call that it is part of, has a policy or an answer why it has none.
+        first_node: The sequence number of the first autograd node that it may record.
+        kept: Data of a subclass of the observer.
+        real_results: Whether `end` has to get the caller's results; see `Token`.
+
+    The others are those of `Call`.
+    """
+
+    facts: OpFacts
+    args: list[Any]
+    inputs: tuple[TensorInfo, ...]
+    dtype_arguments: tuple[tuple[str, torch.dtype], ...]
+    origin: Origin
+    phase: Phase
+    composite: bool
+    see_through: bool
+    to_autograd: bool
+    wrapped: bool
+    first_node: int
+    start: int
+    policy: CastPolicy | torch.dtype | None = None
+    said_by: str = ""
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    policy_is_known: bool = False
+    kept: Any = None
+    real_results: bool = False
+    stock_too: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class CastingCall(OpenCall):
+    """A call whose op autocast calls again, with cast arguments.
+
+    Attributes:
+        runs: The overload that autocast calls.
+        tensors: The arguments by name, to identify the casts.
+        ran_with: The arguments of that call; None until autocast has made it.
+        sizes: Their bytes by name.
+        conversions: The number of casts that autocast has asked for and that no argument explains yet, by `cast_key`.
+        cast_time: The time of the casts so far, in nanoseconds.
+    """
+
+    runs: str = ""
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    ran_with: tuple[TensorInfo, ...] | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+    conversions: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    cast_time: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Rerun:
+    """The op on the cast arguments of `outer`."""
+
+    outer: CastingCall
+    see_through: bool
+    to_autograd: bool
+    stock_too: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Conversion:
+    """A cast of an argument of `outer`, which began at `start`."""
+
+    outer: CastingCall
+    start: int
+    see_through: bool = True
+    to_autograd: bool = False
+    stock_too: bool = False
+
+
+class _Through:
+    """The token of a call on tensors that a transform wraps."""
+
+    see_through, stock_too = True, False
+
+
+THROUGH = _Through()
+Token = OpenCall | Rerun | Conversion
+
+
+class _Thread(threading.local):
+    """The open calls of a thread, the outermost first."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+
+
+@dataclass(slots=True)
+class _StateFacts:
+    """What an autocast state says: its devices, and whether it has a policy for an op, by name."""
+
+    state: AutocastState
+    devices: tuple[tuple[str, torch.dtype], ...]
+    has_policy: dict[str, bool] = field(default_factory=dict)
+
+
+class CallObserver:
+    """Makes `Call` records of the calls that it observes; an `Observer` for `observe_dispatch`.
+
+    Args:
+        modules: Tracks which module runs.
+        add: The subscriber. It gets each call with the tensors among its results, in the thread of the call.
+        only_casting: Whether to skip calls without an autocast policy.
+
+    Attributes:
+        sources: Finds the source of a policy. Its method `entered` has to be told of regions, by `watch_regions`.
+    """
+
+    def __init__(
+        self, modules: RunningModules, add: Callable[[Call, list[torch.Tensor]], None], only_casting: bool = False
+    ) -> None:
+        self.sources = PolicySources(modules)
+        self._modules = modules
+        self._add = add
+        self._only_casting = only_casting
+        self._nodes = NodeOrigins(modules)
+        self._numbers = TensorNumbers()
+        self._thread = _Thread()
+        # Caches. The keys are ids of objects that the values keep alive.
+        self._facts: dict[int, OpFacts] = {}
+        self._states: dict[int, _StateFacts] = {}
+        self._plans: dict[tuple[int, int, int], tuple[Any, ...]] = {}
+        self._origins: dict[tuple[str, str], Origin] = {}
+        self._infos: dict[Any, tuple[TensorInfo, ...]] = {}
+
+    @property
+    def open_calls(self) -> list[Token]:
+        """The open calls of this thread, the outermost first."""
+        return self._thread.tokens
+
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Token | _Through | None:
+        """Called before a call."""
+        facts = self._facts.get(id(op))
+        if facts is None:
+            facts = self._facts_of(op)
+        if facts.is_ignored or is_excluded(_PYTHON) or is_traced():
+            return None
+        tokens = self._thread.tokens
+        outer = tokens[-1] if tokens else None
+        if outer is not None and outer.to_autograd and is_excluded(_BELOW_AUTOGRAD):
+            return None
+        named, dtypes = read_arguments(facts.arguments, args)
+        wrapped = is_wrapped(named)
+        composite = wrapped or facts.is_composite(named)
+        if isinstance(outer, CastingCall) and outer.ran_with is None and outer.wrapped == wrapped:
+            part = self._begin_part(outer, facts, args, named, composite)
+            if part is not None:
+                return part
+        state = state_in_force()
+        asked = None if state is None else self._ask_state(state)
+        has_one = asked is not None and self._has_policy(asked, facts.name)
+        if wrapped and not has_one:
+            return THROUGH
+        if facts.is_detach and (facts.name == "aten::detach_" or is_parameter_made()):
+            return None
+        around = outer.outer if isinstance(outer, Rerun | Conversion) else outer
+        where = self._locate(around)
+        if where is None:
+            return None
+        origin, phase = where
+        first_node = torch._C._autograd._get_sequence_nr()
+        if around is None:
+            self._nodes.add_between(first_node, origin)
+        inputs = self._share(named)
+        plan = self._plan(facts, args, inputs, asked.state) if asked is not None and has_one else None
+        to_autograd = not composite and autograd_may_call(facts)
+        call: OpenCall
+        if plan is None or plan.policy is None or plan.left_to_stock:
+            call = OpenCall(
+                *(facts, args, inputs, dtypes, origin, phase, composite, composite or to_autograd, to_autograd),
+                *(wrapped, first_node, time.time_ns()),
+            )
+        else:
+            call = CastingCall(
+                *(facts, args, inputs, dtypes, origin, phase, composite, True, False),
+                *(wrapped, first_node, time.time_ns()),
+                runs=plan.runs,
+                tensors=dict(named),
+            )
+        call.policy_is_known = around is not None and around.policy_is_known
+        if asked is not None:
+            call.autocast = asked.devices
+        self._explain_policy(call, plan, asked)
+        tokens.append(call)
+        return call
+
+    def _begin_part(
+        self, outer: CastingCall, facts: OpFacts, args: list[Any], named: NamedTensors, composite: bool
+    ) -> Rerun | Conversion | _Through | None:
+        """Begins a call that autocast makes for another one; None if the call is not one of these."""
+        part: Rerun | Conversion
+        if facts.name == outer.runs:
+            ran_with = self._share(named)
+            if outer.wrapped and ran_with is outer.inputs:  # the transform, which runs before autocast
+                return THROUGH
+            outer.sizes = {path: bytes_of(tensor) for path, tensor in named}
+            to_autograd = not composite and autograd_may_call(facts)
+            part = Rerun(outer, composite or to_autograd, to_autograd)
+            outer.ran_with = ran_with  # last, because Ctrl-C may interrupt in between
+        elif facts.is_conversion:
+            if named and named[0][1] is args[0]:  # not a number
+                key = cast_key(args[0], next((arg for arg in args if isinstance(arg, torch.dtype)), None))
+                outer.conversions[key] = outer.conversions.get(key, 0) + 1
+            part = Conversion(outer, time.time_ns())
+        else:
+            return None
+        self._thread.tokens.append(part)
+        return part
+
+    def _locate(self, around: OpenCall | None) -> tuple[Origin, Phase] | None:
+        """The origin and the phase of a call; None while PyTorch prints a tensor."""
+        if around is not None:
+            return around.origin, around.phase
+        found = place()
+        if found is None:
+            return None
+        recorded = self._nodes.of_running_node(found.called_backward) if found.phase == "backward" else None
+        if recorded is None:
+            path = "" if found.module is None else self._modules.path_at(found.module)
+            where = path, found.line
+        else:
+            where = recorded.module, recorded.line or found.line
+        origin = self._origins.get(where)
+        if origin is None:  # there are as many as the program has lines in modules
+            origin = self._origins[where] = Origin(*where)
+        return origin, found.phase
+
+    def _explain_policy(self, call: OpenCall, plan: AutocastPlan | None, asked: _StateFacts | None) -> None:
+        """Fills in the policy of a call, and its source or why there is none."""
+        name = call.facts.name
+        if plan is not None and plan.left_to_stock:
+            call.said_by = _OF_A_LIBRARY
+        elif plan is not None and plan.policy is not None:
+            assert plan.device is not None
+            call.policy, call.said_by = plan.policy, self.sources.of(name, plan.device, call.origin.module)
+        elif plan is not None and asked is not None:  # an override that casts nothing
+            override = asked.state.override
+            device = next((device for device, _ in asked.devices if override(name, device) is not None), None)
+            if device is not None and any(info.device.startswith(device) for info in call.inputs):
+                call.policy, call.said_by = CastPolicy.fallthrough, self.sources.of(name, device, call.origin.module)
+        if not call.policy_is_known:
+            if call.policy is None and not call.said_by and _C.depth():
+                call.said_by = self.sources.switched_off(name, call.inputs, call.autocast)
+            call.policy_is_known = call.policy is not None or bool(call.said_by)
+        if call.policy is None and not call.said_by and call.facts.promotes(call.inputs):
+            call.said_by = f"promotion rule {_C.promotion_rule() or 'torch'}"
+
+    def end(self, token: Token | _Through, results: list[Any]) -> None:
+        """Called after a call."""
+        if isinstance(token, _Through):
+            return
+        self._pop(token)
+        if isinstance(token, OpenCall):
+            self._close(token, [tensor for tensor in leaves(results) if tensor is not None], False)
+        elif isinstance(token, Conversion):
+            token.outer.cast_time += time.time_ns() - token.start
+
+    def failed(self, token: Token | _Through) -> None:
+        """Called when a call raises, or `end` does."""
+        if not isinstance(token, _Through) and self._pop(token) and isinstance(token, OpenCall):
+            self._close(token, [], True)
+
+    def _pop(self, token: Token) -> bool:
+        """Removes a token, and those of calls inside it that an error has ended."""
+        tokens = self._thread.tokens
+        if token not in tokens:
+            return False
+        del tokens[tokens.index(token) :]
+        return True
+
+    def _close(self, call: OpenCall, tensors: list[torch.Tensor], error: bool) -> None:
+        self._nodes.add(call.first_node, call.origin)
+        casting = call if isinstance(call, CastingCall) and call.ran_with is not None else None
+        if (self._only_casting and call.policy is None) or (call.wrapped and casting is None):
+            return
+        self._add(
+            Call(
+                op=call.facts.op_name,
+                overload=call.facts.overload,
+                module=call.origin.module,
+                phase=call.phase,
+                line=call.origin.line,
+                inputs=call.inputs,
+                ran_with=call.inputs if casting is None or casting.ran_with is None else casting.ran_with,
+                outputs=self._share([(str(i), tensor) for i, tensor in enumerate(tensors)]),
+                casts=() if casting is None or casting.ran_with is call.inputs else tuple(self._casts(casting)),
+                policy=call.policy,
+                said_by=call.said_by,
+                composite=call.composite,
+                thread=threading.get_native_id(),
+                error=error,
+                autocast=call.autocast,
+                dtype_arguments=call.dtype_arguments,
+                start=call.start,
+                duration=time.time_ns() - call.start,
+                cast_time=call.cast_time if isinstance(call, CastingCall) else 0,
+            ),
+            tensors,
+        )
+
+    def _casts(self, call: CastingCall) -> Iterator[Cast]:
+        after = {info.name: info for info in call.ran_with or ()}
+        for before in call.inputs:
+            got = after.get(before.name)
+            if got is None or got.dtype is before.dtype:
+                continue
+            tensor = call.tensors[before.name]
+            key = cast_key(tensor, got.dtype)
+            made = call.conversions.get(key, 0)
+            if made:
+                call.conversions[key] = made - 1
+            number, earlier = self._numbers.count(tensor, got.dtype)
+            yield Cast(
+                argument=before.name,
+                from_dtype=before.dtype,
+                to_dtype=got.dtype,
+                bytes=call.sizes[before.name],
+                kind=kind_of(tensor, call.phase),
+                reused=not made,
+                tensor=number,
+                earlier=earlier,
+                cache="" if made else _C.cache_mode() if my_autocast_is_in_force() else "PyTorch's",
+            )
+
+    def _facts_of(self, op: torch._ops.OpOverload) -> OpFacts:
+        if len(self._facts) > _MOST_CACHED:
+            self._facts.clear()
+        facts = self._facts[id(op)] = OpFacts(op)
+        return facts
+
+    def _share(self, named: NamedTensors) -> tuple[TensorInfo, ...]:
+        """The records of tensors. Equal ones are one object, because a program has few different ones."""
+        key = infos_of(named)
+        infos = self._infos.get(key)
+        if infos is None:
+            if len(self._infos) > _MOST_CACHED:
+                self._infos.clear()
+            infos = tuple(TensorInfo(name, dtype, tuple(shape), str(at), odd) for name, dtype, shape, at, odd in key)
+            self._infos[key] = infos
+        return infos
+
+    def _ask_state(self, state: AutocastState) -> _StateFacts:
+        found = self._states.get(id(state))
+        if found is None:
+            if len(self._states) > _MOST_CACHED:
+                self._states.clear()
+            devices = tuple((device, one.dtype) for device, one in state.devices.items() if one.enabled)
+            found = self._states[id(state)] = _StateFacts(state, devices)
+        return found
+
+    @staticmethod
+    def _has_policy(asked: _StateFacts, name: str) -> bool:
+        """Whether a device type has a policy for an op, or a library has an autocast kernel for it."""
+        found = asked.has_policy.get(name)
+        if found is None:
+            found = any(has_policy(name, device, asked.state) for device, _ in asked.devices)
+            asked.has_policy[name] = found
+        return found
+
+    def _plan(
+        self, facts: OpFacts, args: list[Any], inputs: tuple[TensorInfo, ...], state: AutocastState
+    ) -> AutocastPlan:
+        """The reference's plan, without its casts: the rest depends only on the op, the state, and `inputs`."""
+        key = id(facts), id(inputs), id(state)
+        found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) > _MOST_CACHED:
+                self._plans.clear()
+            found = self._plans[key] = autocast_plan(facts.op, args, {}, state), facts, inputs, state
+        plan: AutocastPlan = found[0]
+        return plan
+
+
+@dataclass(slots=True)
+class _Known:
+    reference: weakref.ref[torch.Tensor]
+    number: int
+    version: int
+    uses: Counter[Any] = field(default_factory=Counter)  # for this version only
+
+
+class TensorNumbers:
+    """Assigns each tensor a number, shared by its views, and counts the uses of its content. It keeps none alive."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+        self._last = 0
+        self._lock = threading.Lock()
+
+    def count(self, tensor: torch.Tensor, what: torch.dtype) -> tuple[int, int]:
+        """Returns the tensor's number, and the number of earlier calls with the same content and `what`."""
+        owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+        version = -1 if tensor.is_inference() else tensor._version
+        known = self._known.get(id(owner))
+        if known is None or known.reference() is not owner:
+            known = self._add(owner, version)
+        if known.version != version:
+            known.version, known.uses = version, Counter()
+        part: Any = None
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            part = tensor.storage_offset(), tensor.shape, tensor.stride()
+        before = known.uses.get((what, part), 0)
+        known.uses[what, part] = before + 1
+        return known.number, before
+
+    def _add(self, tensor: torch.Tensor, version: int) -> _Known:
+        address = id(tensor)
+
+        def forget(reference: weakref.ref[torch.Tensor]) -> None:
+            known = self._known.get(address)
+            if known is not None and known.reference is reference:
+                del self._known[address]
+
+        with self._lock:
+            self._last += 1
+            known = self._known[address] = _Known(weakref.ref(tensor, forget), self._last, version)
+        return known

@@ -1,0 +1,401 @@
+"""Questions about an overload, and the tensors among its arguments and results."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from torch_promote import _C
+from torch_promote.dispatch_keys import AUTOCAST_KEY
+from torch_promote.observe.events import Kind, Phase, TensorInfo
+from torch_promote.reference.autocast import AutocastState, has_policy
+from torch_promote.reference.autocast import tensors_in as tensors_by_path
+from torch_promote.regions.promotion_tables import promoting_ops
+
+__all__ = [
+    "NamedTensors",
+    "OpFacts",
+    "argument_names",
+    "autograd_may_call",
+    "bytes_of",
+    "can_be_read",
+    "cast_key",
+    "find_overload",
+    "has_our_kernel",
+    "has_row",
+    "is_composite",
+    "is_excluded",
+    "is_fake",
+    "is_of_a_transform",
+    "is_traced",
+    "is_wrapped",
+    "kind_of",
+    "leaves",
+    "overload_name",
+    "read_arguments",
+    "stored_values",
+    "tensor_arguments",
+    "tensors_in",
+    "unnoticed",
+]
+
+
+NamedTensors: TypeAlias = list[tuple[str, torch.Tensor]]
+"""Tensors among arguments or results, with their names."""
+
+
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
+def overload_name(op: torch._ops.OpOverload) -> str:
+    """Returns an overload's name as the dispatcher spells it: `aten::add.Tensor`, `aten::mm`.
+
+    Example:
+        >>> overload_name(torch.ops.aten.mm.default)
+        'aten::mm'
+    """
+    schema = op._schema
+    return schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+
+
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
+def find_overload(name: str) -> torch._ops.OpOverload:
+    """Returns the overload of a name that the dispatcher spells.
+
+    Example:
+        >>> find_overload("aten::softmax.int")
+        <OpOverload(op='aten.softmax', overload='int')>
+    """
+    namespace, _, rest = name.partition("::")
+    op, _, overload = rest.partition(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
+    assert isinstance(found, torch._ops.OpOverload), name
+    return found
+
+
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
+def is_composite(op: torch._ops.OpOverload, device_type: str) -> bool:
+    """Whether an op has no kernel for a device type, and calls other ops instead, each of which is dispatched.
+
+    Example:
+        >>> is_composite(torch.ops.aten.linear.default, "cpu"), is_composite(torch.ops.aten.mm.default, "cpu")
+        (True, False)
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = overload_name(op)
+    own = torch._C._dispatch_key_for_device(device_type)
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, own)
+
+
+def has_our_kernel(op: torch._ops.OpOverload) -> bool:
+    """Whether `my_autocast` has a kernel for an op, whatever its policy. Not cached: overrides and libraries add some.
+
+    Example:
+        >>> has_our_kernel(torch.ops.aten.mm.default)
+        True
+    """
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload_name(op), AUTOCAST_KEY))
+
+
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
+def argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    """Returns the names of an overload's arguments, in the schema's order.
+
+    Example:
+        >>> argument_names(torch.ops.aten.mm.default)
+        ('self', 'mat2')
+    """
+    return tuple(argument.name for argument in op._schema.arguments)
+
+
+def tensor_arguments(op: torch._ops.OpOverload, args: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors among a call's arguments, by their paths: `mat2`, `tensors[1]`, `inputs[key]`.
+
+    Example:
+        >>> [name for name, _ in tensor_arguments(torch.ops.aten.cat.default, [[torch.ones(1), torch.ones(1)], 0])]
+        ['tensors[0]', 'tensors[1]']
+    """
+    for name, value in zip(argument_names(op), args, strict=False):
+        yield from tensors_by_path(name, value)
+
+
+def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
+    """Returns the tensors among the arguments or the results of a call, including those in containers.
+
+    Example:
+        >>> len(tensors_in([torch.ones(1), [torch.ones(1), None], 2]))
+        2
+    """
+    return [leaf for leaf in leaves(values) if leaf is not None]
+
+
+def leaves(values: Sequence[Any]) -> Iterator[torch.Tensor | None]:
+    """Yields the tensors and the Nones among arguments or results, containers flattened.
+
+    Example:
+        >>> list(leaves([None, [2, None]]))
+        [None, None]
+    """
+    for value in values:
+        if value is None or isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from leaves(value)
+        elif isinstance(value, Mapping):
+            yield from leaves(tuple(value.values()))
+
+
+# ---Runs ops hidden from the program: autocast, autograd, modes and observers do not see them.
+
+
+_keys: Any = torch._C
+
+
+def _hidden_from() -> Any:
+    """The keys of autocast, autograd, version counters, modes, transforms and dispatch observers."""
+    with (
+        _keys._DisableTorchDispatch(),
+        _keys._DisableAutocast(),
+        _keys._AutoDispatchBelowADInplaceOrView(),
+    ):
+        keys = _keys._dispatch_tls_local_exclude_set()
+    for name in ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "PythonDispatcher"):
+        keys = keys.add(getattr(_keys.DispatchKey, name))
+    return keys.add(_keys._dispatch_key_parse(_C.dispatch_observer_key()))
+
+
+_HIDDEN_FROM = _hidden_from()
+
+
+class unnoticed:  # noqa: N801 (used like a function)
+    """Hides the ops of a block from autocast, autograd, version counters, modes of PyTorch and dispatch observers.
+
+    The ops must not use random number generators.
+
+    It is not a generator: a signal handler that raises in contextlib would leave the end of the block to the time at
+    which the generator dies, after the ends of the blocks around it.
+
+    Example:
+        >>> weight = torch.ones(2, requires_grad=True)
+        >>> with torch.autocast("cpu"), unnoticed():
+        ...     product = weight[None] @ weight[:, None]
+        >>> product.dtype, product.requires_grad
+        (torch.float32, False)
+    """
+
+    __slots__ = ("_functions", "_ops")
+
+    def __enter__(self) -> None:
+        functions = _keys.DisableTorchFunction()
+        excluded = _keys._dispatch_tls_local_exclude_set() | _HIDDEN_FROM
+        ops = _keys._ForceDispatchKeyGuard(_keys._dispatch_tls_local_include_set(), excluded)
+        self._functions, self._ops = functions, ops
+        try:
+            functions.__enter__()
+            ops.__enter__()
+        except BaseException:  # pragma: no cover: a signal handler raises
+            self.__exit__()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._ops.__exit__(None, None, None)
+        finally:
+            self._functions.__exit__(None, None, None)
+
+
+def can_be_read(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has its own data, which may be read now.
+
+    Fake and meta tensors have no data, subclasses such as DTensor wrap other tensors, functorch's tensors belong to a
+    running transform, and no tensor may be read while a CUDA graph is captured.
+
+    Example:
+        >>> can_be_read(torch.ones(2)), can_be_read(torch.ones(2, device="meta"))
+        (True, False)
+    """
+    if tensor.device.type == "meta" or is_fake(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or torch._is_functional_tensor(tensor):
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def stored_values(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns the elements of a strided tensor, or the stored elements of a sparse or nested one.
+
+    Returns:
+        A strided tensor; None if the tensor is quantized, has no elements, or cannot be read.
+
+    Example:
+        >>> with unnoticed():
+        ...     stored_values(torch.eye(2).to_sparse())
+        tensor([1., 1.])
+    """
+    if tensor.is_nested and tensor.layout is torch.jagged:
+        tensor = tensor._values  # type: ignore[assignment]
+    if tensor.is_quantized or not can_be_read(tensor):
+        return None
+    if tensor.is_nested:
+        tensor = tensor.values()
+    elif tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
+    elif tensor.layout is not torch.strided:
+        if tensor.layout not in _COMPRESSED:
+            return None
+        tensor = tensor.values()
+    return tensor if tensor.numel() else None
+
+
+# ---Questions about a call that is being traced.
+
+
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
+def has_row(name: str, device_type: str) -> bool:
+    """Whether PyTorch's table has a policy for an op on a device type."""
+    return has_policy(name, device_type, AutocastState.region(device_type))
+
+
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_address: Callable[[torch.Tensor], int] = getattr(torch._C, "_storage_address")  # noqa: B009 (no stub names it)
+#: Whether a dispatch key is excluded in this thread.
+is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+
+
+def autograd_may_call(facts: OpFacts) -> bool:
+    """Whether an op's autograd kernel may call ops before or after the op's own kernel."""
+    return torch.is_grad_enabled() and (facts.is_in_place or _saved_tensors_hooks(True) is not None)
+
+
+@functools.cache
+def _promoting_names() -> frozenset[str]:
+    return frozenset(op.name for op in promoting_ops() if not op.matmul)
+
+
+class OpFacts:
+    """What an observer has to know of an op, computed once.
+
+    Attributes:
+        op: The overload.
+        name: Its full name, "aten::softmax.int".
+        op_name: The op's name, "aten::softmax".
+        overload: The overload's name, "int".
+        arguments: The names of its arguments.
+        is_ignored: Whether it computes nothing, such as the ops of torch.profiler.
+        is_in_place: Whether it writes to its first argument.
+        is_conversion: Whether autocast calls it to cast an argument.
+        is_detach: Whether it is detach or detach_.
+    """
+
+    __slots__ = (
+        *("op", "name", "op_name", "overload", "arguments", "is_ignored", "is_in_place", "is_conversion"),
+        *("is_detach", "_is_composite", "_promotes"),
+    )
+
+    def __init__(self, op: torch._ops.OpOverload) -> None:
+        schema = op._schema
+        self.op, self.name, self.arguments = op, overload_name(op), argument_names(op)
+        self.op_name, self.overload = schema.name, schema.overload_name
+        self.is_ignored = op.namespace in ("prim", "profiler")
+        self.is_in_place = schema.is_mutable and schema.name.endswith("_")
+        self.is_conversion = self.name in _CONVERSIONS
+        self.is_detach = self.name in ("aten::detach", "aten::detach_")
+        self._is_composite: dict[str, bool] = {}
+        self._promotes = self.name in _promoting_names()
+
+    def is_composite(self, named: NamedTensors) -> bool:
+        """Whether the op calls other ops, on the first device of its tensors that is not the CPU."""
+        device = "cpu"
+        for _, tensor in named:
+            device = tensor.device.type
+            if device != "cpu":
+                break
+        found = self._is_composite.get(device)
+        if found is None:
+            found = self._is_composite[device] = is_composite(self.op, device)
+        return found
+
+    def promotes(self, inputs: tuple[TensorInfo, ...]) -> bool:
+        """Whether the op promotes inputs of several dtypes."""
+        return self._promotes and len({info.dtype for info in inputs}) > 1
+
+
+_CONVERSIONS = frozenset({"aten::to.dtype", "aten::to.dtype_layout", "aten::to.device", "aten::to.other"})
+_PLAIN = (int, float, bool, str, type(None), torch.device, torch.layout, torch.memory_format)
+
+
+def read_arguments(
+    names: Sequence[str], args: Sequence[Any]
+) -> tuple[NamedTensors, tuple[tuple[str, torch.dtype], ...]]:
+    """Returns the tensors among a call's arguments by their paths, and its dtypes by name."""
+    tensors: list[tuple[str, torch.Tensor]] = []
+    dtypes: list[tuple[str, torch.dtype]] = []
+    for name, value in zip(names, args, strict=False):
+        if isinstance(value, torch.Tensor):
+            tensors.append((name, value))
+        elif isinstance(value, torch.dtype):
+            dtypes.append((name, value))
+        elif not isinstance(value, _PLAIN):
+            tensors.extend(tensors_by_path(name, value))
+    return tensors, tuple(dtypes)
+
+
+def is_wrapped(named: NamedTensors) -> bool:
+    """Whether a torch.func transform wraps one of the tensors. The transform calls ops on the tensors inside."""
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for _, tensor in named)
+
+
+def kind_of(tensor: torch.Tensor, phase: Phase) -> Kind:
+    """The kind of a cast tensor."""
+    owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+    if isinstance(owner, torch.nn.Parameter) or (owner.is_leaf and owner.requires_grad):
+        return "weight"
+    return "gradient" if phase == "backward" else "activation"
+
+
+def cast_key(tensor: torch.Tensor, to: torch.dtype | None) -> tuple[Any, ...]:
+    """A key that identifies a cast of a tensor. An observer may get copies of a tensor, which share its storage."""
+    shared: Any = None
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        try:
+            # Not untyped_storage(): Python code could write through it, so the cache would drop the casts.
+            shared = _address(tensor), tensor.storage_offset(), tensor.stride()
+        except RuntimeError:  # a wrapper has no storage
+            shared = None
+    return shared, tensor.dtype, to, () if tensor.is_nested else tuple(tensor.shape)
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor's elements; for a sparse or nested tensor, of its stored elements."""
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        return tensor.nbytes
+    with unnoticed():
+        stored = stored_values(tensor)
+        return 0 if stored is None else stored.nbytes
+
+
+def is_of_a_transform(args: Sequence[Any]) -> bool:
+    """Whether a torch.func transform wraps one of a call's tensors. The transform calls ops on the tensors inside."""
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors_in(args))
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no data: a fake tensor, or one on the meta device.
+
+    Example:
+        >>> is_fake(torch.ones(2)), is_fake(torch.ones(2, device="meta"))
+        (False, True)
+    """
+    return isinstance(tensor, torch._subclasses.FakeTensor) or tensor.is_meta
+
+
+def is_traced() -> bool:
+    """Whether torch.compile or torch.jit.trace is tracing.
+
+    torch.compile calls ops of its own then, and torch.jit.trace would record the ops that an observer calls.
+    """
+    return torch._C._get_tracing_state() is not None or torch._guards.TracingContext.try_get() is not None

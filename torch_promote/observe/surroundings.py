@@ -1,0 +1,209 @@
+"""Notifies listeners after each optimizer step in this process.
+
+NOTE [ One hook for all listeners ]
+PyTorch iterates over its post-step hooks without a copy, so the optimizer raises if a hook adds or removes another one.
+A trace that begins or ends at a step would do that. So all listeners share one hook, and may be added and removed
+during notification.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks
+from torch.utils.hooks import RemovableHandle
+
+from torch_promote.integrations.compile import skip_frames
+from torch_promote.native.fork_safe_lock import fork_safe_lock
+from torch_promote.observe.places import RunningModules
+
+__all__ = ["Listener", "watch_steps", "watch_unseen"]
+
+
+Listener = Callable[[], None]
+
+_lock = fork_safe_lock()
+_listeners: list[Listener] = []
+_hook: RemovableHandle | None = None
+
+
+@contextmanager
+def watch_steps(listener: Listener) -> Iterator[None]:
+    """Calls a function after each optimizer step, on any thread, during a block. Compiled steps are not reported.
+
+    Args:
+        listener: The function to call. The newest listeners are called first.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> with watch_steps(lambda: print("a step")):
+        ...     torch.optim.SGD([weight], lr=0.1).step()
+        a step
+    """
+    global _hook
+    try:
+        with _lock:
+            _listeners.append(listener)
+            if _hook is None:
+                skip_frames(_tell, _remove)
+                # As register_optimizer_step_post_hook does it. The handle is kept first: an interrupt loses no hook.
+                _hook = RemovableHandle(_global_optimizer_post_hooks)
+                _global_optimizer_post_hooks[_hook.id] = _tell
+        yield
+    finally:
+        try:
+            _remove(listener)
+        except BaseException:  # pragma: no cover: a signal handler raises
+            _remove(listener)
+            raise
+
+
+def _remove(listener: Listener) -> None:
+    global _hook
+    with _lock:
+        if listener in _listeners:  # not if an interrupt came before
+            _listeners.remove(listener)
+        if not _listeners and _hook is not None:
+            _global_optimizer_post_hooks.pop(_hook.id, None)
+            _hook = None
+
+
+def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if not torch.compiler.is_dynamo_compiling():
+        for listener in reversed(tuple(_listeners)):
+            listener()
+
+
+# ---Detects computations of a block that cannot be observed: compiled graphs, other threads, other processes.
+
+
+_set_hook: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_guard_complete_hook
+_unseen_lock = fork_safe_lock()
+_blocks: list[_Block] = []
+_before: Any = None
+
+
+class _Block:
+    """An open block.
+
+    Attributes:
+        thread: The id of its thread.
+        compiled: The number of calls of compiled functions in the thread.
+    """
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.compiled = 0
+
+
+@contextmanager
+def watch_unseen(sentences: list[str], modules: RunningModules | None = None) -> Iterator[None]:
+    """Adds a sentence for each kind of unobserved computation at the end of a block.
+
+    Args:
+        sentences: The list to add to.
+        modules: The modules of the block, to detect that its model did not run.
+
+    Example:
+        >>> said = []
+        >>> with watch_unseen(said):
+        ...     thread = threading.Thread(target=torch.ones, args=(2,))
+        ...     thread.start()
+        ...     thread.join()
+        >>> said
+        ['1 thread was started in the block; its ops are not in the trace. Open a block in each thread.']
+    """
+    block = _Block()
+    threads, processes = set(threading.enumerate()), _processes_so_far()
+    started = _threads_so_far()
+    try:
+        _open(block)
+        yield
+    finally:
+        _close(block)
+        alive = [one for one in threading.enumerate() if one not in threads and _is_the_programs(one)]
+        sentences += _sentences(
+            block.compiled, max(len(alive), _threads_so_far() - started), _processes_so_far() - processes
+        )
+        if modules is not None and modules.missed:
+            sentences.append(
+                "The given model was not called in the block, so calls have no module paths. Pass the module that the "
+                "program calls, such as the wrapped one, or no model."
+            )
+
+
+def _sentences(compiled: int, threads: int, processes: int) -> Iterator[str]:
+    if compiled:
+        times = "once" if compiled == 1 else f"{compiled} times"
+        yield (
+            f"Compiled functions were called {times}; of a compiled graph, the trace contains only ops that run "
+            "PyTorch's own kernels. To see all ops, call the uncompiled function."
+        )
+    if threads:
+        yield (
+            f"{_count(threads, 'thread')} started in the block; {'its' if threads == 1 else 'their'} ops are not in "
+            "the trace. Open a block in each thread."
+        )
+    if processes:
+        yield (
+            f"{_count(processes, 'process')} started in the block, such as a worker of a DataLoader; "
+            f"{'its' if processes == 1 else 'their'} ops are not in the trace."
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"1 {noun} was" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'} were"
+
+
+def _is_the_programs(thread: threading.Thread) -> bool:
+    """Whether Python started it. Autograd's threads, which a trace observes, are dummy threads to Python."""
+    return not isinstance(thread, threading._DummyThread)
+
+
+def _threads_so_far() -> int:
+    """The number of threads started without a name. Threads with a name can only be found while they run."""
+    return _number(getattr(getattr(threading, "_counter", None), "__self__", None))
+
+
+def _processes_so_far() -> int:
+    return _number(getattr(multiprocessing.process, "_process_counter", None))
+
+
+def _number(counter: Any) -> int:
+    """The next value of an itertools.count; 0 for another object."""
+    digits = repr(counter).removeprefix("count(").removesuffix(")")
+    return int(digits) if digits.isdigit() else 0
+
+
+def _open(block: _Block) -> None:
+    global _before
+    with _unseen_lock:
+        if not _blocks:
+            _before = _set_hook(_compiled_code_ran)
+        _blocks.append(block)
+
+
+def _close(block: _Block) -> None:
+    global _before
+    with _unseen_lock:
+        if block in _blocks:  # not if an interrupt came before
+            _blocks.remove(block)
+        if not _blocks:
+            now = _set_hook(_before)
+            if now is not _compiled_code_ran:  # other code has replaced it since
+                _set_hook(now)
+            _before = None
+
+
+def _compiled_code_ran(hit: bool) -> Any:
+    """Called after torch.compile has looked up compiled code. Returns whether to use the code."""
+    here = threading.get_ident()
+    for block in tuple(_blocks):
+        if block.thread == here:
+            block.compiled += 1
+    return hit if _before is None else _before(hit)

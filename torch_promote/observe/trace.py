@@ -1,0 +1,95 @@
+"""`trace`: records which op ran in which dtype, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import nn
+
+from torch_promote.errors import OptionError
+from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.events import Call
+from torch_promote.observe.observer import CallObserver
+from torch_promote.observe.places import RunningModules
+from torch_promote.observe.surroundings import watch_steps, watch_unseen
+from torch_promote.observe.trace_report import TraceReport
+from torch_promote.observe.values import Values, ValuesCollector
+from torch_promote.regions.watching import watch_regions
+
+__all__ = ["trace"]
+
+
+@contextlib.contextmanager
+def trace(
+    model: nn.Module | None = None,
+    *,
+    values: bool = False,
+    where: Literal["ops", "casts"] = "ops",
+    max_calls: int = 50_000,
+) -> Iterator[TraceReport]:
+    """Records the calls of ops in a block, forward and backward.
+
+    Args:
+        model: The module that the paths of modules start from. None: the first module that is called outside of other
+            modules.
+        values: Whether to also record the ranges of results, in `Call.values` of the calls that are stored
+            individually. They are computed on the device of the result, and transferred at the next optimizer step or
+            at the end of the block, with one synchronization for all.
+        where: "ops" records all calls, "casts" only those for which autocast has a policy.
+        max_calls: The number of calls to store individually. The report's sums and tables include all calls.
+
+    Yields:
+        The report, which fills while the block runs.
+
+    Raises:
+        OptionError: An argument is invalid. It is a ValueError.
+
+    Example:
+        >>> import torch, torch_promote as tp
+        >>> model = torch.nn.Linear(3, 4)
+        >>> with trace(model) as report, tp.my_autocast("cpu"):
+        ...     _ = model(torch.ones(2, 3))
+        >>> report.calls[-1].op, [str(cast) for cast in report.calls[-1].casts][:1]
+        ('aten::linear', ['input: float32 -> bfloat16, 12 bytes'])
+    """
+    if where not in ("ops", "casts"):
+        raise OptionError(f'`where` is "ops" or "casts", got {where!r}.')
+    if not isinstance(max_calls, int) or max_calls < 0:
+        raise OptionError(f"`max_calls` (the number of calls to store) must be 0 or more, got {max_calls!r}.")
+    modules = RunningModules(model)
+    del model  # it may be destroyed before the block ends
+    report = TraceReport(max_calls)
+
+    def deliver(number: int, found: tuple[Values, ...]) -> None:
+        if number < len(report.calls):  # false for calls of a parent process
+            report.calls[number] = dataclasses.replace(report.calls[number], values=found)
+
+    collector = ValuesCollector(deliver)
+
+    def add(call: Call, tensors: list[torch.Tensor]) -> None:
+        number = report.add(call)
+        if values and number is not None:
+            collector.add(number, call, tensors)
+
+    def stepped() -> None:
+        report.steps += 1
+        collector.transfer()
+
+    tracer = CallObserver(modules, add, where == "casts")
+    try:
+        with (
+            watch_steps(stepped),
+            watch_unseen(report.not_seen, modules),
+            watch_regions(tracer.sources.entered),
+            observe_dispatch(tracer),
+        ):
+            yield report
+    finally:
+        collector.transfer()
+        tracer.sources.asked.add_modules(modules.named())
+        report.asked = tracer.sources.asked.records(report._totals)
+        report.name_devices()

@@ -1,0 +1,466 @@
+"""Sample calls for each row of the op table.
+
+Samples are called as `torch.ops.aten.<op>.<overload>`, so that each reaches its own row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["SAMPLES", "Call", "Make", "Sample"]
+
+#: Positional and keyword arguments of one call.
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Make:
+    """Makes the tensors of one sample call.
+
+    Calling a `Make` returns a tensor of the dtype under test. Several dtypes alternate, so that the arguments of one
+    call differ. Indices, counts and masks have their own dtypes.
+
+    Args:
+        dtypes: The dtypes under test, one of which may be an integer dtype.
+        device: The device of the tensors.
+        fake: Whether the tensors are fake, and have no values.
+        grad: Whether floating tensors require grad.
+        seed: The seed of the values.
+    """
+
+    def __init__(
+        self, dtypes: Sequence[torch.dtype], device: str, *, fake: bool = False, grad: bool = False, seed: int = 0
+    ) -> None:
+        self._dtypes = dtypes
+        self._device = device
+        self._fake = fake
+        self._grad = grad
+        self._made = 0
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(
+        self,
+        *shape: int,
+        low: float = -1.0,
+        high: float = 1.0,
+        grad: bool = True,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        transposed: bool = False,
+    ) -> torch.Tensor:
+        """Returns a tensor of uniform values in [low, high); `grad=False` is for arguments that have no derivative."""
+        dtype = self._next_dtype()
+        if transposed:
+            tensor = torch.empty(*shape[:-2], shape[-1], shape[-2], dtype=dtype, device=self._device).mT
+        else:
+            tensor = torch.empty(shape, dtype=dtype, device=self._device, memory_format=memory_format)
+        return self._filled(tensor, lambda: self._uniform(shape, low, high), grad)
+
+    def positive_definite(self, n: int, *, triangular: bool = False) -> torch.Tensor:
+        """Returns a well-conditioned symmetric matrix with distinct eigenvalues, or its lower triangle."""
+
+        def values() -> torch.Tensor:
+            half = self._uniform((n, n), -0.25, 0.25)
+            matrix = half + half.mT + torch.diag(torch.arange(n + 1, 2 * n + 1))
+            return matrix.tril() if triangular else matrix
+
+        return self._filled(torch.empty(n, n, dtype=self._next_dtype(), device=self._device), values, grad=True)
+
+    def index(self, *shape: int, high: int) -> torch.Tensor:
+        """Returns int64 values in [0, high)."""
+        if self._fake:
+            return torch.empty(shape, dtype=torch.int64, device=self._device)
+        return torch.randint(high, shape, generator=self._generator).to(self._device)
+
+    def constant(self, values: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """Returns the given values in the given dtype, whatever the dtype under test."""
+        return torch.tensor(values, dtype=dtype, device=self._device)
+
+    def _next_dtype(self) -> torch.dtype:
+        self._made += 1
+        return self._dtypes[(self._made - 1) % len(self._dtypes)]
+
+    def _uniform(self, shape: tuple[int, ...], low: float, high: float) -> torch.Tensor:
+        return torch.rand(shape, dtype=torch.float64, generator=self._generator) * (high - low) + low
+
+    def _filled(self, tensor: torch.Tensor, values: Callable[[], torch.Tensor], grad: bool) -> torch.Tensor:
+        floating = tensor.is_floating_point()
+        if not self._fake:
+            # As integers, nearly all values in [-1, 1) would be zero.
+            tensor.copy_(values() if floating else values() * 4)
+        return tensor.requires_grad_(self._grad and grad and floating)
+
+
+#: Builds one call of a row.
+Sample = Callable[[Make], Call]
+
+
+def call(*args: Any, **kwargs: Any) -> Call:
+    """Returns the arguments of a call as positional and keyword arguments."""
+    return args, kwargs
+
+
+FLOAT32, LOWER, MIXED, MIXED_LOWER_FIRST, DOUBLE, COMPLEX, INTEGER = (
+    "float32", "lower", "mixed", "mixed, lower first", "double", "complex", "integer",
+)  # fmt: skip
+
+
+def dtypes_of(kind: str, lower: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Returns the dtypes that the tensors of a call get in turn; `lower` is the region's autocast dtype."""
+    return {
+        FLOAT32: (torch.float32,),
+        LOWER: (lower,),
+        MIXED: (torch.float32, lower),
+        MIXED_LOWER_FIRST: (lower, torch.float32),
+        DOUBLE: (torch.float64,),
+        COMPLEX: (torch.complex64,),
+        INTEGER: (torch.int64,),
+    }[kind]
+
+
+#: The kinds of input. "lower" is the region's autocast dtype; "mixed" alternates between float32 and it.
+KINDS = (FLOAT32, LOWER, MIXED, MIXED_LOWER_FIRST, DOUBLE, COMPLEX, INTEGER)
+
+
+_MEAN, _SUM = 1, 2
+
+
+#: Ops of one square matrix.
+_SQUARE = (
+    "_lu_with_info", "cholesky", "inverse", "linalg_cholesky", "linalg_cholesky_ex", "linalg_cond", "linalg_eig",
+    "linalg_eigh", "linalg_eigvals", "linalg_eigvalsh", "linalg_inv", "linalg_inv_ex",
+    "linalg_matrix_rank.atol_rtol_float", "trace",
+)  # fmt: skip
+#: Ops of one matrix that need not be square.
+_RECTANGULAR = ("geqrf", "linalg_qr", "linalg_svdvals", "nuclear_norm", "pinverse", "qr", "svd")
+#: Ops on the reflectors and factors that geqrf returns.
+_REFLECTORS = ("linalg_householder_product", "orgqr")
+
+
+#: Functions of one tensor, with values where all of them are defined.
+_UNARY = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt",
+    "sinh", "tan",
+)  # fmt: skip
+
+
+_CL2D = torch.channels_last
+_CL3D = torch.channels_last_3d
+
+
+def _cell(gates: int) -> Sample:
+    """A recurrent cell: 3 inputs, 4 hidden units, and the given number of weight blocks."""
+    rows = 4 * gates
+    return lambda m: call(m(2, 3), m(2, 4), m(rows, 3), m(rows, 4), m(rows), m(rows))
+
+
+def _fused_cell(gates: int) -> Sample:
+    """The fused part of a cell, after the two products."""
+    return lambda m: call(m(2, 4 * gates), m(2, 4 * gates), m(2, 4), m(4 * gates), m(4 * gates))
+
+
+def _native_multi_head_attention(m: Make) -> Call:
+    embed = 8
+    query = m(2, 3, embed, grad=False)
+    shapes = (3 * embed, embed), (3 * embed,), (embed, embed), (embed,)
+    return call(query, query, query, embed, 2, *(m(*shape, grad=False) for shape in shapes))
+
+
+def _mkldnn_lstm(train: bool) -> Sample:
+    hidden, inputs, lstm = 4, 3, 2
+
+    def sample(m: Make) -> Call:
+        weights = m(4 * hidden, inputs), m(4 * hidden, hidden), m(4 * hidden), m(4 * hidden)
+        state = m(2, hidden), m(2, hidden)
+        return call(m(5, 2, inputs), *weights, *state, False, [], lstm, hidden, 1, True, False, False, train)
+
+    return sample
+
+
+#: Transforms along the last dimension.
+_FFT_1D = ("fft_fft", "fft_hfft", "fft_ifft", "fft_ihfft", "fft_irfft", "fft_rfft")
+#: Transforms along the last two dimensions, or along all.
+_FFT_ND = ("fft_fft2", "fft_fftn", "fft_ifft2", "fft_ifftn", "fft_irfft2", "fft_irfftn", "fft_rfft2", "fft_rfftn")
+
+
+#: The qualified name of an overload -> its sample calls.
+SAMPLES: dict[str, list[Sample]] = {
+    # Losses. Targets without a derivative are made with grad=False.
+    "aten::mse_loss": [lambda m: call(m(3, 4), m(3, 4)), lambda m: call(m(3, 4), m(3, 4), _SUM)],
+    "aten::l1_loss": [lambda m: call(m(3, 4), m(3, 4))],
+    "aten::smooth_l1_loss": [lambda m: call(m(3, 4), m(3, 4), _MEAN, 0.5)],
+    "aten::huber_loss": [lambda m: call(m(3, 4), m(3, 4), _MEAN, 0.5)],
+    "aten::soft_margin_loss": [lambda m: call(m(3, 4), m(3, 4, grad=False))],
+    "aten::hinge_embedding_loss": [lambda m: call(m(3, 4), m.constant([1, -1, 1, -1]))],
+    "aten::kl_div": [
+        lambda m: call(m(3, 4), m(3, 4, low=0.1)),
+        lambda m: call(m(3, 4), m(3, 4), _SUM, log_target=True),
+    ],
+    "aten::poisson_nll_loss": [lambda m: call(m(3, 4), m(3, 4, low=0.1, grad=False), True, True, 1e-8, _MEAN)],
+    "aten::binary_cross_entropy": [
+        lambda m: call(m(3, 4, low=0.1, high=0.9), m(3, 4, low=0.0, grad=False)),
+        lambda m: call(m(3, 4, low=0.1, high=0.9), m(3, 4, low=0.0, grad=False), m(4, low=0.5, grad=False)),
+    ],
+    "aten::binary_cross_entropy_with_logits": [
+        lambda m: call(m(3, 4), m(3, 4, low=0.0)),
+        lambda m: call(m(3, 4), m(3, 4, low=0.0), m(4, low=0.5, grad=False), m(4, low=0.5, grad=False)),
+    ],
+    "aten::margin_ranking_loss": [lambda m: call(m(4), m(4), m.constant([1, -1, 1, -1]), 0.1)],
+    "aten::cosine_embedding_loss": [lambda m: call(m(3, 4), m(3, 4), m.constant([1, -1, 1]))],
+    "aten::triplet_margin_loss": [
+        lambda m: call(m(3, 4), m(3, 4), m(3, 4)),
+        lambda m: call(m(3, 4), m(3, 4), m(3, 4), swap=True),
+    ],
+    "aten::multi_margin_loss": [lambda m: call(m(3, 4), m.index(3, high=4), 1, 1, m(4, low=0.1, grad=False))],
+    "aten::multilabel_margin_loss": [lambda m: call(m(2, 4), m.constant([[3, 0, -1, 1], [1, -1, 0, 0]]))],
+    "aten::multilabel_margin_loss_forward": [
+        lambda m: call(m(2, 4), m.constant([[3, 0, -1, 1], [1, -1, 0, 0]]), _MEAN)
+    ],
+    "aten::nll_loss": [
+        lambda m: call(m(3, 4), m.index(3, high=4)),
+        lambda m: call(m(3, 4), m.index(3, high=4), m(4, low=0.1, grad=False), _SUM),
+    ],
+    "aten::nll_loss2d": [lambda m: call(m(2, 3, 4, 4), m.index(2, 4, 4, high=3), m(3, low=0.1, grad=False))],
+    "aten::cross_entropy_loss": [
+        lambda m: call(m(3, 4), m.index(3, high=4), m(4, low=0.1, grad=False)),
+        lambda m: call(m(3, 4), m(3, 4, low=0.0), label_smoothing=0.1),
+    ],
+    "aten::ctc_loss.IntList": [lambda m: call(m(6, 2, 4), m.constant([[1, 2], [3, 1]]), [6, 5], [2, 1])],
+    "aten::ctc_loss.Tensor": [
+        lambda m: call(m(6, 2, 4), m.constant([[1, 2], [3, 1]]), m.constant([6, 5]), m.constant([2, 1]))
+    ],
+    # Linear algebra: decompositions, inverses, solvers and matrix norms.
+    **{f"aten::{op}": [lambda m: call(m.positive_definite(4))] for op in _SQUARE},
+    **{f"aten::{op}": [lambda m: call(m(5, 3))] for op in _RECTANGULAR},
+    **{f"aten::{op}": [lambda m: call(m(5, 3), m(3))] for op in _REFLECTORS},
+    "aten::linalg_svd": [lambda m: call(m(5, 3), False)],
+    "aten::linalg_cond.p_str": [lambda m: call(m.positive_definite(4), "fro")],
+    "aten::linalg_matrix_rank": [lambda m: call(m.positive_definite(4), 0.1)],
+    "aten::linalg_matrix_rank.tol_tensor": [lambda m: call(m.positive_definite(4), m(low=0.1, high=0.2))],
+    "aten::linalg_matrix_rank.atol_rtol_tensor": [
+        lambda m: call(m.positive_definite(4), atol=m(low=0.1, high=0.2), rtol=m(low=0.1, high=0.2))
+    ],
+    # On the CPU the default driver, gelsy, does not repeat its bits.
+    "aten::linalg_lstsq": [lambda m: call(m(5, 3), m(5, 2), driver="gels")],
+    "aten::linalg_solve": [lambda m: call(m.positive_definite(4), m(4, 2))],
+    "aten::linalg_tensorinv": [lambda m: call(m(2, 3, 6), 2)],
+    "aten::linalg_tensorsolve": [lambda m: call(m(2, 3, 6), m(2, 3))],
+    "aten::cholesky_inverse": [lambda m: call(m.positive_definite(4, triangular=True))],
+    "aten::cholesky_solve": [lambda m: call(m(4, 2), m.positive_definite(4, triangular=True))],
+    "aten::triangular_solve": [lambda m: call(m(4, 2), m.positive_definite(4, triangular=True), False)],
+    # Any matrix with a large diagonal is the packed LU of some matrix.
+    "aten::lu_solve": [lambda m: call(m(4, 2), m.positive_definite(4), m.constant([1, 2, 3, 4], torch.int32))],
+    "aten::ormqr": [lambda m: call(m(5, 3), m(3), m(5, 2))],
+    "aten::linalg_matrix_norm": [lambda m: call(m(3, 4), 1), lambda m: call(m(3, 4), 1, dtype=torch.float64)],
+    "aten::linalg_matrix_norm.str_ord": [lambda m: call(m(3, 4)), lambda m: call(m(3, 4), "nuc")],
+    "aten::linalg_vector_norm": [lambda m: call(m(3, 4)), lambda m: call(m(3, 4), 1, [1], True, dtype=torch.float64)],
+    "aten::nuclear_norm.dim": [lambda m: call(m(3, 4), [0, 1])],
+    # Pointwise ops, reductions, norms and other ops along a dimension.
+    **{
+        f"aten::{op}": [
+            lambda m: call(m(3, 4, low=0.1, high=0.9)),
+            lambda m: call(m(3, 4, low=0.1, high=0.9, transposed=True)),
+        ]
+        for op in _UNARY
+    },
+    "aten::softplus": [lambda m: call(m(3, 4, low=0.1, high=0.9)), lambda m: call(m(3, 4), 2, 5)],
+    "aten::pow.Scalar": [lambda m: call(2.5, m(3, 4))],
+    "aten::pow.Tensor_Scalar": [lambda m: call(m(3, 4, low=0.1), 1.5)],
+    "aten::pow.Tensor_Tensor": [lambda m: call(m(3, 4, low=0.1), m(4))],
+    "aten::addcdiv": [lambda m: call(m(3, 4), m(3, 4), m(3, 4, low=0.5), value=2)],
+    "aten::addcmul": [lambda m: call(m(3, 4), m(3, 4), m(4), value=2), lambda m: call(m(4), m(3, 1), m(4))],
+    "aten::atan2": [lambda m: call(m(3, 4), m(3, 4, low=0.1))],
+    "aten::cross": [lambda m: call(m(4, 3), m(4, 3)), lambda m: call(m(3, 4), m(3, 4), 0)],
+    "aten::polar": [lambda m: call(m(3, 4, low=0.1), m(3, 4))],
+    "aten::view_as_complex": [lambda m: call(m(3, 4, 2))],
+    "aten::fake_quantize_per_tensor_affine": [lambda m: call(m(3, 4), 0.1, 0, -128, 127)],
+    "aten::cat": [
+        lambda m: call([m(2, 3), m(4, 3)]),
+        lambda m: call([m(2, 3), m(2, 1), m(2, 2, transposed=True)], 1),
+    ],
+    "aten::stack": [lambda m: call([m(2, 3), m(2, 3), m(2, 3)]), lambda m: call([m(3), m(3)], 1)],
+    "aten::index_copy": [lambda m: call(m(5, 3), 0, m.constant([4, 0]), m(2, 3))],
+    "aten::index_put": [
+        lambda m: call(m(5, 3), [m.constant([4, 0])], m(2, 3)),
+        lambda m: call(m(5, 3), [m.constant([4, 0, 4]), m.constant([1, 2, 1])], m(3), True),
+    ],
+    "aten::scatter_add": [lambda m: call(m(3, 5), 0, m.constant([[0, 1, 2, 0, 0], [2, 0, 0, 1, 2]]), m(2, 5))],
+    "aten::sum": [lambda m: call(m(3, 4)), lambda m: call(m(3, 4), dtype=torch.float64)],
+    "aten::sum.dim_IntList": [
+        lambda m: call(m(3, 4, 5), [0, 2]),
+        lambda m: call(m(3, 4), [-1], True, dtype=torch.float64),
+        lambda m: call(m(3, 4), None),
+    ],
+    "aten::prod": [lambda m: call(m(3, 4)), lambda m: call(m(3, 4), dtype=torch.float64)],
+    "aten::prod.dim_int": [lambda m: call(m(3, 4), 1), lambda m: call(m(3, 4), 0, True, dtype=torch.float64)],
+    "aten::cumsum": [lambda m: call(m(3, 4), 1), lambda m: call(m(3, 4), 0, dtype=torch.float64)],
+    "aten::cumprod": [lambda m: call(m(3, 4), 1), lambda m: call(m(3, 4), 0, dtype=torch.float64)],
+    "aten::softmax.int": [lambda m: call(m(3, 4), -1), lambda m: call(m(3, 4), 0, torch.float64)],
+    "aten::log_softmax.int": [lambda m: call(m(3, 4), -1), lambda m: call(m(3, 4), 0, torch.float64)],
+    "aten::logsumexp": [lambda m: call(m(3, 4), [1]), lambda m: call(m(3, 4), [0, 1], True)],
+    "aten::norm.Scalar": [lambda m: call(m(3, 4)), lambda m: call(m(3, 4), 3)],
+    "aten::norm.ScalarOpt_dim": [lambda m: call(m(3, 4), 2, [1]), lambda m: call(m(3, 4), None, [0], True)],
+    "aten::frobenius_norm.dim": [lambda m: call(m(3, 4), [0, 1])],
+    "aten::dist": [lambda m: call(m(3, 4), m(3, 4)), lambda m: call(m(3, 4), m(3, 4), 1)],
+    "aten::pdist": [lambda m: call(m(4, 5))],
+    "aten::cdist": [lambda m: call(m(4, 5), m(3, 5)), lambda m: call(m(2, 4, 5), m(2, 3, 5), 1.0)],
+    "aten::cosine_similarity": [lambda m: call(m(3, 4), m(3, 4))],
+    "aten::renorm": [lambda m: call(m(3, 4), 2, 0, 0.5)],
+    "aten::quantile": [lambda m: call(m(3, 5), m(2, low=0.1, high=0.9), 1)],
+    "aten::quantile.scalar": [
+        lambda m: call(m(3, 5), 0.3),
+        lambda m: call(m(3, 5), 0.5, 0, True, interpolation="lower"),
+    ],
+    "aten::nanquantile": [lambda m: call(m(3, 5), m(2, low=0.1, high=0.9), 1)],
+    "aten::nanquantile.scalar": [lambda m: call(m(3, 5), 0.3)],
+    "aten::layer_norm": [lambda m: call(m(3, 4), [4], m(4), m(4)), lambda m: call(m(3, 4), [4])],
+    "aten::native_layer_norm": [
+        lambda m: call(m(3, 4), [4], m(4), m(4), 1e-5),
+        lambda m: call(m(3, 4), [4], None, None, 1e-5),
+    ],
+    "aten::rms_norm": [lambda m: call(m(3, 4), [4], m(4)), lambda m: call(m(3, 4), [4], None, 1e-6)],
+    "aten::group_norm": [lambda m: call(m(2, 4, 3), 2, m(4), m(4)), lambda m: call(m(2, 4, 3, 3), 2)],
+    # Matrix products, convolutions, attention and recurrent cells.
+    "aten::mm": [lambda m: call(m(3, 4), m(4, 5)), lambda m: call(m(3, 4, transposed=True), m(4, 5, transposed=True))],
+    "aten::bmm": [lambda m: call(m(2, 3, 4), m(2, 4, 5))],
+    "aten::mv": [lambda m: call(m(3, 4), m(4))],
+    "aten::dot": [lambda m: call(m(4), m(4))],
+    "aten::vdot": [lambda m: call(m(4), m(4))],
+    "aten::matmul": [lambda m: call(m(2, 3, 4), m(4, 5)), lambda m: call(m(3, 4), m(4)), lambda m: call(m(4), m(4))],
+    "aten::addmm": [
+        lambda m: call(m(3, 5), m(3, 4), m(4, 5)),
+        lambda m: call(m(5), m(3, 4), m(4, 5), beta=0.5, alpha=2),
+    ],
+    "aten::_addmm_activation": [
+        lambda m: call(m(5), m(3, 4), m(4, 5)),
+        lambda m: call(m(5), m(3, 4), m(4, 5), use_gelu=True),
+    ],
+    "aten::addmv": [lambda m: call(m(3), m(3, 4), m(4))],
+    "aten::addr": [lambda m: call(m(3, 4), m(3), m(4))],
+    "aten::addbmm": [lambda m: call(m(3, 5), m(2, 3, 4), m(2, 4, 5))],
+    "aten::baddbmm": [lambda m: call(m(2, 3, 5), m(2, 3, 4), m(2, 4, 5))],
+    "aten::chain_matmul": [lambda m: call([m(3, 4), m(4, 5), m(5, 2)])],
+    "aten::linalg_multi_dot": [lambda m: call([m(3, 4), m(4, 5), m(5, 2)])],
+    "aten::linalg_vecdot": [lambda m: call(m(3, 4), m(3, 4))],
+    "aten::einsum": [
+        lambda m: call("bij,bjk->bik", [m(2, 3, 4), m(2, 4, 5)]),
+        lambda m: call("i,j,k->ijk", [m(2), m(3), m(4)]),
+    ],
+    "aten::tensordot": [lambda m: call(m(3, 4, 5), m(5, 4, 2), [1, 2], [1, 0])],
+    "aten::bilinear": [
+        lambda m: call(m(3, 4), m(3, 5), m(2, 4, 5), m(2)),
+        lambda m: call(m(3, 4), m(3, 5), m(2, 4, 5)),
+    ],
+    "aten::linear": [lambda m: call(m(2, 3, 4), m(5, 4), m(5)), lambda m: call(m(3, 4), m(5, 4))],
+    "aten::prelu": [lambda m: call(m(3, 4), m(1)), lambda m: call(m(2, 3, 4), m(3))],
+    # Convolutions.
+    "aten::conv1d": [lambda m: call(m(2, 3, 8), m(4, 3, 3), m(4)), lambda m: call(m(2, 3, 8), m(4, 3, 3))],
+    "aten::conv1d.padding": [lambda m: call(m(2, 3, 8), m(4, 3, 3), m(4), [1], "same")],
+    "aten::conv2d": [
+        lambda m: call(m(2, 3, 6, 6), m(4, 3, 3, 3), m(4)),
+        lambda m: call(m(2, 3, 6, 6, memory_format=_CL2D), m(4, 3, 3, 3, memory_format=_CL2D), None, [2, 1], [1, 1]),
+    ],
+    "aten::conv2d.padding": [lambda m: call(m(2, 3, 6, 6), m(4, 3, 3, 3), m(4), [1, 1], "same")],
+    "aten::conv3d": [
+        lambda m: call(m(1, 2, 4, 4, 4), m(3, 2, 2, 2, 2), m(3)),
+        lambda m: call(m(1, 2, 4, 4, 4, memory_format=_CL3D), m(3, 2, 2, 2, 2, memory_format=_CL3D)),
+    ],
+    "aten::conv3d.padding": [lambda m: call(m(1, 2, 4, 4, 4), m(3, 2, 3, 3, 3), m(3), [1, 1, 1], "same")],
+    "aten::conv_tbc": [lambda m: call(m(6, 2, 3), m(3, 3, 4), m(4), 1)],
+    "aten::conv_transpose1d": [lambda m: call(m(2, 3, 6), m(3, 4, 3), m(4))],
+    "aten::conv_transpose2d.input": [
+        lambda m: call(m(2, 3, 5, 5), m(3, 4, 3, 3), m(4)),
+        lambda m: call(m(2, 3, 5, 5), m(3, 4, 3, 3)),
+    ],
+    "aten::conv_transpose3d.input": [lambda m: call(m(1, 2, 3, 3, 3), m(2, 3, 2, 2, 2), m(3))],
+    "aten::convolution": [
+        lambda m: call(m(2, 3, 6, 6), m(4, 3, 3, 3), m(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+        lambda m: call(m(2, 3, 5), m(3, 4, 3), None, [1], [0], [1], True, [0], 1),
+    ],
+    "aten::_convolution": [
+        lambda m: call(
+            m(2, 3, 6, 6), m(4, 3, 3, 3), m(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, True, True, True
+        )
+    ],
+    "aten::_convolution.deprecated": [
+        lambda m: call(m(2, 3, 6, 6), m(4, 3, 3, 3), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, True, True)
+    ],
+    "aten::cudnn_convolution": [
+        lambda m: call(m(2, 3, 6, 6), m(4, 3, 3, 3), [1, 1], [2, 2], [1, 1], 1, False, True, True),
+    ],
+    "aten::cudnn_convolution_transpose": [
+        lambda m: call(m(2, 3, 5, 5), m(3, 4, 3, 3), [0, 0], [0, 0], [1, 1], [1, 1], 1, False, True, True)
+    ],
+    # Attention.
+    "aten::scaled_dot_product_attention": [
+        lambda m: call(m(2, 2, 4, 8), m(2, 2, 4, 8), m(2, 2, 4, 8)),
+        lambda m: call(m(2, 2, 4, 8), m(2, 2, 4, 8), m(2, 2, 4, 8), m(4, 4, grad=False)),
+        lambda m: call(m(2, 2, 4, 8), m(2, 2, 4, 8), m(2, 2, 4, 8), is_causal=True, scale=0.5),
+    ],
+    "aten::_scaled_dot_product_flash_attention": [lambda m: call(m(2, 2, 16, 16), m(2, 2, 16, 16), m(2, 2, 16, 16))],
+    "aten::_native_multi_head_attention": [_native_multi_head_attention],
+    # Recurrent cells.
+    "aten::rnn_tanh_cell": [_cell(1)],
+    "aten::rnn_relu_cell": [_cell(1)],
+    "aten::gru_cell": [_cell(3)],
+    "aten::lstm_cell": [lambda m: call(m(2, 3), [m(2, 4), m(2, 4)], m(16, 3), m(16, 4), m(16), m(16))],
+    "aten::_thnn_fused_gru_cell": [_fused_cell(3)],
+    "aten::_thnn_fused_lstm_cell": [_fused_cell(4)],
+    "aten::mkldnn_rnn_layer": [_mkldnn_lstm(train=False), _mkldnn_lstm(train=True)],
+    # Images, volumes and signals: pooling, resizing, padding, grids and transforms.
+    # Pooling.
+    "aten::adaptive_avg_pool3d": [lambda m: call(m(1, 2, 4, 4, 4), [2, 2, 2])],
+    "aten::adaptive_max_pool3d": [lambda m: call(m(1, 2, 4, 4, 4), [2, 2, 2])],
+    "aten::avg_pool3d": [
+        lambda m: call(m(1, 2, 4, 4, 4), [2, 2, 2]),
+        lambda m: call(m(1, 2, 4, 4, 4, memory_format=_CL3D), [2, 2, 2], [1, 1, 1]),
+    ],
+    "aten::max_pool3d": [lambda m: call(m(1, 2, 4, 4, 4), [2, 2, 2])],
+    "aten::fractional_max_pool2d": [lambda m: call(m(1, 2, 6, 6), [2, 2], [3, 3], m(1, 2, 2, low=0.0, grad=False))],
+    "aten::fractional_max_pool3d": [
+        lambda m: call(m(1, 2, 6, 6, 6), [2, 2, 2], [3, 3, 3], m(1, 2, 3, low=0.0, grad=False))
+    ],
+    "aten::max_unpool2d": [lambda m: call(m(1, 1, 2, 2), m.constant([[[[0, 3], [8, 15]]]]), [4, 4])],
+    "aten::max_unpool3d": [
+        lambda m: call(m(1, 1, 1, 2, 2), m.constant([[[[[0, 3], [8, 31]]]]]), [2, 4, 4], [2, 2, 2], [0, 0, 0])
+    ],
+    # Resizing.
+    "aten::upsample_nearest1d": [lambda m: call(m(2, 3, 4), [8])],
+    "aten::upsample_nearest2d": [
+        lambda m: call(m(2, 3, 4, 4), [8, 6]),
+        lambda m: call(m(2, 3, 4, 4, memory_format=_CL2D), [8, 8], 2.0, 2.0),
+    ],
+    "aten::upsample_nearest3d": [lambda m: call(m(1, 2, 3, 3, 3), [6, 6, 6])],
+    "aten::_upsample_nearest_exact1d": [lambda m: call(m(2, 3, 4), [8])],
+    "aten::_upsample_nearest_exact2d": [lambda m: call(m(2, 3, 4, 4), [8, 6])],
+    "aten::_upsample_nearest_exact3d": [lambda m: call(m(1, 2, 3, 3, 3), [6, 6, 6])],
+    "aten::upsample_linear1d": [lambda m: call(m(2, 3, 4), [8], False)],
+    "aten::upsample_bilinear2d": [
+        lambda m: call(m(2, 3, 4, 4), [8, 6], False),
+        lambda m: call(m(2, 3, 4, 4, memory_format=_CL2D), [8, 6], True),
+    ],
+    "aten::upsample_bicubic2d": [lambda m: call(m(2, 3, 4, 4), [8, 6], False)],
+    "aten::upsample_trilinear3d": [lambda m: call(m(1, 2, 3, 3, 3), [6, 6, 6], False)],
+    "aten::_upsample_bilinear2d_aa": [lambda m: call(m(2, 3, 8, 8), [4, 3], False)],
+    "aten::_upsample_bicubic2d_aa": [lambda m: call(m(2, 3, 8, 8), [4, 3], False)],
+    # Padding.
+    "aten::reflection_pad1d": [lambda m: call(m(2, 3, 5), [2, 1])],
+    "aten::reflection_pad2d": [lambda m: call(m(2, 3, 5, 5), [2, 1, 1, 0])],
+    "aten::replication_pad1d": [lambda m: call(m(2, 3, 5), [2, 1])],
+    "aten::replication_pad2d": [lambda m: call(m(2, 3, 5, 5), [2, 1, 1, 0])],
+    "aten::replication_pad3d": [lambda m: call(m(1, 2, 3, 3, 3), [1, 1, 1, 0, 0, 1])],
+    # Grids.
+    "aten::grid_sampler": [
+        lambda m: call(m(1, 2, 4, 4), m(1, 3, 3, 2), 0, 0, False),
+        lambda m: call(m(1, 2, 3, 3, 3), m(1, 2, 2, 2, 3), 0, 0, True),
+    ],
+    "aten::grid_sampler_2d": [lambda m: call(m(1, 2, 4, 4), m(1, 3, 3, 2), 0, 0, False)],
+    "aten::grid_sampler_3d": [lambda m: call(m(1, 2, 3, 3, 3), m(1, 2, 2, 2, 3), 0, 0, False)],
+    "aten::_grid_sampler_2d_cpu_fallback": [lambda m: call(m(1, 2, 4, 4), m(1, 3, 3, 2), 0, 0, False)],
+    # Transforms.
+    **{f"aten::{op}": [lambda m: call(m(2, 6))] for op in _FFT_1D},
+    **{f"aten::{op}": [lambda m: call(m(2, 4, 6))] for op in _FFT_ND},
+    "aten::stft": [lambda m: call(m(2, 16), 8, window=m(8, low=0.1), return_complex=True)],
+    "aten::stft.center": [lambda m: call(m(2, 16), 8, 4, window=m(8, low=0.1), return_complex=True)],
+}

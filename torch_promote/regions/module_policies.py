@@ -1,0 +1,534 @@
+"""`set_module_policy` and related functions: the forward of a module runs in a nested region with its own policy.
+
+This module decides which modules of a model get which policy, from `set_module_policy` or from the tables of a
+region's policy; torch_promote/regions/module_forward.py implements the policy.
+
+NOTE [ The end of a binding ]
+When a binding dies, Python calls the callbacks of its weak references, the last one first, and ignores a
+KeyboardInterrupt in them. So the last one is a method in C, in which Python handles no signal: it notes the death. The
+others detach what has died. There are two, so that the second finishes what an interrupt ended in the first. Garbage
+collection may call them in the middle of a change, whose end then detaches.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fnmatch
+import inspect
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.integrations import checkpoint as _checkpoint
+from torch_promote.integrations.ranks import describe_module_policies
+from torch_promote.native.fork_safe_lock import fork_safe_lock
+from torch_promote.native.module_tables import keep, note_applied, number_of
+from torch_promote.policy.module_tables import Tables, spell_table
+from torch_promote.policy.policy import Policy
+from torch_promote.regions.module_forward import (
+    ModulePolicy,
+    attach,
+    attach_table,
+    detach,
+    detach_table,
+    policy_of,
+    suspended,
+)
+
+__all__ = [
+    "AppliedPolicy",
+    "Binding",
+    "apply",
+    "bind",
+    "choose",
+    "format_module_policy",
+    "matches",
+    "module_policies",
+    "print_module_policy",
+    "remove_module_policy",
+    "set_module_policy",
+    "without_module_policies",
+]
+
+
+#: Selects modules: a qualified name, a pattern of names, or a class.
+Key = str | type[nn.Module]
+
+#: The name of the original model in one that torch.compile returned.
+_COMPILED = "_orig_mod"
+
+#: Modules whose forward is never called: others call the modules inside them, or use their weights directly.
+_NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, NonDynamicallyQuantizableLinear)
+
+
+def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
+    """Sets policies for modules of a model. They apply whenever the model is called with autocast on.
+
+    The forward of such a module runs in a region nested in the surrounding one, which may be ours or of
+    `torch.autocast`. So does its recomputation under checkpointing. If autocast is off, the policy has no effect. The
+    policies of nested modules combine like nested regions. If the surrounding region has a table for the module
+    (`Policy.override_modules`), the policy that is set here is nested in it: it wins for ops that both name, and
+    autocast is off if one of the two turns it off.
+
+    A policy applies to calls of the module's forward. If a parent uses a child's weights directly, as
+    `nn.MultiheadAttention` does with its `out_proj`, the child's policy does not apply.
+
+    The module keeps its class, weights, hooks and state_dict; it gets an attribute `forward`, which opens the region
+    and calls the forward of the class, or the attribute `forward` that was there. Other libraries may replace and
+    restore that attribute. It does not keep the module alive, as a bound method would. Copies and pickles keep the
+    policies, and so does a module that torch.ao.quantization puts in the place of one with a policy. Setting a policy
+    again replaces it. torch.compile supports policies. torch.export supports "fp32" and "off", and raises for others.
+    torch.jit.script raises, and so does torch.fx if it traces into the module.
+
+    Args:
+        model: The model.
+        policies: Maps keys, which select modules, to policies. A key is
+            - a qualified name, as in `model.named_modules()`; "" is the model itself. In a model that torch.compile
+              returned, names are as in the original model;
+            - a pattern of names: `*`, `?` and `[...]` as in file names match within one part of a name, and `**`
+              matches any number of parts: "blocks.*.attn", "**.norm";
+            - a class, which selects its instances and those of its subclasses.
+            Names take precedence over patterns, and patterns over classes. A policy is
+            - "fp32": autocast is off inside, and floating inputs on device types whose autocast is on are cast to
+              float32, except float64 ones; inputs in lists, tuples and dicts too;
+            - "off": autocast is off inside, and inputs are not cast. (`Policy.named("off")` instead leaves autocast on
+              but casts in no op);
+            - a value of `my_autocast`'s `policy`: a `Policy`, a name or the path of a file;
+            - a mapping, as `my_autocast`'s `overrides`.
+
+    Raises:
+        PolicyError: A key matches no module, two keys of equal precedence give a module different policies, a policy
+            does not exist or is not legal, or a module cannot have a policy. No module has been changed.
+
+    Example:
+        >>> from torch_promote import my_autocast
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> set_module_policy(model, {"2": "fp32", nn.Linear: {"linear": "float16"}})
+        >>> print_module_policy(model)
+        Sequential
+        |-- 0: Linear  [{linear: float16}]
+        `-- 2: Linear  [fp32]
+        2 of 4 modules have a policy.
+        >>> with my_autocast("cpu"):
+        ...     model[:1](torch.ones(1, 3)).dtype, model(torch.ones(1, 3)).dtype
+        (torch.float16, torch.float32)
+
+    Source: torch/amp/autocast_mode.py, custom_fwd with cast_inputs=torch.float32 (v2.13), for "fp32".
+    """
+    if not isinstance(policies, Mapping):
+        raise PolicyError(f"policies must be a mapping of modules to policies, got {type(policies).__name__}.")
+    chosen = choose(model, policies)
+    _checkpoint.install()
+    for module, policy in chosen.items():
+        attach(module, policy)
+
+
+def choose(model: nn.Module, policies: Mapping[Any, Any]) -> dict[nn.Module, ModulePolicy]:
+    """Returns the policy of each module that keys select. Arguments and errors are those of `set_module_policy`."""
+    names = _names(model)
+    chosen: dict[nn.Module, tuple[int, Key, ModulePolicy]] = {}
+    for key, value in policies.items():
+        modules, rank = _find(names, key), _rank(key)
+        policy = _parse(key, value)
+        for module in modules:
+            known = chosen.get(module)
+            if known is not None and known[0] == rank and known[2] != policy:
+                raise PolicyError(
+                    f"{_show(names[module][0])} gets two policies, {known[2]} from {_spell(known[1])} and {policy} "
+                    f"from {_spell(key)}. Name the module itself, or change one of the two."
+                )
+            if known is None or rank < known[0]:
+                chosen[module] = (rank, key, policy)
+    for module in chosen:
+        _check_can_have_policy(module, names[module][0])
+    return {module: policy for module, (_, _, policy) in chosen.items()}
+
+
+def module_policies(model: nn.Module) -> dict[str, Any]:
+    """Returns the policies of a model's modules.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Maps qualified names, in the order of `model.named_modules()`, to policies as in `set_module_policy`. Mappings
+        contain the names of ops and cast policies. A module with several names is listed under the first.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
+        >>> set_module_policy(model, {"0": "off", nn.Softmax: {torch.ops.aten.softmax: "lower"}})
+        >>> module_policies(model)
+        {'0': 'off', '1': {'aten::softmax': 'lower'}}
+    """
+    return {name: policy.value for name, policy in _policies(model)}
+
+
+def _policies(model: nn.Module) -> Iterator[tuple[str, ModulePolicy]]:
+    named = ((name, policy_of(module)) for name, module in model.named_modules())
+    return ((name, policy) for name, policy in named if policy is not None)
+
+
+@describe_module_policies
+def _describe(model: nn.Module) -> dict[str, str]:
+    return {name: policy.description for name, policy in _policies(model)}
+
+
+def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
+    """Removes the policies of modules. A `module.forward` that another library captured stays valid.
+
+    Args:
+        model: The model.
+        key: Selects modules, as in `set_module_policy`. None: all.
+
+    Raises:
+        PolicyError: The key matches no module.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        >>> set_module_policy(model, {nn.Linear: "fp32"})
+        >>> remove_module_policy(model, "1")
+        >>> module_policies(model)
+        {'0': 'fp32'}
+    """
+    for module in list(model.modules()) if key is None else _find(_names(model), key):
+        detach(module)
+
+
+@contextlib.contextmanager
+def without_module_policies(model: nn.Module) -> Iterator[None]:
+    """Has the policies that `set_module_policy` has set on a model's modules not hold in a block.
+
+    Example:
+        >>> model = nn.Linear(3, 4)
+        >>> set_module_policy(model, {"": "fp32"})
+        >>> with without_module_policies(model), torch.autocast("cpu"):
+        ...     model(torch.ones(1, 3)).dtype
+        torch.bfloat16
+    """
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            stack.enter_context(suspended(module))
+        yield
+
+
+def print_module_policy(model: nn.Module) -> None:
+    """Prints the tree that `format_module_policy` returns."""
+    print(format_module_policy(model))
+
+
+def format_module_policy(model: nn.Module) -> str:
+    """Returns a tree of the modules with a policy and their parents, as text.
+
+    Args:
+        model: The model.
+
+    Example:
+        >>> model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(3, 4), nn.ReLU()), "head": nn.Linear(4, 2)})
+        >>> set_module_policy(model, {"body.*": "off"})
+        >>> print(format_module_policy(model))
+        ModuleDict
+        `-- body: Sequential
+            |-- 0: Linear  [off]
+            `-- 1: ReLU  [off]
+        2 of 5 modules have a policy.
+    """
+    having = len(module_policies(model))
+    total = len(list(model.modules()))
+    return "\n".join([_title(model), *_branches(model), f"{having} of {total} modules have a policy."])
+
+
+def _branches(module: nn.Module) -> list[str]:
+    shown = [(name, child) for name, child in module.named_children() if any(map(policy_of, child.modules()))]
+    lines = []
+    for name, child in shown:
+        last = child is shown[-1][1]
+        lines.append(f"{'`-- ' if last else '|-- '}{name}: {_title(child)}")
+        lines += [("    " if last else "|   ") + line for line in _branches(child)]
+    return lines
+
+
+def _title(module: nn.Module) -> str:
+    policy = policy_of(module)
+    return type(module).__name__ + (f"  [{policy}]" if policy is not None else "")
+
+
+def _names(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Maps every module to all its names. A shared module has several.
+
+    The modules that torch.compile returned are left out: the modules in them have their names.
+    """
+    if not isinstance(model, nn.Module):
+        raise PolicyError(f"model must be an nn.Module, got {type(model).__name__}.")
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if _COMPILED not in module._modules:
+            names.setdefault(module, []).append(_original(name))
+    return names
+
+
+def _original(name: str) -> str:
+    """The name without the parts that torch.compile added."""
+    return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name
+
+
+def _rank(key: Key) -> int:
+    if not isinstance(key, str):
+        return 2
+    return 1 if _is_pattern(key) else 0
+
+
+def _is_pattern(key: str) -> bool:
+    return any(character in key for character in "*?[")
+
+
+def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
+    """Returns the modules that a key selects, without those whose forward is never called."""
+    if isinstance(key, str):
+        name_or_pattern = _original(key)
+        found = [module for module, own in names.items() if any(matches(name, name_or_pattern) for name in own)]
+    elif isinstance(key, type) and issubclass(key, nn.Module):
+        found = [module for module in names if isinstance(module, key)]
+    else:
+        raise PolicyError(f"a key is a str or a subclass of nn.Module, got {key!r}.")
+    called = [module for module in found if not isinstance(module, _NEVER_CALLED) and _has_forward(module)]
+    if called:
+        return called
+    if found:
+        kinds = ", ".join(sorted({type(module).__name__ for module in found}))
+        raise PolicyError(
+            f"{_spell(key)} selects only modules whose forward is never called ({kinds}). Select the modules inside "
+            f"them, or their parent."
+        )
+    raise PolicyError(_no_match(names, key))
+
+
+def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
+    if isinstance(key, str):
+        if kind := _class_named(names, key):
+            return (
+                f"no module of the model is named {key!r}, which is a class. To select modules by their class, pass "
+                f"the class: set_module_policy(model, {{{kind}: ...}})."
+            )
+        closest = did_you_mean(key, [name for own in names.values() for name in own])
+        hint = (
+            " In a pattern, * matches within one part of a name; ** matches any number of parts." if "*" in key else ""
+        )
+        return f"no module of the model is named {key!r}.{closest}{hint}"
+    kinds = sorted({type(module).__name__ for module in names})
+    return f"no module of the model is a {key.__name__}.{did_you_mean(key.__name__, kinds)}"
+
+
+def _class_named(names: Iterable[nn.Module], key: str) -> str | None:
+    """Returns how the class is written that a key names as text; None: it names none."""
+    name = key.rpartition(".")[2]
+    own = getattr(nn, name, None)
+    if isinstance(own, type) and issubclass(own, nn.Module):
+        return f"nn.{name}"
+    return name if any(name == kind.__name__ for module in names for kind in type(module).__mro__[:-1]) else None
+
+
+def matches(name: str, key: str) -> bool:
+    """Whether a name or a pattern, as in `set_module_policy`, selects the module with a name.
+
+    Example:
+        >>> matches("blocks.0.attn", "blocks.*.attn"), matches("blocks.0.attn", "blocks.*")
+        (True, False)
+    """
+    if not _is_pattern(key):
+        return name == key
+    return bool(name) and _match_parts(name.split("."), key.split("."))
+
+
+def _match_parts(parts: list[str], patterns: list[str]) -> bool:
+    if not patterns:
+        return not parts
+    if patterns[0] == "**":
+        return any(_match_parts(parts[start:], patterns[1:]) for start in range(len(parts) + 1))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], patterns[0]) and _match_parts(parts[1:], patterns[1:])
+
+
+def _parse(key: Key, value: object) -> ModulePolicy:
+    try:
+        return ModulePolicy(value)
+    except PolicyError as error:
+        raise PolicyError(f"{_spell(key)}: {error}") from None
+
+
+def _check_can_have_policy(module: nn.Module, name: str) -> None:
+    why = None
+    if isinstance(module, torch.jit.ScriptModule):
+        why = "it is a TorchScript module, whose forward is not Python. Set policies before torch.jit.script"
+    elif isinstance(module, torch.fx.GraphModule):
+        why = "it is a graph module, which recreates its class. Set policies before tracing, or on its modules"
+    elif _is_generator_or_coroutine(module.forward):
+        why = "its forward is a generator or a coroutine. Decorate it with my_autocast(...), which applies in each step"
+    if why is not None:
+        raise PolicyError(f"{_show(name)} ({type(module).__name__}) cannot have a policy: {why}.")
+
+
+def _has_forward(module: nn.Module) -> bool:
+    own = inspect.getattr_static(type(module), "forward")  # getattr fails for TorchScript modules
+    return own is not nn.Module.forward or "forward" in vars(module)
+
+
+def _is_generator_or_coroutine(forward: Any) -> bool:
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return any(kind(forward) for kind in kinds)
+
+
+def _show(name: str) -> str:
+    return repr(name) if name else "the model"
+
+
+def _spell(key: Key) -> str:
+    return repr(key) if isinstance(key, str) else key.__name__
+
+
+_lock = fork_safe_lock()
+_is_changing = False
+_lives: set[_Life] = set()
+_dead: collections.deque[_Life] = collections.deque()
+
+
+class _Life(weakref.ref["Binding"]):
+    """A reference to a binding, with what is left to do when that is dead."""
+
+    __slots__ = ("number", "others", "policies")
+    number: int
+    policies: Mapping[nn.Module, ModulePolicy]
+    others: tuple[weakref.ref[Binding], ...]
+
+
+class Binding:
+    """Has modules follow the tables with a number, as long as the object lives.
+
+    Attributes:
+        number: The number.
+        policies: The modules, which it does not keep alive, and their policies.
+    """
+
+    __slots__ = ("__weakref__", "number", "policies")
+
+    def __init__(self, number: int, policies: Mapping[nn.Module, ModulePolicy]) -> None:
+        self.number = number
+        self.policies = weakref.WeakKeyDictionary(policies)
+        # The order matters: NOTE [ The end of a binding ].
+        others = weakref.ref(self, _detach), weakref.ref(self, _detach)
+        life = _Life(self, _dead.append)
+        life.number, life.policies, life.others = number, self.policies, others
+        _lives.add(life)
+        with _changing():
+            for module, policy in policies.items():
+                attach_table(module, number, policy)
+
+
+def _detach(_: object) -> None:
+    with _changing():
+        pass
+
+
+@contextlib.contextmanager
+def _changing() -> Iterator[None]:
+    """Around a change of the tables on modules, by one thread at a time. Detaches what is dead, before and after it."""
+    global _is_changing
+    with _lock:
+        if _is_changing:  # garbage collection in the middle of a change, whose end detaches
+            yield
+            return
+        _is_changing = True
+        try:
+            _detach_dead()
+            yield
+            _detach_dead()
+        finally:
+            _is_changing = False
+
+
+def _detach_dead() -> None:
+    while _dead:
+        life = _dead[0]  # it stays until all is done
+        for module, policy in list(life.policies.items()):
+            detach_table(module, life.number, policy)
+        _lives.discard(life)
+        _dead.popleft()
+
+
+def bind(policy: Policy, model: Any, *, alone: bool = True) -> Binding:
+    """Has modules of a model follow the tables of a policy, as long as the result lives.
+
+    Args:
+        policy: The policy.
+        model: The model.
+        alone: Whether the tables are for this model alone, and not for all models that `apply` was called with.
+
+    Raises:
+        PolicyError: As `set_module_policy`.
+    """
+    chosen = choose(model, _values(policy.modules))
+    _checkpoint.install()
+    binding = Binding(number_of(policy.modules, model if alone else None), chosen)
+    keep(binding.number, binding)
+    return binding
+
+
+def _values(tables: Tables) -> dict[str, str | dict[str, str]]:
+    """Tables as `set_module_policy` takes them."""
+    return {name: table if isinstance(table, str) else spell_table(table) for name, table in tables}
+
+
+class AppliedPolicy:
+    """The handle that `Policy.apply_to` returns, which undoes it. Also a context manager that does so.
+
+    Attributes:
+        policy: The policy.
+        modules: The modules that its tables select, by name, and their policies.
+    """
+
+    def __init__(self, policy: Policy, model: nn.Module) -> None:
+        self.policy = policy
+        self._binding: Binding | None = bind(policy, model, alone=False)
+        found = self._binding.policies
+        named = {name: found[module].value for name, module in model.named_modules() if module in found}
+        self.modules: Mapping[str, Any] = MappingProxyType(named)
+        note_applied(policy.modules, 1)
+        _applied.add(self)
+        self._model = weakref.ref(model, lambda _: self.remove())
+
+    def remove(self) -> None:
+        """Undoes `apply_to`. Repeating it does nothing. Each call of `apply_to` has a handle of its own."""
+        with _lock:
+            if self not in _applied:
+                return
+            _applied.remove(self)
+            note_applied(self.policy.modules, -1)
+        self._binding = None
+
+    def __enter__(self) -> AppliedPolicy:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        return f"<{self.policy!r} applied to {len(self.modules)} modules>"
+
+
+#: Those that hold, whether or not the program keeps the handle.
+_applied: set[AppliedPolicy] = set()
+
+
+def apply(policy: Policy, model: nn.Module) -> AppliedPolicy:
+    """`Policy.apply_to`."""
+    if not policy.modules:
+        raise PolicyError(
+            f"apply_to applies the tables of a policy to modules, and {policy!r} has none. Add some: "
+            f"policy.override_modules({{name: overrides}})."
+        )
+    return AppliedPolicy(policy, model)

@@ -1,0 +1,357 @@
+"""`promotion`: a promotion rule of your choice, on the dispatch key of `my_autocast`.
+
+The rules are data (torch_promote.reference.promotion_rules), loaded when the first region is made.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import re
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_promote._C import HeldChange
+from torch_promote.errors import OptionError, PromotionLintError, PromotionWarning, RuleDefinitionError, did_you_mean
+from torch_promote.native.region_spec import RegionSpec
+from torch_promote.regions.base import Region
+
+if TYPE_CHECKING:
+    from torch_promote.reference.promotion_rules import PromotionRule
+
+__all__ = ["PromotionEvent", "PromotionKind", "kinds_of", "promotion"]
+
+
+class PromotionKind(enum.StrEnum):
+    """A kind of silent promotion.
+
+    The lint reports a call once for each kind that you ask for and that describes it. `ANY` includes all kinds; an
+    event has the kind `ANY` if no other kind describes the call.
+
+    Example:
+        >>> PromotionKind("up to float64") is PromotionKind.UP_TO_FLOAT64
+        True
+    """
+
+    ZERO_DIM_PRECISION_LOSS = "0-dim precision loss"
+    INT_OVERFLOW = "int overflow by wrapping scalar"
+    FLOAT_OVERFLOW = "number overflows to inf"
+    INT_TO_LOW_PRECISION = "int to low-precision float"
+    UP_TO_FLOAT64 = "up to float64"
+    ANY = "any"
+
+
+#: In the order of csrc/promotion/rule.h, LintKind.
+_KINDS = tuple(PromotionKind)
+_ALL = (1 << len(_KINDS)) - 1
+_BY_NAME = {kind.name.lower(): kind for kind in _KINDS} | {kind.value: kind for kind in _KINDS}
+
+_LINE_OF_TRACE = re.compile(r'File "([^"]+)", line (\d+)')
+
+#: Frames of files in these folders do not belong to the caller.
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
+WARN, RAISE, CALL = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionEvent:
+    """A silent promotion that the lint found.
+
+    Attributes:
+        op: The op, such as `aten::add.Tensor`.
+        operands: The operands in words, such as `float16[3]` or `256 (a Python int)`.
+        result: The dtype that the op computes in.
+        kind: The kind of promotion.
+        rule: The name of the promotion rule in force.
+        filename: The file of the line of Python that called the op; "" if no Python did.
+        lineno: Its number in the file, 0 if no Python did.
+
+    Example:
+        >>> import torch
+        >>> kind = PromotionKind.INT_TO_LOW_PRECISION
+        >>> print(PromotionEvent("mul", ("int32[3]", "bfloat16[3]"), torch.bfloat16, kind, "torch", "a.py", 1))
+        a.py:1: mul of int32[3] and bfloat16[3] computes in bfloat16 (int to low-precision float)
+    """
+
+    op: str
+    operands: tuple[str, ...]
+    result: torch.dtype
+    kind: PromotionKind
+    rule: str
+    filename: str
+    lineno: int
+
+    def __str__(self) -> str:
+        result = str(self.result).removeprefix("torch.")
+        where = f"{self.filename}:{self.lineno}: " if self.filename else ""
+        return f"{where}{self.op} of {' and '.join(self.operands)} computes in {result} ({self.kind})"
+
+
+def kinds_of(kinds: object) -> int:
+    """Returns the kinds to look for as bits.
+
+    Args:
+        kinds: A kind or several: a `PromotionKind`, its value (`"up to float64"`) or its name in lower case
+            (`"up_to_float64"`).
+
+    Raises:
+        OptionError: There is no such kind, or none is given.
+
+    Example:
+        >>> kinds_of("any"), kinds_of(["up_to_float64", PromotionKind.ANY])
+        (63, 63)
+    """
+    given = [kinds] if isinstance(kinds, str) or not isinstance(kinds, Iterable) else list(kinds)
+    legal = ", ".join(repr(kind.value) for kind in _KINDS)
+    if not given:
+        raise OptionError(f"kinds names no kind of promotion. Legal: {legal}. Leave it out to look for all.")
+    bits = 0
+    for name in given:
+        kind = _BY_NAME.get(name) if isinstance(name, str) else None
+        if kind is None:
+            close = did_you_mean(name, _BY_NAME) if isinstance(name, str) else ""
+            raise OptionError(f"there is no kind of promotion {name!r}. Legal: {legal}, one or several.{close}")
+        bits |= _ALL if kind is PromotionKind.ANY else 1 << _KINDS.index(kind)
+    return bits
+
+
+class Lint:
+    """The lint of one `promotion` object, which reports each kind once for each line of Python."""
+
+    __slots__ = ("__weakref__", "_seen", "handler")
+
+    def __init__(self, handler: Callable[[PromotionEvent], object] | None) -> None:
+        self.handler = handler
+        self._seen: set[tuple[str, int, PromotionKind]] = set()
+
+    def is_new(self, filename: str, lineno: int, kind: PromotionKind) -> bool:
+        """Marks a kind as reported for a line, and returns whether it was not before."""
+        before = len(self._seen)
+        self._seen.add((filename, lineno, kind))
+        return len(self._seen) > before
+
+
+#: The lint of each `promotion` object that has one, by the object's address; the extension passes the address back.
+lints: weakref.WeakValueDictionary[int, Lint] = weakref.WeakValueDictionary()
+
+#: The lint of regions without an object, which compiled functions open.
+_without_object = Lint(None)
+
+
+def report(mode: int, region: int, kinds: int, event: dict[str, Any]) -> None:
+    """Reports a promotion as the region's `on_promotion` says: one event for each kind that describes it.
+
+    Args:
+        mode: WARN, RAISE or CALL.
+        region: The address of the `promotion` object.
+        kinds: The kinds, a bit each, as the extension numbers them.
+        event: The other attributes of `PromotionEvent`, without the line.
+    """
+    lint = lints.get(region, _without_object)
+    frame = _caller()
+    filename, lineno = _traced_line() or ((frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0))
+    all_kinds = [kind for number, kind in enumerate(_KINDS) if kinds >> number & 1]
+    found = [PromotionEvent(kind=kind, filename=filename, lineno=lineno, **event) for kind in all_kinds]
+    if mode == RAISE:
+        text = str(found[0]).replace(f"({found[0].kind})", f"({', '.join(all_kinds)})")
+        raise PromotionLintError(f"{text}. Write the cast that you mean, or change `kinds`.")
+    for one in found:
+        if not lint.is_new(filename, lineno, one.kind):
+            continue
+        if mode == WARN:
+            _warn(one, frame)
+        elif lint.handler is not None:
+            _call(lint.handler, one)
+
+
+def check_handler(handler: Callable[[PromotionEvent], object]) -> None:
+    """Raises if a callable cannot be called with one argument.
+
+    Raises:
+        OptionError: It cannot.
+
+    Example:
+        >>> check_handler(print)
+    """
+    try:
+        inspect.signature(handler).bind(None)
+    except TypeError as error:
+        raise OptionError(
+            f"on_promotion={handler!r} is called with one PromotionEvent, and does not take one argument: {error}. "
+            f"Legal: a callable such as `events.append` or `lambda event: print(event)`."
+        ) from None
+    except ValueError:
+        pass  # a builtin without a signature
+
+
+def _call(handler: Callable[[PromotionEvent], object], event: PromotionEvent) -> None:
+    try:
+        handler(event)
+    except TypeError as error:  # PyTorch swallows a TypeError raised inside `x + y`
+        raise PromotionLintError(f"on_promotion={handler!r} raised TypeError: {error}") from error
+
+
+def _warn(event: PromotionEvent, frame: FrameType | None) -> None:
+    registry = None if frame is None else frame.f_globals.setdefault("__warningregistry__", {})
+    module = None if frame is None else frame.f_globals.get("__name__")
+    text = str(event).removeprefix(f"{event.filename}:{event.lineno}: ")
+    warnings.warn_explicit(text, PromotionWarning, event.filename or "<no Python>", event.lineno, module, registry)
+
+
+def _caller() -> FrameType | None:
+    """Returns the innermost frame that is neither PyTorch's nor ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame
+
+
+def _traced_line() -> tuple[str, int] | None:
+    """Returns the line of the function that torch.compile is compiling; None outside a compilation.
+
+    While Dynamo traces, its tracing context has the line; when the graph is traced again, the graph's nodes have it.
+    """
+    if torch._guards.TracingContext.try_get() is None:
+        return None
+    stack = torch._guards.TracingContext.extract_stack()
+    if stack:
+        return stack[-1].filename, stack[-1].lineno or 0
+    lines = _LINE_OF_TRACE.findall(torch.fx.traceback.get_current_meta().get("stack_trace") or "")
+    return (lines[-1][0], int(lines[-1][1])) if lines else None
+
+
+_CALL = "a callable"
+_MODES = {"warn": WARN, "raise": RAISE, _CALL: CALL}
+
+
+class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
+    """Makes ops promote their operands by a rule of your choice.
+
+    In the region, an op on operands of several dtypes computes in the common dtype that the rule gives them, as if you
+    had cast the operands by hand; gradients come back in the operands' own dtypes. You can nest regions in each other
+    and in `my_autocast`, in either order: the innermost rule applies. Autocast acts first, and the rule on the result.
+
+    A rule acts on the ops that are called in the region: elementwise ops of two and three operands, comparisons,
+    `where`, `cat` and `stack`, their in-place, out= and foreach versions, and the dtype that floating-point ops compute
+    in for integers. It does not act inside these ops, nor in a backward.
+
+    Use it as a context manager or as a decorator, as `my_autocast`.
+
+    Args:
+        rule: "torch" (what PyTorch does), "jax", "numpy", "array_api", "strict", or a rule of your own.
+        on_promotion: What to do where an operand is promoted silently: "warn", "raise", or a callable that gets a
+            `PromotionEvent`. Each kind is reported once for each line of Python and `promotion` object; "raise" raises
+            each time.
+        matmul: Whether the rule applies to matrix products too, which PyTorch does not promote.
+        kinds: The kinds of promotion that `on_promotion` applies to: one or several of "0-dim precision loss",
+            "int overflow by wrapping scalar", "number overflows to inf", "int to low-precision float",
+            "up to float64" and "any" (each a `PromotionKind`). None: all.
+
+    Raises:
+        RuleDefinitionError: The rule does not exist. It is a ValueError.
+        OptionError: The kind does not exist, or on_promotion is not one of the above. It is a ValueError.
+
+    Example:
+        >>> half, brain = torch.ones(3, dtype=torch.float16), torch.ones(3, dtype=torch.bfloat16)
+        >>> ints = torch.ones(3, dtype=torch.int64)
+        >>> with promotion("jax"):
+        ...     (half + brain).dtype, (half + ints).dtype
+        (torch.float32, torch.float16)
+        >>> events = []
+        >>> with promotion("torch", on_promotion=events.append, kinds="int to low-precision float"):
+        ...     y = half + ints
+        >>> events[0].op, events[0].result
+        ('aten::add.Tensor', torch.float16)
+    """
+
+    __slots__ = ("_arguments", "_lint", "_owner")
+
+    def __init__(
+        self,
+        rule: str | PromotionRule,
+        on_promotion: str | Callable[[PromotionEvent], object] | None = None,
+        *,
+        matmul: bool = False,
+        kinds: str | Iterable[str] | None = None,
+    ) -> None:
+        if kinds is not None and not isinstance(kinds, str):
+            kinds = tuple(kinds) if isinstance(kinds, Iterable) else kinds
+        handler = on_promotion if callable(on_promotion) else None
+        if handler is not None and torch.compiler.is_dynamo_compiling():  # pragma: no cover: as below
+            raise OptionError(
+                "in a compiled function, on_promotion is 'warn', 'raise' or None, since its ops are looked at while "
+                "it is compiled, and not afterwards. Open the region outside of the function, or do not compile it."
+            )
+        if handler is not None:
+            check_handler(handler)
+        mode = on_promotion if handler is None else _CALL
+        if torch.compiler.is_dynamo_compiling():  # pragma: no cover: Dynamo traces it, and nothing calls it
+            change, self._owner = _traced_change_of(rule, mode, matmul, kinds), None
+        else:
+            change, self._owner = _change_of(rule, mode, matmul, kinds)
+            self._held = HeldChange(change)
+        self._packed = RegionSpec(policy_change=change).pack()
+        self._arguments = (rule, on_promotion, matmul, kinds)
+        self._lint = None
+        if on_promotion is not None and not torch.compiler.is_dynamo_compiling():
+            self._lint = Lint(handler)
+            lints[id(self)] = self._lint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rule, on_promotion, matmul, kinds = self._arguments
+        return functools.partial(promotion, matmul=matmul, kinds=kinds), (rule, on_promotion)
+
+    def __repr__(self) -> str:
+        rule, on_promotion, matmul, kinds = self._arguments
+        parts = [repr(rule) if isinstance(rule, str) else f"<rule {rule.name!r}>"]
+        parts += [f"on_promotion={on_promotion!r}"] if on_promotion is not None else []
+        parts += ["matmul=True"] if matmul else []
+        parts += [f"kinds={kinds!r}"] if kinds is not None else []
+        return f"promotion({', '.join(parts)})"
+
+
+def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> tuple[int, object]:
+    """Returns the number of the change of policy that is asked for, and what keeps its rule registered."""
+    from torch_promote.reference.promotion_rules import RULE_NAMES, promotion_rule
+
+    if callable(rule):  # a decorator without parentheses
+        raise RuleDefinitionError(
+            f"promotion takes a rule, got {rule!r}. Legal: {', '.join(RULE_NAMES)}, or a rule of make_rule. As a "
+            f'decorator, write it with a rule: @promotion("torch").'
+        )
+    if not isinstance(matmul, bool):
+        raise OptionError(f"matmul is True or False, got {matmul!r} of type {type(matmul).__name__}.")
+    if on_promotion is None:
+        mode, bits = 0, 0
+        if kinds is not None:
+            raise OptionError(
+                f"kinds={kinds!r} says which promotions on_promotion is for, and there is no on_promotion. Give "
+                f"on_promotion='warn', 'raise' or a callable."
+            )
+    elif isinstance(on_promotion, str) and on_promotion in _MODES:
+        mode, bits = _MODES[on_promotion], kinds_of("any" if kinds is None else kinds)
+    else:
+        raise OptionError(
+            f"on_promotion is 'warn', 'raise', None or a callable that takes one PromotionEvent, got {on_promotion!r}."
+        )
+    from torch_promote.regions.promotion_tables import promotion_change
+
+    return promotion_change(promotion_rule(rule), matmul, bits, mode, report)
+
+
+def _traced_change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> int:
+    return _change_of(rule, on_promotion, matmul, kinds)[0]
+
+
+# Dynamo calls it while it traces, and keeps the number.
+_traced_change_of._dynamo_marked_constant = True  # type: ignore[attr-defined]

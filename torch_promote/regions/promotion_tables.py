@@ -1,0 +1,483 @@
+"""Registers promotion rules with the extension, as tables, and the ops that promote their operands.
+
+The ops, and the arguments that take part, are derived from the reference's op rules, which name functional overloads.
+An overload that writes (in place, out=) has the arguments of a functional one and is found by its schema. The lists
+below contain only what the rules do not say.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_promote import _C
+from torch_promote.errors import PromotionRuleError, PromotionWriteError
+from torch_promote.integrations import checkpoint as _checkpoint
+from torch_promote.native.fork_safe_lock import fork_safe_lock
+from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name
+from torch_promote.reference.dtypes import kind as kind_of_dtype
+from torch_promote.reference.ops.infer import EACH, Entry, rule_table
+from torch_promote.reference.promotion import Operand
+from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
+from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, describe
+
+__all__ = [
+    "BOOLEAN",
+    "COMMON",
+    "FLOATS",
+    "OPAQUE",
+    "Owner",
+    "PromotingOp",
+    "matmul_of",
+    "promoting_ops",
+    "promotion_change",
+    "rule_of",
+]
+
+
+# What an op computes in; csrc/promotion/ops.h, Computes.
+COMMON, FLOATS, BOOLEAN, OPAQUE = range(4)
+
+#: The rules of promoting ops, and what an op with such a rule computes in.
+_COMPUTES = {
+    "binary": COMMON,
+    "ternary": COMMON,
+    "with_numbers": COMMON,
+    "power_of_number": COMMON,
+    "where": COMMON,
+    "promoted": COMMON,
+    "binary_float": FLOATS,
+    "unary_float": FLOATS,
+    "like_float": FLOATS,
+    "angle": FLOATS,
+    "quotient": FLOATS,
+    "comparison": BOOLEAN,
+}
+
+#: Tensor arguments that are not operands.
+_NO_OPERANDS = {"where": ("condition",)}
+
+#: The operands of rules that do not name them.
+_NAMED = {"power_of_number": ("self", "exponent")}
+
+#: Composite matrix products. Those with a kernel have the op rule `one_dtype` in the family "matrices".
+_PRODUCTS = (
+    *("bilinear", "chain_matmul", "einsum", "inner", "linalg_matmul", "linalg_multi_dot", "linalg_vecdot", "linear"),
+    *("matmul", "tensordot"),
+)
+
+#: Ops with the op rule `one_dtype` in the family "matrices" that are not matrix products.
+_NO_PRODUCTS = ("aten::linalg_cross",)
+
+#: Ops that no rule acts on, nor on the ops that they call: their operands need not have one dtype, or they are
+#: composites that mix tensors of their own with their arguments.
+_OPAQUE = (
+    *("float_power", "ldexp"),  # a conversion to float64; a mantissa and an exponent
+    *("corrcoef", "cov", "gradient", "mvlgamma", "nanmean", "nanquantile", "quantile", "special_multigammaln"),
+    *("cumulative_trapezoid", "trapezoid", "trapz"),
+    *("isclose", "logsumexp", "special_logsumexp", "native_dropout_backward", "special_ndtr", "square"),
+    *("_linalg_det", "_linalg_slogdet", "det", "linalg_det", "linalg_slogdet", "logdet", "slogdet"),
+    *("alpha_dropout", "dropout", "feature_alpha_dropout", "feature_dropout", "native_dropout"),
+    *("linalg_matrix_sqrth", "linalg_polar"),
+    *("linalg_matrix_exp", "matrix_exp", "linalg_matrix_rank", "linalg_pinv", "pinverse", "linalg_vector_norm"),
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"),
+    *("cosine_embedding_loss", "margin_ranking_loss", "poisson_nll_loss", "triplet_margin_loss"),
+    "pairwise_distance",
+)
+
+#: Ops that raise for some dtypes of operands before they promote them. Under PyTorch's own rule they get such operands
+#: uncast, so that they raise as ever.
+REFUSES_NOTHING, REFUSES_BOOL, REFUSES_INTEGRAL, REFUSES_COMPLEX, REFUSES_MIXED = range(5)
+_REFUSES = {
+    "_cdist_forward": REFUSES_MIXED,
+    "addr": REFUSES_MIXED,
+    "addcdiv": REFUSES_INTEGRAL,
+    "clamp": REFUSES_COMPLEX,
+    "heaviside": REFUSES_MIXED,
+    "lerp": REFUSES_MIXED,
+    "rsub": REFUSES_BOOL,
+    "selu": REFUSES_MIXED,
+    "special_round": REFUSES_MIXED,
+    "sub": REFUSES_BOOL,
+    "subtract": REFUSES_BOOL,
+}
+
+#: In-place operators, and the op that computes the same; for others the name without its last underscore is that op.
+_OPERATORS = {"__ilshift__": "__lshift__", "__irshift__": "__rshift__"}
+
+
+class PromotingOp(NamedTuple):
+    """An overload that promotes.
+
+    Attributes:
+        name: The overload, such as `aten::add.Tensor`.
+        functional: For an op that writes: the overload that computes the same without writing. Otherwise "".
+        participants: The places of the arguments that take part.
+        computes: COMMON, FLOATS, BOOLEAN or OPAQUE.
+        rounding_mode: The place of the argument that makes a quotient whole; -1 if there is none.
+        each: Whether its lists go in step: each element is a call of its own.
+        matmul: Whether it is a matrix product.
+        refuses: The operands for which it raises before it promotes them: a REFUSES_ constant.
+    """
+
+    name: str
+    functional: str
+    participants: tuple[int, ...]
+    computes: int
+    rounding_mode: int = -1
+    each: bool = False
+    matmul: bool = False
+    refuses: int = REFUSES_NOTHING
+
+
+@functools.cache
+def promoting_ops() -> tuple[PromotingOp, ...]:
+    """Returns the promoting ops that the running PyTorch has.
+
+    Example:
+        >>> ops = {op.name: op for op in promoting_ops()}
+        >>> ops["aten::add_.Tensor"].functional, ops["aten::where.self"].participants
+        ('aten::add.Tensor', (1, 2))
+    """
+    return tuple(_find(_schemas()))
+
+
+def _schemas() -> dict[str, dict[str, Any]]:
+    """Returns the overloads of aten by op, then by full name."""
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for schema in torch._C._jit_get_all_schemas():
+        if schema.name.startswith("aten::") and torch._C._dispatch_has_kernel(_full_name(schema)):
+            found[schema.name][_full_name(schema)] = schema
+    return found
+
+
+def _full_name(schema: Any) -> str:
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+
+
+def _find(schemas: dict[str, dict[str, Any]]) -> Iterator[PromotingOp]:
+    for name, entry in rule_table().items():
+        schema = schemas.get(name.partition(".")[0], {}).get(name)
+        made = None if schema is None else _of_entry(entry, schema)
+        if made is not None:
+            yield made
+            yield from _writers(made, schema, schemas)
+    for op in _PRODUCTS:
+        for name, schema in schemas.get(f"aten::{op}", {}).items():
+            if not any(_is_written(argument) for argument in schema.arguments):
+                made = PromotingOp(name, "", _tensors(schema), COMMON, matmul=True)
+                yield made
+                yield from _writers(made, schema, schemas)
+    for op in _OPAQUE:
+        for base in (f"aten::{op}", f"aten::{op}_"):
+            for name in schemas.get(base, {}):
+                yield PromotingOp(name, "", (), OPAQUE)
+
+
+def _of_entry(entry: Entry, schema: Any) -> PromotingOp | None:
+    term = entry.terms[0]
+    if term.rule == "one_dtype" and entry.family == "matrices" and entry.op not in _NO_PRODUCTS:
+        return PromotingOp(entry.op, "", _tensors(schema), COMMON, matmul=True)
+    each = term.rule == EACH
+    inner = entry.op.removeprefix("aten::")
+    if each:
+        inner = term.names[0]
+        on_elements = rule_table()[f"aten::{inner}"]
+        term = on_elements.terms[0]
+        if term.rule == "one_dtype" and on_elements.family == "matrices":
+            return PromotingOp(entry.op, "", _places_of_each(inner, (), schema), COMMON, each=True, matmul=True)
+    if term.rule not in _COMPUTES or len(entry.terms) != 1 or schema.name.endswith("_backward"):
+        return None
+    names = [argument.name for argument in schema.arguments]
+    operands = term.names or _NAMED.get(term.rule, ())
+    if each:
+        places = _places_of_each(inner, operands, schema)
+    elif operands:
+        places = tuple(names.index(name) for name in operands)
+    else:
+        places = _tensors(schema)
+    excluded = _NO_OPERANDS.get(term.rule, ())
+    places = tuple(place for place in places if names[place] not in excluded)
+    if len(places) < 2 and _COMPUTES[term.rule] is not FLOATS and not _is_list(schema.arguments[places[0]]):
+        return None  # a single operand keeps its dtype
+    mode = names.index("rounding_mode") if "rounding_mode" in names else -1
+    refuses = _REFUSES.get(inner.partition(".")[0], REFUSES_NOTHING)
+    return PromotingOp(entry.op, "", places, _COMPUTES[term.rule], mode, each, refuses=refuses)
+
+
+def _places_of_each(inner: str, named: tuple[str, ...], schema: Any) -> tuple[int, ...]:
+    """Returns the places of the list arguments that take part: those of the op on elements, by name, else by place."""
+    packet, _, overload = inner.partition(".")
+    other = getattr(getattr(torch.ops.aten, packet), overload or "default")._schema
+    chosen = named or tuple(argument.name for argument in other.arguments if _is_tensor(argument))
+    names = [argument.name for argument in schema.arguments]
+    places = [
+        names.index(argument.name) if argument.name in names else place
+        for place, argument in enumerate(other.arguments)
+        if argument.name in chosen
+    ]
+    return tuple(place for place in places if place < len(names))
+
+
+def _writers(made: PromotingOp, schema: Any, schemas: dict[str, dict[str, Any]]) -> Iterator[PromotingOp]:
+    """Yields the overloads that write what another one returns: they have its arguments, and may have outputs."""
+    operators = [f"aten::{name}" for name, op in _OPERATORS.items() if f"aten::{op}" == schema.name]
+    wanted = [(argument.name, str(argument.type)) for argument in schema.arguments]
+    for op in (schema.name, f"{schema.name}_", *operators):
+        for name, other in schemas.get(op, {}).items():
+            arguments = [(a.name, str(a.type)) for a in other.arguments if not (_is_written(a) and a.is_out)]
+            if any(_is_written(a) for a in other.arguments) and arguments == wanted:
+                yield made._replace(name=name, functional=made.name)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+def _is_tensor(argument: Any) -> bool:
+    return str(argument.type) in ("Tensor", "Optional[Tensor]")
+
+
+def _is_list(argument: Any) -> bool:
+    return str(argument.type) == "List[Tensor]"
+
+
+def _tensors(schema: Any) -> tuple[int, ...]:
+    return tuple(
+        place
+        for place, argument in enumerate(schema.arguments)
+        if (_is_tensor(argument) or _is_list(argument)) and not argument.is_out
+    )
+
+
+_CODES = {dtype: _C.scalar_type(dtype) for dtype in ALL_DTYPES}
+
+#: The dtypes that an op may write its result to under a rule; "same_kind" for rules that are not listed.
+#:   same_kind        any dtype of no lower kind (bool < integer < floating < complex)
+#:   numpy_same_kind  the same, with unsigned integers as a lower kind than signed ones
+#:   safe             a dtype that the result's dtype promotes to
+#:   no               only the result's dtype
+_CASTING = {"numpy": "numpy_same_kind", "array_api": "safe", "strict": "no"}
+
+
+#: How many rules stay registered after the last region object with them is gone.
+_KEPT = 16
+
+
+class Owner:
+    """Keeps a rule registered. Each region object with the rule holds it, and so does a compiled graph.
+
+    Attributes:
+        number: The rule's number in the extension.
+    """
+
+    __slots__ = ("__weakref__", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class _Known(NamedTuple):
+    """A rule that is registered with the extension.
+
+    Attributes:
+        rule: The rule.
+        mode: What the lint does with the promotions that it finds; 0 without a lint.
+        matmul: Whether the rule acts on matrix products.
+        key: Its key in `_numbers`.
+    """
+
+    rule: PromotionRule
+    mode: int
+    matmul: bool
+    key: _Key
+
+
+#: The rule's address and the options. Holding the rule keeps its address from being reused.
+_Key = tuple[int, bool, int, int]
+
+_lock = fork_safe_lock()
+#: The rules by their number in the extension, in the order in which regions were last made with them.
+_known: OrderedDict[int, _Known] = OrderedDict()
+_numbers: dict[_Key, int] = {}
+_owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
+#: The rules and changes of regions that compiled functions open: their graphs hold numbers.
+_traced: dict[int, tuple[Owner, _C.HeldChange]] = {}
+
+
+def promotion_change(
+    rule: PromotionRule, matmul: bool, kinds: int, mode: int, report: Callable[[int, int, int, dict[str, Any]], None]
+) -> tuple[int, Owner]:
+    """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops if needed.
+
+    Args:
+        rule: The rule.
+        matmul: Whether the rule acts on matrix products.
+        kinds: The kinds of promotion that the lint looks for, as bits; 0 for none.
+        mode: What the lint does with them.
+        report: The function that does it, called with the mode, the address of the region, the kinds and the event.
+
+    Returns:
+        The number, and what keeps the rule registered.
+    """
+    _register_ops(report)
+    _checkpoint.install()
+    key = (id(rule), matmul, kinds, mode)
+    with _lock:
+        number = _numbers.get(key)
+        if number is None:
+            _drop_unused()
+            number = _numbers[key] = _register(rule, matmul, kinds, mode, key)
+        _known.move_to_end(number)
+        owner = _owners.get(number)
+        if owner is None:
+            owner = _owners[number] = Owner(number)
+        change = _C.register_promotion_change(number)
+        if torch._guards.TracingContext.try_get() is not None:
+            _traced[number] = owner, _C.HeldChange(change)
+        return change, owner
+
+
+def _drop_unused() -> None:
+    """Drops all but the last rules that no region object has. Policies that are in force somewhere keep theirs."""
+    unowned = [number for number in _known if number not in _owners]
+    for number in unowned[:-_KEPT]:
+        key = _known[number].key
+        _numbers.pop(key, None)  # first: after an interrupt no key may lead to a rule that is gone
+        if _C.drop_promotion(number):
+            del _known[number]
+        else:
+            _numbers[key] = number
+
+
+def rule_of(number: int) -> PromotionRule:
+    """Returns the rule with a number in the extension, for the current default dtype."""
+    return _known[number].rule.under(torch.get_default_dtype())
+
+
+def matmul_of(number: int) -> bool:
+    """Returns whether the rule with a number in the extension acts on matrix products."""
+    return _known[number].matmul
+
+
+@functools.cache
+def _register_ops(report: Callable[[int, int, int, dict[str, Any]], None]) -> None:
+    _C.set_promotion_hooks(_Hooks(report))
+    for op in promoting_ops():
+        name, _, overload = op.name.partition(".")
+        participants = sum(1 << place for place in op.participants)
+        _C.register_promoting_op(
+            name, overload, op.functional, participants, op.computes, op.rounding_mode, op.each, op.matmul, op.refuses
+        )
+
+
+def _register(rule: PromotionRule, matmul: bool, kinds: int, mode: int, key: _Key) -> int:
+    default_dtype = torch.get_default_dtype()
+    options = _C.PromotionOptions(
+        rule.zero_dim_is_weak,
+        rule.associative,
+        rule.under(default_dtype) is promotion_rule("torch", default_dtype=default_dtype),
+        matmul,
+        kinds,
+        mode,
+    )
+    number = _C.register_promotion(rule.name, options, _CODES[default_dtype], _tables(rule.under(default_dtype)))
+    _known[number] = _Known(rule, mode, matmul, key)
+    return number
+
+
+def _tables(rule: PromotionRule) -> _C.PromotionTables:
+    pairs = list(itertools.product(ALL_DTYPES, ALL_DTYPES))
+    tables = (
+        _coded((a, b, rule.of_pair(a, b)) for a, b in pairs),
+        [
+            (index, _CODES[dtype], _code(rule.of_number(number, dtype)))
+            for index, number in enumerate(NUMBER_TYPES)
+            for dtype in ALL_DTYPES
+        ],
+        _coded((dtype, rule.of_float(dtype)) for dtype in ALL_DTYPES),
+        _coded((a, b, rule.zero_dims.get((a, b), a if a is b else None)) for a, b in pairs),
+        _coded((a, b) for a, b in pairs if _may_write(rule, a, b)),
+    )
+    content = hashlib.blake2b(repr(tables).encode(), digest_size=8).digest()
+    return _C.PromotionTables(*tables, int.from_bytes(content))
+
+
+def _code(dtype: torch.dtype | None) -> int:
+    return -1 if dtype is None else _CODES[dtype]
+
+
+def _coded(rows: Iterable[tuple[torch.dtype | None, ...]]) -> list[Any]:
+    return [tuple(map(_code, row)) for row in rows]
+
+
+def _may_write(rule: PromotionRule, computed: torch.dtype, written: torch.dtype) -> bool:
+    casting = _CASTING.get(rule.name, "same_kind")
+    if computed is written:
+        return True
+    if casting == "no":
+        return False
+    if casting == "safe":
+        return rule.of_pair(computed, written) is written
+    return _kind(computed, casting) <= _kind(written, casting)
+
+
+def _kind(dtype: torch.dtype, casting: str) -> tuple[int, bool]:
+    split = casting == "numpy_same_kind" and kind_of_dtype(dtype) is Kind.INTEGRAL
+    return int(kind_of_dtype(dtype)), split and dtype.is_signed
+
+
+class _Hooks:
+    """What the extension calls; csrc/promotion/callbacks.h."""
+
+    def __init__(self, report: Callable[[int, int, int, dict[str, Any]], None]) -> None:
+        self._report = report
+
+    def put_tables(self, number: int, default_dtype: torch.dtype) -> None:
+        rule = _known[number].rule.under(default_dtype)
+        _C.put_promotion_tables(number, _CODES[default_dtype], _tables(rule))
+
+    def common(self, number: int, dtypes: Sequence[torch.dtype]) -> int:
+        try:
+            return _CODES[rule_of(number).common(dtypes)]
+        except PromotionRuleError:
+            return -1
+
+    def refuse_operands(self, number: int, op: str, operands: Sequence[Any], floats: bool) -> None:
+        rule_of(number).common(map(_operand, operands), op, floats)
+
+    def refuse_to_write(
+        self, number: int, op: str, operands: Sequence[Any], computed: torch.dtype, written: torch.dtype
+    ) -> None:
+        raise PromotionWriteError(
+            _known[number].rule.name,
+            map(describe, map(_operand, operands)),
+            f"it computes in {dtype_name(computed)}, which the rule does not write to {dtype_name(written)}",
+            f"Write to a {dtype_name(computed)} tensor, or cast the result of the op that does not write: "
+            f".to({written}).",
+            op,
+        )
+
+    def report(
+        self, number: int, region: int, op: str, operands: Sequence[Any], result: torch.dtype, kinds: int
+    ) -> None:
+        known = _known[number]
+        words = tuple(describe(_operand(operand)) for operand in operands)
+        event = {"op": op, "operands": words, "result": result, "rule": known.rule.name}
+        self._report(known.mode, region, kinds, event)
+
+
+def _operand(
+    described: tuple[torch.dtype, tuple[int, ...], int, int | float | complex | None],
+) -> Operand | int | float | complex:
+    dtype, sizes, number, value = described
+    if value is not None:
+        return value
+    return Operand(dtype, sizes, wrapped=number >= 0)
