@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import io
-import pickle
 from typing import Any
 
 import pytest
@@ -14,10 +11,9 @@ from torch import nn
 from torch._dynamo import compiled_autograd
 from torch.profiler import ProfilerActivity, profile
 
-import torch_promote as tp
 from helpers.casts import Region, ours, stock
 from helpers.comparison import assert_same
-from helpers.fast_cast import BF16, assert_as_to, cast, run
+from helpers.fast_cast import run
 
 # --- tools
 
@@ -55,47 +51,3 @@ def test_compiled_autograd_takes_casts_in() -> None:
     with compiled_autograd._enable(compiler()):
         found = run(ours)
     assert_same(found, expected)
-
-
-def test_under_deterministic_algorithms() -> None:
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert_as_to(torch.randn(5, 7), BF16)
-        assert_same(run(ours), run(stock))
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-# --- a cast that a program gets hold of
-
-
-def test_a_cast_can_be_copied_pickled_resized_and_shared() -> None:
-    x = torch.randn(4, 4)
-    expected = x.to(BF16)
-    for copied in (
-        copy.copy(cast(x, BF16)),
-        copy.deepcopy(cast(x, BF16)),
-        pickle.loads(pickle.dumps(cast(x, BF16))),
-        _saved_and_loaded(cast(x, BF16)),
-        cast(x, BF16).share_memory_(),
-        torch.from_dlpack(cast(x, BF16)),  # type: ignore[attr-defined]
-    ):
-        assert torch.equal(copied, expected)
-    y = cast(x, BF16)
-    y.resize_(64, 64)
-    assert torch.equal(y.flatten()[:16], expected.flatten())
-    assert y.untyped_storage().nbytes() == 64 * 64 * 2
-    y.fill_(1)
-    y.resize_(2, 2)
-    y.untyped_storage().resize_(8)
-    assert torch.equal(y, torch.ones(2, 2, dtype=BF16))
-    y.set_()
-    assert y.numel() == 0
-    assert tp.cache_info()["entries"] == 0
-
-
-def _saved_and_loaded(tensor: torch.Tensor) -> Any:
-    file = io.BytesIO()
-    torch.save(tensor, file)
-    file.seek(0)
-    return torch.load(file)

@@ -67,22 +67,6 @@ def test_a_view_that_was_made_before_its_base_required_a_gradient(view: str, wri
 
 @pytest.mark.usefixtures("nothing_persists")
 @pytest.mark.parametrize("mode", REGIONS)
-def test_views_that_were_made_without_gradients(mode: str) -> None:
-    """The parameters of a flat buffer: views made under no_grad, of a leaf."""
-
-    def gradient(region: Any) -> tuple[bool, Tensor | None]:
-        flat, weight = torch.nn.Parameter(torch.arange(64.0)), torch.ones(8, 8)
-        with torch.no_grad():
-            part = flat[:32].view(4, 8)
-        with region:
-            product = part @ weight
-        return product.requires_grad, flat.grad
-
-    assert gradient(REGIONS[mode]()) == gradient(tp.stock_autocast("cpu")) == (True, None)
-
-
-@pytest.mark.usefixtures("nothing_persists")
-@pytest.mark.parametrize("mode", REGIONS)
 def test_a_view_that_was_made_before_its_base_had_a_tangent(mode: str) -> None:
     def tangent(region: Any) -> Tensor:
         source, weight = leaves()
