@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.autograd import forward_ad
 
 import torch_promote as tp
 from helpers.casts import Region, ours, stock
@@ -95,8 +93,7 @@ def test_sums_of_gradients_have_stocks_order(dtype: torch.dtype) -> None:
     assert_same(gradients(ours), gradients(stock))
 
 
-# ---Casts of views whose base gets a gradient or a tangent after the view was made: autograd's state is the base's.
-
+# --- views whose base gets a gradient or a tangent after the view was made: autograd's state is the base's
 
 Write = Callable[[Tensor, Tensor], Any]
 View = Callable[[Tensor], Tensor]

@@ -59,9 +59,6 @@ def test_compiled_autograd_takes_casts_in() -> None:
     assert_same(found, expected)
 
 
-# ---Casts under a mode, a subclass, a tracer or functorch are the same as under stock.
-
-
 class Ops(TorchDispatchMode):
     """Records the ops, with the dtypes of their arguments and results."""
 
