@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 import torch_promote as tp
 from helpers.casts import Region, ours, stock
 from helpers.comparison import assert_same
-from helpers.fast_cast import BF16, FP16, FP32, cast
+from helpers.fast_cast import BF16, FP16, FP32, PAIRS, cast
 from torch_promote.checking.comparison import compare
 
 #: Takes a cast, `tensor.to(dtype)` or ours.
@@ -21,8 +24,150 @@ Program = Callable[[Callable[[torch.Tensor, torch.dtype], torch.Tensor]], Any]
 PROGRAMS: dict[str, Program] = {}
 
 
+def program(function: Program) -> Program:
+    PROGRAMS[function.__name__] = function
+    return function
+
+
 def leaf(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
     return torch.randn(*(shape or (4, 5)), dtype=dtype).requires_grad_()
+
+
+@program
+def every_pair(to: Any) -> Any:
+    results = []
+    for source, target in PAIRS:
+        x = leaf(dtype=source)
+        y = to(x, target)
+        (y * y).sum().backward()
+        results += [y, x.grad]
+    return results
+
+
+@program
+def strides_of_the_gradient(to: Any) -> Any:
+    results = []
+    for x in (leaf(2, 3, 4, 4).to(memory_format=torch.channels_last), leaf(3, 4).t(), leaf(6, 6)[:, 2:4], leaf(1, 3)):
+        x = x.detach().requires_grad_()
+        y = to(x, BF16)
+        for gradient in (torch.ones_like(y), torch.randn(y.shape).to(BF16), torch.ones((), dtype=BF16).expand_as(y)):
+            results += torch.autograd.grad(y, x, gradient, retain_graph=True)
+    return results
+
+
+@program
+def second_derivative(to: Any) -> Any:
+    x = leaf()
+    y = to(x, BF16).float().pow(3).sum() + to(x, FP16).pow(3).sum()
+    (first,) = torch.autograd.grad(y, x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+    (third,) = torch.autograd.grad(second.sum(), x)
+    return first, second, third
+
+
+@program
+def gradient_of_the_gradient_of_the_output(to: Any) -> Any:
+    x = leaf()
+    y = to(x, BF16)
+    v = torch.randn(4, 5).to(BF16).requires_grad_()
+    (g,) = torch.autograd.grad(y, x, v, create_graph=True)
+    assert g.dtype is FP32
+    return g, *torch.autograd.grad(g.square().sum(), v)
+
+
+@program
+def hooks(to: Any) -> Any:
+    x, seen = leaf(), []
+    y = to(x, BF16)
+    x.register_hook(lambda g: seen.append(g.clone()))
+    y.register_hook(lambda g: seen.append(g.clone()) or g * 2)
+    y.retain_grad()
+    assert y.grad_fn is not None
+    y.grad_fn.register_hook(lambda inputs, outputs: seen.extend([*inputs, *outputs]))
+    y.grad_fn.register_prehook(lambda outputs: seen.extend(outputs))
+    x.register_post_accumulate_grad_hook(lambda t: seen.append(t.grad.clone()))
+    y.square().sum().backward()
+    return seen, x.grad, y.grad
+
+
+@program
+def saved_tensors(to: Any) -> Any:
+    x, packed = leaf(), []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append((tensor.dtype, tensor.detach().clone()))
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor), save_on_cpu():
+        to(x, BF16).exp().sum().backward()
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        to(x, BF16).square().sum().backward()
+    assert [dtype for dtype, _ in packed] == [BF16]
+    return packed[0][1], x.grad
+
+
+@program
+def a_view_written_in_place_before(to: Any) -> Any:
+    """Its node is recreated on access."""
+    x = leaf()
+    hidden = x * 1
+    view = hidden[1:]
+    hidden.mul_(3)
+    to(view, BF16).square().sum().backward()
+    return x.grad
+
+
+@program
+def jacobian(to: Any) -> Any:
+    x = torch.randn(3, 2)
+
+    def function(t: torch.Tensor) -> torch.Tensor:
+        return to(t, BF16).square().float()
+
+    jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+    return (
+        [jacobian(function, x, vectorize=vectorize) for vectorize in (False, True)],
+        jacobian(function, x, vectorize=True, strategy="forward-mode"),
+        [hessian(lambda t: function(t).sum(), x, vectorize=vectorize) for vectorize in (False, True)],
+    )
+
+
+@program
+def forward_mode(to: Any) -> Any:
+    results = []
+    with forward_ad.dual_level():
+        for requires_grad in (False, True):
+            x = torch.randn(4, 5).requires_grad_(requires_grad)
+            dual = forward_ad.make_dual(x, torch.randn(4, 5))
+            primal, tangent = forward_ad.unpack_dual(to(dual, BF16))
+            assert tangent is not None
+            results += [primal, tangent]
+            if requires_grad:
+                results += torch.autograd.grad(primal.sum(), x)
+    results.append(to(x, FP16))
+    return results
+
+
+@program
+def forward_over_reverse(to: Any) -> Any:
+    with forward_ad.dual_level():
+        x = leaf()
+        y = to(x, BF16)
+        (g,) = torch.autograd.grad(y, x, forward_ad.make_dual(torch.ones_like(y), torch.randn(4, 5).to(BF16)))
+        return tuple(forward_ad.unpack_dual(g))
+
+
+@program
+def grad_modes(to: Any) -> Any:
+    x, results = leaf(), []
+    for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode():
+            results.append(to(x, BF16))
+    state = [(y.requires_grad, y.is_leaf, y.is_inference()) for y in results]
+    with torch.inference_mode():
+        of_inference = to(torch.randn(3), BF16)
+        state.append((of_inference.requires_grad, of_inference.is_leaf, of_inference.is_inference()))
+    return [y.clone() for y in results], [torch.tensor(flags) for flags in state]
 
 
 @pytest.mark.parametrize("run", PROGRAMS.values(), ids=PROGRAMS)

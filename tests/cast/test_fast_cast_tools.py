@@ -59,6 +59,12 @@ def test_compiled_autograd_takes_casts_in() -> None:
     assert_same(found, expected)
 
 
+# --- a cast that a program gets hold of
+
+
+# --- modes, subclasses, tracers and functorch
+
+
 class Ops(TorchDispatchMode):
     """Records the ops, with the dtypes of their arguments and results."""
 
