@@ -12,9 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
-    CheckpointPolicy,
     checkpoint,
-    create_selective_checkpoint_contexts,
 )
 
 import torch_promote as tp
@@ -58,31 +56,6 @@ def test_checkpoint(name: str, cache: str, use_reentrant: bool, inside: bool) ->
     assert_same(run(region_of(cache)), run(stock))
 
 
-def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-    return CheckpointPolicy.MUST_SAVE if op in products else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-@ALL_KEEPING
-@EVERY_MODEL
-@pytest.mark.parametrize("inside", [False, True], ids=["backward after", "backward inside"])
-def test_selective_checkpoint(name: str, cache: str, inside: bool) -> None:
-    contexts = functools.partial(create_selective_checkpoint_contexts, keep_products)
-
-    def run(region: Region) -> Any:
-        model, x = made(name)
-        source = x.requires_grad_()
-        with region():
-            loss = checkpoint(model, source * 2, use_reentrant=False, context_fn=contexts).float().square().mean()
-            if inside:
-                loss.backward()
-        if not inside:
-            loss.backward()
-        return [loss, source.grad, *(p.grad for p in model.parameters() if p.requires_grad)]
-
-    assert_same(run(region_of(cache)), run(stock))
-
-
 # --- torch.compile
 
 
@@ -111,21 +84,6 @@ def test_compiled_models(name: str, backend: str) -> None:
 
 
 # --- the cross-check
-
-
-@pytest.mark.parametrize("cache", [*KEEPING, "none"])
-@EVERY_MODEL
-def test_crosscheck_finds_no_mismatch(name: str, cache: str) -> None:
-    model, x = made(name)
-    with tp.crosscheck(level="bits") as report:
-        for _ in range(2):
-            with ours(cache=cache):
-                loss = loss_of(model, x)
-            loss.backward()
-            with ours(cache=cache), torch.no_grad():
-                model(x)
-    assert report.mismatches == []
-    assert report.calls > 5
 
 
 # --- code that runs inside a cast
@@ -178,21 +136,6 @@ def test_a_mode_may_use_autocast_inside_a_cast(action: Any, frozen: bool, grad: 
                     assert torch.equal(torch.mm(x, w), expected)
                     assert torch.equal(torch.mm(w.t(), x.t()), expected.t())
     assert mode.times > 0
-
-
-@ALL_KEEPING
-def test_an_exception_inside_a_cast_leaves_nothing_half_done(cache: str) -> None:
-    x, w = torch.randn(3, 4), nn.Parameter(torch.randn(4, 4))
-
-    def fail() -> None:
-        raise KeyError
-
-    with ours(cache=cache):
-        with During(fail), pytest.raises(KeyError):
-            torch.mm(x, w)
-        assert tp.cache_info()["entries"] == 0
-        assert torch.equal(torch.mm(x, w), torch.mm(half(x), half(w)))
-    assert torch.equal(in_thread(lambda: _product(x, w, cache)), torch.mm(half(x), half(w)))
 
 
 def _product(x: torch.Tensor, w: torch.Tensor, cache: str) -> torch.Tensor:

@@ -37,15 +37,6 @@ def test_a_weight_is_cast_once_for_many_regions(grad: bool, frozen: bool) -> Non
         assert held() == (1, 16 * 4 * 2)
 
 
-def test_no_grad_and_grad_and_inference_mode_share_a_cast() -> None:
-    w = weight()
-    with torch.inference_mode():
-        product(w)
-    assert casts_in(lambda: product(w, grad=True).sum().backward()) == 0
-    assert torch.equal(w.grad, (X.t() @ torch.ones(8, 4, dtype=BF16)).float())
-    assert casts_in(lambda: product(w)) == 0
-
-
 def test_gradients_accumulate_as_under_stock() -> None:
     def gradient(make: Any) -> torch.Tensor:
         torch.manual_seed(0)
@@ -72,18 +63,6 @@ def test_persistent_casts_take_no_more_bytes_than_the_weight() -> None:
     with region(overrides={"mm": "fp32"}, cache="persistent"):
         torch.mm(X, low)
     assert held()[1] <= w.nbytes  # a cast in float32 weighs twice the weight
-
-
-def test_nested_regions_each_have_their_mode() -> None:
-    w, v = weight(), weight()
-    with torch.no_grad(), region(cache="weights"):
-        torch.mm(X, w)
-        with ours():
-            torch.mm(X, v)
-        with ours(cache="none"):
-            torch.mm(X, v)
-    assert held()[0] == 1
-    assert [casts_in(lambda t=t: product(t)) for t in (v, w)] == [0, 1]
 
 
 # --- the end of a weight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -42,19 +41,6 @@ def test_a_dropped_weight_dies_at_once(grad: bool) -> None:
         del w
         assert tensor() is None
         assert storage.expired()
-
-
-def test_a_graph_keeps_its_weight_as_long_as_it_lives() -> None:
-    w = weight()
-    tensor = weakref.ref(w)
-    with ours():
-        y = X @ w
-        del w
-        y.sum().backward(retain_graph=True)
-        held = y.grad_fn.next_functions[1][0].next_functions[0][0].variable  # type: ignore[union-attr]
-        assert held.grad is not None
-        del y, held
-        assert tensor() is None
 
 
 def test_a_finalizer_of_a_weight_may_clear_the_cache() -> None:
@@ -145,27 +131,6 @@ def test_a_thread_that_ends_inside_a_region_takes_its_cache_along() -> None:
     thread.join()
     assert refs[0].expired()
     assert tp.cache_info()["entries"] == 0
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
-def test_a_child_forked_in_a_region_goes_on_with_a_cache_of_its_own() -> None:
-    w = weight()
-    with ours():
-        before = X @ w
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                assert tp.cache_info()["entries"] == 1
-                assert torch.equal(X @ w, before)
-                with torch.no_grad():
-                    w.mul_(3)
-                use(w)
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert torch.equal(X @ w, before)
 
 
 # --- coming back while a cast is being made

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.casts import BIG, Region, X, half, ours, resident_bytes, stock, weight
-from helpers.comparison import assert_same
 from helpers.probes import in_thread
 
 
@@ -65,25 +63,6 @@ def test_a_backward_in_another_thread_uses_the_forwards_cast(around: Region, gra
     assert kept == 0
     assert torch.equal(product, first)
     assert not grad or node_of_cast(product) is node_of_cast(first)
-
-
-def test_a_cast_that_was_made_without_a_graph() -> None:
-    """Under stock too, the node has the number of the first cast."""
-
-    def numbers(region: Region) -> list[int]:
-        w, before = weight(), torch.ones(1, requires_grad=True).exp()
-        with region(), torch.no_grad():
-            X @ w
-
-            def use() -> Any:
-                with region(), torch.enable_grad():
-                    return X @ w
-
-            product = in_backward_elsewhere(use)
-        assert before.grad_fn is not None
-        return [node_of_cast(product)._sequence_nr() - before.grad_fn._sequence_nr()]
-
-    assert numbers(ours) == numbers(stock)
 
 
 def test_a_thread_without_a_region_borrows_and_keeps_nothing() -> None:
@@ -197,29 +176,6 @@ def test_threads_that_run_forwards_keep_their_own_casts() -> None:
         assert in_thread(forward_and_backward) == [1, 1]
         done.set()
         holder.result(60)
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "not reentrant"])
-def test_a_checkpoints_backward_in_another_thread(use_reentrant: bool) -> None:
-    """Several uses of a weight in each segment, in the lower precision and in float32."""
-
-    def step(region: Region) -> list[Any]:
-        w, x = weight(), X.clone().requires_grad_()
-
-        def segment(hidden: torch.Tensor) -> torch.Tensor:
-            for index in range(3):
-                hidden = torch.tanh(hidden @ w).float() * (index + 0.37) + (hidden.exp() * w.exp()[:8]) / 9
-            return hidden
-
-        with region():
-            hidden = x
-            for _ in range(3):
-                hidden = checkpoint(segment, hidden, use_reentrant=use_reentrant)
-            in_thread(hidden.square().mean().backward)
-            again = hidden.detach() @ w
-        return [again, x.grad, w.grad]
-
-    assert_same(step(ours), step(stock))
 
 
 # --- freeing
