@@ -42,7 +42,7 @@ def test_the_table_of_the_readme_names_every_program() -> None:
 
 
 def test_growth_is_measured() -> None:
-    done = run("soak", "--iterations", "40", "--only", "overrides", "--json", "-")
+    done = run("soak", "--iterations", "40", "--only", "overrides", "--json")
     assert done.returncode in (0, 1), done.stderr  # 1: too few iterations to tell
     assert json.loads(done.stdout)
 

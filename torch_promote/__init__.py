@@ -19,7 +19,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from torch_promote.dispatch_keys import AUTOCAST_KEY, pass_over
-from torch_promote.native.loader import check_extension, do_once, keep_package
+from torch_promote.loader import check_extension, do_once, is_first_import
 
 check_extension()  # the imports below need the extension
 
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, crosscheck
     from torch_promote.checking.why import why
     from torch_promote.numerics.compare import compare
-    from torch_promote.numerics.comparing.comparison import Comparison
+    from torch_promote.numerics.comparison import Comparison
     from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
     from torch_promote.numerics.tune import tune
-    from torch_promote.numerics.tuning.tuning import Tuning
+    from torch_promote.numerics.tuning import Tuning
     from torch_promote.observe.trace import trace
     from torch_promote.observe.trace_report import TraceReport
     from torch_promote.reference.promotion_rules import make_rule
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
         set_module_policy,
     )
 
-if keep_package():  # not in a second import
+if is_first_import():
     _compile.install()
     _compile_regions.install(_Region, my_autocast, promotion)
     _cast_invalidation.install()
@@ -139,9 +139,9 @@ _LAZY = {
     "NonfiniteReport": "torch_promote.numerics.find_nonfinite",
     "trace": "torch_promote.observe.trace",
     "compare": "torch_promote.numerics.compare",
-    "Comparison": "torch_promote.numerics.comparing.comparison",
+    "Comparison": "torch_promote.numerics.comparison",
     "tune": "torch_promote.numerics.tune",
-    "Tuning": "torch_promote.numerics.tuning.tuning",
+    "Tuning": "torch_promote.numerics.tuning",
     "TraceReport": "torch_promote.observe.trace_report",
     **dict.fromkeys(
         ("install", "installed", "installed_as", "stock_autocast", "uninstall"),

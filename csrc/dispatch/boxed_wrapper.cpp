@@ -204,7 +204,7 @@ class BoxedKernel final : public c10::OperatorKernel {
     const PolicyTable& table = current_policy();
     const Promotion* promotion = table.promotion.rule;
     const PromotingOp* promoting = acted_on(promotion, op_);
-    const PolicyPtr held(promoting == nullptr ? nullptr : &table); // a cast may run Python, which may end the region
+    const PolicyPtr held = promoting == nullptr ? nullptr : hold(table); // a cast may run Python, which may end the region
     std::optional<InsidePromoted> inside;
     const auto promote = [&] {
       const Promoted outcome =

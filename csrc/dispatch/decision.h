@@ -5,11 +5,12 @@
 #include "policy/inside_kernel.h"
 #include "policy/torch_declarations.h"
 #include "region/current_policy.h"
-#include "region/note_call.h"
+#include "region/unused_overrides.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <array>
+#include <optional>
 
 namespace torch_promote {
 
@@ -20,7 +21,6 @@ struct Decision {
   PolicyByte policy = to_byte(CastPolicy::unlisted); // the one that applies
   bool other_device_waits = false; // the call also has tensors of the other device, whose policy applies next
   bool other_device_on = false;
-  bool notes_inside = false; // what the op calls may be of interest; see LookInside
 
   bool is_none() const {
     return policy <= to_byte(CastPolicy::fallthrough);
@@ -52,26 +52,22 @@ Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
   const bool cpu = cpu_on && keys.has_backend(c10::BackendComponent::CPUBit);
   Decision decision{};
   decision.policies = {table.lookup(Device::cpu, op), table.lookup(Device::cuda, op)};
-  if (table.serial != 0) { // not stock's
-    if (table.casts_beyond_stock && inside_kernel(off)) {
-      keep_casts_of_stock(decision.policies, static_cast<OpNumber>(op));
-    }
-    decision.notes_inside = note_call(table, static_cast<OpNumber>(op));
+  if (table.casts_beyond_stock && inside_kernel(off)) {
+    keep_casts_of_stock(decision.policies, static_cast<OpNumber>(op));
   }
   const auto [cpu_policy, cuda_policy] = decision.policies;
-  if (cuda) {
+  if (cuda && cuda_policy > to_byte(CastPolicy::fallthrough)) {
     decision.policy = cuda_policy;
-    if (!decision.is_none()) {
-      decision.device = Device::cuda;
-      decision.other_device_on = cpu_on;
-      decision.other_device_waits = cpu;
-      return decision;
-    }
-  }
-  if (cpu && cpu_policy > to_byte(CastPolicy::fallthrough)) {
+    decision.device = Device::cuda;
+    decision.other_device_on = cpu_on;
+    decision.other_device_waits = cpu;
+  } else if (cpu && cpu_policy > to_byte(CastPolicy::fallthrough)) {
     decision.policy = cpu_policy;
     decision.device = Device::cpu;
     decision.other_device_on = cuda_on;
+  }
+  if (table.serial != 0 && tls_notes_calls) { // not stock's
+    note_call(table, static_cast<OpNumber>(op), decision.is_none() ? std::nullopt : std::optional(decision.device));
   }
   return decision;
 }

@@ -252,12 +252,11 @@ void register_promoting_op(const PromotingOpRequest& request) {
         request.rounding_mode,
         request.each,
         request.matmul,
-        request.refuses,
         boxed_kernel_of(number),
     };
   };
   const PromotingOp* op = nullptr;
-  const OpNumber number = number_for_promotion(request.op, request.overload, [&](OpNumber new_number) {
+  const OpNumber number = register_op(request.op, request.overload, [&](OpNumber new_number) {
     op = make(new_number);
     register_kernel(*op);
   });

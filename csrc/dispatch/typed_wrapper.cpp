@@ -3,7 +3,6 @@
 
 #include "dispatch/cast_args.h"
 #include "dispatch/decision.h"
-#include "dispatch/look_inside.h"
 #include "dispatch/registration.h"
 #include "promotion/call.h"
 
@@ -76,12 +75,6 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
     const Device device = decision.device;
     if (decision.policy == to_byte(CastPolicy::banned)) {
       raise_banned(number_of(entry_), device);
-    }
-    if (decision.notes_inside) {
-      const LookInside look(table, number_of(entry_), decision);
-      if (look.is_on()) {
-        return (*this)(keys, std::forward<Args>(args)...);
-      }
     }
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(decision.keys_off());
 

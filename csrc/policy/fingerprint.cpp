@@ -86,6 +86,7 @@ Fingerprint fingerprint_of(const PolicyTable& table, PolicyByte salt) {
     }
   }
   hash.mix_number(table.promotion.content);
+  hash.mix_number(table.module_tables);
   Fingerprint result{};
   for (size_t slot = 0; slot < result.size(); ++slot) {
     result[slot] = kDigits[(hash.value() >> (slot * kBitsPerSlot)) & ((1U << kBitsPerSlot) - 1)];

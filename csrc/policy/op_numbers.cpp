@@ -15,8 +15,7 @@ namespace {
 struct OpNumbers {
   ForkSafeMutex mutex;
   std::unordered_map<std::string, OpNumber> by_name;
-  std::vector<std::string> names; // by number; "" if no op has it now
-  std::vector<OpNumber> free;
+  std::vector<std::string> names; // by number
 
   OpNumbers() {
     for (const OpEntryInfo& entry : op_entries()) {
@@ -24,18 +23,8 @@ struct OpNumbers {
     }
   }
   OpNumber add(const std::string& name) {
-    const OpNumber number = next();
-    if (number == names.size()) {
-      names.push_back(name);
-    } else {
-      names[number] = name;
-      free.pop_back();
-    }
-    by_name.emplace(name, number);
-    return number;
-  }
-  OpNumber next() const {
-    return free.empty() ? static_cast<OpNumber>(names.size()) : free.back();
+    names.push_back(name);
+    return by_name.emplace(name, static_cast<OpNumber>(names.size() - 1)).first->second;
   }
 };
 
@@ -61,19 +50,12 @@ OpNumber add_op_number(const std::string& name) {
 
 OpNumber next_op_number() {
   const std::lock_guard<std::mutex> lock(op_numbers.mutex);
-  return op_numbers.next();
-}
-
-void free_op_number(OpNumber op) {
-  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
-  op_numbers.by_name.erase(op_numbers.names.at(op));
-  op_numbers.names[op].clear();
-  op_numbers.free.push_back(op);
+  return static_cast<OpNumber>(op_numbers.names.size());
 }
 
 bool is_op_number(OpNumber op) {
   const std::lock_guard<std::mutex> lock(op_numbers.mutex);
-  return op < op_numbers.names.size() && !op_numbers.names[op].empty();
+  return op < op_numbers.names.size();
 }
 
 std::string op_name(OpNumber op) {

@@ -4,10 +4,10 @@
 #include <c10/core/ScalarType.h>
 
 #include <array>
-#include <atomic>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -102,37 +102,16 @@ struct PromotionReference {
 // not serve. See NOTE [ Policy fingerprint ].
 using Fingerprint = std::array<c10::ScalarType, 5>;
 
-// A flag that threads may set and read, and that is copied with what it is part of.
-class Flag {
- public:
-  Flag() = default;
-  Flag(const Flag& other) : on_(other.get()) {}
-  Flag& operator=(const Flag& other) {
-    on_.store(other.get(), std::memory_order_relaxed);
-    return *this;
-  }
-  ~Flag() = default;
-  bool get() const {
-    return on_.load(std::memory_order_relaxed);
-  }
-  void set() {
-    on_.store(true, std::memory_order_relaxed);
-  }
-
- private:
-  std::atomic<bool> on_{false};
-};
-
-struct PolicyTable {
+struct PolicyTable : std::enable_shared_from_this<PolicyTable> {
   std::array<std::array<PolicyByte, kNumOpEntries>, kNumDevices> bytes{};
   // The bytes of ops outside the table, indexed by number - kNumOpEntries. Ops beyond the end are unlisted. The last
   // element is not unlisted, so that equal tables have equal vectors.
   std::vector<std::array<PolicyByte, kNumDevices>> extra;
   PromotionReference promotion;
+  uint32_t module_tables = 0; // the number of the policy's tables for modules; 0 for none
   Fingerprint fingerprint{};       // of all of the above; the registry computes it
   bool casts_beyond_stock = false; // whether a policy that casts differs from stock's; the registry computes it
   uint64_t serial = 0;             // identifies the table in this process; 0 for stock's
-  mutable Flag notes_calls;        // whether overrides that name ops made the table; see region/named_use.h
 
   PolicyByte lookup(Device device, OpEntry entry) const {
     return bytes[static_cast<size_t>(device)][static_cast<size_t>(entry)];
@@ -146,7 +125,8 @@ struct PolicyTable {
   }
   void put(Device device, OpNumber op, PolicyByte policy);
   bool operator==(const PolicyTable& other) const {
-    return bytes == other.bytes && extra == other.extra && promotion == other.promotion;
+    return bytes == other.bytes && extra == other.extra && promotion == other.promotion &&
+           module_tables == other.module_tables;
   }
 };
 

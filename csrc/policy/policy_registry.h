@@ -1,11 +1,14 @@
-// file: the policy changes and policy tables that this process has used recently
+// file: the policy changes and policy tables that this process uses
 #pragma once
 
+#include "policy/called_ops.h"
 #include "policy/op_table.h"
-#include "policy/policy_change.h"
 
 #include <atomic>
+#include <compare>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -14,114 +17,72 @@
 namespace torch_promote {
 
 // NOTE [ What the registry keeps ]
-// A program may create regions with new overrides or promotion rules at every step, so the registry keeps a bounded
-// number of changes and of tables, and drops the least recently used ones.
-// - A change is referenced by its number, in the packed spec of a region. Objects that enter regions later hold a
-//   HeldChange, which keeps the change; so does Python for the graphs of torch.compile. Of the changes that nothing
-//   holds, the registry keeps the last kMostChanges. Numbers are not reused: a region whose change was dropped raises.
-// - A table is referenced by the open regions that hold a PolicyPtr to it. A thread to which PyTorch carries a
-//   fingerprint holds the table that it found last. Of the tables without holders, the registry keeps the last
-//   kMostTables: a task may have been started in a region that has ended since.
-// It drops an eighth of these numbers at once, which amortizes the cost of finding the oldest. What changes make of
-// tables is looked up in a third container, which is emptied then, and when it is full.
-constexpr size_t kMostChanges = 16384;
-constexpr size_t kMostTables = 1024;
-constexpr size_t kMostCompositions = 16384;
+// The registry finds equal changes and tables, and keeps none of them: its maps hold weak pointers.
+// - A change is held by the region objects, open regions and graphs that refer to it. A packed spec contains its number.
+//   Numbers are not reused: a spec whose change nothing holds any more raises.
+// - A table is held by the change that made it, by the regions that are open under it, and by a thread to which PyTorch
+//   carried its fingerprint.
 
-// A table in the registry.
-struct KeptTable : PolicyTable {
-  explicit KeptTable(const PolicyTable& table) : PolicyTable(table) {}
-  mutable std::atomic<uint32_t> holders{0}; // goes from 0 to 1 only under the registry's mutex
-  mutable uint64_t used = 0;                // the registry's clock at the last use
+// A table that is held. Stock's table lives as long as the process, and its pointer owns nothing.
+using PolicyPtr = std::shared_ptr<const PolicyTable>;
+
+inline PolicyPtr hold(const PolicyTable& table) {
+  PolicyPtr held = table.weak_from_this().lock();
+  return held != nullptr ? held : PolicyPtr(PolicyPtr(), &table);
+}
+
+// How a region changes the policy around it.
+struct PolicyChange {
+  enum class Base : uint8_t {
+    around,     // adds to the policy of the region around it
+    registered, // replaces it: starts from stock's policy and the policies of `register_policy`
+    stock,      // replaces it: starts from stock's policy
+  };
+
+  Base base = Base::around;
+  std::optional<PromotionReference> promotion = std::nullopt; // nullopt: keeps that of the region around it
+  std::optional<uint32_t> module_tables = std::nullopt;       // nullopt: those of the base
+  std::vector<Override> overrides = {};
+  std::vector<NamedOp> named = {}; // see NOTE [ Unused overrides ]
+
+  auto operator<=>(const PolicyChange& other) const = default;
 };
 
-// A reference to a table that keeps it alive. Stock's table is never dropped and is not counted.
-class PolicyPtr {
+// A change with a number. Equal changes are one object.
+class NumberedChange {
  public:
-  PolicyPtr() = default;
-  // The table must be stock's, or the caller must hold it or the registry's mutex.
-  explicit PolicyPtr(const PolicyTable* table) : table_(table) {
-    if (is_counted()) {
-      holders().fetch_add(1, std::memory_order_relaxed);
-    }
-  }
-  PolicyPtr(const PolicyPtr& other) : PolicyPtr(other.table_) {}
-  PolicyPtr(PolicyPtr&& other) noexcept : table_(std::exchange(other.table_, nullptr)) {}
-  PolicyPtr& operator=(PolicyPtr other) noexcept {
-    std::swap(table_, other.table_);
-    return *this;
-  }
-  ~PolicyPtr() {
-    if (is_counted()) {
-      holders().fetch_sub(1, std::memory_order_release);
-    }
-  }
-  const PolicyTable* get() const {
-    return table_;
-  }
-  const PolicyTable& operator*() const {
-    return *table_;
-  }
-  const PolicyTable* operator->() const {
-    return table_;
-  }
+  NumberedChange(uint32_t number_, PolicyChange change_)
+      : number(number_), change(std::move(change_)), called(change.named.empty() ? nullptr : new CalledOps) {}
+
+  const uint32_t number;
+  const PolicyChange change;
+  const std::unique_ptr<CalledOps> called; // null unless `named` has elements
 
  private:
-  bool is_counted() const {
-    return table_ != nullptr && table_->serial != 0;
-  }
-  std::atomic<uint32_t>& holders() const {
-    return static_cast<const KeptTable*>(table_)->holders;
-  }
-
-  const PolicyTable* table_ = nullptr;
+  friend class Registry;
+  // The tables that it has made, keyed by the serial of the table that it started from, and the promotion rule around.
+  // The registry's mutex guards it.
+  mutable std::map<std::pair<uint64_t, PromotionReference>, PolicyPtr> made_;
 };
 
-// Returns the number of a change. Equal changes have the same number, and the empty change has number 0.
-uint32_t intern_change(PolicyChange change);
+// Null for the empty change, whose number is 0.
+using ChangePtr = std::shared_ptr<const NumberedChange>;
 
-// Keeps a change as long as this lives.
-class HeldChange {
- public:
-  // Raises if the registry has dropped the change.
-  explicit HeldChange(uint32_t change);
-  HeldChange(const HeldChange&) = delete;
-  HeldChange& operator=(const HeldChange&) = delete;
-  ~HeldChange();
+// Returns the object of a change.
+ChangePtr intern_change(PolicyChange change);
 
- private:
-  uint32_t change_;
-};
+// Returns the change with a number. Raises if nothing holds it any more.
+ChangePtr find_change(uint32_t number);
 
-// Marks a change as used now. Returns false if the registry has dropped it.
-bool touch_change(uint32_t change);
+// Returns the table that a change makes of `around`. Equal tables are one object.
+PolicyPtr compose(const PolicyPtr& around, const ChangePtr& change);
 
-// Returns a change, or the empty change if the registry has dropped it.
-PolicyChange find_policy_change(uint32_t change);
-
-// For tests: all ops that changes name count as not called.
-void forget_named_calls();
-
-// Returns the table that a change makes of `around`. Equal tables are one object. `named`, if it is given, gets the ops
-// that the change names; null for none.
-PolicyPtr compose(const PolicyTable* around, uint32_t change, std::shared_ptr<const NamedOps>* named = nullptr);
-
-// Whether a change sets the promotion rule, as `promotion` does.
-bool sets_promotion(uint32_t change);
-
-// Drops the changes and tables that contain this promotion rule. Returns false, and drops nothing, if one has a holder.
-bool drop_promotion_changes(const Promotion* rule);
-
-// Of ops that do not exist any more, those that no policy refers to which something holds. Drops the other changes and
-// tables that refer to these.
-std::vector<OpNumber> drop_policies_of(const std::vector<OpNumber>& gone);
-
-// Returns the number of the change that turns any table into this one.
-uint32_t change_to(const PolicyTable& table);
+// Returns the change that turns any table into this one.
+ChangePtr change_to(const PolicyTable& table);
 
 // Sets the policy that outermost regions start from, and the policies of `register_policy`, which apply in every region
 // that does not override them. Open regions keep their policy. If it raises, nothing has changed.
-void set_defaults(uint32_t registered, uint32_t policy);
+void set_defaults(const ChangePtr& registered, const ChangePtr& policy);
 PolicyPtr default_policy_table();
 
 // The table with this fingerprint, or stock's if there is none.

@@ -21,7 +21,6 @@
 #include "python/promotion_hooks.h"
 #include "python/region_bindings.h"
 #include "region/current_policy.h"
-#include "region/named_use.h"
 #include "region/region.h"
 
 #include <c10/util/Exception.h>
@@ -33,9 +32,9 @@
 #include <torch/version.h>
 
 #include <array>
-#include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -51,29 +50,42 @@ PolicyByte checked_byte(unsigned int byte) {
   return static_cast<PolicyByte>(byte);
 }
 
-// `named`: of each op that overrides name, its overloads, those of ops that compute the same and more, and its policy.
-uint32_t register_change(
+// A change as Python holds it.
+struct HeldChange {
+  ChangePtr change;
+
+  uint32_t number() const {
+    return change == nullptr ? 0 : change->number;
+  }
+};
+
+// `named`: the overloads of each op that overrides name, and the ops that hide it. `module_tables`: the number of the
+// policy's tables for modules; None keeps those of the region around, unless the change replaces the policy.
+HeldChange register_change(
     const std::vector<std::tuple<OpNumber, size_t, unsigned int>>& overrides,
     bool replaces,
-    std::vector<std::tuple<std::vector<OpNumber>, std::vector<OpNumber>, unsigned int>> named) {
+    std::vector<std::pair<std::vector<OpNumber>, std::vector<OpNumber>>> named,
+    std::optional<uint32_t> module_tables) {
   PolicyChange change;
   change.base = replaces ? PolicyChange::Base::registered : PolicyChange::Base::around;
+  change.module_tables = module_tables;
   for (const auto& [op, device, byte] : overrides) {
     TORCH_CHECK_INDEX(is_op_number(op), "no op has the number ", op);
     TORCH_CHECK_INDEX(device < kNumDevices, "device index ", device, " out of range: ", kNumDevices, " device types");
     change.overrides.push_back({op, static_cast<Device>(device), checked_byte(byte)});
   }
-  for (auto& [overloads, fused, byte] : named) {
-    change.named.push_back({std::move(overloads), std::move(fused), checked_byte(byte)});
+  for (auto& [overloads, hidden_by] : named) {
+    change.named.push_back({std::move(overloads), std::move(hidden_by)});
   }
-  return replaces || !change.overrides.empty() ? intern_change(std::move(change)) : 0;
+  return {intern_change(std::move(change))};
 }
 
 // Describes a change: its base ("around", "registered" or "stock"), and the ops that it sets, each with the number of a
 // device type.
 std::pair<std::string, std::vector<std::pair<std::string, size_t>>> describe_change(uint32_t number) {
   constexpr std::array<const char*, 3> kBases = {"around", "registered", "stock"};
-  const PolicyChange change = find_policy_change(number);
+  const ChangePtr held = find_change(number);
+  const PolicyChange change = held == nullptr ? PolicyChange{} : held->change;
   std::vector<std::pair<std::string, size_t>> ops;
   ops.reserve(change.overrides.size());
   for (const Override& one : change.overrides) {
@@ -134,10 +146,10 @@ PromotionOptions make_options(
   return {zero_dim_is_weak, associative, is_stock, matmul, lint, lint_handler};
 }
 
-uint32_t register_promotion_change(uint32_t promotion) {
+HeldChange register_promotion_change(uint32_t promotion) {
   PolicyChange change;
   change.promotion = reference_to(promotion_of(promotion));
-  return intern_change(std::move(change));
+  return {intern_change(std::move(change))};
 }
 
 // The number of the rule that acts on this thread's current calls, or None.
@@ -208,13 +220,11 @@ void register_promoting_op_of(
     unsigned int computes,
     int rounding_mode,
     bool each,
-    bool matmul,
-    unsigned int refuses) {
+    bool matmul) {
   TORCH_CHECK_VALUE(computes <= static_cast<unsigned int>(Computes::opaque), "invalid Computes: ", computes);
-  TORCH_CHECK_VALUE(refuses <= static_cast<unsigned int>(Refuses::mixed), "invalid Refuses: ", refuses);
   register_promoting_op(
       {std::move(op), std::move(overload), std::move(functional), participants, static_cast<Computes>(computes),
-       rounding_mode, each, matmul, static_cast<Refuses>(refuses)});
+       rounding_mode, each, matmul});
 }
 
 } // namespace
@@ -263,11 +273,16 @@ PYBIND11_MODULE(_C, m) {
   m.def("stock_policy_bytes", [] { return bytes_of(stock_policy_table()); });
   m.def("current_policy_bytes", [] { return bytes_of(current_policy()); });
   m.def("current_policy", &current_policy_by_name);
-  m.def("register_op", &register_op);
-  m.def("register_change", &register_change, py::arg("overrides"), py::arg("replaces"), py::arg("named") = py::tuple());
+  m.def("register_op", [](const std::string& op, const std::string& overload) { return register_op(op, overload); });
+  py::class_<HeldChange>(m, "HeldChange").def_property_readonly("number", &HeldChange::number);
+  m.def(
+      "register_change", &register_change, py::arg("overrides"), py::arg("replaces"), py::arg("named") = py::tuple(),
+      py::arg("module_tables") = py::none());
   m.def("describe_change", &describe_change);
-  m.def("capture_policy", [] { return change_to(current_policy()); });
-  m.def("set_defaults", &set_defaults);
+  m.def("capture_policy", [] { return HeldChange{change_to(current_policy())}; });
+  m.def("set_defaults", [](const HeldChange& registered, const HeldChange& policy) {
+    set_defaults(registered.change, policy.change);
+  });
   // A hash of the current promotion rule, the same in every process; 0 for none.
   m.def("promotion_content", [] { return current_policy().promotion.content; });
   // The name of the current promotion rule, without its lint; "" for PyTorch's own rule.
@@ -278,15 +293,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("scalar_type", &scalar_type_of);
   m.def("policy_is_stock", [] { return &current_policy() == &stock_policy_table(); });
   m.def("current_policy_id", [] { return current_policy().serial; });
-  m.def("touch_change", &touch_change);
-  py::class_<HeldChange>(m, "HeldChange").def(py::init<uint32_t>());
+  m.def("module_tables", [] { return current_policy().module_tables; });
   m.def("registry_sizes", &registry_sizes); // for tests
-  m.def("forget_named_calls", [] {          // for tests; see NOTE [ Unused overrides ]
-    forget_named_calls();
-    for (std::atomic<bool>& called : called_in_unknown_region) {
-      called = false;
-    }
-  });
   m.def("depth", &depth);
   m.attr("CACHE_MODES") = py::cast(kCacheModeNames).cast<py::tuple>();
   m.def("cache_mode", [] { return kCacheModeNames[static_cast<size_t>(tls_cache_mode)]; });
@@ -298,7 +306,6 @@ PYBIND11_MODULE(_C, m) {
     promotion_of(promotion).put_tables(static_cast<at::ScalarType>(default_dtype), tables);
   });
   m.def("register_promotion_change", &register_promotion_change);
-  m.def("drop_promotion", &drop_promotion);
   m.def("promotion_in_force", &promotion_in_force);
   m.def("set_promotion_hooks", &set_promotion_hooks);
   m.def("register_promoting_op", &register_promoting_op_of);

@@ -6,6 +6,7 @@
 #include "python/packed_spec.h"
 #include "region/frames.h"
 #include "region/region.h"
+#include "region/unused_overrides.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/util/Exception.h>
@@ -20,6 +21,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -137,9 +139,9 @@ PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_
   return flags < 0 ? nullptr : PyLong_FromLong(flags);
 }
 
-// The overrides without effect in the region that this thread ended last, until take_unused_overrides asks.
-std::vector<Unused>& unused_overrides() {
-  return of_this_thread<std::vector<Unused>>();
+// The overrides without effect in the region that this thread ended last; see unused_overrides.
+std::vector<std::pair<std::string, std::string>>& last_unused() {
+  return of_this_thread<std::vector<std::pair<std::string, std::string>>>();
 }
 
 constexpr long kNotOpen = -1;
@@ -148,20 +150,19 @@ constexpr long kFailed = -2;
 // Ends a region. Returns the flags above, kNotOpen if the owner has no open region in this thread, or kFailed with
 // Python's error set.
 long exit(PyObject* owner) {
-  bool open = false;
-  bool unused = false;
+  std::optional<Frame> ended;
   if (!without_throwing([&] {
-        std::shared_ptr<NamedUse> use;
-        open = exit_region(owner_of(owner), &use);
-        if (use != nullptr && !use->outer.empty()) {
-          unused_overrides() = unused_in(*use);
-          unused = !unused_overrides().empty();
+        ended = exit_region(owner_of(owner));
+        last_unused().clear();
+        if (ended.has_value() && ended->change != nullptr && ended->change->called != nullptr) {
+          last_unused() = unused_overrides(*ended->change, *ended->policy, ended->spec);
         }
       })) {
     return kFailed; // GCOVR_EXCL_LINE: out of memory
   }
-  return !open ? kNotOpen
-               : (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) | (unused ? kUnusedOverrides : 0);
+  return !ended.has_value() ? kNotOpen
+                            : (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) |
+                                  (last_unused().empty() ? 0 : kUnusedOverrides);
 }
 
 // exit_region(owner) -> int: the flags, or kNotOpen.
@@ -226,10 +227,10 @@ void destroy_region(PyObject* self) {
   Py_DECREF(type);
 }
 
-// take_unused_overrides() -> list[tuple[str, str, int, str]]: `Unused` of the region that this thread ended last.
-PyObject* py_take_unused_overrides(PyObject* /*module*/, PyObject* /*unused*/) {
+// unused_overrides() -> list[tuple[str, str]]: those of the region that this thread ended last.
+PyObject* py_unused_overrides(PyObject* /*module*/, PyObject* /*unused*/) {
   PyObject* result = nullptr;
-  without_throwing([&] { result = pybind11::cast(std::exchange(unused_overrides(), {})).release().ptr(); });
+  without_throwing([&] { result = pybind11::cast(last_unused()).release().ptr(); });
   return result;
 }
 
@@ -377,7 +378,7 @@ PyCFunction as_c_function(Function* function) {
 PyMethodDef kRegionFunctions[] = {
     {"enter_region", as_c_function(&py_enter_region), METH_FASTCALL, nullptr},
     {"exit_region", &py_exit_region, METH_O, nullptr},
-    {"take_unused_overrides", &py_take_unused_overrides, METH_NOARGS, nullptr},
+    {"unused_overrides", &py_unused_overrides, METH_NOARGS, nullptr},
     {"set_ranks_unchecked", &py_set_wanted<kUncheckedRanks>, METH_O, nullptr},
     {"set_regions_watched", &py_set_wanted<kWatched>, METH_O, nullptr},
     {"open_regions", &py_open_regions, METH_NOARGS, nullptr},

@@ -29,7 +29,7 @@ const PolicyTable& policy_of_carried_state() {
   Carried& found = of_this_thread<Carried>();
   if (found.policy.get() == nullptr || found.fingerprint != digits) {
     found = {digits, find_policy(digits)};
-    if (found.policy.get() == &stock_policy_table()) { // the table was dropped, and may be created again later
+    if (found.policy.get() == &stock_policy_table()) { // nothing holds the table; it may be made again later
       found = {};
       return stock_policy_table();
     }

@@ -48,7 +48,7 @@ std::vector<Frame>& open_frames() {
 }
 
 bool writes_slots(const Frame& frame) {
-  return frame.spec.change != 0 || (frame.before.policy == nullptr && frame.around.get() != &stock_policy_table());
+  return frame.change != nullptr || (frame.before.policy == nullptr && frame.around.get() != &stock_policy_table());
 }
 
 bool sets_cache_mode(const Frame& frame) {
@@ -88,9 +88,9 @@ void put_key(ThreadKeys& keys, const PolicyTable* policy) {
 
 PolicyPtr policy_around(const ThreadState& state) {
   if (state.policy != nullptr) {
-    return PolicyPtr(state.policy);
+    return hold(*state.policy);
   }
-  return state.key_included ? PolicyPtr(&policy_of_carried_state()) : default_policy_table();
+  return state.key_included ? hold(policy_of_carried_state()) : default_policy_table();
 }
 
 void leave_nesting(const Frame& frame) {
@@ -110,7 +110,7 @@ void put_flags() {
   tls_notes_calls = frames.empty();
   for (const Frame& frame : frames) {
     tls_region_open |= frame.is_autocast();
-    tls_notes_calls |= frame.named != nullptr;
+    tls_notes_calls |= frame.change != nullptr && frame.change->called != nullptr;
   }
   tls_promotion.graph_task = frames.empty() ? -1 : frames.back().graph_task;
 }
@@ -141,20 +141,19 @@ void restore(const Frame& frame) {
 
 } // namespace
 
-void end_innermost() {
-  const Frame frame = std::move(open_frames().back());
+Frame end_innermost() {
+  Frame frame = std::move(open_frames().back());
   open_frames().pop_back();
   put_flags();
   restore(frame);
   leave_nesting(frame);
+  return frame;
 }
 
 const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const PolicyTable* before, PolicyPtr around) {
   for (size_t i = first; i < frames.size(); ++i) {
     frames[i].before.policy = before;
-    if (touch_change(frames[i].spec.change)) { // otherwise the region keeps its table
-      frames[i].policy = compose(around.get(), frames[i].spec.change);
-    }
+    frames[i].policy = compose(around, frames[i].change);
     frames[i].around = std::move(around);
     around = frames[i].policy;
     before = around.get();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "policy/policy_registry.h"
-#include "region/named_use.h"
 #include "region/region_spec.h"
 #include "region/thread_state.h"
 
@@ -19,10 +18,10 @@ struct Frame {
   const void* owner;
   RegionSpec spec;
   ThreadState before;
-  PolicyPtr around;                          // the policy that its change is applied to; never null
-  PolicyPtr policy;                          // the policy inside; never null once the region is open
-  int graph_task = -1;                       // see PromotionState; looked up only under a promotion rule
-  std::shared_ptr<NamedUse> named = nullptr; // null unless its overrides name ops
+  PolicyPtr around; // the policy that its change is applied to; never null
+  PolicyPtr policy; // the policy inside; never null once the region is open
+  ChangePtr change = nullptr;
+  int graph_task = -1; // see PromotionState; looked up only under a promotion rule
 
   bool names(size_t device) const {
     return spec.devices[device].named;
@@ -62,8 +61,8 @@ PolicyPtr policy_around(const ThreadState& state);
 // first of them restores (null for none), and `around` the policy that its change is applied to.
 const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const PolicyTable* before, PolicyPtr around);
 
-// Ends the innermost region of the thread.
-void end_innermost();
+// Ends the innermost region of the thread, and returns what it was.
+Frame end_innermost();
 // Decrements PyTorch's count of regions, and frees the caches if the region was the outermost.
 void leave_nesting(const Frame& frame);
 

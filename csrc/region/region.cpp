@@ -16,9 +16,9 @@ namespace torch_promote {
 namespace {
 
 // Ends a region while regions that were opened later are still open.
-void end_below(size_t position) {
+Frame end_below(size_t position) {
   auto& frames = open_frames();
-  const Frame frame = std::move(frames[position]);
+  Frame frame = std::move(frames[position]);
   frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
   put_flags();
   // The state that the ended region would have restored passes to the next region that changes the same state. If there
@@ -61,6 +61,7 @@ void end_below(size_t position) {
   put_key(keys, policy);
   keys.write();
   leave_nesting(frame);
+  return frame;
 }
 
 } // namespace
@@ -72,23 +73,22 @@ void enter_region(const void* owner, const RegionSpec& unpacked) {
   // region that Python enters is unpacked to the same place.
   const RegionSpec& spec = frame.spec;
   frame.around = policy_around(frame.before);
-  std::shared_ptr<const NamedOps> named;
-  frame.policy = compose(frame.around.get(), spec.change, &named);
-  if (named != nullptr && named->any_uncalled() && owner != kGraphOwner) {
-    frame.named = std::make_shared<NamedUse>(NamedUse{std::move(named), {}});
-  }
+  frame.change = find_change(spec.change);
+  frame.policy = compose(frame.around, frame.change);
   // What is above may throw; nothing below does.
   const PolicyTable* policy = frame.policy.get();
   if (writes_slots(frame) && !any_writes_slots()) {
     read_slots_outside();
   }
   open_frames().push_back(frame);
+  // Later, the reference may be invalid: dropping casts may run Python, which may open regions.
   Frame& entered = open_frames().back();
   if (policy->promotion.rule != nullptr) {
     entered.graph_task = torch::autograd::get_current_graph_task_id();
   }
-  entered.before.nesting = frame.is_autocast() ? at::autocast::increment_nesting() - 1 : nesting_depth();
-  if (entered.before.nesting == 0) {
+  const int nesting = frame.is_autocast() ? at::autocast::increment_nesting() - 1 : nesting_depth();
+  entered.before.nesting = nesting;
+  if (nesting == 0) {
     end_casts_of_thread(); // if the end of PyTorch's last region went unnoticed, because C++ ended it
   }
   put_flags();
@@ -118,34 +118,27 @@ void enter_region(const void* owner, const RegionSpec& unpacked) {
   }
 }
 
-bool exit_region(const void* owner, std::shared_ptr<NamedUse>* use) {
+std::optional<Frame> exit_region(const void* owner) {
   auto& frames = open_frames();
   if (!frames.empty() && frames.back().owner == owner) { // the usual case
-    *use = std::move(frames.back().named);
-    end_innermost();
-    return true;
+    return end_innermost();
   }
   const auto mine = [owner](const Frame& frame) { return frame.owner == owner; };
   if (std::none_of(frames.begin(), frames.end(), mine)) {
-    return false;
+    return std::nullopt;
   }
   while (owner != kGraphOwner && frames.back().owner == kGraphOwner) {
     end_innermost();
   }
   const auto from_top = std::find_if(frames.rbegin(), frames.rend(), mine);
-  *use = std::move(from_top->named);
-  if (from_top == frames.rbegin()) {
-    end_innermost();
-  } else {
-    end_below(static_cast<size_t>(frames.rend() - from_top) - 1);
-  }
-  return true;
+  return from_top == frames.rbegin() ? end_innermost() : end_below(static_cast<size_t>(frames.rend() - from_top) - 1);
 }
 
 const void* innermost_promotion_region() {
   const auto& frames = open_frames();
-  const auto frame =
-      std::find_if(frames.rbegin(), frames.rend(), [](const Frame& f) { return sets_promotion(f.spec.change); });
+  const auto frame = std::find_if(frames.rbegin(), frames.rend(), [](const Frame& f) {
+    return f.change != nullptr && f.change->change.promotion.has_value();
+  });
   return frame == frames.rend() ? nullptr : frame->owner;
 }
 

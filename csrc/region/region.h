@@ -1,11 +1,12 @@
 // file: enters, leaves and suspends regions
 #pragma once
 
-#include "region/named_use.h"
+#include "region/frames.h"
 #include "region/region_spec.h"
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 
 namespace torch_promote {
 
@@ -16,10 +17,10 @@ constexpr const void* kGraphOwner = nullptr;
 // Opens a region in this thread. `owner` identifies the object that opens it; it is compared, never dereferenced.
 void enter_region(const void* owner, const RegionSpec& spec);
 
-// Ends the innermost open region of `owner` in this thread. Returns false, and changes nothing, if there is none.
-// Regions that were opened later stay open, and the state afterwards is what they and the regions around ask for. `use`
-// gets what the region has noted; null for none.
-bool exit_region(const void* owner, std::shared_ptr<NamedUse>* use);
+// Ends the innermost open region of `owner` in this thread, and returns it. Returns nullopt, and changes nothing, if
+// there is none. Regions that were opened later stay open, and the state afterwards is what they and the regions around
+// ask for.
+std::optional<Frame> exit_region(const void* owner);
 
 // The owner of the innermost open region of `promotion` in this thread, or null.
 const void* innermost_promotion_region();

@@ -13,7 +13,7 @@
 namespace torch_promote {
 
 // The settings of a region. Python and torch.compile hold them packed into 64 bits, as a constant;
-// torch_promote/native/region_spec.py packs and unpacks the same bits:
+// torch_promote/extension.py packs and unpacks the same bits:
 //   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled;
 //   33..34 cache mode: 0 not given, else 1 + CacheMode; 35 keeps_cache; 40..63 change.
 struct RegionSpec {

@@ -20,7 +20,6 @@ One op call
     override_effects: the same for a call under an override.
     override_sweep: runs the op database under a casting policy of every op that it calls; also a script.
     operands: random operands in every layout.
-    promoting_calls: calls of every op that promotes, and their outcomes as values.
 
 Programs
     program_comparison: runs code under stock's regions and ours, and compares all results.
@@ -30,7 +29,6 @@ Programs
     ends: programs that end in every way while torch_promote holds state.
     fast_cast: one cast by itself, its bits, and which kernel made it.
     planted_sites: models with ops that lose accuracy in a lower dtype, at known places, and steps of them.
-    overrides_without_effect: programs whose overrides have no effect, and the warnings that they get.
     overflowing_steps: a step that needs one override.
     planted_steps: steps with custom ops that lose accuracy, at random places.
     nonfinite_blocks: blocks of find_nonfinite, and a fixture that checks what they leave.
@@ -40,7 +38,6 @@ Programs
     persistent_casts: products with a weight whose casts outlive the region.
     accelerate_hooks: how Accelerate replaces and restores the forward of modules.
     module_policies: a model with module policies, and a training step of it.
-    region_tables: policies with module tables, their regions, and the state that regions leave on a model.
     checkpointing: a block with several policies, and a training step of it.
     compiling: inputs, gradients and regions for torch.compile.
     counted_collectives: an op like PyTorch's collectives, which counts its calls.
@@ -65,9 +62,7 @@ Reference
     op_db_coverage: measures `infer` over PyTorch's op database; also a script.
     random_calls: random changes of calls that the op database makes.
     fake_cuda_strides: strides of fake CUDA tensors, with and without PyTorch's Python meta kernels; also a script.
-    array_libraries: the promotions of NumPy, JAX and array-api-strict.
-    golden_comparison: compares a promotion rule with a golden table.
-    make_golden: a script that writes the golden tables.
+    array_libraries: the promotions of NumPy, JAX and array-api-strict, and golden tables of them; also a script.
 
 Commands and checks
     command_line: runs the command line inside the test's process.
@@ -76,7 +71,6 @@ Commands and checks
     stand_in_runner: a parity runner with made-up entries, importable by worker processes.
     parity_reports: reports of those entries.
     planted_bugs: bugs for the tests of parity to plant.
-    plugin_runs: runs pytest with the plugin on a test file with a mismatch.
     traced_programs: training steps of small models, and of samples of PyTorch's op database, to trace.
     traced_fsdp: a step of FSDP2 under a trace.
     counting_mode: a TorchDispatchMode that counts calls, in addition to a trace.
@@ -89,5 +83,4 @@ Commands and checks
     targets: files with functions that return a model and a step.
     made_up_comparisons: comparisons of made-up sites, for the tests of texts, pages and files.
     made_up_tunings: results of made-up searches, likewise.
-    crosscheck_state: whether the cross-check's observer is on in this thread.
 """

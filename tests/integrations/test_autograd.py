@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.autograd import forward_ad
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
-    set_checkpoint_early_stop,
 )
 
 from helpers.comparison import assert_same
@@ -68,23 +65,6 @@ def test_checkpoint(dtype: torch.dtype, use_reentrant: bool, backward_inside: bo
     assert_same(result, train(ours, checkpointed=False), what="checkpointed against not")
 
 
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_region_inside_what_is_checkpointed(use_reentrant: bool) -> None:
-    def train(region: Region) -> Any:
-        model = block()
-
-        def body(x: torch.Tensor) -> torch.Tensor:
-            with region(dtype=torch.float16):
-                return model(x)
-
-        plain = functools.partial(region, enabled=False)
-        return forward_and_backward(
-            plain, model, functools.partial(checkpoint, body, use_reentrant=use_reentrant), backward_inside=False
-        )
-
-    assert_like_stock(train)
-
-
 @BACKWARD_INSIDE
 def test_selective_checkpoint(backward_inside: bool) -> None:
     def train(region: Region) -> Any:
@@ -103,41 +83,6 @@ def test_selective_checkpoint(backward_inside: bool) -> None:
 
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-
-
-@BACKWARD_INSIDE
-@pytest.mark.parametrize("use_reentrant", [True, False])
-@pytest.mark.parametrize("difference", ["overrides", "promotion"])
-def test_checkpoint_of_a_decorated_block(difference: str, use_reentrant: bool, backward_inside: bool) -> None:
-    """With the region inside the checkpointed function, the recomputation has its policy and our promotion."""
-
-    def train(checkpointed: bool) -> Any:
-        torch.manual_seed(0)
-        model = block()
-        region = ours(overrides={"linear": torch.float16} if difference == "overrides" else None)
-
-        @region
-        def body(x: torch.Tensor) -> torch.Tensor:
-            return model(torch.stack([x.half(), x.bfloat16()]) if difference == "promotion" else x)
-
-        call = functools.partial(checkpoint, body, use_reentrant=use_reentrant) if checkpointed else body
-        return forward_and_backward(ours, model, call, backward_inside)
-
-    assert_same(train(checkpointed=True), train(checkpointed=False))
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpoint_runs_again_with_the_overrides_of_a_region_around(use_reentrant: bool) -> None:
-    """Outside of our region, PyTorch makes the region of the recomputation; the policy comes with the function."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 4)
-    seen = []
-    model.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
-    with set_checkpoint_early_stop(False):  # or the hook would not be reached again
-        with ours(overrides={"linear": torch.float16}):
-            output = checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=use_reentrant)
-        output.float().sum().backward()
-    assert seen == [torch.float16, torch.float16]
 
 
 # --- autograd functions with custom_fwd and custom_bwd
@@ -187,10 +132,6 @@ def network(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.tanh(x @ weight).float().square().sum(-1)
 
 
-def scalar_network(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return network(weight, x).sum()
-
-
 WEIGHT_AND_INPUT = (0, 1)
 TRANSFORMS: dict[str, Callable[..., Any]] = {
     "vmap": lambda f, w, x: torch.vmap(f, in_dims=(None, 0))(w, x),
@@ -232,53 +173,7 @@ def test_torch_func(name: str, where: str, requires_grad: bool) -> None:
     assert_like_stock(transformed)
 
 
-def test_functional_call_and_stacked_models() -> None:
-    def ensemble(region: Region) -> Any:
-        models = [nn.Linear(6, 4) for _ in range(3)]
-        weights, buffers = torch.func.stack_module_state(models)
-
-        def call(weights: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
-            return torch.func.functional_call(models[0], (weights, buffers), (x,))
-
-        with region():
-            outputs = torch.vmap(call, in_dims=(0, 0, None))(weights, buffers, torch.randn(5, 6))
-            alone = torch.func.functional_call(models[0], dict(models[1].named_parameters()), torch.randn(5, 6))
-        (outputs.float().square().sum() + alone.float().square().sum()).backward()
-        return outputs, alone, grads(*weights.values(), *models)
-
-    assert_like_stock(ensemble)
-
-
-def test_forward_mode_outside_of_torch_func() -> None:
-    def dual(region: Region) -> Any:
-        weight = torch.randn(6, 4, requires_grad=True)
-        with region(), forward_ad.dual_level():
-            plain = network(weight, torch.randn(3, 6))
-            perturbed = forward_ad.make_dual(weight, torch.ones(6, 4))
-            return plain, forward_ad.unpack_dual(network(perturbed, torch.randn(3, 6)))
-
-    assert_like_stock(dual)
-
-
 # --- higher derivatives, and several backwards over one cast
-
-
-@BACKWARD_INSIDE
-def test_double_backward(backward_inside: bool) -> None:
-    def penalty(region: Region) -> Any:
-        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-        x = torch.randn(4, 8, requires_grad=True)
-        with region():
-            loss = model(x).square().sum()
-            if backward_inside:
-                (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-                slope.square().sum().backward()
-        if not backward_inside:
-            (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-            slope.square().sum().backward()
-        return loss, slope, grads(model, x)
-
-    assert_like_stock(penalty)
 
 
 def test_double_backward_through_a_cast_that_is_found_again() -> None:
@@ -299,24 +194,6 @@ def test_double_backward_through_a_cast_that_is_found_again() -> None:
     assert_like_stock(penalty)
 
 
-def test_one_weight_in_several_backwards() -> None:
-    def train(region: Region) -> Any:
-        model = block().eval()
-        x, seen = torch.randn(4, 8), []
-        with region():
-            first, second = model(x).square().sum(), model(-x).square().sum()
-            first.backward(retain_graph=True)
-            seen.append(grads(model))
-            (first + second).backward()
-            seen.append(grads(model))
-            with torch.no_grad():
-                seen.append([model(x)])
-            seen.append(list(torch.autograd.grad(model(x).sum(), list(model.parameters()))))
-        return seen
-
-    assert_like_stock(train)
-
-
 def test_backward_in_another_thread() -> None:
     def train(region: Region) -> Any:
         model = block()
@@ -331,41 +208,3 @@ def test_backward_in_another_thread() -> None:
 
 
 # --- hooks
-
-
-def test_saved_tensors_hooks() -> None:
-    def train(region: Region, place: str) -> Any:
-        model, packed = block(), []
-
-        def pack(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-            packed.append((tensor.dtype, tuple(tensor.shape), tensor.requires_grad, tensor.is_leaf))
-            return tensor.double(), tensor.dtype
-
-        def unpack(saved: tuple[torch.Tensor, torch.dtype]) -> torch.Tensor:
-            return saved[0].to(saved[1])
-
-        def call(x: torch.Tensor) -> torch.Tensor:
-            with save_on_cpu() if place == "save_on_cpu" else saved_tensors_hooks(pack, unpack):
-                return model(x)
-
-        return forward_and_backward(region, model, call, backward_inside=False), packed
-
-    _, packed = assert_like_stock(lambda region: train(region, "own hooks"))
-    assert torch.bfloat16 in {dtype for dtype, *_ in packed}
-    assert_like_stock(lambda region: train(region, "save_on_cpu"))
-
-
-def test_tensor_and_module_hooks() -> None:
-    def train(region: Region) -> Any:
-        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-        seen: list[Any] = []
-        for parameter in model.parameters():
-            parameter.register_hook(lambda grad: seen.append(grad.clone()))
-            parameter.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
-        for module in model:
-            module.register_full_backward_hook(lambda _, ins, outs: seen.append((ins, outs)))
-            module.register_forward_hook(lambda _, ins, out: seen.append((ins, out)))
-        result = forward_and_backward(region, model, model, backward_inside=False)
-        return result, seen
-
-    assert_like_stock(train)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +18,6 @@ from benchmarks.measures import count_compiled, on_its_own
 from benchmarks.models import subject
 from benchmarks.suites import PLACES
 from helpers.casts import Region, ours, stock
-from helpers.comparison import assert_same
 from helpers.compiling import BF16, HALF, Weights, called_in, inputs
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -78,32 +75,6 @@ def test_the_same_graphs(model: str, place: str, monkeypatch: pytest.MonkeyPatch
     assert our_counts == stock_counts
 
 
-def code_of(region: Region, model: str) -> tuple[list[str], dict[str, int]]:
-    """The code that Inductor generates for a training step, and the counts."""
-    from torch._inductor.utils import run_and_get_code
-
-    made = subject(model, TINY)
-    run = PLACES["region inside"](made.net, region)
-    codes: list[str] = []
-
-    def step() -> None:
-        _, found = run_and_get_code(lambda: run(made.x).float().sum().backward())
-        codes.extend(re.sub(r"# AOT ID: .*", "", code) for code in found)
-
-    counts = count_compiled(step)
-    return codes, counts
-
-
-@pytest.mark.parametrize(
-    "model", ["MLP", *(pytest.param(model, marks=pytest.mark.slow) for model in ("Llama-like", "conv net"))]
-)
-def test_the_same_kernels(model: str) -> None:
-    code, counts = code_of(tp.stock_autocast, model)
-    assert len(code) == 2  # forward and backward
-    assert counts["kernels"] > 0
-    assert code_of(tp.my_autocast, model) == (code, counts)
-
-
 def counts_of(function: Callable[..., Any], *arguments: Any) -> dict[str, int]:
     compiled = torch.compile(on_its_own(function), backend="aot_eager")
     return count_compiled(lambda: compiled(*arguments))
@@ -123,37 +94,6 @@ def test_a_region_costs_the_guards_of_stocks(arguments: dict[str, Any]) -> None:
 
     with_stock = counts_of(function, tp.stock_autocast, x, weights)
     assert counts_of(function, tp.my_autocast, x, weights) == with_stock
-
-
-OVERRIDES = {"matmul": "fp32", "softmax": torch.float16}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "more"),
-    [
-        ({"cache": "all"}, 0),
-        ({"cache": "persistent"}, 0),
-        ({"policy": "cuda"}, 0),
-        ({"overrides": OVERRIDES}, 3),  # the keys of the dict, and its values
-        ({"policy": "fp32_safe", "cache": "none"}, 0),
-    ],
-    ids=str,
-)
-def test_features_beyond_stock_cost_no_guards(arguments: dict[str, Any], more: int) -> None:
-    """Beyond those of the arguments themselves."""
-    x, weights = inputs()
-
-    def of_stock(x: torch.Tensor, w: Weights) -> Any:
-        with tp.stock_autocast("cpu"):
-            return x @ w[0]
-
-    def of_ours(x: torch.Tensor, w: Weights) -> Any:
-        with tp.my_autocast("cpu", **arguments):
-            return x @ w[0]
-
-    expected = counts_of(of_stock, x, weights)["guards"]
-    names = 2 * len(arguments)  # the captured dict of arguments has guards of its own
-    assert counts_of(of_ours, x, weights)["guards"] <= expected + names + more + 2
 
 
 @pytest.mark.parametrize("around", [{}, {"dtype": HALF}], ids=str)
@@ -182,21 +122,6 @@ def test_the_same_recompilations(around: dict[str, Any]) -> None:
     assert program(ours) == program(stock)
 
 
-def test_objects_that_are_alike_share_what_is_compiled() -> None:
-    x, weights = inputs()
-
-    def function(region: Any, x: torch.Tensor, w: Weights) -> Any:
-        with region:
-            return x @ w[0]
-
-    compiled = torch.compile(on_its_own(function), backend="aot_eager", fullgraph=True)
-    objects = [ours(), ours(dtype=HALF), ours(), ours(dtype=HALF), ours(dtype=BF16)]
-    results: list[torch.Tensor] = []
-    counts = count_compiled(lambda: results.extend(compiled(region, x, weights) for region in objects))
-    assert [result.dtype for result in results] == [BF16, HALF, BF16, HALF, BF16]
-    assert counts["frames"] == 2
-
-
 # --- a region is an object in compiled code too
 
 
@@ -216,60 +141,3 @@ def test_a_region_that_leaves_the_compiled_function() -> None:
     assert repr(region) == repr(expected[1])
     with region:
         assert (args[0] @ args[1][0]).dtype is HALF
-
-
-def test_a_region_that_is_used_on_both_sides_of_a_graph_break() -> None:
-    def run(region: Region) -> Any:
-        args = inputs()
-
-        def function(x: torch.Tensor, w: Weights) -> Any:
-            scope = region(dtype=HALF)
-            with scope:
-                first = x @ w[0]
-            torch._dynamo.graph_break()
-            with scope:
-                second = x @ w[1]
-                torch._dynamo.graph_break()
-                third = x @ w[2]
-            return first, second, third, x @ w[3]
-
-        compiled = torch.compile(on_its_own(function), backend="aot_eager")
-        results = [called_in(None, compiled, *args), called_in(None, function, *args)]
-        assert_same(results[0], results[1])
-        return results
-
-    for region in (stock, ours):
-        run(region)
-
-
-def test_regions_on_an_exit_stack() -> None:
-    def function(x: torch.Tensor, w: Weights) -> Any:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(ours(dtype=HALF))
-            first = x @ w[0]
-            stack.enter_context(tp.my_autocast("cpu", enabled=False))
-            second = x @ w[1]
-        return first, second, x @ w[2]
-
-    args = inputs()
-    compiled = torch.compile(function, backend="aot_eager")
-    assert_same(called_in(None, compiled, *args), called_in(None, function, *args))
-
-
-class Loud(tp.my_autocast):
-    """A class of a user's, with code of its own."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__("cpu", HALF)
-
-
-def test_a_subclass_is_traced() -> None:
-    def function(x: torch.Tensor, w: Weights) -> Any:
-        with Loud():
-            return x @ w[0], x
-
-    args = inputs()
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    assert_same(called_in(None, compiled, *args), called_in(None, function, *args))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-import torch_promote as tp
 from helpers.persistent_casts import ours
 from helpers.subprocesses import run_python
 
@@ -120,61 +119,6 @@ def chosen(backend: str) -> list[Any]:
 @pytest.mark.parametrize(("make", "backend"), [*chosen("eager"), *chosen("aot_eager"), *chosen("inductor")])
 def test_a_compiled_step_drops_the_casts_of_what_it_writes(make: Maker, backend: str) -> None:
     check(make, backend)
-
-
-def test_other_weights_keep_their_casts() -> None:
-    w, frozen = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4), requires_grad=False)
-    w.grad = torch.ones_like(w)
-    step = torch.compile(torch.optim.AdamW([w], fused=True).step, backend="aot_eager")
-    product(frozen)
-    step()
-    assert tp.cache_info()["persistent_entries"] == 1
-
-
-@pytest.fixture(params=[pytest.param("foreach", marks=pytest.mark.slow), "fused"])
-def graphs_of_a_step(request: pytest.FixtureRequest) -> Callable[..., str]:
-    program = f"""
-import sys
-if sys.argv[1] == "with":
-    import torch_promote
-import torch
-def backend(graph, inputs):
-    print(graph.code)
-    return graph
-w = torch.nn.Parameter(torch.ones(4, 4))
-w.grad = torch.ones_like(w)
-optimizer = torch.optim.AdamW([w], {request.param}=True)
-def update():
-    w.grad.mul_(2)
-    optimizer.step()
-    w.grad.zero_()
-def write():
-    with torch.no_grad():
-        w.sub_(w.grad)
-for function in (optimizer.step, update, write):
-    for fullgraph in (False, True):
-        torch._dynamo.reset()
-        compiled = torch.compile(function, backend=backend, fullgraph=fullgraph)
-        for _ in range(3):
-            try:
-                compiled()
-            except torch._dynamo.exc.Unsupported as error:
-                print(str(error).splitlines()[0])
-"""
-
-    def run(*arguments: str) -> str:
-        done = run_python(program, *arguments, compiler=True, timeout=200)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
-
-
-def test_the_graphs_of_a_step_are_those_without_the_package(graphs_of_a_step: Callable[..., str]) -> None:
-    graphs = graphs_of_a_step("with")
-    # Before PyTorch 2.12, Dynamo compiles no fused step.
-    assert graphs.count("def forward") >= (2 if torch.__version__ < "2.12" else 3)
-    assert graphs == graphs_of_a_step("without")
 
 
 COMPILED_FIRST = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ from helpers.comparison import assert_same
 from helpers.compiling import HALF, Weights, called_in, compute, inputs, with_gradients
 from helpers.probes import leaves_no_trace
 from helpers.program_comparison import ours
-from torch_promote import _C
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "nothing_installed")
 
@@ -124,28 +122,6 @@ def test_every_change_recompiles(program: Any) -> None:
     check(False)
 
 
-def test_many_installations_do_not_reach_the_recompile_limit() -> None:
-    args = inputs()
-    compiled = torch.compile(plain, backend="eager", fullgraph=True)
-    with torch._dynamo.config.patch(recompile_limit=2):
-        for arguments in [MARKED, HALVES] * 4:
-            with tp.installed_as(**arguments):
-                assert_same(compiled(*args), plain(*args))
-
-
-@pytest.mark.parametrize(
-    "installed", [(MARKED,), pytest.param(({}, MARKED, HALVES), marks=pytest.mark.slow)], ids=["one", "several"]
-)
-def test_inductor(installed: tuple[Any, ...]) -> None:
-    """The everyday run has one installation and none, because each one runs the C++ compiler."""
-    args, dtypes = inputs(), {"{}": torch.bfloat16, str(MARKED): torch.float32, str(HALVES): HALF}
-    compiled = torch.compile(plain, fullgraph=True)
-    assert compiled(*args)[0][0].dtype is plain(*args)[0][0].dtype is torch.bfloat16
-    for arguments in installed:
-        tp.install(**arguments)
-        assert compiled(*args)[0][0].dtype is plain(*args)[0][0].dtype is dtypes[str(arguments)]
-
-
 def test_the_default_policy_acts_in_graphs() -> None:
     args = inputs()
     compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
@@ -203,45 +179,6 @@ def test_graph_breaks(program: Any, arguments: Any) -> None:
             assert_same(called_in(place, compiled, *args), called_in(place, program, *args), what=str(place))
 
 
-def test_a_graph_that_raises_inside_a_region() -> None:
-    """Its region ends with the region around; without one, stock's and those of `my_autocast` stay open, too."""
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", HALF):
-            return torch.linalg.cholesky((x @ x).float())
-
-    good, bad = torch.eye(4), -torch.eye(4)
-    bad[0, 0] = float("nan")
-    compiled = torch.compile(function, backend="eager", fullgraph=True)
-    with tp.installed_as(**MARKED), leaves_no_trace():
-        for region in (torch.autocast, tp.my_autocast):
-            compiled(good)
-            with leaves_no_trace(), pytest.raises(torch.linalg.LinAlgError), region("cpu"):
-                compiled(bad)
-        compiled(good)
-
-
-def test_a_trace_that_is_given_up() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", HALF):
-            with torch.autocast("cpu"):
-                torch._dynamo.graph_break()
-            return x @ x
-
-    with tp.installed_as(**MARKED), leaves_no_trace(), pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(function, backend="eager", fullgraph=True)(torch.ones(2, 2))
-
-
-def test_a_backend_that_raises() -> None:
-    def backend(module: torch.fx.GraphModule, example: Any) -> Any:
-        module.forward(*example)
-        with torch.autocast("cpu"):
-            raise ZeroDivisionError
-
-    with tp.installed_as(**MARKED), leaves_no_trace(), pytest.raises(Exception, match="ZeroDivisionError"):
-        torch.compile(plain, backend=backend, fullgraph=True)(*inputs())
-
-
 # --- install and uninstall while a function is compiled, or runs
 
 
@@ -255,100 +192,3 @@ def test_a_change_by_a_backend_is_an_error(change: Any) -> None:
         with leaves_no_trace(), pytest.raises(Exception, match=r"install.*was called while torch\.compile compiles"):
             torch.compile(plain, backend=backend, fullgraph=True)(*inputs())
         assert tp.installed() is installation
-
-
-def changes_inside(x: torch.Tensor, w: Weights) -> Any:
-    with torch.autocast("cpu"):
-        first = x @ w[0]
-    tp.install(**HALVES)
-    with torch.autocast("cpu"):
-        second = x @ w[1]
-    tp.uninstall()
-    with torch.autocast("cpu"), tp.installed_as(**MARKED):
-        return first, second, x @ w[2]
-
-
-def test_a_change_inside_of_a_compiled_function() -> None:
-    """The graph breaks there, or where it may not, the error says why."""
-    args = inputs()
-    with tp.installed_as(**MARKED) as installation, leaves_no_trace():
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="changes the regions of compiled functions"):
-            torch.compile(changes_inside, backend="eager", fullgraph=True)(*args)
-        assert tp.installed() is installation
-        for _ in range(2):
-            tp.install(**MARKED)
-            compiled = torch.compile(changes_inside, backend="aot_eager")(*args)
-            tp.install(**MARKED)
-            assert_same(compiled, changes_inside(*args))
-
-
-def test_a_change_inside_a_region_of_a_compiled_function() -> None:
-    """Dynamo ends the region at the graph break, and opens it again under the new installation."""
-
-    def function(x: torch.Tensor) -> Any:
-        with torch.autocast("cpu"):
-            first = x @ x
-            tp.install(**MARKED)
-            second = x @ x
-            tp.uninstall()
-            return first.dtype, second.dtype, (x @ x).dtype
-
-    x, marked, low = torch.ones(2, 2), torch.float32, torch.bfloat16
-    cases = (({}, (low,) * 3, (low, marked, low)), (MARKED, (marked,) * 3, (marked, marked, low)))
-    with leaves_no_trace():
-        for before, eager, compiled in cases:
-            for call, expected in ((function, eager), (torch.compile(function, backend="eager"), compiled)):
-                tp.install(**before)
-                assert call(x) == expected
-                assert tp.installed() is None
-
-
-def test_a_change_waits_for_what_another_thread_compiles() -> None:
-    """Otherwise the function would be compiled partly for the old policy, and be cached for the new one."""
-    compiling, order = threading.Event(), []
-
-    def backend(module: torch.fx.GraphModule, example: Any) -> Any:
-        compiling.set()
-        changer.join(0.5)
-        order.append("compiled")
-        return module.forward
-
-    def change() -> None:
-        assert compiling.wait(60)
-        tp.install(**HALVES)
-        order.append("installed")
-
-    changer = threading.Thread(target=change)
-    args = inputs()
-    with tp.installed_as(**MARKED):
-        compiled = torch.compile(plain, backend=backend, fullgraph=True)
-        changer.start()
-        compiled(*args)
-        changer.join(60)
-        assert order == ["compiled", "installed"]
-        assert_same(compiled(*args), plain(*args))
-        assert order == ["compiled", "installed", "compiled"]
-
-
-def test_nothing_of_a_graph_is_left_after_uninstall() -> None:
-    args = inputs()
-    enter, exit_ = torch.autocast.__enter__, torch.autocast.__exit__
-    with tp.installed_as():
-        compiled = torch.compile(plain, backend="eager", fullgraph=True)
-        compiled(*args)
-        with torch.autocast("cpu"):
-            compiled(*args)
-    assert (torch.autocast.__enter__, torch.autocast.__exit__) == (enter, exit_)
-    assert _C.depth() == 0
-    assert_same(compiled(*args), plain(*args))
-
-
-def test_the_type_of_a_stock_region_in_a_graph() -> None:
-    def run(x: torch.Tensor) -> Any:
-        region = tp.stock_autocast("cpu")
-        with region:
-            return isinstance(region, torch.autocast), type(region) is torch.autocast, x @ x
-
-    with tp.installed_as():
-        compiled = torch.compile(run, backend="eager", fullgraph=True)
-        assert_same(compiled(torch.ones(2, 2)), run(torch.ones(2, 2)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from helpers import two_processes
 from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
-from helpers.program_comparison import Region, assert_like_stock, grads, ours, values
-from helpers.thread_state import thread_state
+from helpers.program_comparison import Region, assert_like_stock, grads, values
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +55,6 @@ def go_back(loss: torch.Tensor) -> None:
         loss.backward()
 
 
-def step(region: Region) -> Any:
-    model, x = nn.Linear(8, 8), torch.randn(4, 8)
-    with region():
-        loss = model(x).square().mean()
-    go_back(loss)
-    return loss.detach(), grads(model)
-
-
 def in_a_fork(function: Callable[[], Any], folder: Path) -> Any:
     """Runs a function in a forked child."""
     file = folder / "result.pt"
@@ -81,13 +71,6 @@ def in_a_fork(function: Callable[[], Any], folder: Path) -> Any:
         pytest.fail("the child did not end")
     assert child.exitcode == 0
     return torch.load(file)
-
-
-def test_fork_outside_of_a_region(tmp_path: Path) -> None:
-    step(ours)  # the parent has used what it hands on
-    forked = assert_like_stock(lambda region: in_a_fork(lambda: step(region), tmp_path))
-    torch.manual_seed(0)
-    assert_same(forked, step(ours), what="in the child against in the parent")
 
 
 def test_fork_inside_a_region(tmp_path: Path) -> None:
@@ -116,26 +99,6 @@ def test_fork_inside_a_region(tmp_path: Path) -> None:
     assert_same(in_child, in_parent, what="in the child against in the parent")
 
 
-def test_exit_of_a_region_in_a_fork(tmp_path: Path) -> None:
-    """The child may leave the region in which it was forked; the parent's stays open."""
-    with ours(dtype=torch.float16):
-        around = thread_state()
-        with contextlib.ExitStack() as scope:
-            scope.enter_context(ours(dtype=torch.bfloat16))
-            inside = thread_state()
-
-            def leave() -> list[str]:
-                scope.close()
-                return spelled(thread_state())
-
-            assert in_a_fork(leave, tmp_path) == spelled(around)
-            assert thread_state() == inside
-
-
-def spelled(state: dict[str, Any]) -> list[str]:
-    return [f"{name}: {value}" for name, value in state.items()]
-
-
 # --- data loaders
 
 
@@ -148,21 +111,3 @@ class Rows(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         row = torch.arange(8.0).reshape(2, 4) + index
         return row, row @ row.t(), torch.is_autocast_enabled("cpu")
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_data_loader_in_a_region(persistent: bool) -> None:
-    """Its workers are forked in the region, and the second time outside of it, if they do not persist."""
-
-    def load(region: Region) -> Any:
-        workers = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": persistent, "timeout": 60}
-        loader = DataLoader(Rows(), batch_size=2, **workers)
-        model, seen = nn.Linear(4, 4), []
-        with region():
-            for row, product, enabled in loader:
-                seen.append((model(row), product, enabled))
-        for row, product, enabled in loader:
-            seen.append((model(row), product, enabled))
-        return seen
-
-    assert_like_stock(load)

@@ -11,8 +11,8 @@ import torch
 import torch_promote as tp
 from helpers.subprocesses import run_python
 from torch_promote import _C
+from torch_promote import loader as _extension
 from torch_promote.errors import ExtensionError
-from torch_promote.native import loader as _extension
 
 
 def test_built_with_the_running_torch() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch_promote as tp
 from helpers.probes import leaves_no_trace
 from torch_promote import _C
-from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec, RegionSpec
+from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec
 from torch_promote.regions.base import Region
 
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -18,7 +18,7 @@ import torch
 
 import torch_promote as tp
 from helpers.probes import autocast_dtype, leaves_no_trace
-from torch_promote.native.region_spec import RegionSpec
+from torch_promote.extension import RegionSpec
 from torch_promote.parity.model import pretend_cuda
 from torch_promote.regions import autocast
 

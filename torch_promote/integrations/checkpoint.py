@@ -24,12 +24,14 @@ import torch.utils.checkpoint
 from torch_promote import _C
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import RegionError
-from torch_promote.native.module_tables import kept_in_force
-from torch_promote.native.region_spec import RegionSpec
+from torch_promote.extension import RegionSpec, kept_in_force
 
 __all__ = ["checkpoint_contexts", "install", "stays_stocks"]
 
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
+
+
+_NO_CHANGE = _C.register_change([], False)
 
 
 class _Captured(NamedTuple):
@@ -37,14 +39,14 @@ class _Captured(NamedTuple):
 
     Attributes:
         active: Whether calls passed through our wrappers. If not, the policy is the one that a region starts from.
-        number: The number of a change that results in this policy, independent of where it is entered.
+        change: A change that results in this policy, independent of where it is entered.
         stock: Whether the policy is stock's.
         cache_mode: The mode of the cast cache.
-        kept: Keeps the number valid, and what the policy's module tables need.
+        kept: What the policy's module tables need.
     """
 
     active: bool
-    number: int
+    change: _C.HeldChange
     stock: bool
     cache_mode: str
     kept: tuple[Any, ...] = ()
@@ -53,15 +55,15 @@ class _Captured(NamedTuple):
 class _PolicyRegion:
     """A region that changes only the policy and the cache mode, not devices, dtypes or the cache flag."""
 
-    __slots__ = ("_cache_mode", "_policy_change")
+    __slots__ = ("_cache_mode", "_change")
 
-    def __init__(self, policy_change: int, cache_mode: str) -> None:
-        self._policy_change = policy_change
+    def __init__(self, change: _C.HeldChange, cache_mode: str) -> None:
+        self._change = change
         self._cache_mode = cache_mode
 
     def __enter__(self) -> None:
         cache_enabled = torch.is_autocast_cache_enabled()
-        spec = RegionSpec(cache_enabled=cache_enabled, cache_mode=self._cache_mode, policy_change=self._policy_change)
+        spec = RegionSpec(cache_enabled=cache_enabled, cache_mode=self._cache_mode, policy_change=self._change.number)
         _C.enter_region(self, spec.pack())
 
     def __exit__(self, *error: object) -> None:
@@ -74,17 +76,16 @@ def _capture() -> _Captured:
     included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
     if included and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY):
         return _captured(True, cache_mode)
-    with _PolicyRegion(0, cache_mode):
+    with _PolicyRegion(_NO_CHANGE, cache_mode):
         return _captured(False, cache_mode)
 
 
 def _captured(active: bool, cache_mode: str) -> _Captured:
-    number, stock = _C.capture_policy(), _C.policy_is_stock()
-    return _Captured(active, number, stock, cache_mode, (_C.HeldChange(number), *kept_in_force()))
+    return _Captured(active, _C.capture_policy(), _C.policy_is_stock(), cache_mode, kept_in_force())
 
 
 #: For functions that were checkpointed before `install`, when only stock's policy and cache mode were in use.
-_BEFORE_INSTALL = _Captured(False, 0, True, _C.CACHE_MODES[0])
+_BEFORE_INSTALL = _Captured(False, _NO_CHANGE, True, _C.CACHE_MODES[0])
 
 
 _Mirrors = Literal["", "unless plain", "always"]
@@ -131,8 +132,8 @@ class _Recomputation:
         is_enough = now.stock and captured.stock and now.cache_mode == captured.cache_mode
         self._region = None
         if not is_enough:
-            number = _C.register_change([], True) if captured is _BEFORE_INSTALL else captured.number
-            self._region = _PolicyRegion(number, captured.cache_mode)
+            change = _C.register_change([], True) if captured is _BEFORE_INSTALL else captured.change
+            self._region = _PolicyRegion(change, captured.cache_mode)
         self._mirrors_before = _thread.mirrors
         if self._region is not None:
             self._region.__enter__()

@@ -27,10 +27,10 @@ import torch
 
 from torch_promote import _C
 from torch_promote.errors import RegionError
+from torch_promote.extension import tables_in_force
 from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.export import record_enter, record_exit, refuse_policy
 from torch_promote.integrations.ranks import compare_ranks
-from torch_promote.native.module_tables import is_marker, tables_in_force
 
 __all__ = [
     "DYNAMO",
@@ -157,8 +157,7 @@ def policy_digest() -> str:
     """Returns a digest of this thread's current policy, the same in every process; "" for stock's."""
     if _C.policy_is_stock():
         return ""
-    ops = sorted(item for item in _C.current_policy().items() if not is_marker(item[0]))
-    policy = (ops, _C.promotion_content(), *tables_in_force())
+    policy = (sorted(_C.current_policy().items()), _C.promotion_content(), *tables_in_force())
     return hashlib.sha256(repr(policy).encode()).hexdigest()
 
 

@@ -15,7 +15,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from torch_promote import _C
 from torch_promote.errors import RegionError
-from torch_promote.native.region_spec import RegionSpec
+from torch_promote.extension import RegionSpec
 
 __all__ = ["record_enter", "record_exit", "refuse_policy"]
 

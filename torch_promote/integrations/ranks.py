@@ -37,9 +37,8 @@ import torch
 
 from torch_promote import _C
 from torch_promote.errors import OptionError, PolicyMismatchError
+from torch_promote.extension import policies_beyond_stock, tables_in_force
 from torch_promote.integrations.after_import import run_after_import
-from torch_promote.native.module_tables import tables_in_force
-from torch_promote.native.policy_changes import policies_beyond_stock
 from torch_promote.policy.module_tables import section_of, spell_table
 from torch_promote.policy.op_table import spell_policy
 

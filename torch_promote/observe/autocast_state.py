@@ -12,7 +12,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.native.policy_changes import policies_beyond_stock
+from torch_promote.extension import policies_beyond_stock
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from torch_promote import _C
-from torch_promote.native.region_spec import RegionSpec
+from torch_promote.extension import RegionSpec
 from torch_promote.observe.autocast_state import my_autocast_is_in_force
 from torch_promote.observe.events import AUTOCAST_OFF, TensorInfo, Totals
 from torch_promote.observe.ops import has_row
@@ -346,7 +346,7 @@ def _described(change: int) -> tuple[str, frozenset[tuple[str, str]]]:
     return base, frozenset((name, DEVICE_TYPES[device]) for name, device in ops)
 
 
-# ---`TraceReport.unused_overrides`: overrides of regions, modules and the default policy that no call used.
+# --- `TraceReport.unused_overrides`: overrides of regions, modules and the default policy that no call used.
 
 
 @dataclass(frozen=True, slots=True)

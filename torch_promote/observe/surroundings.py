@@ -18,8 +18,8 @@ import torch
 from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks
 from torch.utils.hooks import RemovableHandle
 
+from torch_promote.extension import fork_safe_lock
 from torch_promote.integrations.compile import skip_frames
-from torch_promote.native.fork_safe_lock import fork_safe_lock
 from torch_promote.observe.places import RunningModules
 
 __all__ = ["Listener", "watch_steps", "watch_unseen"]
@@ -79,7 +79,7 @@ def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             listener()
 
 
-# ---Detects computations of a block that cannot be observed: compiled graphs, other threads, other processes.
+# --- Detects computations of a block that cannot be observed: compiled graphs, other threads, other processes.
 
 
 _set_hook: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_guard_complete_hook

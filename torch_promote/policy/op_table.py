@@ -34,7 +34,6 @@ __all__ = [
     "schema_of",
     "spell_policy",
     "unlisted_ops",
-    "with_addend",
 ]
 
 
@@ -166,12 +165,7 @@ def op_table() -> tuple[Row, ...]:
 
 @functools.cache
 def rows_by_name() -> Mapping[str, Row]:
-    """Returns the rows of the table by full name.
-
-    Example:
-        >>> rows_by_name()["aten::mm"].cpu
-        <CastPolicy.lower_precision_fp: 'lower_precision_fp'>
-    """
+    """Returns the rows of the table by full name."""
     return MappingProxyType({row.name: row for row in op_table()})
 
 
@@ -194,14 +188,8 @@ def schema_of(op: Row | str) -> torch._C.FunctionSchema | None:
 def registered(device_type: str) -> frozenset[str]:
     """Returns the ops that now have a kernel on the stock autocast key of a device type.
 
-    The result is not cached, since a library may register an op at any time.
-
-    Args:
-        device_type: "cpu", "cuda", "xpu", "mps". A PyTorch build without CUDA registers the CUDA ops too. PrivateUse1
-            is not available: this package uses its autocast key.
-
-    Raises:
-        UnsupportedDeviceError: The running PyTorch registers no op for autocast on this device type.
+    A PyTorch build without CUDA registers the CUDA ops too. PrivateUse1 is not available: this package uses its
+    autocast key. The result is not cached, since a library may register an op at any time.
 
     Example:
         >>> "aten::mm" in registered("cpu"), "aten::softmax.int" in registered("cpu")
@@ -248,24 +236,3 @@ def unlisted_ops(device_type: str) -> tuple[str, ...]:
 
 def _rows_with_a_policy(device_type: str) -> list[Row]:
     return [row for row in op_table() if row.policy(device_type) is not CastPolicy.fallthrough]
-
-
-#: The names of products that add: `addmm` is `mm` and an addition, `baddbmm` is `bmm` and one.
-_WITH_ADDEND = re.compile(r"aten::b?add(?P<product>\w+)")
-
-
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def with_addend(op: str) -> tuple[str, ...]:
-    """Returns the rows of the op table that compute what another row computes, and add a tensor.
-
-    Args:
-        op: The full name of an op, without an overload.
-
-    Example:
-        >>> with_addend("aten::mm"), with_addend("aten::bmm"), with_addend("aten::softmax")
-        (('aten::addmm',), ('aten::addbmm', 'aten::baddbmm'), ())
-
-    Source: aten/src/ATen/native/LinearAlgebra.cpp, addmm, baddbmm, addbmm; Blas.cpp, addmv (v2.13).
-    """
-    found = ((name, _WITH_ADDEND.fullmatch(name.partition(".")[0])) for name in rows_by_name())
-    return tuple(name for name, match in found if match and f"aten::{match['product']}" == op)

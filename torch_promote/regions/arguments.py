@@ -22,15 +22,13 @@ from torch_promote.errors import (
     UnsupportedDeviceError,
     did_you_mean,
 )
+from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, numbered, register_change
 from torch_promote.integrations import cast_invalidation, checkpoint
-from torch_promote.native.module_tables import applied_number, changes_for
-from torch_promote.native.policy_changes import Named, register_change
-from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec
 from torch_promote.policy.module_tables import library
-from torch_promote.policy.op_names import is_pattern, spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, with_addend
-from torch_promote.policy.overrides import parse_overrides, select
+from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.overrides import parse_overrides
 from torch_promote.policy.policy import Policy
+from torch_promote.regions.unused_overrides import named_ops
 
 __all__ = [
     "allows_cache",
@@ -38,9 +36,9 @@ __all__ = [
     "cache_mode",
     "check_devices",
     "number_of_applied",
+    "policy_change",
     "policy_number",
     "read_policy",
-    "register_policy_change",
 ]
 
 _CPU_DTYPES = (torch.bfloat16, torch.float16)
@@ -212,10 +210,10 @@ def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=5)
 
 
-def policy_number(
+def policy_change(
     policy: object, overrides: Mapping[Any, Any] | None, tables: int = 0, has_author: bool = False
-) -> int:
-    """Returns the number in the extension of what a region does to the policy; equal arguments get one number.
+) -> _C.HeldChange:
+    """Returns what a region does to the policy, for the extension; equal arguments get one number.
 
     Args:
         policy: As for `my_autocast`.
@@ -231,20 +229,20 @@ def policy_number(
         tables = number_of_applied(chosen)
     try:
         asked = None if overrides is None else tuple(overrides.items())
-        defined = 0 if asked is None else _C.op_definitions()
-        number = _register(chosen, asked, tables, has_author, defined)
-        if not _C.touch_change(number):  # the extension has dropped it since: others were used in between
-            _register.cache_clear()
-            number = _register(chosen, asked, tables, has_author, defined)
-        if torch._guards.TracingContext.try_get() is not None:
-            _traced.setdefault(number, _C.HeldChange(number))
-        return number
+        change = _register(chosen, asked, tables, has_author, 0 if asked is None else _C.op_definitions())
     except (AttributeError, TypeError):  # not a mapping, or a value without a hash, which has an error of its own
         parse_overrides(overrides)  # type: ignore[arg-type]
         raise  # pragma: no cover: an error of the mapping's own methods
+    if torch._guards.TracingContext.try_get() is not None:
+        _traced.setdefault(change.number, change)
+    return change
 
 
-# Dynamo calls it while it traces, and keeps the number.
+def policy_number(policy: object, overrides: Mapping[Any, Any] | None, tables: int = 0) -> int:
+    """Returns the number of `policy_change`. Dynamo calls it while it traces, and keeps the number."""
+    return policy_change(policy, overrides, tables).number
+
+
 policy_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -254,8 +252,10 @@ def number_of_applied(policy: Policy) -> int:
     Raises:
         PolicyError: The policy has tables, and there is no such model.
     """
-    number = applied_number(policy.modules) if policy.modules else 0
-    if policy.modules and not number:
+    if not policy.modules:
+        return 0
+    found = numbered(policy.modules, None)
+    if not found.applied:
         names = [repr(name) for name, _ in policy.modules]
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         raise PolicyError(
@@ -263,35 +263,18 @@ def number_of_applied(policy: Policy) -> int:
             f"my_autocast(..., policy=policy, model=model); or call policy.apply_to(model) before, as for install, "
             f"set_default_policy and policies of modules. To leave the tables out, use policy.without_modules()."
         )
-    return number
+    return found.number
 
 
 @functools.lru_cache(maxsize=1024)
 def _register(
     policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | None, tables: int, has_author: bool, defined: int
-) -> int:
-    """Returns the number. `defined` counts definitions of ops, on which it depends what the names select."""
-    changes = [] if policy is None else [*policy.changes, *changes_for(tables)]
+) -> _C.HeldChange:
+    """Registers a change. `defined` counts definitions of ops, on which it depends what the names select."""
+    changes = [] if policy is None else list(policy.changes)
     for name, value in parse_overrides(dict(overrides or ())):
         changes += [(name, device_type, value) for device_type in DEVICE_TYPES]
-    if not has_author:
-        return register_policy_change(changes, policy is not None)
-    named = [_named(key, value) for key, value in overrides or () if not is_pattern(spell_key(key))]
-    return register_policy_change(changes, policy is not None, named)
-
-
-def _named(key: object, value: object) -> Named:
-    policy, overloads = select(key, value)
-    return Named(overloads, with_addend(overloads[0].partition(".")[0]), policy)
-
-
-def register_policy_change(
-    changes: Sequence[tuple[str, str, CastPolicy | torch.dtype]],
-    replaces: bool = False,
-    named: Sequence[Named] = (),
-) -> int:
-    """As `register_change`; has checkpointing keep policies from now on, if there is anything to keep."""
-    number = register_change(changes, replaces, named)
-    if changes:
+    named = named_ops(dict(overrides or ()), {name for name, *_ in changes}) if has_author else ()
+    if changes or tables:
         checkpoint.install()
-    return number
+    return register_change(changes, policy is not None, named, tables or None)

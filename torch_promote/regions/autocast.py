@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_promote._C import UNUSED_OVERRIDES, HeldChange, pack_plain_region
-from torch_promote.native.region_spec import RegionSpec
+from torch_promote._C import UNUSED_OVERRIDES, pack_plain_region
+from torch_promote.extension import RegionSpec
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.op_names import find_op, name_op
 from torch_promote.policy.overrides import spell_overrides
@@ -23,6 +23,7 @@ from torch_promote.regions.arguments import (
     bind_model,
     cache_mode,
     check_devices,
+    policy_change,
     policy_number,
     read_policy,
 )
@@ -129,9 +130,11 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
                 line = None if overrides is None else line_of(sys._getframe().f_back)
             binding = None if model is None else bind_model(model, policy)
             number = 0 if binding is None else binding.number
-            change = policy_number(policy, overrides, number, line is not None)
-            if not torch.compiler.is_dynamo_compiling():
-                self._held = HeldChange(change)
+            if torch.compiler.is_dynamo_compiling():
+                change = policy_number(policy, overrides, number)
+            else:
+                self._held = policy_change(policy, overrides, number, line is not None)
+                change = self._held.number
         cache_flag = bool(torch.is_autocast_cache_enabled() if allowed is None else allowed)
         self._packed = RegionSpec(devices, cache_flag, cache_mode(cache), change).pack()
         self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides, model, binding)
@@ -188,8 +191,7 @@ def _rebuild(packed: str, asked: _Arguments, named: Sequence[tuple[Any, Any]] | 
     binding = None if asked.model is None else bind_model(asked.model, asked.policy)
     if asked.policy is not None or overrides is not None:
         number = 0 if binding is None else binding.number
-        change = policy_number(asked.policy, overrides, number, asked.line is not None)
-        region._held = HeldChange(change)
-        region._packed = RegionSpec.unpack(packed)._replace(policy_change=change).pack()
+        region._held = policy_change(asked.policy, overrides, number, asked.line is not None)
+        region._packed = RegionSpec.unpack(packed)._replace(policy_change=region._held.number).pack()
     region._arguments = asked._replace(overrides=overrides, binding=binding)
     return region

@@ -21,14 +21,13 @@ from typing import Any, Literal, Protocol
 import torch
 
 from torch_promote import _C
+from torch_promote.extension import DeviceSpec, RegionSpec, fork_safe_lock
 from torch_promote.integrations import compile as compile_installed
 from torch_promote.integrations.asyncio_tasks import guard_tasks
 from torch_promote.integrations.checkpoint import stays_stocks
 from torch_promote.integrations.compile import graph_enter, graph_exit
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.integrations.ranks import compare_ranks
-from torch_promote.native.fork_safe_lock import fork_safe_lock
-from torch_promote.native.region_spec import DeviceSpec, RegionSpec
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.regions.watching import tell_watchers
 

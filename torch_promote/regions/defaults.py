@@ -14,13 +14,14 @@ import torch
 
 from torch_promote import _C
 from torch_promote.errors import PolicyError
+from torch_promote.extension import fork_safe_lock, register_change
+from torch_promote.integrations import checkpoint
 from torch_promote.integrations import compile as _compile
-from torch_promote.native.fork_safe_lock import fork_safe_lock
 from torch_promote.policy.named_policies import replace_registered_ops
 from torch_promote.policy.op_table import CastPolicy, spell_policy
 from torch_promote.policy.overrides import check_device_types, parse_overrides, show_key
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.arguments import number_of_applied, policy_number, register_policy_change
+from torch_promote.regions.arguments import number_of_applied, policy_change
 
 __all__ = [
     "RegisteredPolicy",
@@ -236,8 +237,9 @@ _Registered = dict[tuple[str, str], tuple[CastPolicy | torch.dtype, RegisteredPo
 def _put(registered: _Registered, default: Policy | None, tables: int) -> None:
     """Sets both as the extension's defaults. If that fails, nothing changes."""
     changes = [(*place, value) for place, (value, _) in sorted(registered.items(), key=lambda item: item[0])]
-    number = register_policy_change(changes)
-    _C.set_defaults(number, 0 if default is None else policy_number(default, None, tables))
+    if changes:
+        checkpoint.install()
+    _C.set_defaults(register_change(changes), policy_change(default, None, tables))
     # Dynamo does not guard on the default policy, which graphs that open an outermost region were traced under.
     if _compile.graphs_open_regions():
         sys.modules["torch._dynamo"].reset()

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import torch
 
 from torch_promote import _C
+from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations.compile import while_changing
-from torch_promote.native.region_spec import DTYPE_NUMBERS, DeviceSpec, RegionSpec
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.overrides import spell_overrides
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.arguments import allows_cache, cache_mode, number_of_applied, policy_number, read_policy
+from torch_promote.regions.arguments import allows_cache, cache_mode, number_of_applied, policy_change, read_policy
 from torch_promote.regions.autocast_methods import in_force, lock, put_in_force, stock_autocast
 
 __all__ = ["Installation", "install", "installed", "installed_as", "stock_autocast", "uninstall"]
@@ -44,8 +44,8 @@ class Installation:
         given = dict(overrides) if isinstance(overrides, Mapping) else overrides
         self.policy = read_policy(policy)
         tables = 0 if self.policy is None else number_of_applied(Policy.of(self.policy))
-        self._change = policy_number(self.policy, given, tables)
-        self._held = _C.HeldChange(self._change)
+        self._held = policy_change(self.policy, given, tables)
+        self._change = self._held.number
         if cache is not None:
             allows_cache(cache, None)
         self.overrides: Mapping[Any, Any] = MappingProxyType(given or {})

@@ -1,25 +1,69 @@
 """Warns of overrides that had no effect, at the end of the region whose overrides they are.
 
-csrc/region/named_use.h, NOTE [ Unused overrides ], says how the extension finds them.
+csrc/policy/called_ops.h, NOTE [ Unused overrides ], says how the extension finds them.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch_promote import _C
 from torch_promote.errors import UnusedOverrideWarning
+from torch_promote.extension import Named
+from torch_promote.policy.op_names import is_pattern, spell_key
+from torch_promote.policy.overrides import select
 
-__all__ = ["Line", "line_of", "warn_of_unused_overrides"]
+__all__ = ["Line", "line_of", "named_ops", "warn_of_unused_overrides"]
+
+#: Composite ops of the op table, and the ops that PyTorch's implementations of them call, with autocast off.
+_CALLS = {
+    "_convolution": "convolution",
+    "bilinear": "_trilinear",
+    "cdist": "_cdist_forward",
+    "chain_matmul": "mm matmul linalg_multi_dot",
+    "conv1d conv2d conv3d": "convolution _convolution mkldnn_convolution",
+    "conv_transpose1d conv_transpose2d conv_transpose3d": "convolution _convolution",
+    "cosine_embedding_loss": "mul sum add sqrt div where clamp_min mean",
+    "cosine_similarity": "mul sum linalg_vector_norm div",
+    "cross_entropy_loss": "log_softmax _log_softmax nll_loss nll_loss_nd nll_loss_forward nll_loss2d_forward",
+    "einsum": "bmm mul sum",
+    "frobenius_norm": "linalg_vector_norm",
+    "group_norm": "native_group_norm",
+    "gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell": "linear addmm mm sigmoid tanh relu",
+    "hinge_embedding_loss": "where clamp_min add mean sum",
+    "kl_div": "exp log mul sub mean sum where xlogy",
+    "l1_loss": "sub abs mean sum",
+    "layer_norm": "native_layer_norm",
+    "linalg_multi_dot": "mm matmul",
+    "linear": "mm addmm matmul",
+    "log_softmax": "_log_softmax",
+    "margin_ranking_loss": "mul sub clamp_min mean sum",
+    "matmul": "mm bmm mv dot",
+    "nll_loss": "nll_loss_forward",
+    "nll_loss2d": "nll_loss2d_forward",
+    "pdist": "_pdist_forward",
+    "poisson_nll_loss": "exp log mul sub mean sum",
+    "prelu": "_prelu_kernel",
+    "quantile nanquantile": "sort lerp",
+    "rms_norm": "_fused_rms_norm pow mean rsqrt mul",
+    "scaled_dot_product_attention": "softmax _softmax _safe_softmax matmul bmm mul add",
+    "softmax": "_softmax",
+    "stft": "_fft_r2c _fft_c2c",
+    "tensordot": "mm matmul dot",
+    "triplet_margin_loss": "pairwise_distance clamp_min mean sum",
+}
 
 #: Regions that this package makes have no author who could change their overrides.
 _OURS = str(Path(__file__).parents[1]) + os.sep
+
+#: What `warnings` remembers of its warnings, by file.
+_registries: dict[str, dict[str | tuple[str, type[Warning], int], int]] = {}
 
 
 class Line(NamedTuple):
@@ -36,62 +80,56 @@ class Line(NamedTuple):
     module: str
 
 
-#: The lines, by a place in their code. Python takes long to find a frame's line.
-_lines: dict[tuple[str, str, int, int], Line | None] = {}
-
-#: How many lines are kept at most, for programs that compile code again and again.
-_MOST_LINES = 4096
-
-#: What `warnings` keeps of its warnings of a line, by op.
-_registries: dict[Line, dict[str, dict[str | tuple[str, type[Warning], int], int]]] = {}
-
-
 def line_of(frame: FrameType | None) -> Line | None:
     """Returns the line that a frame runs; None for a line of this package, or if there is no frame."""
-    if frame is None:
+    if frame is None or frame.f_code.co_filename.startswith(_OURS):
         return None
-    code, module = frame.f_code, frame.f_globals.get("__name__", "<string>")
-    place = (module, code.co_filename, code.co_firstlineno, frame.f_lasti)
-    try:
-        return _lines[place]
-    except KeyError:
-        pass
-    if len(_lines) >= _MOST_LINES:
-        _drop_oldest()
-    line = Line(code.co_filename, frame.f_lineno, module)
-    return _lines.setdefault(place, None if code.co_filename.startswith(_OURS) else line)
+    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "<string>"))
 
 
-def _drop_oldest() -> None:
-    for place in list(itertools.islice(_lines, _MOST_LINES // 8)):
-        line = _lines.pop(place, None)
-        if line is not None:
-            _registries.pop(line, None)
+def named_ops(overrides: Mapping[Any, Any], overridden: Collection[str]) -> Iterator[Named]:
+    """Yields the ops that overrides name without a pattern, with the ops that hide them.
+
+    Args:
+        overrides: As for `my_autocast`.
+        overridden: The full names of all overloads that get a policy.
+    """
+    for key, value in overrides.items():
+        if not is_pattern(spell_key(key)):
+            _, overloads = select(key, value)
+            hidden_by = _hidden_by().get(_without_overload(overloads[0]), ())
+            yield Named(overloads, tuple(name for name in hidden_by if name not in overridden))
+
+
+@functools.cache
+def _hidden_by() -> dict[str, list[str]]:
+    """Returns the entries of the op table that call an op, by the op's name without an overload."""
+    found: dict[str, list[str]] = {}
+    calls = {outer: inner.split() for names, inner in _CALLS.items() for outer in names.split()}
+    for name in _C.OP_ENTRY_NAMES:
+        for inner in calls.get(_short(_without_overload(name)), ()):
+            found.setdefault(f"aten::{inner}", []).append(name)
+    return found
 
 
 def warn_of_unused_overrides(line: Line) -> None:
     """Warns of the overrides without effect in the region of a line that this thread has just ended."""
-    unused = _C.take_unused_overrides()
-    for op in dict.fromkeys(one[0] for one in unused):
-        registry = _registries.setdefault(line, {}).setdefault(op, {})
-        # `warnings` shows a text once for each line. Counts in it may differ, so the text of the first time is kept.
-        text = next((key[0] for key in registry if isinstance(key, tuple)), "") or _text(op, unused)
+    unused: dict[str, list[str]] = {}
+    for op, outer in _C.unused_overrides():
+        unused.setdefault(_without_overload(op), []).append(_without_overload(outer))
+    for op, outers in unused.items():
+        ran = ", ".join(dict.fromkeys(outers))
+        text = (
+            f"the override of {op} was never used. Instead, the region ran {ran}, which may call {_short(op)}, with "
+            f"autocast off. Name in the overrides: {ran.replace('aten::', '')}."
+        )
+        registry = _registries.setdefault(line.filename, {})
         warnings.warn_explicit(text, UnusedOverrideWarning, line.filename, line.lineno, line.module, registry)
 
 
-def _text(op: str, unused: Sequence[tuple[str, str, int, str]]) -> str:
-    instead = [one[1:] for one in unused if one[0] == op]
-    ran = "; ".join(
-        f"{outer} ran {'once' if runs == 1 else f'{runs} times'} and calls {_short(inner)}{_includes(inner, op)}"
-        for outer, runs, inner in instead
-    )
-    names = " and ".join(_short(outer) for outer, _, _ in instead)
-    return f"the override of {op} was never used: {ran} with autocast off. Name {names}."
+def _without_overload(name: str) -> str:
+    return name.partition(".")[0]
 
 
-def _includes(inner: str, op: str) -> str:
-    return "" if inner.partition(".")[0] == op.partition(".")[0] else f", which includes {_short(op)},"
-
-
-def _short(op: str) -> str:
-    return op.removeprefix("aten::")
+def _short(name: str) -> str:
+    return name.removeprefix("aten::")

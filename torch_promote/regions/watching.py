@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch_promote import _C
+from torch_promote.extension import fork_safe_lock
 from torch_promote.integrations.compile import skip_frames
-from torch_promote.native.fork_safe_lock import fork_safe_lock
 
 __all__ = ["Watcher", "tell_watchers", "watch_regions"]
 

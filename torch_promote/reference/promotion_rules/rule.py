@@ -7,9 +7,9 @@ A rule is data. Its tables contain the common dtype of two dtypes, and of a Pyth
 from __future__ import annotations
 
 import functools
+import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
@@ -17,21 +17,17 @@ from torch_promote.errors import PromotionRuleError, RuleDefinitionError
 from torch_promote.policy.dtype_names import operand_of_name
 from torch_promote.reference.dtypes import TYPECODES, Kind, default_complex, dtype_name, is_complex, is_floating, kind
 from torch_promote.reference.promotion import Number, Operand, PromotionError, number_dtype, promote_types
-from torch_promote.text_layout import html_table
 
 __all__ = [
     "CODES",
     "NONE",
     "NUMBER_TYPES",
     "OperandLike",
-    "Parts",
     "PromotionRule",
     "describe",
     "fits",
     "number_type",
-    "parts_of",
     "read_table",
-    "remedy",
     "words_of_table",
 ]
 
@@ -42,10 +38,8 @@ __all__ = [
 OperandLike = torch.Tensor | Number | torch.dtype | Operand
 """A tensor, a Python number, a dtype (stands for a tensor with dimensions), or a description of an operand."""
 
-#: The types of Python numbers, in ascending order of kind.
+#: The types of Python numbers, in the order of `Kind`.
 NUMBER_TYPES: tuple[type, ...] = (bool, int, float, complex)
-
-_KIND_OF_NUMBER = {bool: Kind.BOOL, int: Kind.INTEGRAL, float: Kind.FLOATING, complex: Kind.COMPLEX}
 
 
 def fits(number: type, dtype: torch.dtype) -> bool:
@@ -54,12 +48,8 @@ def fits(number: type, dtype: torch.dtype) -> bool:
     Args:
         number: bool, int, float or complex.
         dtype: The tensors' dtype.
-
-    Example:
-        >>> fits(int, torch.float16), fits(float, torch.int8)
-        (True, False)
     """
-    return kind(dtype) is not Kind.OPAQUE and _KIND_OF_NUMBER[number] <= kind(dtype)
+    return kind(dtype) is not Kind.OPAQUE and NUMBER_TYPES.index(number) <= kind(dtype)
 
 
 def number_type(operand: OperandLike) -> type | None:
@@ -70,10 +60,6 @@ def number_type(operand: OperandLike) -> type | None:
 
     Raises:
         TypeError: The value is not an operand.
-
-    Example:
-        >>> number_type(True), number_type(2.5), number_type(torch.ones(()))
-        (<class 'bool'>, <class 'float'>, None)
     """
     if isinstance(operand, torch.Tensor | torch.dtype):
         return None
@@ -91,12 +77,7 @@ def number_type(operand: OperandLike) -> type | None:
 
 
 def describe(operand: OperandLike) -> str:
-    """Returns a description of an operand.
-
-    Example:
-        >>> describe(torch.ones(2, 3)), describe(5.5), describe(torch.int8)
-        ('float32[2, 3]', '5.5 (a Python float)', 'int8')
-    """
+    """Returns a description of an operand."""
     if isinstance(operand, torch.dtype):
         return dtype_name(operand)
     number = number_type(operand)
@@ -129,34 +110,12 @@ def words_of_table(table: str, a: torch.dtype | type, b: torch.dtype, common: to
     return f"A Python {a.__name__} is of a higher kind than {dtype_name(b)}, and the two give {dtype_name(common)}."
 
 
-class Parts(NamedTuple):
-    """Operands by state: the distinct dtypes in order of appearance, and the highest type of number.
+def _by_state(
+    operands: Iterable[OperandLike], zero_dim_is_weak: bool
+) -> tuple[list[torch.dtype], list[torch.dtype], type | None]:
+    """The distinct dtypes of tensors with dimensions, those of 0-dim tensors, and the highest type of number.
 
-    Attributes:
-        dims: The dtypes of the tensors with dimensions, or of all tensors if 0-dim tensors are not weak.
-        zeros: The dtypes of the 0-dim tensors, if they are weak.
-        number: The type of the Python numbers, or None.
-
-    Example:
-        >>> parts_of([torch.ones(3), torch.tensor(1), 2, 2.5], zero_dim_is_weak=True)
-        Parts(dims=(torch.float32,), zeros=(torch.int64,), number=<class 'float'>)
-    """
-
-    dims: tuple[torch.dtype, ...]
-    zeros: tuple[torch.dtype, ...]
-    number: type | None
-
-
-def parts_of(operands: Iterable[OperandLike], zero_dim_is_weak: bool) -> Parts:
-    """Groups operands by state.
-
-    Args:
-        operands: The operands.
-        zero_dim_is_weak: Whether 0-dim tensors are a state of their own.
-
-    Example:
-        >>> parts_of([torch.ones(3), torch.tensor(1)], zero_dim_is_weak=False)
-        Parts(dims=(torch.float32, torch.int64), zeros=(), number=None)
+    If 0-dim tensors are not weak, they count as tensors with dimensions.
     """
     dims: dict[torch.dtype, None] = {}
     zeros: dict[torch.dtype, None] = {}
@@ -170,45 +129,30 @@ def parts_of(operands: Iterable[OperandLike], zero_dim_is_weak: bool) -> Parts:
         else:
             assert isinstance(operand, torch.Tensor | Operand)
             (zeros if zero_dim_is_weak and not operand.shape else dims)[operand.dtype] = None
-    return Parts(tuple(dims), tuple(zeros), max(numbers, key=NUMBER_TYPES.index, default=None))
+    return list(dims), list(zeros), max(numbers, key=NUMBER_TYPES.index, default=None)
 
 
 # --- The cast that an error proposes
 
 
-def remedy(dtype: torch.dtype, other: torch.dtype | type) -> str:
-    """Returns a sentence with a cast that gives two operands the same dtype.
-
-    Args:
-        dtype: The dtype of a tensor.
-        other: The dtype of another tensor, or the type of a Python number.
-
-    Example:
-        >>> remedy(torch.int32, torch.float32)
-        'Write x.to(torch.float32) for the int32 tensor.'
-        >>> remedy(torch.bool, int)
-        'Write x.to(torch.int64) for the bool tensor.'
-    """
+def _remedy(dtype: torch.dtype, other: torch.dtype | type) -> str:
+    """A sentence with a cast that gives a tensor and another operand the same dtype."""
     if other is bool:
         return "Write int(x) for the Python bool."
-    if isinstance(other, type):
-        return _write(_for_number(other, dtype), dtype)
-    target = _meeting(dtype, other)
-    if target is None:
-        return f"Cast one of the two: x.to(torch.{dtype_name(dtype)}) or x.to(torch.{dtype_name(other)})."
-    return _write(target, *(operand for operand in (dtype, other) if operand is not target))
-
-
-def _write(target: torch.dtype, *sources: torch.dtype) -> str:
-    tensors = " and the ".join(f"{dtype_name(source)} tensor" for source in dict.fromkeys(sources))
-    return f"Write x.to(torch.{dtype_name(target)}) for the {tensors}."
-
-
-def _for_number(number: type, dtype: torch.dtype) -> torch.dtype:
+    target, tensors = None, [dtype]
     default = torch.get_default_dtype()
-    if number is complex:
-        return torch.complex128 if dtype is torch.float64 else default_complex(default)
-    return default if number is float else torch.int64
+    if other is complex:
+        target = torch.complex128 if dtype is torch.float64 else default_complex(default)
+    elif isinstance(other, type):
+        target = default if other is float else torch.int64
+    else:
+        target, tensors = _meeting(dtype, other), [dtype, other]
+        if target is None:
+            return f"Cast one of the two: x.to(torch.{dtype_name(dtype)}) or x.to(torch.{dtype_name(other)})."
+    sources = " and the ".join(
+        f"{dtype_name(source)} tensor" for source in dict.fromkeys(tensors) if source is not target
+    )
+    return f"Write x.to(torch.{dtype_name(target)}) for the {sources}."
 
 
 def _meeting(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
@@ -279,9 +223,13 @@ class PromotionRule:
         return f"<PromotionRule {self.name!r}: {len(self._dtypes)} dtypes, Python floats are {default}>"
 
     def _repr_html_(self) -> str:
-        title = f"Promotion rule {self.name}: the common dtype of two tensors' dtypes, - for none"
-        rows = [[dtype_name(a), *(_cell(self.of_pair(a, b)) for b in self._dtypes)] for a in self._dtypes]
-        return html_table(["", *map(dtype_name, self._dtypes)], rows, title)
+        title = f"Promotion rule {html.escape(self.name)}: the common dtype of two tensors' dtypes, - for none"
+        rows = [["", *map(dtype_name, self._dtypes)]]
+        for a in self._dtypes:
+            found = (self.of_pair(a, b) for b in self._dtypes)
+            rows.append([dtype_name(a), *("-" if dtype is None else dtype_name(dtype) for dtype in found)])
+        cells = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
+        return f"<p>{title}</p><table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
     @property
     def _dtypes(self) -> list[torch.dtype]:
@@ -358,19 +306,19 @@ class PromotionRule:
         result = self.of_float(found)
         if result is None:
             words = f"{dtype_name(found)} is not floating, and the rule defines no division for it"
-            raise PromotionRuleError(self.name, map(describe, given), words, remedy(found, float), op)
+            raise PromotionRuleError(self.name, map(describe, given), words, _remedy(found, float), op)
         return result
 
     def _common(self, given: tuple[OperandLike, ...], op: str | None) -> torch.dtype:
         def refused(a: torch.dtype | type, b: torch.dtype) -> PromotionRuleError:
-            return PromotionRuleError(self.name, map(describe, given), self.reason(a, b), remedy(b, a), op)
+            return PromotionRuleError(self.name, map(describe, given), self.reason(a, b), _remedy(b, a), op)
 
         if self.whole is not None:
             try:
                 return self.whole(given)
             except TypeError as error:
                 raise PromotionRuleError(self.name, map(describe, given), *_clauses(str(error)), op) from None
-        dims, zeros, number = parts_of(given, self.zero_dim_is_weak)
+        dims, zeros, number = _by_state(given, self.zero_dim_is_weak)
         strong, weak = (self._of_tensors(dtypes, refused) for dtypes in (dims, zeros))
         if strong is None:
             strong, weak = weak, None
@@ -418,10 +366,6 @@ def _clauses(error: str) -> tuple[str, str]:
     _, _, why = error.rpartition("no common dtype: ")
     why, _, remedy_ = why.rstrip(".").partition(". ")
     return why, f"{remedy_ or 'Convert the operands first'}."
-
-
-def _cell(dtype: torch.dtype | None) -> str:
-    return "-" if dtype is None else dtype_name(dtype)
 
 
 # --- Tables written as text in typecodes

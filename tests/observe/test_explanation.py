@@ -1,0 +1,345 @@
+"""`TraceReport.explain`: explanations of modules, ops and lines are correct, and its advice works."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import torch_promote as tp
+from helpers.made_up_traces import made_up_call, report_of
+from torch_promote.errors import OptionError
+from torch_promote.observe.trace_report import TraceReport
+from torch_promote.policy.op_table import CastPolicy
+
+X = torch.ones(2, 4)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.q(x)).softmax(-1) + x
+
+
+def model() -> nn.Module:
+    return nn.ModuleDict({"blocks": nn.Sequential(Block(), Block())})
+
+
+def trace_step(net: nn.Module, **options: Any) -> TraceReport:
+    with tp.trace(net) as report:
+        with tp.my_autocast("cpu", **options):
+            loss = net["blocks"](X).sum()  # type: ignore[index]
+        loss.backward()
+    return report
+
+
+@pytest.fixture(scope="module")
+def report() -> TraceReport:
+    """A step with two blocks, in which PyTorch's table, a region, a module or no policy decides."""
+    net = model()
+    tp.set_module_policy(net, {"blocks.1.q": {"linear": "fp32"}})
+    return trace_step(net, overrides={"layer_norm": "fp16"})
+
+
+# --- what it says
+
+
+def test_an_op(report: TraceReport) -> None:
+    found = report.explain("linear")
+    assert (found.pattern, found.kind) == ("linear", "op")
+    assert dict(found.facts) == {
+        "calls": "2 forward",
+        "modules": "blocks.0.q, blocks.1.q",
+        "dtypes": "float32 -> bfloat16 -> bfloat16 (1), float32 -> float32 (1)",
+        "policies": 'lower_precision_fp: PyTorch\'s table (1), fp32: module policy "blocks.1.q" (1)',
+        "meaning": "lower_precision_fp: Cast every eligible argument to the region's autocast dtype; "
+        "fp32: Cast every eligible argument to float32",
+        "casts": "3 (56 B): weight (weight) float32 -> bfloat16 (1), input (activation) float32 -> bfloat16 (1), "
+        "bias (weight) float32 -> bfloat16 (1)",
+    }
+    assert [(row.op, row.module, row.calls, row.casts) for row in found.rows] == [
+        ("aten::linear", "blocks.0.q", 1, 3),
+        ("aten::linear", "blocks.1.q", 1, 0),
+    ]
+
+
+def test_a_module_with_those_inside(report: TraceReport) -> None:
+    found = report.explain("blocks.0")
+    calls = report.calls.where(module="blocks.0")
+    assert found.kind == "module"
+    assert sum(row.calls for row in found.rows) == len(calls)
+    assert {row.module for row in found.rows} == {"blocks.0", "blocks.0.q", "blocks.0.norm"}
+    assert f"{sum(call.phase == 'backward' for call in calls)} backward" in dict(found.facts)["calls"]
+    assert "lower_precision_fp: region at test_explanation.py:" in found.paragraph
+
+
+def test_a_line(report: TraceReport) -> None:
+    number = next(call.line for call in report.calls if call.op == "aten::softmax").rpartition(":")[2]
+    found = report.explain(f"observe/test_explanation.py:{number}")
+    assert found.kind == "line"
+    assert {row.op for row in found.rows} >= {"aten::softmax.int", "aten::linear", "aten::layer_norm"}
+    whole = report.explain("test_explanation.py")
+    assert sum(row.calls for row in whole.rows) == sum(call.line.startswith(__file__) for call in report.calls)
+
+
+def test_why_there_was_no_policy() -> None:
+    def run(most: int) -> TraceReport:
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        tp.set_module_policy(net, {"1": "fp32"})
+        with tp.trace(net, max_calls=most) as report:
+            X.exp()
+            X + X.half()
+            with tp.promotion("jax"):
+                X * X.half()
+            with tp.my_autocast("cpu"):
+                X.cos(), net(X)
+            X.cos()
+        return report
+
+    report, few = run(1000), run(1)
+    for pattern, reasons in {
+        "exp": "autocast was off (1)",
+        "cos": "autocast was off (1), autocast has none for the op (1)",
+        "add": "promotion rule torch (1)",
+        "mul": "promotion rule jax (1)",
+    }.items():
+        assert dict(report.explain(pattern).facts)["without a policy"] == reasons
+    assert 'autocast off by module policy "1" (1)' in report.explain("1").paragraph
+    assert dict(few.explain("cos").facts)["without a policy"] == "not known, beyond max_calls (2)"
+
+
+def test_reused_and_repeated_casts() -> None:
+    weight = nn.Parameter(torch.ones(4, 4))
+    with tp.trace() as report:
+        for _ in range(2):
+            with tp.my_autocast("cpu"):
+                X.mm(weight), X.mm(weight)
+    found = report.explain("mm")
+    assert dict(found.facts)["casts reused"] == "2"
+    assert dict(found.facts)["casts repeated"].startswith("4 (")
+    assert any('my_autocast(cache="persistent")' in one for one in found.advice)
+
+
+def test_an_error_and_a_recomputation() -> None:
+    net = Block()
+    with tp.trace(net) as report, tp.my_autocast("cpu"):
+        checkpoint(net, X.clone().requires_grad_(), use_reentrant=False).sum().backward()
+        with pytest.raises(RuntimeError):
+            X.mm(X)
+    assert "1 forward, 1 recompute" in report.explain("linear").paragraph
+    mm = dict(report.explain("mm").facts)
+    assert mm["raised"] == "1"
+    assert "-> none (1)" in mm["dtypes"]
+
+
+def test_a_dtype_as_policy_and_keep() -> None:
+    with tp.trace() as report, tp.my_autocast("cpu", overrides={"mm": torch.float64, "exp": "keep"}):
+        X.mm(X.t()), X.exp()
+    assert dict(report.explain("mm").facts)["meaning"] == "float64: run in float64"
+    assert dict(report.explain("exp").facts)["meaning"].startswith("keep: Cast nothing")
+
+
+@pytest.mark.parametrize("pattern", ["softmax", "aten::softmax", "softmax.int", "aten::softmax.int", "op=softmax"])
+def test_spellings_of_an_op(report: TraceReport, pattern: str) -> None:
+    assert [row.op for row in report.explain(pattern).rows] == ["aten::softmax.int"] * 2
+
+
+def test_default_is_the_overload_without_a_name(report: TraceReport) -> None:
+    assert {row.op for row in report.explain("mm.default").rows} == {"aten::mm"}
+
+
+# --- what it advises
+
+
+def advised(text: str) -> str:
+    return re.search(r"(set_module_policy\(.*\)|my_autocast\(.*\))\.?", text)[1]  # type: ignore[index]
+
+
+def test_lower_precision_can_run_in_float32() -> None:
+    net = model()
+    report = trace_step(net)
+    [of_module] = [one for one in report.explain("blocks.0.q").advice if "linear" in one]
+    [of_op] = [one for one in report.explain("linear").advice if "aten::linear" in one]
+    assert advised(of_module) == 'set_module_policy(model, {"blocks.0.q": {"linear": "fp32"}})'
+    assert advised(of_op) == 'my_autocast(overrides={"linear": "fp32"})'
+    eval(f"tp.{advised(of_module)}", {"tp": tp, "model": net})
+    again = trace_step(net)
+    assert [row.dtypes for row in again.explain("blocks.0.q").rows if row.op == "aten::linear"] == [
+        "float32 -> float32"
+    ]
+
+
+def test_float32_can_run_in_lower_precision() -> None:
+    def run(**options: Any) -> TraceReport:
+        with tp.trace() as report, tp.my_autocast("cpu", **options):
+            torch.nn.functional.mse_loss(X.bfloat16(), X.bfloat16())
+        return report
+
+    [advice] = run().explain("mse_loss").advice
+    assert advice.startswith("To run aten::mse_loss in the autocast dtype instead of float32: ")
+    options = eval(advised(advice).removeprefix("my_autocast").replace("(", "dict(", 1))
+    assert run(**options).explain("mse_loss").rows[0].dtypes == "bfloat16 -> bfloat16"
+
+
+def test_float32_inputs_get_no_advice() -> None:
+    with tp.trace() as report, tp.my_autocast("cpu"):
+        torch.nn.functional.mse_loss(X, X)
+    assert report.explain("mse_loss").advice == ()
+
+
+def test_a_users_own_policy_is_changed_where_it_stands(report: TraceReport) -> None:
+    [advice] = report.explain("blocks.1.q").advice
+    assert advice == 'The policy of aten::linear was set by: module policy "blocks.1.q". Change it there.'
+    assert "was set by: region at " in report.explain("layer_norm").advice[0]
+
+
+def test_a_module_policy_that_would_replace_another_is_not_advised() -> None:
+    net = model()
+    tp.set_module_policy(net, {"blocks.0": {"layer_norm": "fp16"}})
+    assert not any("set_module_policy" in one for one in trace_step(net).explain("blocks.0").advice)
+
+
+def test_a_backward_in_a_region() -> None:
+    """Autocast casts there as well; a module policy would not apply."""
+    net = model()
+    with tp.trace(net) as report, tp.my_autocast("cpu"):
+        (net["blocks"](X) * 2).sum().backward()
+    [advice] = [one for one in report.explain("blocks.0.q").advice if "backward" in one]
+    assert advice.startswith("aten::mm: the backward ran inside of the autocast region")
+    assert {call.phase for call in report.calls.where(op="mm", policy="lower_precision_fp")} == {"backward"}
+    assert not any(call.policy for call in trace_step(net).calls.where(phase="backward"))
+
+
+# --- as text, in files, beyond max_calls
+
+
+def test_text_page_and_dict(report: TraceReport) -> None:
+    found = report.explain("linear")
+    lines = str(found).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[-1].split()[:3] == ["linear", "blocks.1.q", "1"]
+    assert "module policy" in found._repr_html_()
+    data = found.to_dict()
+    assert list(data) == ["pattern", "kind", "paragraph", "facts", "advice", "rows"]
+    assert data["rows"][0]["dtypes"] == "float32 -> bfloat16 -> bfloat16"
+
+
+@pytest.mark.parametrize("policy", [CastPolicy.promote, CastPolicy.lower_precision_fp])
+def test_no_advice_for_promote_and_ops_of_a_library_that_is_not_imported(policy: CastPolicy) -> None:
+    call = made_up_call("not_imported::op", "", policy=policy, said_by="register_policy")
+    assert report_of(call).explain("not_imported::op").advice == ()
+
+
+def test_max_calls_changes_nothing() -> None:
+    def run(most: int) -> TraceReport:
+        torch.manual_seed(0)
+        net = model()
+        with tp.trace(net, max_calls=most) as report, tp.my_autocast("cpu"):
+            net["blocks"](X).sum().backward()
+        return report
+
+    whole, few = run(100_000), run(3)
+    assert few.dropped > 10
+    for pattern in ("blocks.0", "linear", "test_explanation.py", "op=softmax"):
+        assert few.explain(pattern).rows == whole.explain(pattern).rows
+        assert few.explain(pattern).advice == whole.explain(pattern).advice
+
+
+def test_a_report_that_was_saved(report: TraceReport, tmp_path: Any) -> None:
+    assert pickle.loads(pickle.dumps(report)).explain("linear") == report.explain("linear")
+    report.save(tmp_path / "run.json")
+    assert TraceReport.load(tmp_path / "run.json").explain("blocks.0") == report.explain("blocks.0")
+
+
+# --- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("", "explain what? Got ''. Legal: a module's path"),
+        ("sofmax", "no module, op or line of this trace is 'sofmax'. Closest: softmax"),
+        ("blocks.2", "Closest: blocks.1, blocks.0"),
+        ("q", "no module has the path 'q'. Write the whole path: blocks.0.q, blocks.1.q."),
+        ("norm", "no module has the path 'norm'. Write the whole path: blocks.0.norm, blocks.1.norm."),
+        ("test_explanation.py:1", "no call of this trace is from line 'test_explanation.py:1'. Closest lines of the "),
+        ("explanation.py", "no module, op or line of this trace is 'explanation.py'. Closest: test_explanation.py"),
+        ("op=blocks.0", "no module, op or line of this trace is 'blocks.0'."),
+    ],
+)
+def test_no_match(report: TraceReport, pattern: str, message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        report.explain(pattern)
+
+
+def test_outside_of_modules(report: TraceReport) -> None:
+    found = report.explain("module=")
+    assert "aten::sum" in {row.op for row in found.rows}
+    assert {row.module for row in found.rows} == {""}
+
+
+def test_an_empty_trace() -> None:
+    with tp.trace() as report:
+        pass
+    with pytest.raises(OptionError, match="nothing matches 'exp': the trace has no calls"):
+        report.explain("exp")
+
+
+@pytest.fixture
+def ambiguous() -> TraceReport:
+    net = nn.ModuleDict({"softmax": nn.Softmax(-1), "other": nn.Softmax(-1)})
+    with tp.trace(net) as report:
+        net["softmax"](X), net["other"](X)
+    return report
+
+
+def test_a_module_named_as_an_op(ambiguous: TraceReport) -> None:
+    text = "'softmax' is ambiguous in this trace: module, op. Write 'module=softmax' or 'op=softmax'."
+    with pytest.raises(OptionError, match=re.escape(text)):
+        ambiguous.explain("softmax")
+    assert {row.module for row in ambiguous.explain("module=softmax").rows} == {"softmax"}
+    assert {row.module for row in ambiguous.explain("op=softmax").rows} == {"softmax", "other"}
+
+
+def test_the_end_of_several_paths() -> None:
+    code = "def run(x):\n    x.exp()\n"
+    names: list[dict[str, Any]] = [{}, {}]
+    for folder, scope in zip(("one", "two"), names, strict=True):
+        exec(compile(code, f"/{folder}/net.py", "exec"), scope)
+    with tp.trace() as report:
+        for scope in names:
+            scope["run"](X)
+    for pattern in ("net.py", "net.py:2"):
+        text = (
+            f"'{pattern}' is the end of several paths in this trace: /one/net.py, /two/net.py. Write more of the path."
+        )
+        with pytest.raises(OptionError, match=re.escape(text)):
+            report.explain(pattern)
+    assert report.explain("two/net.py:2").rows[0].calls == 1
+
+
+def test_every_op_and_module_of_a_trace_can_be_explained(report: TraceReport) -> None:
+    ops = [group.key for group in report.by_op()]
+    modules = [group.key for group in report.by_module() if group.key]
+    lines = [group.key for group in report.by_line() if group.key]
+    for pattern in itertools.chain(ops, modules, lines):
+        found = report.explain(pattern)
+        assert found.rows
+        assert str(found)
+
+
+def test_a_row_says_that_its_calls_had_other_dtypes_too(report: TraceReport) -> None:
+    """Casts go one way in the forward, and the other way in the backward."""
+    rows = {(row.op, row.module): row for row in report.explain("blocks.0.q").rows}
+    assert rows["aten::_to_copy", "blocks.0.q"].dtypes == "float32 -> bfloat16 (+1)"
+    assert rows["aten::mm", "blocks.0.q"].dtypes == "bfloat16 -> bfloat16"

@@ -1,0 +1,340 @@
+"""A trace does not change a program's bits, random numbers, memory, hooks or warnings."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import random
+import tracemalloc
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
+from torch.nn.modules import module as module_globals
+from torch.utils._pytree import tree_leaves
+
+import torch_promote as tp
+from helpers.comparison import assert_same
+from helpers.thread_state import thread_state
+from helpers.traced_programs import PROGRAMS, Block
+from torch_promote.observe.trace import trace
+from torch_promote.parity.model import Entry, Options
+from torch_promote.parity.samples import Sample, op_database, samples
+
+REGIONS: dict[str, Callable[[], Any]] = {
+    "my_autocast": lambda: tp.my_autocast("cpu"),
+    "cache=all": lambda: tp.my_autocast("cpu", cache="all"),
+    "stock": lambda: torch.autocast("cpu"),
+}
+
+
+def _grads_of(name: str, region: str, around: Callable[[], Any]) -> list[Any]:
+    """The result of a program, its gradients, the versions of its leaves, and the next random number."""
+    leaves: list[torch.Tensor] = []
+    create = nn.Parameter.__new__
+
+    def remember(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        leaves.append(create(cls, *args, **kwargs))
+        return leaves[-1]
+
+    torch.manual_seed(0)
+    random.seed(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Parameter, "__new__", remember)
+        with around():
+            result = PROGRAMS[name](REGIONS[region])
+    grads = [leaf.grad for leaf in leaves]
+    return [result, *leaves, *grads, torch.tensor([leaf._version for leaf in leaves]), torch.rand(1)]
+
+
+@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_bits(name: str, region: str) -> None:
+    expected = _grads_of(name, region, contextlib.nullcontext)
+    got = _grads_of(name, region, trace)
+    for ours, plain in zip(got, expected, strict=True):
+        assert_same(ours, plain)
+
+
+def _fast_encoder() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    return nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 16)
+
+
+@pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode])
+def test_fast_paths_of_attention_are_taken(grad: Any) -> None:
+    """PyTorch's transformer layers have a fused path, which they skip if there is a hook."""
+    model, x = _fast_encoder()
+    mask = torch.zeros(2, 5, dtype=torch.bool)
+    mask[0, 3:] = True
+    attention = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    with grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = model(x), model(x, src_key_padding_mask=mask), attention(x, x, x)
+        with trace(model) as report:
+            got = model(x), model(x, src_key_padding_mask=mask), attention(x, x, x)
+    for ours, plain in zip(tree_leaves(got), tree_leaves(expected), strict=True):
+        assert_same(ours, plain)
+    ops = {call.op for call in report.calls}
+    assert {"aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention"} <= ops
+    assert {"layers.0", "layers.1"} <= {call.module for call in report.calls}
+
+
+def test_no_hook_no_state_and_no_warning_stay(recwarn: pytest.WarningsRecorder) -> None:
+    def hooks() -> dict[str, int]:
+        found = {n: v for n, v in vars(module_globals).items() if n.startswith("_global_") and hasattr(v, "__len__")}
+        return {name: len(value) for name, value in found.items()}
+
+    model = Block()
+    before, state = hooks(), thread_state()
+    inside: list[Any] = []
+    model.register_forward_hook(lambda *_: inside.append(hooks()))
+    with trace(model), tp.my_autocast("cpu"):
+        model(torch.ones(1, 2, 8))
+    assert inside == [before]
+    assert hooks() == before
+    assert thread_state() == state
+    assert not recwarn.list
+
+
+def test_hooks_of_the_program_run_as_without() -> None:
+    def run(around: Callable[[], Any]) -> list[str]:
+        seen: list[str] = []
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(lambda *_, name=name: seen.append(f"pre {name}"))
+            module.register_forward_hook(lambda *_, name=name: seen.append(f"post {name}"))
+            module.register_full_backward_hook(lambda *_, name=name: seen.append(f"backward {name}"))
+        with around():
+            model(torch.ones(1, 2)).sum().backward()
+        return seen
+
+    assert run(trace) == run(contextlib.nullcontext)
+
+
+def _ops_of(traced: Any) -> list[str]:
+    return [node.kind() for node in traced.inlined_graph.nodes()]
+
+
+def test_jit_traces_and_scripts_are_the_same() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(1, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        expected = _ops_of(torch.jit.trace(model, x))
+        scripted = torch.jit.script(model)
+        with trace(model) as report:
+            assert _ops_of(torch.jit.trace(model, x, check_trace=False)) == expected
+            before = len(report.calls)
+            assert_same(scripted(x), model(x))
+    assert [call.op for call in report.calls[before:]].count("aten::tanh") == 2
+
+
+def test_no_tensor_is_kept_alive() -> None:
+    dead: list[str] = []
+
+    def step(model: nn.Module) -> None:
+        x = torch.randn(2, 3, 8)
+        weakref.finalize(x, dead.append, "input")
+        with tp.my_autocast("cpu"):
+            hidden = model(x)
+            weakref.finalize(hidden, dead.append, "output")
+            loss = hidden.float().sum()
+        loss.backward()
+        del x, hidden, loss
+        assert sorted(dead) == ["input", "output"]
+
+    gc.disable()
+    try:
+        model = nn.Sequential(Block(), Block())
+        with trace(model) as report:
+            step(model)
+            weight = weakref.ref(model[0].mix.weight)
+            del model
+            gc.collect()
+            assert weight() is None
+    finally:
+        gc.enable()
+    assert report.casts()
+
+
+def test_gradients_are_accumulated_in_place_as_without() -> None:
+    """Autograd reuses a gradient's memory if it holds the only reference."""
+
+    def run(around: Callable[[], Any]) -> list[bool]:
+        weight = torch.ones(4, requires_grad=True)
+        taken: list[int] = []
+        weight.register_post_accumulate_grad_hook(lambda w: taken.append(w.grad.data_ptr()))
+        with around():
+            for _ in range(3):
+                (weight * torch.ones(4)).sum().backward()
+        return [taken[0] == one for one in taken]
+
+    assert run(trace) == run(contextlib.nullcontext) == [True] * 3
+
+
+def test_memory_is_bounded() -> None:
+    x = torch.ones(2)
+    with trace(max_calls=100) as report:
+        tracemalloc.start()
+        try:
+            for _ in range(2_600):
+                x.exp()
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(3_000):
+                x.exp()
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+    assert (len(report.calls), report.dropped, report.total.calls) == (100, 5_500, 5_600)
+    assert grown < 5_000
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_calls_of_steps_are_bounded() -> None:
+    model = nn.Sequential(Block(), Block())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(2, 3, 8)
+
+    def step() -> None:
+        with tp.my_autocast("cpu"):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with trace(model, max_calls=1_000) as report:
+        for _ in range(20):
+            step()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            while report.total.calls < 100_000:
+                for _ in range(20):
+                    step()
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+    assert grown < 40e6
+    assert report.dropped == report.total.calls - 1_000
+
+
+def _outcomes(name: str, most: int, around: Callable[[], Any]) -> list[Any]:
+    """For samples of an entry of PyTorch's op database: the results under autocast, or the error."""
+    found: list[Any] = []
+    for sample in samples(Entry(name, "op_db"), Options(quick=True)):
+        if not isinstance(sample, Sample) or len(found) >= most:
+            continue
+        function, args, kwargs = sample.bound
+        torch.manual_seed(0)
+        try:
+            with around(), tp.my_autocast("cpu"):
+                results = function(*args, **kwargs)
+                roots = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor) and one.requires_grad]
+                torch.autograd.backward([root.real.sum() if root.is_complex() else root.sum() for root in roots])
+            found.append((results, [one.grad for one in tree_leaves((args, kwargs)) if _is_leaf(one)]))
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_leaf
+
+
+#: Results whose memory is uninitialized, or which PyTorch does not repeat.
+NOT_REPEATED = ("empty", "new_empty", "resize", "bernoulli", "__rpow__")
+
+
+def _check_outcomes(name: str, most: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected, got = _outcomes(name, most, contextlib.nullcontext), _outcomes(name, most, trace)
+    for ours, plain in zip(got, expected, strict=True):
+        if isinstance(plain, str) or isinstance(ours, str):
+            assert ours == plain
+        elif not name.startswith(NOT_REPEATED):
+            for one, other in zip(tree_leaves(ours), tree_leaves(plain), strict=True):
+                assert_same(one, other)
+
+
+@pytest.mark.parametrize("name", ["mm", "svd", "to_sparse", "nn.functional.ctc_loss", "view_as_complex", "masked.var"])
+def test_outcomes_of_an_entry_of_the_op_database(name: str) -> None:
+    _check_outcomes(name, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(op_database()))
+def test_outcomes_of_all_entries_of_the_op_database(name: str) -> None:
+    _check_outcomes(name, 9)
+
+
+def _vmapped() -> Any:
+    return torch.vmap(lambda x: torch.softmax(x @ x, -1).exp().sum())(torch.ones(2, 3, 3))
+
+
+def _func_grad() -> Any:
+    return torch.func.vmap(torch.func.grad(lambda x: (x @ x).sin().sum()))(torch.ones(2, 3, 3))
+
+
+def _jvp() -> Any:
+    return torch.func.jvp(lambda x: (x @ x).tanh(), (torch.ones(2, 2),), (torch.ones(2, 2),))
+
+
+def _fake() -> Any:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        return tuple((torch.ones(2, 3) @ torch.ones(3, 2)).exp().shape)
+
+
+def _sparse() -> Any:
+    x = torch.eye(3).to_sparse()
+    return torch.sparse.mm(x, torch.ones(3, 2)), (x + x).coalesce().values(), x.to_sparse_csr().values()
+
+
+def _nested() -> Any:
+    x = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged)
+    return (x * 2).sin().to_padded_tensor(0.0), F.linear(x, torch.ones(4, 3)).to_padded_tensor(0.0)
+
+
+def _quantized() -> Any:
+    return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8).dequantize() * 2
+
+
+class _Subclass(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def _subclassed() -> Any:
+    return (torch.ones(2, 2).as_subclass(_Subclass) @ torch.ones(2, 2)).exp(), copy.deepcopy(nn.Linear(2, 2)).bias.shape
+
+
+def _lists() -> Any:
+    weights = [torch.ones(2), torch.ones(3)]
+    torch._foreach_add_(weights, 1)
+    return torch.einsum("ij,jk->ik", torch.ones(2, 2), torch.ones(2, 2)), weights, torch.ones(2)[torch.tensor([1])]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "program", [_vmapped, _func_grad, _jvp, _fake, _sparse, _nested, _quantized, _subclassed, _lists]
+)
+def test_unusual_tensors(program: Callable[[], Any]) -> None:
+    with tp.my_autocast("cpu"):
+        expected = program()
+    with trace() as report, tp.my_autocast("cpu"):
+        got = program()
+    for ours, plain in zip(tree_leaves(got), tree_leaves(expected), strict=True):
+        assert_same(ours, plain)
+    assert report.calls
+    assert str(report)

@@ -1,0 +1,298 @@
+"""The statistics of `trace(values=True)` are exact, do not affect the program, and are transferred once per step."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_promote as tp
+from torch_promote.observe import values as values_module
+from torch_promote.observe.trace import trace
+from torch_promote.observe.values import (
+    EMPTY,
+    Values,
+    ValuesCollector,
+    _count_by_sorting,
+    _evaluate,
+    scale_of,
+)
+
+INTEGERS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+#: Magnitudes at which a share starts or ends.
+EDGES = (0.0, 2.0**-24, 2.0**-25, 65504.0, 65520.0, 2.0**-133, 2.0**-134, (2 - 2.0**-8) * 2.0**127, 3.4e38, 2.0**-149)
+
+
+def counted_one_by_one(tensor: torch.Tensor) -> Values:
+    """The statistics by a loop in float64, and by PyTorch's own casts."""
+    numbers = tensor.double().flatten().tolist()
+    finite = [abs(number) for number in numbers if math.isfinite(number)]
+    nonzero = [number for number in finite if number]
+    exponents: dict[int, int] = {}
+    for number in nonzero:
+        exponent = math.frexp(number)[1] - 1
+        exponents[exponent] = exponents.get(exponent, 0) + 1
+
+    def share(condition: Any) -> float:
+        return sum(map(condition, numbers)) / len(numbers)
+
+    def cast(dtype: torch.dtype) -> tuple[float, float]:
+        pairs = list(zip(numbers, tensor.to(dtype).double().flatten().tolist(), strict=True))
+        under = sum(before != 0 and after == 0 for before, after in pairs)
+        over = sum(math.isfinite(before) and math.isinf(after) for before, after in pairs)
+        return under / len(pairs), over / len(pairs)
+
+    tiny = torch.finfo(tensor.dtype).smallest_normal
+    return Values(
+        len(numbers),
+        max(finite, default=None),
+        min(nonzero, default=None),
+        share(lambda number: number == 0),
+        share(math.isinf),
+        share(math.isnan),
+        share(lambda number: 0 < abs(number) < tiny),
+        *cast(torch.float16),
+        *cast(torch.bfloat16),
+        tuple(sorted(exponents.items())),
+    )
+
+
+@st.composite
+def tensors(draw: Any) -> torch.Tensor:
+    """Tensors of any bits, and of values next to the edges."""
+    dtype = draw(st.sampled_from(list(INTEGERS)))
+    integer = INTEGERS[dtype]
+    limits = torch.iinfo(integer)
+    edges = torch.tensor([*EDGES, math.inf, math.nan], dtype=torch.float64).to(dtype).view(integer).tolist()
+    near = st.builds(
+        lambda edge, by: max(limits.min, min(limits.max, edge + by)), st.sampled_from(edges), st.integers(-2, 2)
+    )
+    bits = draw(st.lists(near | st.integers(limits.min, limits.max), min_size=1, max_size=30))
+    return torch.tensor(bits, dtype=integer).view(dtype)
+
+
+@settings(deadline=None)
+@given(tensors())
+def test_statistics_equal_a_loop_in_float64(tensor: torch.Tensor) -> None:
+    expected = counted_one_by_one(tensor)
+    assert Values.of(tensor) == expected
+    # What runs on a GPU, where it must not wait for the device.
+    scale = scale_of(tensor.dtype)
+    wide = tensor if tensor.dtype.itemsize > 2 else tensor.float()
+    row = _count_by_sorting(wide.view(scale.integer) & scale.magnitude, scale.bounds_on(tensor.device), scale)
+    assert _evaluate(row.tolist(), tensor.dtype) == expected
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-(2**30), 2**30), min_size=1, max_size=20), st.sampled_from(EDGES[1:]))
+def test_shares_of_float64_follow_its_casts_by_way_of_float32(steps: list[int], edge: float) -> None:
+    (bits,) = struct.unpack("<q", struct.pack("<d", edge))
+    tensor = torch.tensor([bits + step for step in steps], dtype=torch.int64).view(torch.float64)
+    assert Values.of(tensor) == counted_one_by_one(tensor)
+
+
+def test_large_tensors_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.randn(1000) * torch.randn(1000).mul(30).exp2()
+    whole = Values.of(tensor)
+    monkeypatch.setattr("torch_promote.observe.values._PIECE", 64)
+    assert Values.of(tensor) == whole == counted_one_by_one(tensor)
+
+
+def test_layouts_and_views() -> None:
+    tensor = torch.randn(4, 6)
+    expected = counted_one_by_one(tensor)
+    column_major = tensor.t().contiguous().t()
+    imaginary = torch.view_as_complex(torch.stack([tensor, tensor], -1)).conj().imag
+    assert imaginary.is_neg()
+    for same in (
+        tensor,
+        column_major,
+        tensor.clone(memory_format=torch.preserve_format),
+        imaginary,
+        torch.nn.Parameter(tensor),
+    ):
+        assert Values.of(same) == expected
+    assert Values.of(tensor[::2, ::3]) == counted_one_by_one(tensor[::2, ::3])
+    assert Values.of(tensor[:1].expand(5, 6)).count == 30
+    assert Values.of(tensor.to_sparse()).count == 24
+    assert Values.of(tensor.to_sparse_csr()) == expected
+    assert Values.of(torch.nested.nested_tensor([tensor[0], tensor[1, :2]])).count == 8
+    assert Values.of(torch.nested.nested_tensor([tensor[0], tensor[1, :2]], layout=torch.jagged)).count == 8
+
+
+def test_small_dtypes() -> None:
+    tensor = torch.tensor([1.0, 448.0, 2.0**-9, 0.0]).to(torch.float8_e4m3fn)
+    found = Values.of(tensor)
+    assert (found.amax, found.min_nonzero, found.zeros, found.underflows) == (448.0, 2.0**-9, 0.25, 0.25)
+
+
+def test_tensors_without_floating_point_numbers_have_no_statistics() -> None:
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.ones(3)
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    for tensor in (
+        torch.ones(3, dtype=torch.int64),
+        torch.ones(3) > 0,
+        torch.ones(3, dtype=torch.complex64),
+        torch.ones(0),
+        torch.ones(3, device="meta"),
+        fake,
+        quantized,
+        torch.zeros(3).to_sparse(),
+        torch.zeros(3).to_mkldnn(),
+    ):
+        assert Values.of(tensor) == EMPTY
+    assert torch.vmap(lambda x: Values.of(x).count + x)(torch.ones(3)).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_values_survive_json() -> None:
+    found = Values.of(torch.tensor([0.0, 1e-9, 3.0, math.inf, math.nan]))
+    data = json.loads(json.dumps(found.to_dict()))
+    assert Values.from_dict(data) == found
+    assert data["overflows"] == found.overflows == found.infs == 0.2
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """A training step with dropout."""
+    with tp.my_autocast("cpu"):
+        loss = torch.nn.functional.dropout(model(torch.ones(4, 8)), 0.5).float().pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def test_calls_get_the_values_of_their_results_and_the_program_notices_nothing() -> None:
+    model, optimizer = model_and_optimizer()
+    expected = [step(model, optimizer) for _ in range(2)], [weight.clone() for weight in model.parameters()]
+    model, optimizer = model_and_optimizer()
+    with trace(model, values=True) as report:
+        losses = [step(model, optimizer) for _ in range(2)]
+        mine = torch.tensor([[1.0, 1e-9], [0.0, 70000.0]]) * 1
+        last = len(report.calls) - 1
+    assert torch.equal(torch.stack(losses), torch.stack(expected[0]))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected[1], strict=True))
+    assert report.steps == 2
+    assert all(len(call.values) == len(call.outputs) for call in report.calls)
+    assert report.calls[last].values == (Values.of(mine),)
+    linear = report.calls.where(op="linear")[0].values[0]
+    assert linear.count == 32
+    assert linear.exponents
+
+
+def test_without_values_there_are_none() -> None:
+    with trace() as report:
+        torch.ones(2).exp()
+    assert [call.values for call in report.calls if call.op == "aten::exp"] == [()]
+
+
+def test_one_transfer_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    transfers: list[int] = []
+    transfer = values_module._transfer
+    monkeypatch.setattr(values_module, "_transfer", lambda rows: transfers.append(len(rows)) or transfer(rows))
+    model, optimizer = model_and_optimizer()
+    with trace(model, values=True):
+        for _ in range(3):
+            step(model, optimizer)
+    assert len(transfers) == 4  # the last is that of the block's end
+    assert all(transfers)
+
+
+def test_a_full_buffer_is_transferred_at_once() -> None:
+    delivered: list[int] = []
+    collector = ValuesCollector(lambda number, values: delivered.append(number), most=3)
+    for number in range(5):
+        collector.add(number, [torch.ones(2)])
+    assert delivered == [0, 1, 2]
+    collector.transfer()
+    assert delivered == [0, 1, 2, 3, 4]
+
+
+def test_calls_that_share_memory_have_their_own_values() -> None:
+    with trace(values=True) as report:
+        x = torch.randn(4, 6).mul(3)
+        expected = [Values.of(x)] * 4
+        _ = x.t(), x.view(24), x.reshape(2, 12)
+        half = x[:2]
+        expected.append(Values.of(half))
+        x.add_(1)
+        expected.append(Values.of(x))
+        _ = x.t()
+        expected.append(Values.of(x))
+        made = torch.zeros(3)
+        made.numpy()[:] = 5
+        _ = made.view(1, 3)
+        expected.append(Values.of(made))
+    calls = [call for call in report.calls if call.op in ("aten::mul", "aten::t", "aten::slice", "aten::add_")]
+    calls += [call for call in report.calls if call.op in ("aten::view", "aten::reshape")]
+    by_op = {(call.op, number): call.values[0] for number, call in enumerate(calls)}
+    found = [by_op[key] for key in by_op]
+    assert found == [expected[0], expected[1], expected[4], expected[5], expected[6], expected[2], *found[6:]]
+    assert found[-1] == expected[7]
+    assert all(values in (expected[3], expected[7]) for values in found[6:])
+
+
+def test_calls_that_are_not_kept_are_not_counted() -> None:
+    with trace(values=True, max_calls=3) as report:
+        x = torch.ones(2)
+        for _ in range(10):
+            x = x.exp()
+    assert len(report.calls) == 3
+    assert report.dropped
+    assert all(len(call.values) == len(call.outputs) for call in report.calls)
+
+
+def test_modes_and_version_counters_do_not_notice() -> None:
+    class Names(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def program(traced: bool) -> tuple[list[str], int]:
+        weight = torch.ones(3, requires_grad=True)
+        with Names() as seen, torch.autocast("cpu"):
+            if traced:
+                with trace(values=True):
+                    weight.exp().sum().backward()
+            else:
+                weight.exp().sum().backward()
+        return seen.names, weight._version
+
+    assert program(True) == program(False)
+
+
+def test_an_error_in_the_block_leaves_no_hook() -> None:
+    from torch.optim.optimizer import _global_optimizer_post_hooks
+
+    before = dict(_global_optimizer_post_hooks)
+
+    def program() -> None:
+        torch.ones(2).exp()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), trace(values=True) as report:
+        program()
+    assert dict(_global_optimizer_post_hooks) == before
+    assert report.calls[-1].values == (Values.of(torch.ones(2).exp()),)

@@ -1,0 +1,434 @@
+"""Module policies combined with copies, files, parametrizations, wrappers and compilers of modules."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import inspect
+import io
+import pickle
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import fusion, parametrize
+
+import torch_promote as tp
+from helpers import accelerate_hooks
+from helpers.comparison import assert_same
+from helpers.module_policies import OVERRIDES, POLICIES, dtype_of, expected_dtype, model_of, ours, train
+from helpers.subprocesses import run_python
+from torch_promote.regions.module_policies import module_policies, remove_module_policy, set_module_policy
+
+
+def through_torch_save(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "torch.save": through_torch_save,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+}
+
+
+@POLICIES
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_have_the_policy(policy: Any, how: str) -> None:
+    model = model_of(policy)
+    copied = COPIES[how](model)
+    assert module_policies(copied) == {"2": policy}
+    assert repr(copied) == repr(model)
+    assert_same(train(copied, list(copied.parameters())), train(model, list(model.parameters())))
+    remove_module_policy(copied)
+    if how != "copy":  # a shallow copy has the same modules in it
+        assert type(copied[2]) is nn.Linear
+        assert dtype_of(copied) is torch.bfloat16
+        assert module_policies(model) == {"2": policy}
+        assert dtype_of(model) is expected_dtype(policy)
+
+
+def test_file_read_in_another_process(tmp_path: Any) -> None:
+    """The number of a set of overrides is valid only in one process."""
+    torch.save(model_of(OVERRIDES), tmp_path / "model.pt")
+    script = """
+import sys, torch, torch_promote as tp
+tp.my_autocast("cpu", overrides={"mm": "fp32"}); tp.my_autocast("cpu", overrides={"exp": "fp32"})
+model = torch.load(sys.argv[1], weights_only=False)
+with tp.my_autocast("cpu"):
+    print(model(torch.ones(2, 4)).dtype)
+"""
+    done = run_python(script, str(tmp_path / "model.pt"))
+    assert done.stdout == "torch.float16\n", done.stderr
+
+
+def test_module_dies_with_its_last_reference() -> None:
+    module = nn.Linear(4, 4)
+    set_module_policy(module, {"": "fp32"})
+    train(module, [])
+    died = weakref.ref(module)
+    gc.collect()
+    gc.disable()
+    try:
+        del module
+        assert died() is None
+    finally:
+        gc.enable()
+
+
+# --- what else extends or wraps a module
+
+
+class Double(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 2
+
+
+@POLICIES
+@pytest.mark.parametrize("of_a_copy", [True, False])
+@pytest.mark.parametrize("policy_first", [True, False])
+def test_parametrized(policy: Any, policy_first: bool, of_a_copy: bool) -> None:
+    model = model_of(policy if policy_first else None)
+    weight = model[2].weight.detach().clone()
+    parametrize.register_parametrization(model[2], "weight", Double())
+    if not policy_first:
+        set_module_policy(model, {"2": policy})
+    parametrize.register_parametrization(model[2], "bias", Double())
+    model = copy.deepcopy(model) if of_a_copy else model
+    assert dtype_of(model) is expected_dtype(policy)
+    assert torch.equal(model[2].weight, weight * 2)
+    for name in ("weight", "bias"):
+        parametrize.remove_parametrizations(model[2], name, leave_parametrized=True)
+        assert module_policies(model) == {"2": policy}
+        assert dtype_of(model) is expected_dtype(policy)
+    remove_module_policy(model)
+    assert type(model[2]) is nn.Linear
+    assert dtype_of(model) is torch.bfloat16
+    assert torch.equal(model[2].weight, weight * 2)
+
+
+def test_fusion_keeps_the_policy() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    expected = fusion.fuse_linear_bn_eval(model[0], model[1])
+    set_module_policy(model, {"0": "fp32"})
+    fused = fusion.fuse_linear_bn_eval(model[0], model[1])
+    assert module_policies(fused) == {"": "fp32"}
+    assert dtype_of(fused) is torch.float32
+    assert_same(fused(torch.ones(2, 4)), expected(torch.ones(2, 4)))
+
+
+@POLICIES
+def test_functional_call_and_signature(policy: Any) -> None:
+    model = model_of(policy)
+    parameters = {name: parameter.detach() * 2 for name, parameter in model.named_parameters()}
+    with ours():
+        assert torch.func.functional_call(model, parameters, torch.ones(2, 4)).dtype is expected_dtype(policy)
+    assert inspect.signature(model[2].forward) == inspect.signature(nn.Linear(4, 4).forward)
+
+
+DISTRIBUTED = """
+import copy, sys
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+import torch_promote as tp
+from helpers.process_groups import end_group
+from torch_promote import module_policies, remove_module_policy, set_module_policy
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+def shard(model):
+    for layer in (model[0], model[2], model):
+        fully_shard(layer)
+    return model
+
+def policies(model):
+    set_module_policy(model, {"**.0" if isinstance(model, torch.nn.parallel.DistributedDataParallel) else "0": "fp32",
+                              "**.2": {"linear": "float16"}})
+    return model
+
+def train(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    x, y = torch.ones(4, 8), torch.ones(4, 4)
+    losses = []
+    for _ in range(3):
+        with tp.my_autocast("cpu"):
+            output = model(x)
+        loss = (output.float() - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append((loss.item(), output.dtype))
+    return losses
+
+ddp = torch.nn.parallel.DistributedDataParallel
+expected, without = train(policies(build())), train(build())
+print(expected != without)
+print(train(shard(policies(build()))) == expected)
+print(train(policies(shard(build()))) == expected)
+print(train(ddp(policies(build()))) == expected)
+print(train(policies(ddp(build()))) == expected)
+for model in (shard(policies(build())), policies(shard(build()))):
+    remove_module_policy(model)
+    print(train(model) == without and not module_policies(model))
+end_group()
+"""
+
+
+def test_fsdp2_and_ddp(tmp_path: Any) -> None:
+    """Policies set before and after, and taken off again."""
+    done = run_python(DISTRIBUTED, str(tmp_path / "rendezvous"), compiler=True, timeout=200)
+    assert done.stdout.split() == ["True"] * 7, done.stdout + done.stderr
+
+
+# --- Module policies with libraries that check `type(module)` or replace `module.forward`
+
+
+HALF, SINGLE = torch.bfloat16, torch.float32
+
+
+# --- quantization asks for type(module)
+
+
+@pytest.fixture
+def quantization() -> Iterator[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao.quantization is deprecated
+        import torch.ao.quantization
+
+        yield torch.ao.quantization
+
+
+@pytest.mark.skipif(not torch.backends.quantized.supported_engines[1:], reason="PyTorch has no engine for int8")
+def test_quantize_dynamic(quantization: Any) -> None:
+    """It replaces the module by one of another class, which gets the policy."""
+    x = torch.randn(2, 4)
+    expected = quantization.quantize_dynamic(model_of(), {nn.Linear})
+    quantized = quantization.quantize_dynamic(model_of("fp32"), {nn.Linear})
+    assert [type(module) for module in quantized] == [type(module) for module in expected]
+    assert type(quantized[2]) is not nn.Linear
+    assert module_policies(quantized) == {"2": "fp32"}
+    assert_same(quantized(x), expected(x))
+    with ours():
+        assert_same(quantized[2](x.to(HALF)), expected[2](x.to(HALF).float()))
+    remove_module_policy(quantized)
+    assert_same(quantized(x), expected(x))
+
+
+def test_prepare_qat(quantization: Any) -> None:
+    """Its observers accept only float32."""
+    models = [model_of(), model_of()]
+    for model in models:
+        model.train().qconfig = quantization.get_default_qat_qconfig()
+    set_module_policy(models[0], {nn.Linear: "fp32"})
+    prepared, expected = (quantization.prepare_qat(model) for model in models)
+    set_module_policy(expected, {nn.Linear: "fp32"})
+    assert [type(module) for module in prepared.modules()] == [type(module) for module in expected.modules()]
+    assert type(prepared[2]).__module__.endswith("qat.modules.linear")
+    assert module_policies(prepared) == {"0": "fp32", "2": "fp32"}
+    assert_same(train(prepared, list(prepared.parameters())), train(expected, list(expected.parameters())))
+
+
+# --- Accelerate replaces forward, and restores it
+
+
+class Doubles(accelerate_hooks.ModelHook):
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return tuple(arg * 2 for arg in args), kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        return output + 1
+
+
+@POLICIES
+@pytest.mark.parametrize("policy_first", [True, False])
+@pytest.mark.parametrize("removed_first", ["policy", "hook"])
+def test_accelerate_hook(policy: Any, policy_first: bool, removed_first: str) -> None:
+    model = model_of(policy if policy_first else None)
+    accelerate_hooks.add_hook_to_module(model[2], Doubles())
+    if not policy_first:
+        set_module_policy(model, {"2": policy})
+    x = torch.ones(2, 4)
+    with ours():
+        hidden = model[1](model[0](x))
+        assert_same(model(x), model_of(policy)[2](hidden * 2) + 1)
+    if removed_first == "policy":
+        remove_module_policy(model)
+        assert dtype_of(model) is HALF
+        with ours():
+            assert_same(model(x), model_of()[2](hidden * 2) + 1)
+        accelerate_hooks.remove_hook_from_module(model[2])
+    else:
+        accelerate_hooks.remove_hook_from_module(model[2])
+        if policy_first:
+            assert dtype_of(model) is expected_dtype(policy)
+        remove_module_policy(model)
+    with ours():
+        assert_same(model(x), model_of()(x))
+    set_module_policy(model, {"2": policy})
+    assert dtype_of(model) is expected_dtype(policy)
+    remove_module_policy(model)
+    assert dtype_of(model) is HALF
+
+
+@pytest.mark.parametrize("policy_first", [True, False])
+@pytest.mark.parametrize("target", ["the model", "a module"])
+def test_accelerate_prepare(policy_first: bool, target: str) -> None:
+    """It opens an autocast region in a new forward of the model, and undoes that by unwrapping functions."""
+    key = "" if target == "the model" else "2"
+    model, x = model_of(), torch.ones(2, 4)
+    seen: list[bool] = []
+    model[2].register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    if policy_first:
+        set_module_policy(model, {key: "fp32"})
+    accelerate_hooks.prepare(model)
+    if not policy_first:
+        set_module_policy(model, {key: "fp32"})
+    for _ in range(2):
+        assert model(x).dtype is SINGLE
+    # Accelerate's region is inside of the policy's if it came first.
+    assert seen == [not (target == "the model" and policy_first)] * 2
+    if policy_first:
+        accelerate_hooks.unwrap(model)
+        with ours():
+            model(x)
+        assert seen.pop() is (target == "a module")
+    remove_module_policy(model)
+    assert model(x).dtype is SINGLE
+    assert seen.pop() is not policy_first
+    if not policy_first:
+        accelerate_hooks.unwrap(model)
+    with ours():
+        assert model(x).dtype is HALF
+
+
+def test_captured_forward() -> None:
+    model = model_of("fp32")
+    captured, x = model[2].forward, torch.ones(2, 4)
+    with ours():
+        assert captured(x).dtype is model[2].forward(x).dtype is SINGLE
+        set_module_policy(model, {"2": OVERRIDES})
+        assert captured(x).dtype is torch.float16
+        remove_module_policy(model)
+        assert captured(x).dtype is HALF
+        set_module_policy(model, {"2": "fp32"})
+        assert captured(x).dtype is SINGLE
+    assert captured.__self__ is model[2]
+    assert captured.__name__ == "forward"
+    del model
+    gc.collect()
+    with pytest.raises(tp.errors.RegionError, match=r"the module of this forward no longer exists"):
+        captured(x)
+
+
+# --- modules with a forward of their own
+
+
+@POLICIES
+@pytest.mark.parametrize("kind", ["function", "method", "partial"])
+def test_instance_forward(policy: Any, kind: str) -> None:
+    model = model_of()
+    module = model[2]
+
+    def forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight) + 1
+
+    own: Callable[..., Any] = {
+        "function": lambda x: forward(module, x),
+        "method": types.MethodType(forward, module),
+        "partial": functools.partial(forward, module),
+    }[kind]
+    module.forward = own
+    with ours():
+        without = model(torch.ones(2, 4))
+    set_module_policy(model, {"2": policy})
+    assert dtype_of(model) is expected_dtype(policy)
+    assert dtype_of(copy.deepcopy(model)) is expected_dtype(policy)
+    assert inspect.signature(module.forward) == inspect.signature(own)
+    remove_module_policy(model)
+    assert module.forward is own
+    with ours():
+        assert_same(model(torch.ones(2, 4)), without)
+
+
+def test_deleted_forward() -> None:
+    """Libraries that delete it believe that the forward of the class is back."""
+    model = model_of("fp32")
+    del model[2].forward
+    with pytest.raises(tp.errors.RegionError, match="attribute 'forward' of a Linear was deleted"):
+        dtype_of(model)
+    set_module_policy(model, {"2": "fp32"})
+    assert dtype_of(model) is SINGLE
+    del model[2].forward
+    remove_module_policy(model)
+    assert dtype_of(model) is HALF
+
+
+# --- copies that share the dict of a module
+
+
+class Scales(nn.Module):
+    factor = 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x * self.factor
+
+
+def in_dict(module: nn.Module) -> nn.Module:
+    result = type(module).__new__(type(module))
+    result.__dict__ = module.__dict__.copy()
+    return result
+
+
+@pytest.mark.parametrize("make", [copy.copy, in_dict, nn.Module._replicate_for_data_parallel])
+@pytest.mark.parametrize("then", ["called", "copied", "pickled", "saved", "called directly"])
+@pytest.mark.parametrize("original_dies", [True, False])
+def test_shallow_copies_run_as_themselves(make: Any, then: str, original_dies: bool) -> None:
+    """Not as the original module, whose forward they share."""
+    module = Scales()
+    set_module_policy(module, {"": "fp32"})
+    copied = make(module)
+    copied.factor = 3
+    if original_dies:
+        del module
+        gc.collect()
+    if then == "copied":
+        copied = copy.deepcopy(copied)
+    elif then == "pickled":
+        copied = pickle.loads(pickle.dumps(copied))
+    elif then == "saved":
+        torch.save(copied, file := io.BytesIO())
+        file.seek(0)
+        copied = torch.load(file, weights_only=False)
+    x, expected = torch.ones(2, 2, dtype=HALF), torch.full((2, 2), 6.0)
+    with ours():
+        for _ in range(2):
+            assert_same(copied(x), expected)
+            if then == "called directly":
+                assert_same(copied.forward(x), expected)
+        if not original_dies:
+            assert_same(module(x), expected / 3)
+    assert module_policies(copied) == {"": "fp32"}
+
+
+def test_lazy_module() -> None:
+    """It changes its class at the first call."""
+    model = nn.Sequential(nn.LazyLinear(3))
+    set_module_policy(model, {"0": "fp32"})
+    for _ in range(2):
+        assert dtype_of(model) is SINGLE
+    assert type(model[0]) is nn.Linear

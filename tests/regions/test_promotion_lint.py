@@ -1,0 +1,257 @@
+"""The lint: which promotions it reports, the content of reports, and that it reports each line once."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import torch_promote as tp
+from torch_promote.errors import OptionError, PromotionLintError, PromotionWarning
+from torch_promote.regions.promotion import PromotionEvent, PromotionKind
+
+HALF = torch.ones(3, dtype=torch.float16)
+BRAIN = torch.ones(3, dtype=torch.bfloat16)
+INTS = torch.full((3,), 257, dtype=torch.int32)
+BYTES = torch.ones(3, dtype=torch.uint8)
+EIGHTHS = torch.ones(3, dtype=torch.float8_e4m3fn)
+SINGLE = torch.ones(3)
+DOUBLE = torch.ones(3, dtype=torch.float64)
+
+#: Calls, and their kind.
+OF_KIND: dict[str, tuple[PromotionKind | None, Any]] = {
+    "half with a 0-dim float32": (PromotionKind.ZERO_DIM_PRECISION_LOSS, lambda: HALF + torch.tensor(1e6)),
+    "bfloat16 with a 0-dim float64": (PromotionKind.ZERO_DIM_PRECISION_LOSS, lambda: BRAIN * DOUBLE[0]),
+    "int8 with a 0-dim int64": (PromotionKind.ZERO_DIM_PRECISION_LOSS, lambda: BYTES + torch.tensor(300)),
+    "uint8 < 256": (PromotionKind.INT_OVERFLOW, lambda: BYTES < 256),
+    "uint8 + -1": (PromotionKind.INT_OVERFLOW, lambda: BYTES + -1),
+    "int32 + 2**31": (PromotionKind.INT_OVERFLOW, lambda: INTS + 2**31),
+    "in place": (PromotionKind.INT_OVERFLOW, lambda: BYTES.clone().mul_(1000)),
+    "int32 with bfloat16": (PromotionKind.INT_TO_LOW_PRECISION, lambda: INTS * BRAIN),
+    "int64 with float16": (PromotionKind.INT_TO_LOW_PRECISION, lambda: torch.cat([INTS.long(), HALF])),
+    "float32 with float64": (PromotionKind.UP_TO_FLOAT64, lambda: SINGLE + DOUBLE),
+    "int32 with float64": (PromotionKind.UP_TO_FLOAT64, lambda: torch.where(SINGLE > 0, INTS, DOUBLE)),
+    "float16 with float32": (PromotionKind.ANY, lambda: HALF + SINGLE),
+    "int8 with float16": (PromotionKind.ANY, lambda: BYTES * HALF),
+    "ints divide": (PromotionKind.ANY, lambda: INTS / INTS),
+    "int with a Python float": (PromotionKind.ANY, lambda: INTS + 0.5),
+    "half times 1e6": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF * 1e6),
+    "half times an int": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF * 70_000),
+    "complex64 with a complex number": (PromotionKind.FLOAT_OVERFLOW, lambda: SINGLE.cfloat() * 1e39j),
+    "half with the least number that rounds to inf": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF + 65520.0),
+    "bfloat16 + 3.4e38": (PromotionKind.FLOAT_OVERFLOW, lambda: BRAIN + 3.4e38),
+    "float32 + -1e39": (PromotionKind.FLOAT_OVERFLOW, lambda: SINGLE + -1e39),
+    "in place with 1e6": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF.clone().mul_(1e6)),
+    "1e6 - half": (PromotionKind.FLOAT_OVERFLOW, lambda: 1e6 - HALF),
+    "a number that rounds down": (None, lambda: HALF + 65519.0),
+    "an infinite number": (None, lambda: (HALF + float("inf"), HALF * float("nan"), SINGLE + 3.4e38, DOUBLE + 1e308)),
+    "alike": (None, lambda: SINGLE + SINGLE),
+    "a fitting number": (None, lambda: (BYTES + 255, INTS + (2**31 - 1), INTS < -(2**31), HALF + 1e3)),
+    "a number beside floats": (None, lambda: BRAIN + 257),
+    "uint8 with a 0-dim bool": (PromotionKind.ANY, lambda: BYTES + torch.tensor(True)),
+    "a number inside of a transform, whose value is unknown": (
+        None,
+        lambda: torch.func.grad(lambda x: (x * 1e6).sum())(HALF),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_KIND)
+def test_each_call_is_of_its_kind(name: str) -> None:
+    kind, call = OF_KIND[name]
+    events: list[PromotionEvent] = []
+    with tp.promotion("torch", on_promotion=events.append):
+        call()
+    assert [event.kind for event in events][:1] == ([] if kind is None else [kind])
+
+
+@pytest.mark.parametrize(
+    "dtype", [*(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))], ids=str
+)
+def test_an_int_overflows_beyond_the_limits_of_the_dtype(dtype: torch.dtype) -> None:
+    info, ones = torch.iinfo(dtype), torch.ones(3, dtype=dtype)
+    for number in (info.min, info.max, info.min - 1, info.max + 1):
+        if not -(2**63) <= number < 2**63:  # PyTorch takes no such number here
+            continue
+        events: list[PromotionEvent] = []
+        with (
+            tp.promotion("torch", on_promotion=events.append, kinds="int overflow by wrapping scalar"),
+            contextlib.suppress(NotImplementedError),  # of an op that has no kernel for the dtype
+        ):
+            ones + number
+        assert len(events) == (not info.min <= number <= info.max), number
+
+
+def test_a_bool_holds_every_int_that_the_rule_makes_a_bool() -> None:
+    rule = tp.make_rule("truth", {}, over="torch", numbers={(int, torch.bool): torch.bool})
+    events: list[PromotionEvent] = []
+    with tp.promotion(rule, on_promotion=events.append):
+        assert torch.equal(torch.zeros(3, dtype=torch.bool) + 2, torch.ones(3, dtype=torch.bool))
+    assert events == []
+
+
+def test_a_dtype_without_known_digits_loses_nothing() -> None:
+    rule = tp.make_rule("eighths", {(torch.float8_e4m3fn, torch.bfloat16): torch.bfloat16}, over="torch")
+    events: list[PromotionEvent] = []
+    with tp.promotion(rule, on_promotion=events.append):
+        assert torch.equal(BRAIN + EIGHTHS[0], BRAIN + 1)
+    assert [event.kind for event in events] == [PromotionKind.ANY]
+
+
+@pytest.mark.parametrize("kind", PromotionKind)
+def test_kinds_choose(kind: PromotionKind) -> None:
+    for chosen in (kind, kind.value, kind.name.lower(), [kind.value]):
+        events: list[PromotionEvent] = []
+        with tp.promotion("torch", on_promotion=events.append, kinds=chosen):
+            for _, call in OF_KIND.values():
+                call()
+        kinds = {event.kind for event in events}
+        assert kinds == (set(PromotionKind) if kind is PromotionKind.ANY else {kind})
+
+
+def test_every_kind_on_a_line_is_reported_once() -> None:
+    with warnings.catch_warnings(record=True) as caught, tp.promotion("torch", on_promotion="warn"):
+        warnings.simplefilter("always")
+        for _ in range(2):
+            _ = (HALF * 1e6 + SINGLE) + DOUBLE, HALF - 1e6
+    assert [str(warning.message).partition("computes in ")[2] for warning in caught] == [
+        "float16 (number overflows to inf)",
+        "float32 (any)",
+        "float64 (up to float64)",
+    ]
+
+
+def test_raise_names_every_kind() -> None:
+    with (
+        tp.promotion("torch", on_promotion="raise"),
+        pytest.raises(
+            PromotionLintError, match=r"float16 \(0-dim precision loss, int to low-precision float\)\. Write"
+        ),
+    ):
+        _ = HALF + torch.tensor(257)
+
+
+def test_an_event_says_where_and_what() -> None:
+    events: list[PromotionEvent] = []
+    with tp.promotion("torch", on_promotion=events.append, kinds="int to low-precision float"):
+        line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+        _ = INTS * BRAIN
+    (event,) = events
+    assert (event.op, event.operands) == ("aten::mul.Tensor", ("int32[3]", "bfloat16[3]"))
+    assert (event.result, event.kind, event.rule) == (torch.bfloat16, PromotionKind.INT_TO_LOW_PRECISION, "torch")
+    assert (event.filename, event.lineno) == (__file__, line)
+    assert str(event) == (
+        f"{__file__}:{line}: aten::mul.Tensor of int32[3] and bfloat16[3] computes in bfloat16 "
+        f"(int to low-precision float)"
+    )
+
+
+def test_the_line_is_the_callers_also_inside_of_pytorchs_python() -> None:
+    events: list[PromotionEvent] = []
+    with tp.promotion("torch", on_promotion=events.append):
+        torch.nn.functional.mse_loss(SINGLE, DOUBLE)
+    assert {event.filename for event in events} == {__file__}
+
+
+def test_warn() -> None:
+    region = tp.promotion("torch", on_promotion="warn")
+    expected = pytest.warns(PromotionWarning, match=r"aten::add.Tensor of float16\[3\] and float32\[3\]")
+    with expected as caught, region:
+        result = HALF + SINGLE
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    assert [(w.filename, w.lineno) for w in caught] == [(__file__, line)]
+    assert result.dtype is torch.float32
+
+
+def test_warnings_that_are_errors_stop_the_op() -> None:
+    x = HALF.clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with tp.promotion("torch", on_promotion="warn"), pytest.raises(PromotionWarning):
+            x += SINGLE
+    assert x._version == 0
+
+
+def test_raise_raises_each_time_and_before_anything_is_written() -> None:
+    x = HALF.clone()
+    with tp.promotion("torch", on_promotion="raise"):
+        for _ in range(2):
+            with pytest.raises(
+                PromotionLintError, match=r"test_promotion_lint.py:\d+: aten::add_.Tensor of float16\[3\]"
+            ):
+                x += SINGLE
+        _ = x + x
+    assert x._version == 0
+
+
+def test_errors_of_the_callable_come_through() -> None:
+    def fail(event: PromotionEvent) -> None:
+        raise KeyError(event.op)
+
+    def mistyped(event: PromotionEvent) -> None:
+        raise TypeError("of the callable's own")
+
+    with tp.promotion("torch", on_promotion=fail), pytest.raises(KeyError, match=r"add.Tensor"):
+        _ = HALF + SINGLE
+    with tp.promotion("torch", on_promotion=mistyped), pytest.raises(PromotionLintError, match="of the callable's own"):
+        _ = HALF + SINGLE
+
+
+def test_the_callable_may_run_ops() -> None:
+    seen = []
+    with tp.promotion("strict", on_promotion=lambda event: seen.append((HALF + SINGLE).dtype)):
+        _ = SINGLE + 1
+        _ = INTS / INTS
+    assert seen == [torch.float32]
+
+
+def test_the_innermost_of_nested_regions_reports() -> None:
+    outer: list[PromotionEvent] = []
+    inner: list[PromotionEvent] = []
+    with tp.promotion("torch", on_promotion=outer.append):
+        with tp.promotion("torch", on_promotion=inner.append):
+            _ = HALF + SINGLE
+        with tp.my_autocast("cpu"):
+            _ = HALF + DOUBLE
+        with tp.promotion("torch"):
+            _ = HALF + DOUBLE
+    assert (len(outer), len(inner)) == (1, 1)
+
+
+def test_a_decorated_function_is_reported_by_its_own_lines() -> None:
+    events: list[PromotionEvent] = []
+
+    @tp.promotion("torch", on_promotion=events.append)
+    def add() -> torch.Tensor:
+        return HALF + SINGLE
+
+    add()
+    add()
+    assert [event.lineno for event in events] == [add.__wrapped__.__code__.co_firstlineno + 2]
+
+
+class TestBadInput:
+    def test_kinds(self) -> None:
+        with pytest.raises(OptionError, match=r"no kind of promotion 'up to flaot64'. Legal: .*Closest: up to float64"):
+            tp.promotion("torch", on_promotion="warn", kinds="up to flaot64")
+        with pytest.raises(OptionError, match=r"names no kind of promotion\. Legal: "):
+            tp.promotion("torch", on_promotion="warn", kinds=[])
+        with pytest.raises(OptionError, match="no kind of promotion 3"):
+            tp.promotion("torch", on_promotion="warn", kinds=3)  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match="there is no on_promotion"):
+            tp.promotion("torch", kinds="any")
+
+    @pytest.mark.parametrize("handler", ["wran", 3, ["warn"]])
+    def test_on_promotion(self, handler: Any) -> None:
+        with pytest.raises(OptionError, match="on_promotion is 'warn', 'raise', None or a callable"):
+            tp.promotion("torch", on_promotion=handler)
+
+    def test_a_callable_that_does_not_take_an_event(self) -> None:
+        with pytest.raises(OptionError, match="does not take one argument"):
+            tp.promotion("torch", on_promotion=lambda: None)  # type: ignore[arg-type,misc]
+        with pytest.raises(OptionError, match="does not take one argument"):
+            tp.promotion("torch", on_promotion=lambda event, more: None)  # type: ignore[arg-type,misc]

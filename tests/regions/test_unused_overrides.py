@@ -1,0 +1,252 @@
+"""The warning for an override that had no effect: when it comes, its text and line, and the programs that get none."""
+
+from __future__ import annotations
+
+import gc
+import textwrap
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import torch_promote as tp
+from helpers.thread_state import thread_state
+from torch_promote import _C
+from torch_promote.regions import arguments
+
+X, W = torch.randn(4, 8), torch.randn(8, 8)
+BATCH = torch.randn(2, 4, 4)
+NET = nn.Linear(8, 8)
+Body = Callable[[], object]
+
+_number = iter(range(10**6))
+
+
+def program(source: str, **names: Any) -> Callable[..., None]:
+    """Returns a function that runs the source: each time a program of its own, whose lines nobody has run before."""
+    scope = {"torch": torch, "tp": tp, **names}
+    code = compile(source, f"<program {next(_number)}>", "exec")
+    return lambda: exec(code, scope)
+
+
+def told(run: Body) -> list[str]:
+    """Returns the texts of the warnings of a program."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        run()
+    return [str(warning.message) for warning in caught if warning.category is tp.UnusedOverrideWarning]
+
+
+def region(overrides: dict[Any, Any], body: Body, enter: str = 'tp.my_autocast("cpu", overrides=overrides)') -> Body:
+    """Returns a program with one region."""
+    return program(f"with {enter}:\n    body()", overrides=overrides, body=body)
+
+
+def linear_12_times() -> None:
+    for _ in range(12):
+        NET(X)
+
+
+@pytest.fixture(autouse=True)
+def no_calls_of_other_tests() -> None:
+    """Regions with equal overrides share the notes of what was called in them."""
+    arguments._register.cache_clear()
+    gc.collect()
+
+
+# --- what is told
+
+
+def test_the_text() -> None:
+    def body() -> None:
+        linear_12_times()
+        X @ W
+
+    assert_expected_inline(
+        textwrap.fill("\n".join(told(region({"mm": "fp32"}, body))), 112),
+        """\
+the override of aten::mm was never used. Instead, the region ran aten::linear, aten::matmul, which may call mm,
+with autocast off. Name in the overrides: linear, matmul.""",
+    )
+
+
+CALLS: dict[str, tuple[Body, str, str]] = {
+    "linear without a bias": (lambda: F.linear(X, W), "mm", "linear"),
+    "linear with a bias": (lambda: NET(X), "addmm", "linear"),
+    "linear with a bias, as mm": (lambda: NET(X), "mm", "linear"),
+    "linear of three dimensions": (lambda: NET(X.view(2, 2, 8)), "mm", "linear"),
+    "linear of one dimension": (lambda: F.linear(X[0], W), "mm", "linear"),
+    "matmul": (lambda: X @ W, "mm", "matmul"),
+    "matmul of batches": (lambda: BATCH @ BATCH, "bmm", "matmul"),
+    "conv2d": (lambda: F.conv2d(X.view(1, 1, 4, 8), torch.ones(1, 1, 2, 2)), "convolution", "conv2d"),
+    "an overload": (lambda: X @ W, "mm.default", "matmul"),
+    "an op object": (lambda: X @ W, torch.ops.aten.mm, "matmul"),
+    "an overload object": (lambda: X @ W, torch.ops.aten.mm.default, "matmul"),
+}
+
+
+@pytest.mark.parametrize(("body", "named", "ran"), CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("policy", ["fp32", torch.float64, "fallthrough", "keep", "banned", "promote"], ids=str)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_an_op_that_runs_inside_another_one(
+    body: Body, named: Any, ran: str, policy: Any, mode: Callable[[], Any]
+) -> None:
+    with mode():
+        (text,) = told(region({named: policy}, body))
+    assert text.startswith("the override of aten::")
+    assert text.endswith(f" with autocast off. Name in the overrides: {ran}.")
+
+
+def test_the_line_is_that_of_the_region() -> None:
+    overrides = {"mm": "fp32"}
+    with pytest.warns(tp.UnusedOverrideWarning) as caught, tp.my_autocast("cpu", overrides=overrides):  # this line
+        linear_12_times()
+    (warning,) = caught
+    with open(__file__, encoding="utf-8") as lines:
+        assert "# this line" in lines.readlines()[warning.lineno - 1]
+    assert warning.filename == __file__
+
+
+def test_the_line_of_a_decorator_and_of_a_region_made_before() -> None:
+    decorated = program(
+        '\n@tp.my_autocast("cpu", overrides={"mm": "fp32"})\ndef run():\n    body()\n\nrun()', body=linear_12_times
+    )
+    made = program(
+        '\nregion = tp.my_autocast("cpu", overrides={"mm": "fp32"})\nwith region:\n    body()', body=linear_12_times
+    )
+    for run in (decorated, made):
+        with pytest.warns(tp.UnusedOverrideWarning) as caught:
+            run()
+        assert [warning.lineno for warning in caught] == [2]
+
+
+def test_a_line_is_told_once() -> None:
+    run = region({"mm": "fp32"}, linear_12_times)
+    assert len(told(lambda: [run() for _ in range(3)])) == 1
+    twice = program(
+        "for n in (1, 2, 3):\n    with tp.my_autocast('cpu', overrides={'mm': 'fp32'}):\n        body(n)",
+        body=lambda n: [NET(X) for _ in range(n)],
+    )
+    assert len(told(twice)) == 1, "whatever the number of runs"
+
+
+def test_a_nested_region_tells_of_its_own_overrides() -> None:
+    def both(inner: dict[str, str]) -> list[str]:
+        return told(region({"mm": "fp32"}, region(inner, linear_12_times)))
+
+    assert [text[: text.index(" was")] for text in both({"addmm": "keep"})] == [
+        "the override of aten::addmm",
+        "the override of aten::mm",
+    ]
+    assert len(both({"softmax": "fp32"})) == 1, "the outer region's"
+
+
+# --- programs that are right
+
+RIGHT: dict[str, tuple[dict[Any, Any], Body]] = {
+    "the op is called": ({"mm": "fp32"}, lambda: torch.mm(X, W)),
+    "both are called": ({"mm": "fp32"}, lambda: (NET(X), torch.mm(X, W))),
+    "neither is called": ({"mm": "fp32"}, lambda: torch.softmax(X, 0)),
+    "another op that is not made of it": ({"softmax": "fp32"}, lambda: NET(X)),
+    "a pattern": ({"m[m]": "fp32", "add*": "fp32"}, lambda: NET(X)),
+    "both are named": ({"mm": "fp32", "linear": "fp32"}, lambda: NET(X)),
+    "both are named, the other one by a pattern": ({"mm": "fp32", "linea[r]": "fp16"}, lambda: NET(X)),
+    "the other op has no policy": ({"mm": "fp32", "matmul": "fallthrough"}, lambda: X @ W),
+    "the override asks for what runs": ({"mm": "fp16"}, lambda: NET(X)),
+    "the override names the dtype that runs": ({"mm": torch.bfloat16}, lambda: NET(X)),
+    "backward in the region": ({"mm": "fp32"}, lambda: NET(X.requires_grad_()).sum().backward()),
+    "another overload of the op": ({"mm": "fp32"}, lambda: torch.mm(X.detach(), W, out=torch.empty(4, 8))),
+    "the other op has no policy on the CPU": (
+        {"bmm": "fp32"},
+        lambda: torch.einsum("bij,bjk->bik", BATCH, BATCH),
+    ),
+    "no call": ({"mm": "fp32"}, lambda: None),
+    "a kernel that calls the op": ({"mul": "keep", "add": "keep"}, lambda: torch.linalg.matrix_exp(W)),
+}
+
+
+@pytest.mark.parametrize(("overrides", "body"), RIGHT.values(), ids=RIGHT)
+def test_a_program_that_is_right(overrides: dict[Any, Any], body: Body) -> None:
+    assert told(region(overrides, body)) == []
+
+
+@pytest.mark.parametrize(
+    "enter",
+    [
+        'tp.my_autocast("cpu", policy=tp.Policy.stock().override(overrides))',
+        'tp.my_autocast("cpu", enabled=False, overrides=overrides)',
+        'tp.installed_as(overrides=overrides), torch.autocast("cpu")',
+        'tp.installed_as(policy=tp.Policy.stock().override(overrides)), tp.my_autocast("cpu")',
+        'tp.my_autocast("cpu", overrides=overrides), torch.autocast("cpu", enabled=False)',
+        'tp.my_autocast("cpu", overrides=overrides), tp.my_autocast("cpu", policy="cuda")',
+        'tp.my_autocast("cpu", overrides=overrides), tp.my_autocast("cpu", policy="off")',
+        'tp.my_autocast("cpu", overrides=overrides), tp.my_autocast("cpu", overrides={"linear": "fp32"})',
+    ],
+)
+def test_regions_that_tell_nothing(enter: str) -> None:
+    assert told(region({"mm": "fp32"}, linear_12_times, enter)) == []
+
+
+def test_a_default_policy_tells_nothing() -> None:
+    tp.set_default_policy(tp.Policy.stock().override({"mm": "fp32"}))
+    try:
+        assert told(program('with tp.my_autocast("cpu"):\n    body()', body=linear_12_times)) == []
+    finally:
+        tp.set_default_policy(None)
+
+
+# --- exceptions, filters, and what is left
+
+
+def test_an_exception_ends_the_region() -> None:
+    def body() -> None:
+        linear_12_times()
+        raise KeyError("as it was")
+
+    run = region({"mm": "fp32"}, body)
+
+    def caught() -> None:
+        with pytest.raises(KeyError, match="as it was"):
+            run()
+
+    assert told(caught) == []
+
+
+def test_a_warning_as_an_error_leaves_nothing_open() -> None:
+    before = thread_state()
+    run = region({"mm": "fp32"}, linear_12_times)
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", tp.UnusedOverrideWarning)
+            with pytest.raises(tp.UnusedOverrideWarning, match="overrides: linear"):
+                run()
+        assert thread_state() == before
+        assert _C.depth() == 0
+
+
+def test_a_filter_silences_it() -> None:
+    run = region({"mm": "fp32"}, linear_12_times)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", tp.UnusedOverrideWarning)
+        run()
+    assert caught == []
+    assert len(told(run)) == 1, "the line has not been told of yet"
+
+
+# --- threads, tasks, checkpoints and compiled functions
+
+
+def test_a_region_in_a_compiled_function() -> None:
+    @torch.compile(backend="aot_eager")
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with tp.my_autocast("cpu", overrides={"bmm": "fp32"}):
+            return x @ x
+
+    assert told(lambda: run(BATCH)) == []
+    assert run(BATCH).dtype is torch.bfloat16
