@@ -2,7 +2,7 @@
 #include "dispatch/unversioned_writers.h"
 
 #include "cache/thread_cache.h"
-#include "policy/op_numbers.h"
+#include "policy/op_table.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

@@ -118,12 +118,3 @@ sys.modules["dies with the modules"] = Last()
 def test_a_first_region_while_the_modules_are_destroyed(cache: str) -> None:
     done = run_python(FIRST_REGION_AT_THE_END.format(cache=cache), finalize=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "torch.bfloat16 torch.float32\n", "")
-
-
-@pytest.mark.parametrize(
-    ("status", "out", "err"),
-    [(1, "", ""), (0, "x", ""), (0, "", "a warning"), (-6, "", "terminate called without an active exception")],
-)
-def test_another_end_is_seen(status: int, out: str, err: str) -> None:
-    assert ENDS["shutdown"].is_met(0, "", "")
-    assert not ENDS["shutdown"].is_met(status, out, err)

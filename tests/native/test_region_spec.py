@@ -7,11 +7,10 @@ import itertools
 import pytest
 import torch
 
-import torch_promote as tp
 from helpers.probes import leaves_no_trace
 from torch_promote import _C
-from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec
-from torch_promote.regions.base import Region
+from torch_promote.extension import DeviceSpec, RegionSpec
+from torch_promote.regions.region import Region
 
 BF16, FP16 = torch.bfloat16, torch.float16
 DEVICES: list[tuple[DeviceSpec, ...]] = [
@@ -24,19 +23,6 @@ SPECS = [
     RegionSpec(*fields)
     for fields in itertools.product(DEVICES, (None, False, True), (None, *_C.CACHE_MODES), (0, 1, 2**24 - 1))
 ]
-
-
-def test_unpacked_is_what_was_packed() -> None:
-    packed = [spec.pack() for spec in SPECS]
-    assert [RegionSpec.unpack(one) for one in packed] == SPECS
-    assert len(set(packed)) == len(SPECS)
-    assert {len(one) for one in packed} == {16}
-
-
-@pytest.mark.parametrize("dtype", DTYPE_NUMBERS, ids=str)
-def test_each_dtype(dtype: torch.dtype) -> None:
-    spec = RegionSpec((DeviceSpec("cpu", dtype, True),))
-    assert RegionSpec.unpack(spec.pack()) == spec
 
 
 @pytest.mark.parametrize("around", [None, BF16, FP16], ids=str)
@@ -62,9 +48,3 @@ def test_the_extension_packs_as_python_does() -> None:
         cache = flag if mode is None else mode != "none"
         spec = RegionSpec((DeviceSpec("cpu", dtype, enabled),), cache, None if mode == "none" else mode)
         assert plain == (spec.pack(), ("cpu", dtype, enabled, flag, mode))
-
-
-def test_a_policy_change_is_in_the_spec() -> None:
-    with_change = RegionSpec.unpack(tp.my_autocast("cpu", overrides={"mm": "fp32"})._packed)
-    assert with_change.policy_change != 0
-    assert with_change._replace(policy_change=0).pack() == tp.my_autocast("cpu")._packed

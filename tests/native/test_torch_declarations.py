@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from torch.utils.cpp_extension import include_paths
 
 CSRC = Path(__file__).parents[2] / "csrc"
@@ -44,19 +43,3 @@ def declared_by_pytorch() -> set[str]:
 def test_each_declaration_is_pytorchs() -> None:
     assert len(declared_here()) >= 10
     assert declared_here() - declared_by_pytorch() == set()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("TORCH_API bool is_on(at::DeviceType device_type);", "bool is_on(DeviceType)"),
-        (
-            "TORCH_PYTHON_API IValue f(\n    py::handle obj,\n    std::optional<int32_t> N = std::nullopt);",
-            "IValue f(py::handle, optional<int32_t>)",
-        ),
-        ("TORCH_API bool is_cached(const at::Tensor& t);", "bool is_cached(const Tensor&)"),
-        ("TORCH_API int depth();", "int depth()"),
-    ],
-)
-def test_declarations_are_read_without_names_and_defaults(text: str, expected: str) -> None:
-    assert declarations(text) == {expected}

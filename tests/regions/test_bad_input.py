@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -196,10 +195,6 @@ def test_bad_input(case: Case) -> None:
         assert autocast_dtype() == torch.float16
 
 
-def test_no_two_cases_have_one_name() -> None:
-    assert len(CASES) == sum(len(table) for _, table, _, _ in TABLES)
-
-
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
@@ -222,21 +217,6 @@ def test_where_stock_refuses_it_raises_the_same_builtin(
             tp.my_autocast(*arguments)
 
 
-@pytest.mark.parametrize("given", [3, None, "f"])
-def test_what_cannot_be_called_is_a_type_error_as_in_stock(given: Any) -> None:
-    with pytest.raises(TypeError):
-        tp.my_autocast("cpu")(given)
-    # Older releases of PyTorch say it at the first call only.
-    with pytest.raises(TypeError):
-        torch.autocast("cpu")(given)()
-
-
-def test_a_disabled_region_is_checked_too() -> None:
-    for device_type, dtype in (("cuda:0", None), ("cpu", torch.int8), (["cpu", "cpu"], None)):
-        with pytest.raises(tp.TorchPromoteError):
-            tp.my_autocast(device_type, dtype, enabled=False)
-
-
 def test_every_problem_of_overrides_is_found_before_anything_is_registered() -> None:
     """A good override before a bad one is not kept."""
     before = thread_state()
@@ -245,33 +225,3 @@ def test_every_problem_of_overrides_is_found_before_anything_is_registered() -> 
     with tp.my_autocast("cpu"):
         assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.bfloat16
     assert thread_state() == before
-
-
-def test_leaving_a_region_that_is_not_open() -> None:
-    region = tp.my_autocast("cpu", torch.float16)
-    with leaves_no_trace(), pytest.raises(tp.errors.RegionError) as error:
-        region.__exit__(None, None, None)
-    assert isinstance(error.value, RuntimeError)
-    assert str(error.value) == (
-        "my_autocast('cpu', dtype=torch.float16) is not open in this thread, so it cannot be ended here. A region "
-        "belongs to the thread that entered it; enter one in each thread."
-    )
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"device": "cpu"}, {"device_type": "cpu", "policy_overrides": {}}, {"weights_only": True}], ids=str
-)
-def test_an_argument_that_does_not_exist(arguments: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=re.escape(list(arguments)[-1])):
-        tp.my_autocast(**arguments)
-    with pytest.raises(TypeError):
-        tp.my_autocast("cpu", None, True, None, {})  # type: ignore[call-arg]  # overrides are named
-
-
-def test_every_error_of_the_package_is_one_of_its_own() -> None:
-    errors = [getattr(tp, name) for name in tp.__all__ if name.endswith("Error")]
-    assert tp.TorchPromoteError in errors
-    for error in errors:
-        assert issubclass(error, tp.TorchPromoteError)
-        if error is not tp.TorchPromoteError:
-            assert issubclass(error, (ValueError, RuntimeError, TypeError, ImportError, AssertionError))

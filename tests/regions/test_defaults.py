@@ -1,9 +1,6 @@
 """Settings of a whole program: default policies and registered ops."""
 
-import asyncio
-import contextlib
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
@@ -51,91 +48,6 @@ def test_overrides_come_on_top_of_the_default() -> None:
             assert exp_dtype() is FP64
     with tp.my_autocast("cpu"):
         assert exp_dtype() is FP32
-
-
-def test_open_regions_keep_theirs() -> None:
-    with tp.my_autocast("cpu"):
-        tp.set_default_policy("cuda")
-        assert exp_dtype() is HALF
-        with tp.my_autocast("cpu"):
-            assert exp_dtype() is HALF
-    with tp.my_autocast("cpu"):
-        assert exp_dtype() is FP32
-        tp.set_default_policy(None)
-        assert exp_dtype() is FP32
-    with tp.my_autocast("cpu"):
-        assert exp_dtype() is HALF
-
-
-def test_every_thread_has_it() -> None:
-    tp.set_default_policy("cuda")
-    seen: list[torch.dtype] = []
-
-    def run() -> None:
-        with tp.my_autocast("cpu"):
-            seen.append(exp_dtype())
-
-    thread = threading.Thread(target=run)
-    with tp.my_autocast("cpu", policy="stock"):
-        thread.start()
-        thread.join()
-    assert seen == [FP32]
-
-
-def test_stock_regions_are_stock_s() -> None:
-    tp.set_default_policy("cuda")
-    with tp.stock_autocast("cpu"):
-        assert exp_dtype() is HALF
-    with tp.my_autocast("cpu"):
-        pass
-    with tp.stock_autocast("cpu"):
-        assert exp_dtype() is HALF
-
-
-@pytest.mark.parametrize("outer", [{}, {"policy": "cuda"}, {"overrides": {"log": "fp32"}}])
-def test_nothing_is_left_in_pytorch_s_state(outer: dict[str, object]) -> None:
-    def state() -> object:
-        devices = torch._C._autocast_supported_devices()
-        return [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
-
-    before = state()
-    tp.set_default_policy("fp32_safe")
-    with contextlib.suppress(KeyError), tp.my_autocast("cpu", **outer):  # type: ignore[arg-type]
-        inside = state()
-        with tp.my_autocast("cpu"):
-            assert state() == inside
-        raise KeyError
-    assert state() == before
-
-
-def test_regions_that_end_out_of_order() -> None:
-    tp.set_default_policy("cuda")
-    first = tp.my_autocast("cpu", overrides={"log": "float64"})
-    second = tp.my_autocast("cpu", overrides={"sqrt": "float64"})
-    x = torch.ones(2, dtype=HALF)
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert (torch.log(x).dtype, torch.sqrt(x).dtype, exp_dtype()) == (FP32, FP64, FP32)
-    second.__exit__(None, None, None)
-    assert (torch.log(x).dtype, exp_dtype()) == (HALF, HALF)
-
-
-def test_steps_of_coroutines() -> None:
-    @tp.my_autocast("cpu")
-    async def work(results: list[torch.dtype]) -> None:
-        results.append(exp_dtype())
-        await asyncio.sleep(0)
-        results.append(exp_dtype())
-
-    async def main() -> list[torch.dtype]:
-        results: list[torch.dtype] = []
-        await asyncio.gather(work(results), work(results))
-        assert exp_dtype() is HALF
-        return results
-
-    tp.set_default_policy("cuda")
-    assert asyncio.run(main()) == [FP32] * 4
 
 
 def test_gradients_that_autograd_s_threads_compute() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
-import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +10,8 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.installed import OURS
-from helpers.probes import in_thread, leaves_no_trace, mm_dtype, seen
+from helpers.probes import in_thread, mm_dtype, seen
 from torch_promote import _C
-from torch_promote.regions import autocast_methods
 
 Opened = Callable[[], Any]
 
@@ -92,49 +87,6 @@ def test_arguments_errors_and_warnings(name: str) -> None:
         for accepted in (opened("cpu"), opened("cpu", enabled=False)):
             accepted()
         assert in_thread(lambda: outcome(CALLS[name])) == expected
-
-
-@pytest.mark.usefixtures("installed_marked")
-def test_signatures_and_names() -> None:
-    for name in ("__enter__", "__exit__", "__init__", "__call__"):
-        ours, stocks = getattr(torch.autocast, name), getattr(autocast_methods.stock_autocast, name)
-        assert inspect.signature(ours) == inspect.signature(stocks)
-        assert (ours.__name__, ours.__qualname__, ours.__module__, ours.__doc__) == (
-            stocks.__name__, stocks.__qualname__, stocks.__module__, stocks.__doc__,
-        )  # fmt: skip
-        assert inspect.isfunction(ours)
-    assert list(inspect.signature(torch.autocast).parameters) == ["device_type", "dtype", "enabled", "cache_enabled"]
-    assert inspect.getsource(torch.autocast).startswith("class autocast")
-    assert inspect.getsource(torch.autocast.__enter__) == inspect.getsource(tp.stock_autocast.__enter__)
-    assert torch.autocast.__mro__ == (torch.autocast, object)
-    assert issubclass(torch.cuda.amp.autocast, torch.autocast)
-
-
-@pytest.mark.usefixtures("installed_marked")
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda region: pickle.loads(pickle.dumps(region))])
-@pytest.mark.parametrize("used", [False, True])
-def test_copies_and_pickles(copied: Any, used: bool) -> None:
-    region = torch.autocast("cpu", torch.float16, cache_enabled=False)
-    if used:
-        with region:
-            pass
-    again = copied(region)
-    assert vars(again) == vars(region)
-    assert type(again) is torch.autocast
-    with leaves_no_trace(), again:
-        assert (torch.get_autocast_dtype("cpu"), mm_dtype()) == (torch.float16, OURS)
-        assert not torch.is_autocast_cache_enabled()
-
-
-@pytest.mark.usefixtures("installed_marked")
-def test_the_default_dtype_is_read_as_pytorch_reads_it() -> None:
-    torch.set_autocast_dtype("cpu", torch.float16)
-    region = torch.autocast("cpu")
-    torch.set_autocast_dtype("cpu", torch.bfloat16)
-    with region:
-        assert torch.get_autocast_dtype("cpu") is torch.float16
-    with torch.autocast("cpu"):
-        assert torch.get_autocast_dtype("cpu") is torch.bfloat16
 
 
 @pytest.mark.usefixtures("installed_marked")

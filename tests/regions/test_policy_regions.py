@@ -1,17 +1,13 @@
 """Regions with a policy: the policy inside, nested, in other threads, and in the extension's tables."""
 
-import copy
-import pickle
-import threading
 from pathlib import Path
 
-import pytest
 import torch
 
 import torch_promote as tp
 from torch_promote import _C
 from torch_promote.extension import RegionSpec
-from torch_promote.regions.base import Region
+from torch_promote.regions.region import Region
 
 HALF, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -42,66 +38,9 @@ def test_a_policy_takes_the_place_of_the_one_around() -> None:
         assert dtypes() == STOCK
 
 
-def test_a_region_without_a_policy_inherits() -> None:
-    with tp.my_autocast("cpu", policy=tp.Policy.stock().override({"neg": "float64"})), tp.my_autocast("cpu", HALF):
-        assert dtypes() == (HALF, HALF, FP64)
-        with torch.autocast("cpu", BF16):
-            assert dtypes() == (BF16, HALF, FP64)
-        with tp.my_autocast("cpu", enabled=False):
-            assert dtypes() == (HALF, HALF, HALF)
-            with torch.autocast("cpu", BF16):
-                assert dtypes() == (BF16, HALF, FP64)
-
-
 def test_overrides_come_on_top_of_the_policy() -> None:
     with tp.my_autocast("cpu", policy="cuda", overrides={"exp": "float64"}):
         assert dtypes() == (BF16, FP64, HALF)
-
-
-def test_one_object_of_both() -> None:
-    region = tp.my_autocast("cpu", policy="cuda", overrides={"neg": "fp32"})
-    for _ in range(2):
-        with region:
-            assert dtypes() == (BF16, FP32, FP32)
-    assert repr(region) == "my_autocast('cpu', policy='cuda', overrides={'neg': 'fp32'})"
-
-
-def test_threads_have_their_own() -> None:
-    seen: dict[str, tuple[torch.dtype, ...]] = {}
-    barrier = threading.Barrier(3)
-
-    def run(name: str) -> None:
-        with tp.my_autocast("cpu", policy=name):
-            barrier.wait()
-            seen[name] = dtypes()
-            barrier.wait()
-
-    threads = [threading.Thread(target=run, args=(name,)) for name in ("cuda", "stock", "off")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert seen == {"cuda": (BF16, FP32, HALF), "stock": STOCK, "off": (HALF, HALF, HALF)}
-
-
-def test_equal_policies_are_one_in_the_extension() -> None:
-    def number(**region: object) -> int:
-        with tp.my_autocast("cpu", **region):  # type: ignore[arg-type]
-            return _C.current_policy_id()
-
-    assert number(policy="stock") == number()
-    assert number(policy="cuda") == number(policy=tp.Policy.named("cuda"))
-    assert number(overrides={"neg": "fp32"}) == number(policy=tp.Policy.stock().override({"neg": "fp32"}))
-    assert number(overrides={"neg": "fp32"}) != number(overrides={"abs": "fp32"})
-    on_cpu = tp.Policy.stock().override({"neg": "fp32"}, device_type="cpu")
-    assert number(policy=on_cpu) != number(overrides={"neg": "fp32"})
-
-
-def test_what_is_in_force_can_be_read_by_name() -> None:
-    with tp.my_autocast("cpu", policy=tp.Policy.stock().override({"neg.default": "fp32"}, device_type="cpu")):
-        fp32, unlisted = _C.POLICY_BYTES["fp32"], _C.POLICY_BYTES["unlisted"]
-        assert _C.current_policy() == {"aten::neg": [fp32, unlisted]}
-    assert _C.current_policy() == {}
 
 
 def test_a_compiled_function_under_each_policy_of_another_op() -> None:
@@ -130,25 +69,6 @@ def test_a_region_inside_a_compiled_function() -> None:
             return torch.neg(torch.exp(x))
 
     assert compiled(torch.ones(2, dtype=HALF)).dtype is FP64
-
-
-@pytest.mark.parametrize("wrong", ["cdua", 3, ["cuda"], {"mm": "fp32"}, "no/such/file.toml"])
-def test_a_wrong_policy_opens_nothing(wrong: object) -> None:
-    with pytest.raises(tp.PolicyError):
-        tp.my_autocast("cpu", policy=wrong)  # type: ignore[arg-type]
-    assert _C.depth() == 0
-
-
-def test_another_librarys_kernel_on_our_key_is_not_replaced() -> None:
-    library = torch.library.Library("torch_promote_test_taken", "DEF")
-    library.define("op(Tensor x) -> Tensor")
-    library.impl("op", lambda x: x + 1, "CompositeExplicitAutograd")
-    theirs = torch.library.Library("torch_promote_test_taken", "IMPL")
-    theirs.impl("op", lambda x: x, "AutocastPrivateUse1")
-    with pytest.raises(tp.PolicyError, match="already has a kernel from another library on the dispatch key"):
-        tp.my_autocast("cpu", overrides={"torch_promote_test_taken::op": "fp32"})
-    theirs._destroy()
-    library._destroy()
 
 
 def test_an_op_that_is_defined_anew_keeps_its_kernel() -> None:
@@ -183,17 +103,6 @@ def test_more_policies_than_fingerprints_tell_apart() -> None:
         assert seen.setdefault(digits, policy) == policy
 
 
-def test_an_optional_list_may_be_all_that_has_tensors() -> None:
-    library = torch.library.Library("torch_promote_test_lists", "DEF")
-    library.define("op(Tensor[]? x) -> int")
-    library.impl("op", lambda x: x[0].element_size(), "CompositeExplicitAutograd")
-    with tp.my_autocast("cpu", overrides={"torch_promote_test_lists::op": "float64"}):
-        assert torch.ops.torch_promote_test_lists.op([torch.ones(2)]) == 8
-        with pytest.raises(TypeError):
-            torch.ops.torch_promote_test_lists.op(None)
-    library._destroy()
-
-
 def test_a_file_in_a_compiled_function(tmp_path: Path) -> None:
     path = str(tmp_path / "mine.toml")
     tp.Policy.stock().override({"neg.default": "float64"}).save(path)
@@ -204,13 +113,3 @@ def test_a_file_in_a_compiled_function(tmp_path: Path) -> None:
             return torch.neg(x)
 
     assert compiled(torch.ones(2, dtype=HALF)).dtype is FP64
-
-
-def test_a_file_is_read_once(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    tp.Policy.stock().override({"neg.default": "float64"}).save(path)
-    region = tp.my_autocast("cpu", policy=path)
-    path.unlink()
-    for copied in (region, copy.deepcopy(region), pickle.loads(pickle.dumps(region))):
-        with copied:
-            assert dtypes() == (BF16, HALF, FP64)

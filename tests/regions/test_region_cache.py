@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
-import inspect
 import itertools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,11 +18,9 @@ import torch_promote as tp
 from helpers.checkpointing import KINDS as CHECKPOINT_KINDS
 from helpers.checkpointing import Block, plainly, train
 from helpers.comparison import assert_same
-from helpers.probes import Region, in_thread, leaves_no_trace
+from helpers.probes import Region, leaves_no_trace
 from torch_promote import _C
-from torch_promote.extension import RegionSpec
 from torch_promote.integrations import checkpoint as _checkpoint
-from torch_promote.regions import arguments as region_arguments
 
 MODES = ("weights", "persistent", "all")
 CACHES = (*MODES, "none")
@@ -38,10 +34,6 @@ def seen() -> tuple[str, bool]:
     return _C.cache_mode(), torch.is_autocast_cache_enabled()
 
 
-def test_the_extension_knows_these_modes() -> None:
-    assert _C.CACHE_MODES == MODES
-
-
 @pytest.mark.usefixtures("pretend_cuda")
 @pytest.mark.parametrize("device_type", ["cpu", "cuda", ["cpu", "cuda"]], ids=str)
 @pytest.mark.parametrize("cache", CACHES)
@@ -51,23 +43,6 @@ def test_what_is_given_is_in_force_inside(cache: str, device_type: Any) -> None:
     with region:
         assert seen() == (("weights", False) if cache == "none" else (cache, True))
     assert seen() == ("weights", True)
-
-
-@pytest.mark.parametrize("cache", MODES)
-def test_given_or_not_the_cache_is_on_where_it_was_off(cache: str) -> None:
-    with torch.autocast("cpu", cache_enabled=False):
-        with ours():
-            assert seen() == ("weights", False)
-        with ours(cache=cache):
-            assert seen() == (cache, True)
-        assert seen() == ("weights", False)
-
-
-@pytest.mark.parametrize("cache", CACHES)
-def test_cache_enabled_may_say_the_same(cache: str) -> None:
-    with ours(cache_enabled=cache != "none", cache=cache) as both, ours(cache=cache) as alone:
-        assert both._packed == alone._packed
-    assert ours(cache="none")._packed == ours(cache_enabled=False)._packed
 
 
 # --- regions in regions
@@ -101,18 +76,6 @@ def test_the_default_is_the_mode_of_the_surrounding_region(
         assert seen()[0] == (expected[0] if expected[0] != "all" else "weights")
 
 
-def test_a_thread_begins_without() -> None:
-    with ours(cache="all"):
-        assert in_thread(seen) == ("weights", True)
-
-        def in_persistent() -> tuple[str, bool]:
-            with ours(cache="persistent"):
-                return seen()
-
-        assert in_thread(in_persistent) == ("persistent", True)
-        assert seen() == ("all", True)
-
-
 OVERLAPPING: dict[str, dict[str, Any]] = {"a": {"cache": "all"}, "b": {}, "c": {"cache": "persistent"}, "d": {}}
 
 
@@ -137,87 +100,6 @@ def test_regions_left_in_any_order(left: tuple[str, ...]) -> None:
         assert found == expected, f"entered as {entered}"
 
 
-def test_a_region_that_cannot_be_entered_changes_nothing() -> None:
-    unheard_of = (1 << 24) - 1
-    with ours(cache="all"), leaves_no_trace():
-        with pytest.raises(RuntimeError, match="there is no policy change with the number"):
-            _C.enter_region(object(), RegionSpec(cache_mode="persistent", policy_change=unheard_of).pack())
-        assert seen() == ("all", True)
-
-
-# --- code that runs in steps
-
-
-@pytest.mark.parametrize("cache", CACHES)
-def test_a_decorated_function_generator_and_coroutine(cache: str) -> None:
-    expected = ("weights", False) if cache == "none" else (cache, True)
-
-    @ours(cache=cache)
-    def function() -> tuple[str, bool]:
-        return seen()
-
-    @ours(cache=cache)
-    def generator() -> Iterator[tuple[str, bool]]:
-        yield seen()
-        yield seen()
-
-    @ours(cache=cache)
-    async def coroutine() -> list[tuple[str, bool]]:
-        first = seen()
-        await asyncio.sleep(0)
-        return [first, seen()]
-
-    assert function() == expected
-    for found in generator():
-        assert found == expected
-        assert seen() == ("weights", True)
-    assert asyncio.run(coroutine()) == [expected, expected]
-
-
-def test_a_step_takes_from_the_consumer_what_the_body_does_not_say() -> None:
-    found: list[str] = []
-
-    @ours()
-    def body() -> Iterator[None]:
-        found.append(_C.cache_mode())
-        yield
-        found.append(_C.cache_mode())
-        with ours(cache="persistent"):
-            yield
-            found.append(_C.cache_mode())
-            with ours():
-                yield
-                found.append(_C.cache_mode())
-        found.append(_C.cache_mode())
-        yield
-
-    steps = body()
-    with ours(cache="all"):
-        next(steps)
-    next(steps)
-    with ours(cache="all"), leaves_no_trace():
-        next(steps)
-    with leaves_no_trace():
-        next(steps)
-    assert found == ["all", "weights", "persistent", "persistent", "weights"]
-    steps.close()
-
-
-def test_a_region_held_across_an_await_is_its_tasks() -> None:
-    async def hold(cache: str) -> list[str]:
-        found = []
-        with ours(cache=cache):
-            for _ in range(3):
-                found.append(_C.cache_mode())
-                await asyncio.sleep(0)
-        return found
-
-    async def together() -> list[list[str]]:
-        return await asyncio.gather(*map(hold, MODES))
-
-    assert asyncio.run(together()) == [[mode] * 3 for mode in MODES]
-
-
 # --- copies, text, refusals
 
 
@@ -233,13 +115,6 @@ def test_a_copy_has_it(cache: str, overrides: Any, copied: Callable[[Any], Any])
         expected = seen()
     with other:
         assert seen() == expected
-
-
-def test_repr() -> None:
-    assert repr(ours(cache="all", policy="cuda")) == "my_autocast('cpu', cache='all', policy='cuda')"
-    assert repr(ours(torch.float16, cache_enabled=False, cache="none")) == (
-        "my_autocast('cpu', dtype=torch.float16, cache_enabled=False, cache='none')"
-    )
 
 
 UNKNOWN: list[tuple[Any, str]] = [
@@ -258,23 +133,6 @@ def test_an_invalid_cache_mode_is_an_error(cache: Any, told: str) -> None:
         ours(cache=cache)
     assert str(caught.value) == f"cache says which casts are reused: a str, or None; got {told}"
     assert isinstance(caught.value, ValueError)
-
-
-@pytest.mark.parametrize(("cache", "cache_enabled"), [("none", True), ("all", False), ("weights", False), ("all", 0)])
-def test_contradicting_arguments_are_an_error(cache: str, cache_enabled: Any) -> None:
-    with leaves_no_trace(), pytest.raises(tp.errors.OptionError) as caught:
-        ours(cache_enabled=cache_enabled, cache=cache)
-    meant = cache != "none"
-    assert str(caught.value) == (
-        f"cache={cache!r} means cache_enabled={meant}, got cache_enabled={cache_enabled!r} with it. "
-        f"Legal: cache alone, or with cache_enabled={meant}. Leave cache_enabled out."
-    )
-
-
-def test_cache_is_keyword_only() -> None:
-    with pytest.raises(TypeError, match="positional argument"):
-        tp.my_autocast("cpu", None, True, None, "all")  # type: ignore[misc]
-    assert inspect.signature(tp.my_autocast).parameters["cache"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 # --- checkpointing
@@ -309,13 +167,3 @@ def test_a_recomputation_has_the_mode_of_its_forward(
         found = train(call, around, backward, model)
     assert model.modes == [(cache, True)] * 2
     assert_same(found, train(plainly, around, backward, same_model))
-
-
-@pytest.mark.parametrize("cache", CACHES)
-def test_checkpoint_hooks_are_installed_before_the_first_mode_that_stock_lacks(
-    cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(region_arguments.checkpoint, "install", lambda: calls.append("install"))
-    ours(cache=cache)
-    assert calls == (["install"] if cache in ("persistent", "all") else [])

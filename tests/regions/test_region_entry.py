@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_promote as tp
 from helpers.probes import autocast_dtype
 from torch_promote import _C
-from torch_promote.regions.watching import watch_regions
+from torch_promote.regions.region import watch_regions
 
 BF16, FP16 = torch.bfloat16, torch.float16
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import itertools
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,7 +16,6 @@ import torch
 
 import torch_promote as tp
 from helpers.probes import autocast_dtype, leaves_no_trace
-from torch_promote.extension import RegionSpec
 from torch_promote.parity.model import pretend_cuda
 from torch_promote.regions import autocast
 
@@ -124,38 +121,6 @@ def test_what_is_made_is_what_python_makes(around: Callable[[], Any]) -> None:
                 )
 
 
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_an_error_of_pytorchs_answer_comes_through(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
-    def is_available() -> bool:
-        asked.append(None)
-        raise error
-
-    asked: list[None] = []
-    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", is_available)
-    with pytest.raises(error):
-        tp.my_autocast("cuda", torch.float16)
-    assert len(asked) == (2 if error is OSError else 1)  # an interrupt is not asked for again
-
-
-@pytest.mark.parametrize("cache", ["weights", "persistent", "all", "none"])
-def test_a_region_with_a_cache_mode_is_plain(cache: str) -> None:
-    tp.my_autocast("cpu", cache=cache)
-    with mock.patch.object(autocast, "check_devices") as check, mock.patch.object(torch, "UntypedStorage") as storage:
-        tp.my_autocast("cpu", cache=cache)
-    assert not check.called
-    assert not storage.called
-
-
-def test_regions_made_in_turn_are_each_their_own() -> None:
-    made = [tp.my_autocast("cpu", *args) for args in ((), (FP16,), (), (BF16,), (FP16,), (None, False))]
-    assert len(set(map(id, made))) == len(made)
-    dtypes = []
-    for region in made:
-        with region:
-            dtypes.append(autocast_dtype())
-    assert dtypes == [BF16, FP16, BF16, BF16, FP16, None]
-
-
 def test_no_reference_is_lost_or_kept() -> None:
     """After constructing, entering and leaving a region 1000 times."""
     device_type = "".join(["c", "pu"])
@@ -178,135 +143,11 @@ def test_no_reference_is_lost_or_kept() -> None:
     assert any(all(abs(b - a) < 100 for b, a in zip(*both, strict=True)) for both in rounds), seen
 
 
-def test_a_region_dies_as_any_object() -> None:
-    region = tp.my_autocast("cpu")
-    assert gc.is_tracked(region)
-    gone = weakref.ref(region)
-    with region:
-        pass
-    del region
-    assert gone() is None
-
-
 # --- it remains a Python class
-
-
-def test_what_it_looks_like() -> None:
-    assert list(inspect.signature(tp.my_autocast).parameters)[:2] == ["device_type", "dtype"]
-    assert "drop-in" in (inspect.getdoc(tp.my_autocast) or "")
-
-
-def test_the_answer_of_torch_cuda_is_dropped_with_its_functions() -> None:
-    """A "yes" is remembered, because the calls take longer than the region, as long as the functions are the same."""
-
-    def enabled(dtype: torch.dtype) -> bool | str:
-        with warnings.catch_warnings(record=True):
-            warnings.simplefilter("always")
-            try:
-                region = tp.my_autocast("cuda", dtype)
-            except tp.errors.UnsupportedDeviceError as error:
-                return str(error)
-            with region:
-                return torch.is_autocast_enabled("cuda")
-
-    refused = "this CUDA device does not support bfloat16. Use dtype=torch.float16."
-    for _ in range(2):
-        with cuda_answers():
-            assert [enabled(dtype) for dtype in (FP16, BF16, FP16)] == [True, True, True]
-            with cuda_answers(is_bf16_supported=False):
-                assert [enabled(dtype) for dtype in (FP16, BF16, FP16)] == [True, refused, True]
-            with cuda_answers(is_available=False):
-                assert [enabled(dtype) for dtype in (FP16, BF16)] == [False, False]
-            assert enabled(BF16) is True
-        assert enabled(BF16) is torch.cuda.is_available()
-
-
-def test_a_mock_is_called_each_time() -> None:
-    with cuda_answers(), mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True) as supported:
-        tp.my_autocast("cuda", BF16)
-        supported.return_value = False
-        with pytest.raises(tp.errors.UnsupportedDeviceError):
-            tp.my_autocast("cuda", BF16)
-
-
-def test_an_error_of_torch_cuda_is_raised() -> None:
-    def broken() -> bool:
-        raise OSError("no driver")
-
-    with cuda_answers(), mock.patch.object(torch.cuda, "is_bf16_supported", broken), leaves_no_trace():
-        with pytest.raises(OSError, match="no driver"):
-            tp.my_autocast("cuda", BF16)
-        assert tp.my_autocast("cuda", FP16)._packed
-
-
-class Noting(tp.my_autocast):
-    """A subclass with its own constructor and methods."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.notes: list[str] = ["made"]
-        super().__init__("cpu", dtype)
-
-    def __enter__(self) -> Noting:
-        self.notes.append("entered")
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.notes.append("left")
-        super().__exit__(*error)
 
 
 class Plain(tp.my_autocast):
     """A subclass that adds nothing."""
-
-
-def test_subclasses() -> None:
-    noting, plain = Noting(FP16), Plain("cpu", FP16)
-    assert (type(noting), type(plain)) == (Noting, Plain)
-    for region in (noting, plain):
-        with leaves_no_trace(), region as entered:
-            assert entered is region
-            assert autocast_dtype() == FP16
-    assert noting.notes == ["made", "entered", "left"]
-    plain.note = "subclasses have a dict"  # type: ignore[attr-defined]
-
-
-def test_a_subclass_that_does_not_make_its_region() -> None:
-    class Empty(tp.my_autocast):
-        def __init__(self) -> None:
-            pass
-
-    with leaves_no_trace(), pytest.raises(AttributeError, match="_packed"):
-        Empty().__enter__()
-
-
-@pytest.fixture
-def replaced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The class with methods that record their calls before they call the originals."""
-    calls: list[str] = []
-
-    def replace(name: str) -> None:
-        method = getattr(tp.my_autocast, name)
-
-        def noting(*args: Any, **kwargs: Any) -> Any:
-            calls.append(name)
-            return method(*args, **kwargs)
-
-        monkeypatch.setattr(tp.my_autocast, name, noting)
-
-    for name in ("__init__", "__enter__", "__exit__"):
-        replace(name)
-    yield calls
-    monkeypatch.undo()
-    with tp.my_autocast("cpu", FP16):
-        assert autocast_dtype() == FP16
-    assert calls == ["__init__", "__enter__", "__exit__"]
-
-
-def test_replaced_methods_are_called(replaced: list[str]) -> None:
-    with tp.my_autocast("cpu", FP16):
-        assert autocast_dtype() == FP16
-    assert replaced == ["__init__", "__enter__", "__exit__"]
 
 
 # --- ways to enter and to leave
@@ -344,22 +185,9 @@ def test_wrong_numbers_of_arguments(args: tuple[Any, ...]) -> None:
         assert autocast_dtype() == FP16
 
 
-@pytest.mark.parametrize("stranger", [None, 3, object(), torch.autocast("cpu")], ids=lambda one: type(one).__name__)
-def test_calling_the_methods_on_another_object_is_an_error(stranger: Any) -> None:
-    with leaves_no_trace(), pytest.raises(TypeError, match="__enter__"):
-        tp.my_autocast.__enter__(stranger)
-
-
 def test_an_invalid_spec_is_refused() -> None:
     region = tp.my_autocast("cpu")
     for wrong in ("zz", 3, None, "g" * 16, "é" * 16):
         region._packed = wrong  # type: ignore[assignment]
         with leaves_no_trace(), pytest.raises(ValueError, match="16 hexadecimal digits"):
             region.__enter__()
-
-
-def test_a_region_with_an_unknown_policy_number_is_refused() -> None:
-    region = tp.my_autocast("cpu")
-    region._packed = RegionSpec(policy_change=(1 << 24) - 1).pack()
-    with leaves_no_trace(), pytest.raises(RuntimeError, match="there is no policy change with the number"):
-        region.__enter__()

@@ -6,21 +6,16 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 from helpers.comparison import assert_same
-from helpers.probes import KINDS, Region, autocast_dtype, in_thread, leaves_no_trace, seen
-from helpers.thread_state import thread_state
-from torch_promote import _C
+from helpers.probes import Region, autocast_dtype, in_thread, leaves_no_trace
 
 BF16, FP16 = torch.bfloat16, torch.float16
-Seen = torch.dtype | None
 
 
 @contextmanager
@@ -28,17 +23,6 @@ def another_thread() -> Iterator[Callable[[Callable[[], Any]], Any]]:
     """Yields a function that runs functions in one other thread, which lives as long as the block."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         yield lambda function: pool.submit(function).result(timeout=60)
-
-
-@pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_new_thread_starts_outside(kind: Callable[..., Region]) -> None:
-    outside, view = in_thread(thread_state), in_thread(seen)
-    with kind("cpu", FP16, cache_enabled=False), tp.my_autocast(["cpu", "cuda"], BF16, overrides={"mm": "fp32"}):
-        assert in_thread(thread_state) == outside
-        assert in_thread(seen) == view
-        assert in_thread(autocast_dtype) is None
-        assert in_thread(_C.policy_is_stock)
 
 
 def test_a_region_affects_only_its_thread() -> None:
@@ -58,50 +42,7 @@ def test_a_region_affects_only_its_thread() -> None:
                 assert autocast_dtype() == BF16
 
 
-def test_one_object_open_in_many_threads_at_once() -> None:
-    region = tp.my_autocast("cpu", FP16)
-    together = threading.Barrier(4, timeout=60)
-
-    def worker() -> list[Seen]:
-        found = []
-        with leaves_no_trace():
-            for _ in range(50):
-                with region:
-                    together.wait()
-                    with region:
-                        found.append(autocast_dtype())
-                    found.append(autocast_dtype())
-                found.append(autocast_dtype())
-        return found
-
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        for future in [pool.submit(worker) for _ in range(4)]:
-            assert future.result(timeout=60) == [FP16, FP16, None] * 50
-
-
 # --- ends that do not come
-
-
-def test_a_thread_that_ends_inside_a_region_does_not_affect_others() -> None:
-    weight = torch.ones(3, 3, requires_grad=True)
-    kept: list[tp.my_autocast] = []
-
-    def forgetful() -> None:
-        for overrides in ({}, {"mm": "fp16"}, {"exp": "fp16"}):
-            kept.append(tp.my_autocast("cpu", FP16, overrides=overrides))
-            kept[-1].__enter__()
-        torch.mm(weight, weight)
-        assert tp.cache_info()["entries"] == 1
-
-    with tp.my_autocast("cpu", BF16), leaves_no_trace():
-        for _ in range(3):
-            in_thread(forgetful)
-            assert in_thread(autocast_dtype) is None
-            assert autocast_dtype() == BF16
-            assert in_thread(tp.cache_info)["entries"] == 0
-        for region in kept:
-            with pytest.raises(tp.errors.RegionError):
-                region.__exit__(None, None, None)
 
 
 def test_a_region_cannot_be_left_in_another_thread() -> None:
@@ -119,69 +60,7 @@ def test_a_region_cannot_be_left_in_another_thread() -> None:
         assert autocast_dtype() == FP16
 
 
-def test_a_thread_that_entered_it_too_leaves_its_own() -> None:
-    region = tp.my_autocast("cpu", FP16)
-
-    def both() -> Seen:
-        region.__enter__()
-        region.__exit__(None, None, None)
-        return autocast_dtype()
-
-    with region:
-        assert in_thread(both) is None
-        assert autocast_dtype() == FP16
-
-
 # --- the cast cache
-
-
-class CountCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the casts that ops below autocast see."""
-
-    casts: int = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.casts += func is torch.ops.aten._to_copy.default
-        return func(*args, **(kwargs or {}))
-
-
-def casts_of_two_uses_around(kind: Callable[..., Region], between: Callable[[], Any]) -> int:
-    """The number of casts of a weight by two uses in one region, with an action between them."""
-    weight = torch.ones(2, 2, requires_grad=True)
-    x = torch.ones(2, 2, dtype=BF16)
-    with kind("cpu"), CountCasts() as counted:
-        torch.mm(x, weight)
-        between()
-        torch.mm(x, weight)
-    return counted.casts
-
-
-def test_the_end_of_a_region_elsewhere_does_not_clear_the_cache_here() -> None:
-    def elsewhere(kind: Callable[..., Region]) -> None:
-        with kind("cpu"):
-            torch.mm(torch.ones(2, 2), torch.ones(2, 2, requires_grad=True))
-
-    counts = {
-        name: in_thread(partial(casts_of_two_uses_around, kind, partial(in_thread, partial(elsewhere, kind))))
-        for name, kind in KINDS.items()
-    }
-    assert counts == {"ours": 1, "stock": 2}, "stock's one cache is everybody's"
-
-
-def test_each_thread_counts_and_clears_its_own_cache() -> None:
-    weight = torch.ones(2, 2, requires_grad=True)
-    tp.clear_cache()  # casts that outlive regions, of other tests' weights, are the process's
-    with another_thread() as there, tp.my_autocast("cpu"):
-        torch.mm(weight, weight)
-        before = tp.cache_info()
-        assert before["entries"] == 1
-        there(tp.clear_cache)
-        assert there(tp.cache_info) == dict.fromkeys(before, 0)
-        there(lambda: tp.my_autocast("cpu")(torch.mm)(weight, weight))
-        assert tp.cache_info() == before
-        tp.clear_cache()
-        assert tp.cache_info()["entries"] == 0
-        assert there(tp.cache_info)["misses"] == 1
 
 
 def test_threads_of_two_dtypes_do_not_get_each_others_casts() -> None:

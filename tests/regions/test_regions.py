@@ -11,10 +11,8 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.probes import KINDS, Region, autocast_dtype, in_thread, leaves_no_trace, seen
-from helpers.thread_state import thread_state
+from helpers.probes import KINDS, Region, autocast_dtype, leaves_no_trace, seen
 from torch_promote import _C
-from torch_promote.extension import DeviceSpec, RegionSpec
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -75,22 +73,7 @@ def test_a_region_of_one_device_type_leaves_the_other_alone() -> None:
     assert cuda["cuda"]["mm"] == BF16
 
 
-def test_with_gives_the_region() -> None:
-    region = tp.my_autocast("cpu")
-    with region as entered:
-        assert entered is region
-
-
 # --- ways out
-
-
-def test_an_exception_passes_through_and_everything_is_as_before() -> None:
-    error = LookupError("mine")
-    with tp.my_autocast("cpu", FP16), leaves_no_trace():
-        with pytest.raises(LookupError) as caught, tp.my_autocast("cpu", BF16), torch.autocast("cpu", enabled=False):
-            raise error
-        assert caught.value is error
-        assert autocast_dtype() == FP16
 
 
 @pytest.mark.parametrize("way", ["return", "break", "continue"])
@@ -106,14 +89,6 @@ def test_leaving_in_the_middle(way: str) -> None:
 
     with leaves_no_trace():
         leave()
-
-
-def test_a_region_that_cannot_be_entered_leaves_no_trace() -> None:
-    unheard_of = (1 << 24) - 1  # a set of overrides with a number that no set has
-    with tp.my_autocast("cpu", FP16), leaves_no_trace():
-        with pytest.raises(RuntimeError, match="there is no policy change with the number"):
-            _C.enter_region(object(), RegionSpec((DeviceSpec("cpu", BF16, True),), policy_change=unheard_of).pack())
-        assert autocast_dtype() == FP16
 
 
 @pytest.mark.parametrize("around", [None, "ours", "stock"])
@@ -157,51 +132,6 @@ def test_one_object_entered_twice_nested() -> None:
         assert autocast_dtype() is None
 
 
-def test_stocks_object_entered_twice_nested_leaves_autocast_on() -> None:
-    def twice() -> torch.dtype | None:
-        region = tp.stock_autocast("cpu", FP16)
-        with region, region:
-            pass
-        return autocast_dtype()
-
-    assert in_thread(twice) == FP16
-
-
-def test_one_object_entered_in_regions_of_every_kind_and_again_later() -> None:
-    region = tp.my_autocast("cpu", FP16)
-    for kind, dtype in itertools.product(KINDS.values(), [BF16, FP16]):
-        with kind("cpu", dtype):
-            with region:
-                assert autocast_dtype() == FP16
-            assert autocast_dtype() == dtype
-    with region:
-        assert autocast_dtype() == FP16
-
-
-def test_a_decorated_function_may_call_itself() -> None:
-    @tp.my_autocast("cpu", FP16)
-    def descend(levels: int) -> list[torch.dtype | None]:
-        found = [autocast_dtype()]
-        if levels:
-            with tp.my_autocast("cpu", BF16, enabled=levels % 2 == 0):
-                found += descend(levels - 1)
-        return [*found, autocast_dtype()]
-
-    with leaves_no_trace():
-        assert descend(5) == [FP16] * 12
-
-
-def test_a_decorated_function_that_calls_itself_and_fails() -> None:
-    @tp.my_autocast("cpu", FP16)
-    def descend(levels: int) -> None:
-        if not levels:
-            raise LookupError
-        descend(levels - 1)
-
-    with leaves_no_trace(), pytest.raises(LookupError):
-        descend(5)
-
-
 # --- ends out of order
 
 OVERLAPPING: dict[str, tuple[Any, ...]] = {
@@ -235,21 +165,6 @@ def test_regions_left_in_any_order(entered: tuple[str, ...], left: tuple[str, ..
         assert found == expected, "what is in force is what the regions still open say"
 
 
-@pytest.mark.usefixtures("pretend_cuda")
-def test_regions_of_two_device_types_may_overlap_as_stocks_may() -> None:
-    def views(kind: Callable[..., Region]) -> list[dict[str, Any]]:
-        cpu, cuda = kind("cpu"), kind("cuda")
-        cpu.__enter__()
-        cuda.__enter__()
-        cpu.__exit__(None, None, None)
-        overlap = seen()
-        cuda.__exit__(None, None, None)
-        return [overlap, seen()]
-
-    with leaves_no_trace():
-        assert views(tp.my_autocast) == views(tp.stock_autocast)
-
-
 @pytest.mark.parametrize("left", list(itertools.permutations(range(3))), ids=str)
 def test_overrides_left_in_any_order(left: tuple[int, ...]) -> None:
     regions = [tp.my_autocast("cpu", overrides=o) for o in ({"mm": "fp32"}, {"bmm": "fp32"}, {"mm": "keep"})]
@@ -270,17 +185,6 @@ def test_overrides_left_in_any_order(left: tuple[int, ...]) -> None:
             found.append(_C.current_policy_bytes())
         assert found == expected
     assert _C.policy_is_stock()
-
-
-def test_after_an_end_out_of_order_the_region_inside_ends_where_the_outer_one_began() -> None:
-    outer, inner = tp.my_autocast("cpu", FP16), tp.my_autocast("cpu", BF16)
-    before = thread_state()
-    outer.__enter__()
-    inner.__enter__()
-    outer.__exit__(None, None, None)
-    assert autocast_dtype() == BF16
-    inner.__exit__(None, None, None)
-    assert thread_state() == before
 
 
 def test_the_cache_lives_until_the_last_region_ends_in_whatever_order() -> None:

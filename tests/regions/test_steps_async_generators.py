@@ -15,7 +15,6 @@ from helpers.probes import INNER, Region, autocast_dtype, in_thread, leaves_no_t
 from helpers.thread_state import thread_state
 
 BF16, FP16 = torch.bfloat16, torch.float16
-Seen = torch.dtype | None
 
 half = tp.my_autocast("cpu", FP16)
 
@@ -44,17 +43,6 @@ def generator(log: list[Any], region: Region) -> Any:
 CLOSED = [("closed", FP16)] * 2
 
 
-def test_stocks_decorated_asynchronous_generator_sees_no_autocast() -> None:
-    async def body() -> AsyncIterator[Seen]:
-        yield autocast_dtype()
-
-    async def items(generator: AsyncIterator[Seen]) -> list[Seen]:
-        return [found async for found in generator]
-
-    assert asyncio.run(items(tp.stock_autocast("cpu", FP16)(body)())) == [None]
-    assert asyncio.run(items(half(body)())) == [FP16]
-
-
 def test_asend_athrow_and_the_end() -> None:
     log: list[Any] = []
 
@@ -73,21 +61,6 @@ def test_asend_athrow_and_the_end() -> None:
 
     asyncio.run(main())
     assert log == [FP16] * 6 + CLOSED
-
-
-def test_athrow_that_is_not_caught() -> None:
-    log: list[Any] = []
-
-    async def main() -> None:
-        steps = generator(log, half)
-        await anext(steps)
-        error = ArithmeticError("mine")
-        with leaves_no_trace(), pytest.raises(ArithmeticError) as caught:
-            await steps.athrow(error)
-        assert caught.value is error
-
-    asyncio.run(main())
-    assert log == [FP16] * 2 + CLOSED
 
 
 @pytest.mark.parametrize("end", ["aclose", "aclosing", "break", "forgotten"])
@@ -113,48 +86,6 @@ def test_clean_up_sees_the_region_and_happens_when_it_ever_would(end: str) -> No
         asyncio.run(main(generator(undecorated, lambda body: body)))
     assert ("closed", None) in undecorated
     assert log == [("closed", FP16) if isinstance(entry, tuple) else FP16 for entry in undecorated]
-
-
-def test_async_for_whose_body_awaits_and_opens_regions() -> None:
-    log: list[Any] = []
-
-    async def main() -> None:
-        steps = generator(log, half)
-        count = 0
-        async for _ in steps:
-            with leaves_no_trace(), tp.my_autocast("cpu", BF16):
-                assert autocast_dtype() == BF16
-                await asyncio.sleep(0)
-                assert autocast_dtype() == BF16
-            count += 1
-            if count == 3:
-                break
-        await steps.aclose()
-
-    with leaves_no_trace():
-        asyncio.run(main())
-    assert log == [FP16] * 6 + CLOSED
-
-
-def test_several_asynchronous_generators_take_turns() -> None:
-    async def numbers(region: Region) -> list[Seen]:
-        @region
-        async def body() -> AsyncIterator[Seen]:
-            for _ in range(3):
-                yield autocast_dtype()
-                await asyncio.sleep(0)
-
-        found = []
-        async for item in body():
-            found += [item, autocast_dtype()]
-            await asyncio.sleep(0)
-        return found
-
-    async def main() -> Any:
-        return await asyncio.gather(numbers(half), numbers(tp.my_autocast("cpu", BF16)), numbers(half))
-
-    with leaves_no_trace():
-        assert asyncio.run(main()) == [[FP16, None] * 3, [BF16, None] * 3, [FP16, None] * 3]
 
 
 @pytest.mark.usefixtures("pretend_cuda")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import gc
 import pickle
 import textwrap
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -118,19 +116,6 @@ def test_the_line_is_that_of_the_region() -> None:
     assert warning.filename == __file__
 
 
-def test_the_line_of_a_decorator_and_of_a_region_made_before() -> None:
-    decorated = program(
-        '\n@tp.my_autocast("cpu", overrides={"mm": "fp32"})\ndef run():\n    body()\n\nrun()', body=linear_12_times
-    )
-    made = program(
-        '\nregion = tp.my_autocast("cpu", overrides={"mm": "fp32"})\nwith region:\n    body()', body=linear_12_times
-    )
-    for run in (decorated, made):
-        with pytest.warns(tp.UnusedOverrideWarning) as caught:
-            run()
-        assert [warning.lineno for warning in caught] == [2]
-
-
 def test_a_line_is_told_once() -> None:
     run = region({"mm": "fp32"}, linear_12_times)
     assert len(told(lambda: [run() for _ in range(3)])) == 1
@@ -139,10 +124,6 @@ def test_a_line_is_told_once() -> None:
         body=lambda n: [NET(X) for _ in range(n)],
     )
     assert len(told(twice)) == 1, "whatever the number of runs"
-
-
-def test_each_line_is_told() -> None:
-    assert len(told(lambda: [region({"mm": "fp32"}, linear_12_times)() for _ in range(3)])) == 3
 
 
 def test_a_nested_region_tells_of_its_own_overrides() -> None:
@@ -202,44 +183,6 @@ def test_regions_that_tell_nothing(enter: str) -> None:
     assert told(region({"mm": "fp32"}, linear_12_times, enter)) == []
 
 
-def test_a_default_policy_tells_nothing() -> None:
-    tp.set_default_policy(tp.Policy.stock().override({"mm": "fp32"}))
-    try:
-        assert told(program('with tp.my_autocast("cpu"):\n    body()', body=linear_12_times)) == []
-    finally:
-        tp.set_default_policy(None)
-
-
-def test_policies_of_modules_tell_nothing() -> None:
-    model = nn.Sequential(nn.Linear(8, 8))
-    tp.set_module_policy(model, {"0": {"mm": "fp32"}})
-    assert told(program('with tp.my_autocast("cpu"):\n    model(x)', model=model, x=X)) == []
-
-
-def test_regions_of_this_package_tell_nothing() -> None:
-    def step() -> torch.Tensor:
-        with tp.my_autocast("cpu"):
-            return (NET(X) * NET(X) @ W).sum()
-
-    def tune() -> None:
-        tp.tune(step, model=NET, tolerance=1e-4)
-
-    assert told(tune) == []
-
-
-def test_an_op_that_another_region_of_the_line_calls() -> None:
-    run = program(
-        "for body in bodies:\n    with tp.my_autocast('cpu', overrides={'mm': 'fp32'}):\n        body()",
-        bodies=[lambda: torch.mm(X, W), linear_12_times],
-    )
-    assert told(run) == []
-
-
-def test_an_op_that_a_nested_region_calls() -> None:
-    inner = region({"softmax": "fp32"}, lambda: torch.mm(X, W))
-    assert told(region({"mm": "fp32"}, lambda: (linear_12_times(), inner()))) == []
-
-
 # --- exceptions, filters, and what is left
 
 
@@ -269,47 +212,7 @@ def test_a_warning_as_an_error_leaves_nothing_open() -> None:
         assert _C.depth() == 0
 
 
-def test_a_filter_silences_it() -> None:
-    run = region({"mm": "fp32"}, linear_12_times)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warnings.simplefilter("ignore", tp.UnusedOverrideWarning)
-        run()
-    assert caught == []
-    assert len(told(run)) == 1, "the line has not been told of yet"
-
-
 # --- threads, tasks, checkpoints and compiled functions
-
-
-def test_threads_tell_of_their_own_regions() -> None:
-    runs = [region({"mm": "fp32"}, linear_12_times), region({"mm": "float64"}, lambda: torch.mm(X, W))] * 4
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        with ThreadPoolExecutor(max_workers=8) as pool:
-            list(pool.map(lambda run: run(), runs))
-    assert len(caught) >= 1
-    assert {warning.filename for warning in caught} == {caught[0].filename}
-
-
-def test_a_region_of_a_task() -> None:
-    async def steps(body: Body) -> None:
-        with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
-            await asyncio.sleep(0)
-            body()
-
-    async def main() -> None:
-        await asyncio.gather(steps(linear_12_times), steps(linear_12_times))
-
-    assert len(told(lambda: asyncio.run(main()))) == 1
-
-
-def test_steps_of_generators_and_coroutines_tell_nothing() -> None:
-    run = program(
-        "@tp.my_autocast('cpu', overrides={'mm': 'fp32'})\ndef steps():\n    yield body()\n    body()\nlist(steps())",
-        body=linear_12_times,
-    )
-    assert told(run) == []
 
 
 def test_exit_stacks_and_copies() -> None:
@@ -338,21 +241,3 @@ def test_a_compiled_function_in_the_region() -> None:
     compiled = torch.compile(lambda x: torch.mm(x, W), backend="eager")
     assert told(region({"mm": torch.float64}, lambda: (compiled(X), NET(X)))) == []
     assert told(region({"mm": torch.float64}, lambda: (compiled(X), NET(X)))) == [], "traced for another region"
-
-
-def test_a_region_in_a_compiled_function() -> None:
-    @torch.compile(backend="aot_eager")
-    def run(x: torch.Tensor) -> torch.Tensor:
-        with tp.my_autocast("cpu", overrides={"bmm": "fp32"}):
-            return x @ x
-
-    assert told(lambda: run(BATCH)) == []
-    assert run(BATCH).dtype is torch.bfloat16
-
-
-def test_lines_with_equal_overrides_have_one_packed_spec() -> None:
-    """A compiled function that gets regions of several lines would be compiled again for each packed spec."""
-    regions: list[Any] = []
-    for _ in range(5):
-        program('regions.append(tp.my_autocast("cpu", overrides={"softmax": "fp32"}))', regions=regions)()
-    assert len({one._packed for one in regions}) == 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from torch_promote.cli.autoloading import why_not_loaded
 from torch_promote.errors import OptionError, PolicyError
 from torch_promote.policy.policy import Policy
-from torch_promote.regions import environment
+from torch_promote.regions import installation as environment
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import Installation
 

@@ -22,7 +22,7 @@ from torch_promote.cli.progress import follow
 from torch_promote.cli.python_program import add_policy_options, command_of, settings
 from torch_promote.errors import OptionError
 from torch_promote.numerics.traced_process import VARIABLE, Record, Request, read_progress, read_records
-from torch_promote.regions import environment
+from torch_promote.regions import installation as environment
 
 __all__ = [
     "add_options",

@@ -23,7 +23,7 @@ from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.atomic_write import write_atomically
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.watching import watch_regions
+from torch_promote.regions.region import watch_regions
 
 __all__ = ["NonfiniteError", "NonfiniteReport", "find_nonfinite"]
 

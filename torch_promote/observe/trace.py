@@ -18,7 +18,7 @@ from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_steps, watch_unseen
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.observe.values import Values, ValuesCollector
-from torch_promote.regions.watching import watch_regions
+from torch_promote.regions.region import watch_regions
 
 __all__ = ["trace"]
 
