@@ -26,7 +26,6 @@ from torch_promote.reference.promotion import (
     PromotionError,
     can_cast,
     promote_types,
-    promotion_table,
     result_type,
 )
 from torch_promote.reference.promotion_rules.jax_rule import FLOAT8, LATTICE
@@ -129,8 +128,7 @@ def _typecodes() -> str:
 
 def _promotion() -> str:
     codes = [code for code in TYPECODES if TYPECODES[code] in TABLE_DTYPES]
-    promoted = promotion_table()
-    rows = [[f"**{a}**", *(str(typecode(promoted[TYPECODES[a], TYPECODES[b]])) for b in codes)] for a in codes]
+    rows = [[f"**{a}**", *(str(typecode(promote_types(TYPECODES[a], TYPECODES[b]))) for b in codes)] for a in codes]
     return _table(["", *(f"**{code}**" for code in codes)], rows)
 
 

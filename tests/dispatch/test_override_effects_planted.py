@@ -93,8 +93,8 @@ def containers_are_left_alone(patch: MonkeyPatch) -> None:
 
 
 def the_last_written_tensor_decides(patch: MonkeyPatch) -> None:
-    right = PLAN.written_tensors
-    patch.setattr(PLAN, "written_tensors", lambda call: iter([*right(call)][::-1]))
+    right = PLAN._written
+    patch.setattr(PLAN, "_written", lambda call: iter([*right(call)][::-1]))
 
 
 def a_dtype_argument_too_few(patch: MonkeyPatch) -> None:

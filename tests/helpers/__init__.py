@@ -64,9 +64,7 @@ Reference
     op_db_coverage: measures `infer` over PyTorch's op database; also a script.
     random_calls: random changes of calls that the op database makes.
     fake_cuda_strides: strides of fake CUDA tensors, with and without PyTorch's Python meta kernels; also a script.
-    array_libraries: the promotions of NumPy, JAX and array-api-strict.
-    golden_comparison: compares a promotion rule with a golden table.
-    make_golden: a script that writes the golden tables.
+    array_libraries: the promotions of NumPy, JAX and array-api-strict, and golden tables of them; also a script.
 
 Commands and checks
     command_line: runs the command line inside the test's process.

@@ -1,5 +1,8 @@
 """The promotions of NumPy, JAX and array-api-strict: the source of the golden tables and of the live tests.
 
+With numpy, jax[cpu], array-api-strict and ml_dtypes installed, from tests/: `python -m helpers.array_libraries` writes
+the golden tables.
+
 An answer table has sections. Each maps operands in words ("int32, float") to the name of a dtype, or to "raises":
 
 - pairs: two arrays
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -139,8 +142,69 @@ LIBRARIES: dict[str, tuple[Callable[[], tuple[dict[str, str], Answers]], str, st
 }
 
 
-def entries(answers: Answers) -> Iterator[tuple[str, str, str]]:
-    """Every section, operands and answer of a table."""
+#: Dtypes as the golden tables spell them; the others, and the Python numbers, by their names.
+CODES = {
+    "bool": "b1",
+    "uint8": "u1",
+    "uint16": "u2",
+    "uint32": "u4",
+    "uint64": "u8",
+    "raises": "--",
+    "int8": "i1",
+    "int16": "i2",
+    "int32": "i4",
+    "int64": "i8",
+    "bfloat16": "bf",
+    "float16": "f2",
+    "float32": "f4",
+    "float64": "f8",
+    "complex64": "c4",
+    "complex128": "c8",
+    **{name: name for name in SMALL_INTEGERS},
+    **{name: name.removeprefix("float8_") for name in FLOAT8},
+}
+NAMES = {code: name for name, code in CODES.items()}
+#: The sections whose last operand is a Python number.
+WITH_NUMBER = ("numbers", "division_by_numbers", "pairs_with_numbers")
+
+
+def golden_text(versions: dict[str, str], answers: Answers) -> str:
+    """A table as text: a matrix for each section, with the last operand in the columns and the others in the rows."""
+    lines = [f"# {', '.join(f'{library} {number}' for library, number in versions.items())}"]
     for section, table in answers.items():
-        for operands, answer in table.items():
-            yield section, operands, answer
+        places = {operands: operands.rpartition(", ")[::2] for operands in table}
+        cells = {places[operands]: CODES[answer] for operands, answer in table.items()}
+        rows, columns = (list(dict.fromkeys(place[k] for place in places.values())) for k in (0, 1))
+        header = columns if section in WITH_NUMBER else [CODES[column] for column in columns]
+        matrix = [[f"[{section}]", *header]]
+        for row in rows:
+            spelled = ",".join(CODES[name] for name in row.split(", ") if name) or "*"
+            matrix.append([spelled, *(cells.get((row, column), ".") for column in columns)])
+        lines += ["", *("  ".join(f"{cell:<7}" for cell in line).rstrip() for line in matrix)]
+    return "\n".join(lines) + "\n"
+
+
+def golden_answers(text: str) -> Answers:
+    """Reads a table that `golden_text` has written."""
+    answers: Answers = {}
+    for block in text.split("\n\n")[1:]:
+        (section, *columns), *rows = (line.split() for line in block.splitlines())
+        section = section.strip("[]")
+        if section not in WITH_NUMBER:
+            columns = [NAMES[column] for column in columns]
+        answers[section] = {
+            ", ".join([*(NAMES[code] for code in row.split(",") if code != "*"), column]): NAMES[cell]
+            for row, *cells in rows
+            for column, cell in zip(columns, cells, strict=True)
+            if cell != "."
+        }
+    return answers
+
+
+def main() -> None:
+    for name, (answers, _, _) in LIBRARIES.items():
+        (GOLDEN / f"{name}.txt").write_text(golden_text(*answers()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

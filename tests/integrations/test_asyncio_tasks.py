@@ -11,7 +11,6 @@ import torch
 
 import torch_promote as tp
 from helpers.probes import INNER, KINDS, Region, autocast_dtype, in_thread, leaves_no_trace
-from helpers.subprocesses import output_of
 from helpers.thread_state import thread_state
 from torch_promote import _C
 
@@ -65,35 +64,6 @@ def test_a_stock_region_leaks_into_other_tasks() -> None:
     assert held[0] == FP16
 
 
-FIRST_REGION = """
-import asyncio, torch, torch_promote as tp
-
-async def hold(times):
-    with tp.my_autocast("cpu"):
-        for _ in range(times):
-            await asyncio.sleep(0)
-            print("inside", torch.is_autocast_enabled("cpu"))
-
-async def look(times):
-    for _ in range(times):
-        print("elsewhere", torch.is_autocast_enabled("cpu"))
-        await asyncio.sleep(0)
-
-async def main():
-    await asyncio.gather(hold(2), look(3))
-
-asyncio.run(main())
-print("after", torch.is_autocast_enabled("cpu"))
-"""
-
-
-def test_the_first_region_that_a_process_holds_across_an_await() -> None:
-    """In a separate process: the guard that the first region in an event loop sets up has to work immediately."""
-    lines = output_of(FIRST_REGION).splitlines()
-    assert sorted(set(lines)) == ["after False", "elsewhere False", "inside True"]
-    assert len(lines) == 6
-
-
 def test_one_object_in_several_tasks_at_once() -> None:
     async def main() -> Any:
         region = half()
@@ -125,30 +95,6 @@ def test_a_task_made_inside_a_region_starts_outside() -> None:
     assert run(main) == ([None] * 3, [None] * 3, [BF16] * 4 + [None])
 
 
-def test_callbacks_of_the_loop_and_threads_see_no_region() -> None:
-    found: list[Seen] = []
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        with half():
-            loop.call_soon(lambda: found.append(autocast_dtype()))
-            loop.call_later(0, lambda: found.append(autocast_dtype()))
-            found.append(await asyncio.to_thread(autocast_dtype))
-            await asyncio.sleep(0.01)
-            assert autocast_dtype() == FP16
-
-    run(main)
-    assert found == [None] * 3
-
-
-def test_a_coroutine_awaited_in_the_same_task_is_inside() -> None:
-    async def main() -> Any:
-        with half():
-            return await look(), await hold(tp.my_autocast("cpu", BF16)), await tp.my_autocast("cpu", BF16)(look)()
-
-    assert run(main) == ([FP16] * 3, [BF16] * 4 + [FP16], [BF16] * 3)
-
-
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
 def test_a_cancelled_task_leaves_its_region(how: str) -> None:
     log: list[Seen] = []
@@ -178,24 +124,6 @@ def test_a_cancelled_task_leaves_its_region(how: str) -> None:
 
     run(main)
     assert log == [FP16, FP16]
-
-
-def test_a_task_cancelled_by_the_end_of_the_loop() -> None:
-    log: list[Seen] = []
-
-    async def held() -> None:
-        with half():
-            try:
-                await asyncio.sleep(60)
-            finally:
-                log.append(autocast_dtype())
-
-    async def main() -> None:
-        main.task = asyncio.create_task(held())  # type: ignore[attr-defined]  # kept: the loop holds tasks weakly
-        await asyncio.sleep(0)
-
-    run(main)
-    assert log == [FP16]
 
 
 def test_an_exception_leaves_the_region() -> None:
@@ -237,18 +165,6 @@ def test_a_task_destroyed_inside_its_region_raises_no_error() -> None:
     del task
     with tp.my_autocast("cpu", BF16), leaves_no_trace():
         coroutine.close()
-
-
-def test_a_region_of_another_task_cannot_be_left() -> None:
-    async def main() -> None:
-        region = half()
-        task = asyncio.create_task(hold(region))
-        await asyncio.sleep(0)
-        with leaves_no_trace(), pytest.raises(tp.errors.RegionError):
-            region.__exit__(None, None, None)
-        assert await task == [FP16] * 4 + [None]
-
-    run(main)
 
 
 def test_regions_left_out_of_order_around_an_await() -> None:
@@ -319,30 +235,3 @@ def test_regions_inside_it_are_there_again_after_the_await(inner: Callable[[], R
     in_thread(lambda: asyncio.run(main()))
     assert states == [nested] * 2 + [outer] * 2
     assert elsewhere == elsewhere[:1] * 4
-
-
-def test_loops_in_several_threads_at_once() -> None:
-    async def main() -> Any:
-        return await asyncio.gather(*(hold(half(), 20) for _ in range(5)), look(30))
-
-    async def threads() -> Any:
-        return await asyncio.gather(*(asyncio.to_thread(asyncio.run, main()) for _ in range(3)), look(30))
-
-    *from_threads, here = run(threads)
-    assert from_threads == [[*([[FP16] * 21 + [None]] * 5), [None] * 30]] * 3
-    assert here == [None] * 30
-
-
-def test_a_loop_run_step_by_step() -> None:
-    """A task resumes with its regions when its loop runs again, independent of the region around the loop."""
-    loop = asyncio.new_event_loop()
-    try:
-        task = loop.create_task(hold(half(), 6))
-        for kind in [*KINDS.values()] * 2:
-            with leaves_no_trace():
-                loop.run_until_complete(asyncio.sleep(0))
-            with kind("cpu", BF16), leaves_no_trace():
-                loop.run_until_complete(asyncio.sleep(0))
-        assert loop.run_until_complete(task) == [FP16] * 7 + [None]
-    finally:
-        loop.close()

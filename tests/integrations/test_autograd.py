@@ -17,7 +17,6 @@ from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
-    set_checkpoint_early_stop,
 )
 
 from helpers.comparison import assert_same
@@ -126,20 +125,6 @@ def test_checkpoint_of_a_decorated_block(difference: str, use_reentrant: bool, b
     assert_same(train(checkpointed=True), train(checkpointed=False))
 
 
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpoint_runs_again_with_the_overrides_of_a_region_around(use_reentrant: bool) -> None:
-    """Outside of our region, PyTorch makes the region of the recomputation; the policy comes with the function."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 4)
-    seen = []
-    model.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
-    with set_checkpoint_early_stop(False):  # or the hook would not be reached again
-        with ours(overrides={"linear": torch.float16}):
-            output = checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=use_reentrant)
-        output.float().sum().backward()
-    assert seen == [torch.float16, torch.float16]
-
-
 # --- autograd functions with custom_fwd and custom_bwd
 
 
@@ -187,10 +172,6 @@ def network(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.tanh(x @ weight).float().square().sum(-1)
 
 
-def scalar_network(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return network(weight, x).sum()
-
-
 WEIGHT_AND_INPUT = (0, 1)
 TRANSFORMS: dict[str, Callable[..., Any]] = {
     "vmap": lambda f, w, x: torch.vmap(f, in_dims=(None, 0))(w, x),
@@ -232,23 +213,6 @@ def test_torch_func(name: str, where: str, requires_grad: bool) -> None:
     assert_like_stock(transformed)
 
 
-def test_functional_call_and_stacked_models() -> None:
-    def ensemble(region: Region) -> Any:
-        models = [nn.Linear(6, 4) for _ in range(3)]
-        weights, buffers = torch.func.stack_module_state(models)
-
-        def call(weights: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
-            return torch.func.functional_call(models[0], (weights, buffers), (x,))
-
-        with region():
-            outputs = torch.vmap(call, in_dims=(0, 0, None))(weights, buffers, torch.randn(5, 6))
-            alone = torch.func.functional_call(models[0], dict(models[1].named_parameters()), torch.randn(5, 6))
-        (outputs.float().square().sum() + alone.float().square().sum()).backward()
-        return outputs, alone, grads(*weights.values(), *models)
-
-    assert_like_stock(ensemble)
-
-
 def test_forward_mode_outside_of_torch_func() -> None:
     def dual(region: Region) -> Any:
         weight = torch.randn(6, 4, requires_grad=True)
@@ -277,24 +241,6 @@ def test_double_backward(backward_inside: bool) -> None:
             (slope,) = torch.autograd.grad(loss, x, create_graph=True)
             slope.square().sum().backward()
         return loss, slope, grads(model, x)
-
-    assert_like_stock(penalty)
-
-
-def test_double_backward_through_a_cast_that_is_found_again() -> None:
-    """The first graph is gone when the second is built over the same cached cast."""
-
-    def penalty(region: Region) -> Any:
-        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-        seen = []
-        with region():
-            for _ in range(3):
-                x = torch.randn(4, 8, requires_grad=True)
-                slopes = torch.autograd.grad(model(x).sum(), [x, *model.parameters()], create_graph=True)
-                torch.stack([slope.square().sum() for slope in slopes]).sum().backward()
-                seen.append((slopes, grads(model, x)))
-                del slopes
-        return seen
 
     assert_like_stock(penalty)
 

@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from helpers.checkpointing import KINDS, OVERRIDES, Block, ours, train
 from helpers.comparison import assert_same
 from torch_promote.integrations import checkpoint as _checkpoint
-from torch_promote.integrations.checkpoint import checkpoint_contexts
 
 
 @pytest.fixture(autouse=True)
@@ -60,18 +59,6 @@ def test_checkpoint_of_a_compiled_function(use_reentrant: bool, fresh_dynamo: No
     assert_same(train(call), train(compiled))
 
 
-@KINDS
-def test_graph_break_at_the_checkpoint(use_reentrant: bool, fresh_dynamo: None) -> None:
-    def breaks(model: nn.Module, x: torch.Tensor) -> Any:
-        torch._dynamo.graph_break()
-        return model.second(torch.softmax(model.first(x), -1))
-
-    def run(model: nn.Module, x: torch.Tensor) -> Any:
-        return checkpoint(breaks, model, x, use_reentrant=use_reentrant)
-
-    assert_same(train(torch.compile(run, backend="aot_eager")), train(run))
-
-
 def test_compiled_autograd(fresh_dynamo: None) -> None:
     def gradients(compiler: Any) -> Any:
         torch.manual_seed(0)
@@ -84,13 +71,3 @@ def test_compiled_autograd(fresh_dynamo: None) -> None:
 
     compiler = torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager"))
     assert_same(gradients(compiler), gradients(contextlib.nullcontext()))
-
-
-def test_contexts_are_not_for_the_compiler(fresh_dynamo: None) -> None:
-    """It wants dispatch modes of a context_fn, and says so; without one it keeps the policy by itself."""
-
-    def run(model: nn.Module, x: torch.Tensor) -> Any:
-        return checkpoint(model.second, x, use_reentrant=False, context_fn=checkpoint_contexts)
-
-    with pytest.raises(Exception, match=r"context_fn|checkpoint_contexts"):
-        train(torch.compile(run, backend="aot_eager", fullgraph=True))

@@ -91,56 +91,6 @@ def test_unknown_checkpointing_is_refused_where_it_is_called(changes: dict[str, 
         module._get_autocast_kwargs("cpu")
 
 
-class FrameWithOwnDescriptor(stock_checkpoint._CheckpointFrame):
-    recompute_fn = None
-
-
-def test_install_refuses_checkpointing_that_keeps_its_functions_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    keepers = uninstall()
-    module = imitation(_CheckpointFrame=FrameWithOwnDescriptor)
-    monkeypatch.setattr(torch.utils, "checkpoint", module)
-    try:
-        _checkpoint.install.__wrapped__()
-    finally:
-        for (kind, name), keeper in keepers.items():
-            setattr(kind, name, keeper)
-    with (
-        ours(OVERRIDES),
-        pytest.raises(
-            tp.errors.RegionError, match=r"\(_CheckpointFrame does not accept a descriptor for 'recompute_fn'\)"
-        ),
-    ):
-        module._get_autocast_kwargs("cpu")
-
-
-def test_install_completes_an_interrupted_install() -> None:
-    keepers = uninstall()
-    (kind, name), keeper = next(iter(keepers.items()))
-    try:
-        setattr(kind, name, keeper)
-        places = _checkpoint._find_places(stock_checkpoint)
-    finally:
-        for (kind, name), keeper in keepers.items():
-            setattr(kind, name, keeper)
-    assert places == list(keepers)
-
-
-def test_the_attribute_of_a_function_is_as_without_the_descriptor() -> None:
-    kind = stock_checkpoint._CheckpointFrame
-    frame = kind.__new__(kind)
-    with pytest.raises(AttributeError, match="'_CheckpointFrame' object has no attribute 'recompute_fn'"):
-        _ = frame.recompute_fn
-    assert kind.recompute_fn is vars(kind)["recompute_fn"]
-    frame.recompute_fn = len
-    assert frame.recompute_fn("abc") == 3
-
-
-def test_checkpointing_that_cannot_be_refused_either() -> None:
-    module = types.ModuleType("imitation")
-    with pytest.raises(tp.errors.RegionError, match="Only the stock policy works"):
-        _checkpoint._refuse(module, "there is no CheckpointFunction")
-
-
 @KINDS
 def test_refusal_reaches_the_call(use_reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock_checkpoint, "_get_autocast_kwargs", stock_checkpoint._get_autocast_kwargs)  # put back

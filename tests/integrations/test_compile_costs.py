@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from benchmarks.measures import count_compiled, on_its_own
 from benchmarks.models import subject
 from benchmarks.suites import PLACES
 from helpers.casts import Region, ours, stock
-from helpers.comparison import assert_same
 from helpers.compiling import BF16, HALF, Weights, called_in, inputs
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -182,21 +180,6 @@ def test_the_same_recompilations(around: dict[str, Any]) -> None:
     assert program(ours) == program(stock)
 
 
-def test_objects_that_are_alike_share_what_is_compiled() -> None:
-    x, weights = inputs()
-
-    def function(region: Any, x: torch.Tensor, w: Weights) -> Any:
-        with region:
-            return x @ w[0]
-
-    compiled = torch.compile(on_its_own(function), backend="aot_eager", fullgraph=True)
-    objects = [ours(), ours(dtype=HALF), ours(), ours(dtype=HALF), ours(dtype=BF16)]
-    results: list[torch.Tensor] = []
-    counts = count_compiled(lambda: results.extend(compiled(region, x, weights) for region in objects))
-    assert [result.dtype for result in results] == [BF16, HALF, BF16, HALF, BF16]
-    assert counts["frames"] == 2
-
-
 # --- a region is an object in compiled code too
 
 
@@ -216,60 +199,3 @@ def test_a_region_that_leaves_the_compiled_function() -> None:
     assert repr(region) == repr(expected[1])
     with region:
         assert (args[0] @ args[1][0]).dtype is HALF
-
-
-def test_a_region_that_is_used_on_both_sides_of_a_graph_break() -> None:
-    def run(region: Region) -> Any:
-        args = inputs()
-
-        def function(x: torch.Tensor, w: Weights) -> Any:
-            scope = region(dtype=HALF)
-            with scope:
-                first = x @ w[0]
-            torch._dynamo.graph_break()
-            with scope:
-                second = x @ w[1]
-                torch._dynamo.graph_break()
-                third = x @ w[2]
-            return first, second, third, x @ w[3]
-
-        compiled = torch.compile(on_its_own(function), backend="aot_eager")
-        results = [called_in(None, compiled, *args), called_in(None, function, *args)]
-        assert_same(results[0], results[1])
-        return results
-
-    for region in (stock, ours):
-        run(region)
-
-
-def test_regions_on_an_exit_stack() -> None:
-    def function(x: torch.Tensor, w: Weights) -> Any:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(ours(dtype=HALF))
-            first = x @ w[0]
-            stack.enter_context(tp.my_autocast("cpu", enabled=False))
-            second = x @ w[1]
-        return first, second, x @ w[2]
-
-    args = inputs()
-    compiled = torch.compile(function, backend="aot_eager")
-    assert_same(called_in(None, compiled, *args), called_in(None, function, *args))
-
-
-class Loud(tp.my_autocast):
-    """A class of a user's, with code of its own."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__("cpu", HALF)
-
-
-def test_a_subclass_is_traced() -> None:
-    def function(x: torch.Tensor, w: Weights) -> Any:
-        with Loud():
-            return x @ w[0], x
-
-    args = inputs()
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    assert_same(called_in(None, compiled, *args), called_in(None, function, *args))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-import torch_promote as tp
 from helpers.persistent_casts import ours
 from helpers.subprocesses import run_python
 
@@ -132,29 +131,6 @@ def chosen(backend: str) -> list[Any]:
 @pytest.mark.parametrize(("make", "backend"), [*chosen("eager"), *chosen("aot_eager"), *chosen("inductor")])
 def test_a_compiled_step_drops_the_casts_of_what_it_writes(make: Maker, backend: str) -> None:
     check(make, backend)
-
-
-def test_other_weights_keep_their_casts() -> None:
-    w, frozen = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4), requires_grad=False)
-    w.grad = torch.ones_like(w)
-    step = torch.compile(torch.optim.AdamW([w], fused=True).step, backend="aot_eager")
-    product(frozen)
-    step()
-    assert tp.cache_info()["persistent_entries"] == 1
-
-
-def test_an_op_that_fails_halfway(monkeypatch: pytest.MonkeyPatch) -> None:
-    w = nn.Parameter(torch.ones(4, 4))
-    seen: list[Any] = []
-    monkeypatch.setattr(tp.integrations.unversioned_writes._C, "forget_casts", seen.extend)
-
-    def run(args: list[Any]) -> None:
-        args.clear()
-        raise RuntimeError("halfway")
-
-    with pytest.raises(RuntimeError, match="halfway"):
-        tp.integrations.unversioned_writes._reporting(run, [1])([0, w])
-    assert seen == [w]
 
 
 @pytest.fixture(params=[pytest.param("foreach", marks=pytest.mark.slow), "fused"])

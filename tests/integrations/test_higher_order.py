@@ -16,9 +16,6 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import torch_promote as tp
 from helpers.comparison import assert_same
-from torch_promote import _C
-from torch_promote import dispatch_keys as _higher_order
-from torch_promote.dispatch_keys import AUTOCAST_KEY
 
 X, W = torch.linspace(-1, 1, 16).view(4, 4), torch.linspace(1, 2, 16).view(4, 4)
 
@@ -112,28 +109,3 @@ def test_an_operator_that_is_defined_later() -> None:
     with tp.crosscheck() as report, tp.my_autocast("cpu"):
         assert_same(twice(lambda a: a @ W, X), stock)
     assert report.with_policy["aten.matmul.default"] == 2
-
-
-def test_a_kernel_that_somebody_gave_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._ops, "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", before_ours())
-    with_kernel, without = (Operator(name, lambda x: "below") for name in ("with", "without"))
-    with_kernel.py_impl(torch._C._dispatch_key_parse(AUTOCAST_KEY))(lambda x: "theirs")
-    with tp.my_autocast("cpu"), pytest.raises(NotImplementedError):
-        without(X)
-    _higher_order.pass_over(AUTOCAST_KEY)
-    with tp.my_autocast("cpu"):
-        assert (with_kernel(X), without(X)) == ("theirs", "below")
-
-
-def before_ours() -> list[Any]:
-    """The keys on which PyTorch's operators fall through without the package."""
-    keys = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
-    added = {torch._C._dispatch_key_parse(name) for name in (AUTOCAST_KEY, _C.dispatch_observer_key())}
-    return [key for key in keys if key not in added]
-
-
-def test_asking_twice_adds_one_key() -> None:
-    keys = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
-    for _ in range(2):
-        _higher_order.pass_over(AUTOCAST_KEY)
-    assert keys.count(torch._C._dispatch_key_parse(AUTOCAST_KEY)) == 1

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_promote as tp
 from helpers.comparison import assert_same
-from helpers.installed import OURS
-from helpers.probes import leaves_no_trace, mm_dtype
+from helpers.probes import leaves_no_trace
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_installed", "fresh_dynamo"),
@@ -91,18 +89,6 @@ def test_an_exported_program_runs_under_what_is_installed() -> None:
     assert_same(program.module()(x), expected)
 
 
-def test_make_fx() -> None:
-    model, x = Inside(), torch.randn(3, 6)
-    expected = nodes(make_fx(model, pre_dispatch=True)(x)), nodes(make_fx(model)(x))
-    with leaves_no_trace(), tp.installed_as():
-        assert (nodes(make_fx(model, pre_dispatch=True)(x)), nodes(make_fx(model)(x))) == expected
-    with leaves_no_trace(), tp.installed_as(overrides={"linear": HALF}):
-        traced = make_fx(model)(x)
-        assert_same(traced(x), model(x))
-        with pytest.raises(tp.errors.RegionError, match="cannot be exported"):
-            make_fx(model, pre_dispatch=True)(x)
-
-
 # --- TorchScript
 
 
@@ -121,16 +107,6 @@ def scripted_from_amp(x: torch.Tensor, on: bool) -> torch.Tensor:
     return y + z
 
 
-def scripted_cpu_amp(x: torch.Tensor) -> torch.Tensor:
-    with torch.cpu.amp.autocast():
-        return torch.mm(x, x)
-
-
-def scripted_cuda_amp(x: torch.Tensor) -> torch.Tensor:
-    with torch.cuda.amp.autocast(enabled=False):
-        return torch.mm(x, x)
-
-
 class ScriptedModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -144,8 +120,6 @@ class ScriptedModule(nn.Module):
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "autocast": (scripted, ()),
     "amp, with an argument": (scripted_from_amp, (True,)),
-    "cpu.amp": (scripted_cpu_amp, ()),
-    "cuda.amp": (scripted_cuda_amp, ()),
     "module": (ScriptedModule, ()),
     "frozen module": (lambda: torch.jit.freeze(torch.jit.script(ScriptedModule().eval())), ()),
 }
@@ -183,24 +157,3 @@ def test_scripted_code_stays_pytorchs(name: str, policy: str | None) -> None:
             assert_same(result, expected)
     if name == "autocast":
         assert expected[1].dtype is torch.bfloat16
-
-
-def test_scripted_code_called_inside_a_region() -> None:
-    """TorchScript's own pass casts according to PyTorch's state, which regions of ours also set."""
-    function = torch.jit.script(lambda_free)
-    x = torch.randn(4, 4)
-    with torch.autocast("cpu"):
-        expected = [function(x) for _ in range(3)]
-    with tp.installed_as(), torch.autocast("cpu"):
-        assert_same([function(x) for _ in range(3)], expected)
-
-
-def lambda_free(x: torch.Tensor) -> torch.Tensor:
-    return torch.mm(x, x)
-
-
-def test_traced_code_holds_the_casts_of_ours() -> None:
-    with tp.installed_as(overrides={"mm": "fp32"}), torch.autocast("cpu"):
-        assert mm_dtype() is OURS
-        traced = torch.jit.trace(lambda_free, torch.randn(4, 4), check_trace=False)
-    assert traced(torch.randn(4, 4)).dtype is torch.float32

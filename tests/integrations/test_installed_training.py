@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from fuzz.calls import Installed
@@ -20,7 +20,7 @@ from fuzz.drawing import draw_program
 from fuzz.running import check, quiet
 from fuzz.script import script_of
 from helpers.comparison import assert_same
-from helpers.models import EVERY_MODEL, made
+from helpers.models import made
 from helpers.probes import leaves_no_trace
 from helpers.program_comparison import grads
 from torch_promote import _C
@@ -45,32 +45,6 @@ def assert_like_stock(run: Callable[[], Any]) -> Any:
     with tp.installed_as(policy="off"), pytest.raises((AssertionError, RuntimeError)):
         assert_same(run(), expected)
     return result
-
-
-def steps(model: nn.Module, x: torch.Tensor, dtype: torch.dtype = torch.bfloat16, **region: Any) -> Any:
-    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
-    results: list[Any] = []
-    for _ in range(3):
-        with torch.autocast("cpu", dtype, **region):
-            output = model(x)
-            with torch.autocast("cpu", enabled=False):
-                loss = output.float().square().mean()
-        loss.backward()
-        results.append([output.detach().clone(), grads(model)])
-        optimizer.step()
-        optimizer.zero_grad()
-    return results
-
-
-@EVERY_MODEL
-def test_models(name: str) -> None:
-    assert_like_stock(lambda: steps(*made(name)))
-
-
-@pytest.mark.parametrize("cache_enabled", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_dtypes_and_cache(dtype: torch.dtype, cache_enabled: bool) -> None:
-    assert_like_stock(lambda: steps(*made("qkv"), dtype, cache_enabled=cache_enabled))
 
 
 @pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
@@ -152,64 +126,6 @@ def test_checkpoint_of_a_forward_in_another_region(region: str, installed: dict[
         assert y.dtype is torch.bfloat16
         results.append((y, grads(model, x)))
     assert_same(results[1], results[0])
-
-
-def test_checkpoint_sequential_under_a_policy() -> None:
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
-    x = torch.randn(4, 8, requires_grad=True)
-    results = []
-    with tp.installed_as(overrides={"linear": torch.float16}):
-        for segments in (None, 2):
-            model.zero_grad()
-            with torch.autocast("cpu"):
-                y = model(x) if segments is None else checkpoint_sequential(model, segments, x, use_reentrant=False)
-            y.float().sum().backward()
-            results.append((y, grads(model)))
-    assert results[0][0].dtype is torch.float16
-    assert_same(results[1], results[0])
-
-
-def test_grad_scaler() -> None:
-    def run() -> Any:
-        model, x = made("mlp")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=2)
-        results = []
-        for step in range(6):
-            with torch.autocast("cpu", torch.float16):
-                loss = model(x * (1e6 if step == 3 else 1)).square().mean()
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            results.append([scaler.get_scale(), norm, grads(model)])
-            optimizer.zero_grad()
-        return results
-
-    scales = [scale for scale, *_ in assert_like_stock(run)]
-    assert min(scales) < max(scales)
-
-
-def test_decorated_forward_and_evaluation() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = made("mlp")[0]
-
-        @torch.cpu.amp.autocast()
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layers(x)  # type: ignore[no-any-return]
-
-    def run() -> Any:
-        model, x = Model(), torch.randn(6, 16)
-        with torch.no_grad(), torch.autocast("cpu"):
-            evaluated = model.eval()(x)
-        with torch.inference_mode():
-            evaluated = evaluated, model(x).clone()
-        return evaluated, steps(model.train(), x)
-
-    assert_like_stock(run)
 
 
 def test_replicas_in_threads() -> None:

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.program_comparison import Region, assert_like_stock, grads, ours, stock
-from helpers.thread_state import thread_state
+from helpers.program_comparison import Region, assert_like_stock, grads, ours
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit"),
@@ -51,18 +50,6 @@ def test_trace_made_inside_a_region(training: bool, cache_enabled: bool) -> None
     outputs, kinds, _ = assert_like_stock(trace)
     assert outputs[1].dtype is torch.bfloat16
     assert any("aten::to" in kind for kind in kinds)
-
-
-def test_trace_is_checked_inside_a_region() -> None:
-    """torch.jit.trace compares its trace with the module, in the region in which it was called."""
-
-    def trace(region: Region) -> Any:
-        model, x = network(), torch.randn(4, 8)
-        with region(cache_enabled=False):
-            traced = torch.jit.trace(model, x, check_trace=True)
-        return traced(x), ops(traced)
-
-    assert_like_stock(trace)
 
 
 def test_trace_made_outside_runs_inside() -> None:
@@ -139,11 +126,3 @@ def test_policies_find_stocks_casts_in_scripted_code(arguments: dict[str, Any]) 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.mm(x, weight)
-
-
-def test_regions_of_both_kinds_cannot_decorate_what_is_scripted() -> None:
-    before = thread_state()
-    for region in (ours, stock):
-        with pytest.raises(RuntimeError, match="decorator is not supported in script mode"):
-            torch.jit.script(region()(scripted_function))
-    assert thread_state() == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from helpers import two_processes
 from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
-from helpers.program_comparison import Region, assert_like_stock, grads, ours, values
-from helpers.thread_state import thread_state
+from helpers.program_comparison import Region, assert_like_stock, grads, values
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +55,6 @@ def go_back(loss: torch.Tensor) -> None:
         loss.backward()
 
 
-def step(region: Region) -> Any:
-    model, x = nn.Linear(8, 8), torch.randn(4, 8)
-    with region():
-        loss = model(x).square().mean()
-    go_back(loss)
-    return loss.detach(), grads(model)
-
-
 def in_a_fork(function: Callable[[], Any], folder: Path) -> Any:
     """Runs a function in a forked child."""
     file = folder / "result.pt"
@@ -81,13 +71,6 @@ def in_a_fork(function: Callable[[], Any], folder: Path) -> Any:
         pytest.fail("the child did not end")
     assert child.exitcode == 0
     return torch.load(file)
-
-
-def test_fork_outside_of_a_region(tmp_path: Path) -> None:
-    step(ours)  # the parent has used what it hands on
-    forked = assert_like_stock(lambda region: in_a_fork(lambda: step(region), tmp_path))
-    torch.manual_seed(0)
-    assert_same(forked, step(ours), what="in the child against in the parent")
 
 
 def test_fork_inside_a_region(tmp_path: Path) -> None:
@@ -114,26 +97,6 @@ def test_fork_inside_a_region(tmp_path: Path) -> None:
 
     in_child, in_parent = assert_like_stock(train)
     assert_same(in_child, in_parent, what="in the child against in the parent")
-
-
-def test_exit_of_a_region_in_a_fork(tmp_path: Path) -> None:
-    """The child may leave the region in which it was forked; the parent's stays open."""
-    with ours(dtype=torch.float16):
-        around = thread_state()
-        with contextlib.ExitStack() as scope:
-            scope.enter_context(ours(dtype=torch.bfloat16))
-            inside = thread_state()
-
-            def leave() -> list[str]:
-                scope.close()
-                return spelled(thread_state())
-
-            assert in_a_fork(leave, tmp_path) == spelled(around)
-            assert thread_state() == inside
-
-
-def spelled(state: dict[str, Any]) -> list[str]:
-    return [f"{name}: {value}" for name, value in state.items()]
 
 
 # --- data loaders

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 import re
 import socket
 from pathlib import Path
@@ -154,12 +152,6 @@ def test_error_if_the_first_rank_differs(ranks: list[dict[str, Any]]) -> None:
         assert ("not there yet" in text) == (rank < last)
 
 
-def test_ranks_that_come_at_the_same_time(ranks: list[dict[str, Any]]) -> None:
-    results = [results["at_the_same_time"] for results in ranks]
-    kinds = [[result for result in results[parity::2] if result.startswith("PolicyMismatchError")] for parity in (0, 1)]
-    assert sorted(map(len, kinds)) == [0, len(ranks) // 2], "either those of even ranks, or those of odd ranks"
-
-
 def test_the_error_comes_once_and_closes_the_region(ranks: list[dict[str, Any]]) -> None:
     first, *others = (results["raised_once"] for results in ranks)
     assert first == [BFLOAT16, BFLOAT16]
@@ -172,14 +164,6 @@ def test_region_in_a_compiled_function(tmp_path: Path) -> None:
     assert first == BFLOAT16
     assert "ranks of this job differ in the policy of their first region" in second
     assert second.endswith(" autocast is False")
-
-
-def test_the_error_can_be_copied_and_pickled() -> None:
-    found = {0: ({}, ""), 1: ({"aten::mm on cpu": "fp32"}, "my_autocast('cpu')")}
-    error = tp.errors.PolicyMismatchError("their policies", found, [2])
-    for again in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
-        assert str(again) == str(error)
-        assert (again.what, again.found, again.missing) == ("their policies", found, (2,))
 
 
 def test_the_option_is_a_bool() -> None:
@@ -282,23 +266,6 @@ def test_one_process_alone() -> None:
     assert done.returncode == 0, done.stderr
 
 
-GROUP_FIRST = """
-import torch, torch.distributed as dist
-from torch.testing._internal.distributed import fake_pg
-dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=4)
-import torch_promote as tp
-from torch_promote.integrations import ranks
-assert ranks._pending.policy
-with tp.my_autocast("cpu", policy="off"):
-    assert not ranks._pending.policy
-"""
-
-
-def test_a_group_from_before_the_import_is_compared() -> None:
-    done = run_python(GROUP_FIRST)
-    assert done.returncode == 0, done.stderr
-
-
 FIRST_IN_A_GRAPH = """
 import torch, torch.distributed as dist
 from torch.testing._internal.distributed import fake_pg
@@ -330,39 +297,6 @@ def test_ranks_that_do_not_come_are_named_after_a_while(monkeypatch: pytest.Monk
     found, missing = compare_ranks._exchange(store, 0, "place", range(4), {}, "of rank 0")
     assert found == {0: ({}, "of rank 0"), 1: ({"aten::mm on cpu": "fp32"}, "of rank 1")}
     assert missing == [2, 3]
-
-
-THREADS = """
-import threading
-import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
-import torch_promote as tp
-from helpers.process_groups import end_group
-
-torch._C._distributed_c10d._set_thread_isolation_mode(True)
-world = _install_threaded_pg()
-store, results = dist.HashStore(), {}
-
-def work(rank):
-    dist.init_process_group("threaded", store=store, rank=rank, world_size=4)
-    with tp.my_autocast("cpu"):
-        results[rank] = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-    end_group()
-
-threads = [threading.Thread(target=work, args=(rank,)) for rank in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join(60)
-_uninstall_threaded_pg()
-assert results == dict.fromkeys(range(4), torch.bfloat16), results
-"""
-
-
-@pytest.mark.slow
-def test_threads_as_ranks() -> None:
-    """PyTorch's own tests have a group whose ranks are threads."""
-    done = run_python(THREADS)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_variable_has_two_values() -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from torch_promote.cli.child_process import end_as
-from torch_promote.cli.terminal import render, say, width_of_output
+from torch_promote.cli.terminal import say, width_of_output
 from torch_promote.cli.traced_program import (
     add_options,
     check_file,
@@ -21,7 +21,7 @@ from torch_promote.cli.traced_program import (
 )
 from torch_promote.errors import MissingPackageError, OptionError, TorchPromoteError
 from torch_promote.numerics.traced_process import Record, Request
-from torch_promote.observe.trace_report import TraceReport, drawings
+from torch_promote.observe.trace_report import TraceReport
 
 __all__ = ["add_parser"]
 
@@ -126,10 +126,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _summary(report: TraceReport) -> str:
-    """Returns the summary: in colours and as wide as the terminal, if stderr is one; otherwise not wrapped."""
-    if sys.stderr is None or importlib.util.find_spec("rich") is None:
-        return str(report)
-    return render(drawings(report, width_of_output(sys.stderr)), sys.stderr).rstrip()
+    """Returns the summary, as wide as the terminal if stderr is one; otherwise not wrapped."""
+    return str(report) if sys.stderr is None else report.text(width_of_output(sys.stderr))
 
 
 def _left_out(records: Sequence[Record]) -> list[str]:

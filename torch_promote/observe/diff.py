@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import html
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_promote.observe.events import Call, TensorInfo
-from torch_promote.observe.findings import count
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.text_layout import text_table
+from torch_promote.report.base import Cell, Column, Content, Report, Table
 
 if TYPE_CHECKING:
     from torch_promote.observe.events import TraceRecords
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["Change", "TraceDiff", "compare_traces"]
 
 
-#: The number of rows that `str` shows.
-_SHOWN = 30
 _ONLY_BEFORE, _ONLY_AFTER = "only before", "only after"
 
 _Place = tuple[str, str, str]  # phase, module, the op's name with its overload
@@ -52,7 +49,7 @@ class Change:
 
 
 @dataclass(frozen=True, repr=False)
-class TraceDiff:
+class TraceDiff(Report):
     """The differences between two traces. It is true if there are any.
 
     Attributes:
@@ -72,6 +69,8 @@ class TraceDiff:
         >>> before.diff(before).same
         True
     """
+
+    NOUN: ClassVar[str] = "difference"
 
     changes: list[Change]
     compared: int
@@ -94,44 +93,40 @@ class TraceDiff:
             "changes": [asdict(change) for change in self.changes],
         }
 
-    def __repr__(self) -> str:
-        return f"<TraceDiff: {count(len(self.changes), 'difference')} in {count(self.compared, 'call')}>"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
-    def __str__(self) -> str:
-        note = f"\n{self.dropped:,} calls were not stored, and not compared; see max_calls." if self.dropped else ""
-        if self.same:
-            return f"{self.compared:,} calls compared: no difference.{note}"
-        differing = {(change.phase, change.module, change.op, change.number) for change in self.changes}
-        groups: dict[tuple[str, ...], list[Change]] = {}
-        ran_as_called = {
-            (change.phase, change.module, change.op, change.number, change.before, change.after)
-            for change in self.changes
-            if change.what == "inputs"
-        }
-        for change in self.changes:
-            key = (change.phase, change.module, change.op, change.number, change.before, change.after)
-            if change.what == "ran_with" and key in ran_as_called:
-                continue  # one row is enough for a call without casts
-            groups.setdefault((change.op, change.phase, change.what, change.before, change.after), []).append(change)
-        # Changes by an override come first, then their consequences.
-        decided = {change.op for change in self.changes if change.what in ("policy", "said_by")}
-        rows = [
-            [op, phase, what, before, after, f"{len(changes):,}", _modules(changes)]
-            for (op, phase, what, before, after), changes in sorted(
-                groups.items(), key=lambda group: group[0][0] not in decided
-            )
-        ]
-        more = f"\nand {len(rows) - _SHOWN} more rows; see .changes" if len(rows) > _SHOWN else ""
-        header = ["op", "phase", "what", "before", "after", "calls", "modules"]
+    def content(self) -> Content:
+        """Returns the numbers, and a row for each kind of difference: those of a changed policy first."""
         only_before, only_after = (
             sum(change.what == what for change in self.changes) for what in (_ONLY_BEFORE, _ONLY_AFTER)
         )
-        both = len(differing) - only_before - only_after
-        title = f"{both:,} of {self.compared:,} calls differ; {only_before:,} only before, {only_after:,} only after:"
-        return f"{title}\n{text_table(header, rows[:_SHOWN])}{more}{note}"
+        calls = {(change.phase, change.module, change.op, change.number) for change in self.changes}
+        differing = len(calls) - only_before - only_after
+        verdict = f"{differing:,} of {self.compared:,} calls differ." if self.changes else "No difference."
+        facts = [
+            ("compared", f"{self.compared:,}"),
+            ("differing", f"{differing:,}"),
+            (_ONLY_BEFORE, f"{only_before:,}"),
+            (_ONLY_AFTER, f"{only_after:,}"),
+        ]
+        if self.dropped:
+            facts.append(("not compared", f"{self.dropped:,} (not stored; see max_calls)"))
+        groups: dict[tuple[str, ...], Counter[str]] = {}
+        ran_as_called = {_with_values(change) for change in self.changes if change.what == "inputs"}
+        for change in self.changes:
+            if change.what == "ran_with" and _with_values(change) in ran_as_called:
+                continue  # one row is enough for a call without casts
+            key = change.op, change.phase, change.what, change.before, change.after
+            groups.setdefault(key, Counter())[change.module or "(none)"] += 1
+        decided = {change.op for change in self.changes if change.what in ("policy", "said_by")}
+        rows: list[tuple[Cell, ...]] = [
+            (*key, modules.total(), modules)
+            for key, modules in sorted(groups.items(), key=lambda group: group[0][0] not in decided)
+        ]
+        columns = Column("op", "name"), "phase", "what", "before", "after", "calls", Column("modules", "code")
+        return Content("difference of two traces", verdict, facts, [Table("", columns, rows, most=30)])
+
+
+def _with_values(change: Change) -> tuple[str | int, ...]:
+    return change.phase, change.module, change.op, change.number, change.before, change.after
 
 
 def compare_traces(before: TraceRecords, after: TraceRecords) -> TraceDiff:
@@ -208,8 +203,3 @@ def _casts(call: Call) -> str:
         for cast in call.casts
     )
     return "; ".join(texts) or "none"
-
-
-def _modules(changes: list[Change]) -> str:
-    names = list(dict.fromkeys(change.module or "(none)" for change in changes))
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

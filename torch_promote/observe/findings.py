@@ -1,40 +1,36 @@
-"""Facts for the summary and the page of a trace: verdict, dtypes, repeated casts, and number formats."""
+"""What the records of a trace add up to: repeated casts, savings, modules with their dtypes, and ranges of results."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_promote.observe.events import AUTOCAST_OFF, Call, CallGroup, Cast
 from torch_promote.observe.ops import find_overload
-from torch_promote.observe.values import Values
+from torch_promote.observe.pages import count, cut_tree, make_tree, prefixes, short_dtype
 from torch_promote.reference.dtypes import dtype_name
+from torch_promote.report.base import Branch, Chart, Column, Series, Tree, percent, size
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import CallGroup, TraceRecords
+    from torch_promote.observe.events import TraceRecords
 
 __all__ = [
-    "ExponentRow",
-    "Exponents",
-    "ModuleNode",
-    "ModuleTree",
-    "Node",
     "RepeatedCast",
     "Saving",
     "by_weight",
+    "casts_chart",
     "count",
     "cut_tree",
-    "exponent_rows",
-    "is_lower",
+    "dtypes_chart",
+    "exponents_chart",
     "make_tree",
     "module_tree",
-    "most_of",
-    "percent",
     "prefixes",
     "repeated_casts",
     "result_dtype",
@@ -43,84 +39,11 @@ __all__ = [
     "short_dtype",
     "size",
     "time_in_casts",
-    "verdict",
 ]
 
-
-# ---The paths of modules as a tree.
-
-
-_MOST, _DEEPEST = 1_200, 50
-
-
-class _Node(Protocol):
-    children: list[Any]
-
-
-Node = TypeVar("Node", bound=_Node)
-
-
-def make_tree(paths: Iterable[str], make: Callable[[str, str], Node]) -> tuple[list[Node], dict[str, Node]]:
-    """Makes the nodes of paths and of their parents.
-
-    Args:
-        paths: Paths of modules; "" has no node.
-        make: Makes a node from a path and its last part. A node has a list `children`.
-
-    Returns:
-        The outermost nodes, sorted so that "blocks.2" comes before "blocks.10"; and all nodes, by path.
-    """
-    by_path: dict[str, Node] = {}
-    roots: list[Node] = []
-    for whole in sorted(paths, key=_natural):
-        for path in prefixes(whole) if whole else ():
-            if path not in by_path:
-                outer, _, name = path.rpartition(".")
-                node = by_path[path] = make(path, name)
-                (by_path[outer].children if outer else roots).append(node)
-    return roots, by_path
-
-
-def prefixes(path: str) -> Iterator[str]:
-    """Yields the parents of a path, and the path itself.
-
-    Example:
-        >>> list(prefixes("blocks.0.attn"))
-        ['blocks', 'blocks.0', 'blocks.0.attn']
-    """
-    parts = path.split(".")
-    yield from (".".join(parts[: count + 1]) for count in range(len(parts)))
-
-
-def _natural(path: str) -> list[tuple[int, int | str]]:
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in path.split(".")]
-
-
-def cut_tree(roots: list[Node], total: int) -> int:
-    """Removes the deepest nodes if there are too many or too deep ones for a page.
-
-    Args:
-        roots: The outermost nodes.
-        total: The number of nodes.
-
-    Returns:
-        The number of removed nodes.
-    """
-    kept, level, depth = 0, roots, 0
-    while level:
-        kept, depth = kept + len(level), depth + 1
-        below = [child for node in level for child in node.children]
-        if kept + len(below) > _MOST or depth == _DEEPEST:
-            for node in level:
-                node.children = []
-            break
-        level = below
-    return total - kept
-
-
 OTHER = "other"
-_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 _LOWER = ("bfloat16", "float16", "float8", "float4")
+_BINS = 80
 
 
 @dataclass(frozen=True)
@@ -152,36 +75,21 @@ class RepeatedCast:
     modules: tuple[str, ...]
 
 
-def verdict(report: TraceRecords) -> str:
-    """Returns the result of the trace in one sentence.
+@dataclass(frozen=True)
+class Saving:
+    """A suggestion to make fewer casts.
 
-    Example:
-        >>> import torch_promote as tp
-        >>> with tp.trace() as report:
-        ...     pass
-        >>> verdict(report)
-        'No call was recorded.'
+    Attributes:
+        remedy: The code to write, `my_autocast(..., cache="all")`.
+        casts: The number of traced casts that it would avoid.
+        bytes: Their size in bytes.
+        effect: The effect, as a sentence.
     """
-    total = report.total
-    if not total.calls:
-        return "No call was recorded."
-    raised = f"; {count(total.errors, 'call')} raised an error" if total.errors else ""
-    with_policy = sum(total.policies.values())
-    if not with_policy:
-        return f"Autocast was off or had no policy for {_these(total.calls)}: arguments kept their dtypes{raised}."
-    text = f"Autocast had a policy for {with_policy:,} of {count(total.calls, 'call')}"
-    if not total.casts:
-        reused = f" (it reused {count(total.reused, 'earlier cast')})" if total.reused else ""
-        return f"{text} and made no casts{reused}{raised}."
-    text += f" and made {count(total.casts, 'cast')} ({size(total.bytes)})"
-    if not total.repeated:
-        return f"{text}, none of them twice{raised}."
-    again = "a cast" if total.repeated == 1 else "casts"
-    return f"{text}; {total.repeated:,} of them ({size(total.repeated_bytes)}) repeated {again} made before{raised}."
 
-
-def _these(calls: int) -> str:
-    return "the only call" if calls == 1 else f"all {calls:,} calls"
+    remedy: str
+    casts: int
+    bytes: int
+    effect: str
 
 
 def result_dtype(dtypes: str) -> str:
@@ -215,15 +123,12 @@ def result_dtypes(dtypes: Mapping[str, int]) -> dict[str, int]:
     counted: Counter[str] = Counter()
     for text, calls in dtypes.items():
         counted[result_dtype(text)] += calls
-    return dict(sorted(counted.items(), key=lambda item: (_rank(item[0]), item[0])))
-
-
-def _rank(name: str) -> int:
     order = ("complex128", "complex64", "float64", "float32", "bfloat16", "float16", "float8")
-    return order.index(name) if name in order else len(order) + (name == OTHER)
+    rank = {name: place for place, name in enumerate(order)}
+    return dict(sorted(counted.items(), key=lambda item: (rank.get(item[0], len(rank) + (item[0] == OTHER)), item[0])))
 
 
-def is_lower(name: str) -> bool:
+def _is_lower(name: str) -> bool:
     """Whether a floating dtype is narrower than float32."""
     return name.startswith(_LOWER)
 
@@ -244,16 +149,14 @@ def time_in_casts(report: TraceRecords) -> float | None:
     return report.total.cast_time / outermost if outermost else None
 
 
-def repeated_casts(report: TraceRecords) -> list[RepeatedCast]:
-    """Returns the repeated casts of unchanged tensors, most bytes first.
-
-    Calls that the report does not store individually (`report.dropped`) are not included.
-    """
+def repeated_casts(calls: Iterable[Call]) -> list[RepeatedCast]:
+    """Returns the repeated casts of unchanged tensors, most bytes first."""
     by_tensor: dict[tuple[Any, ...], list[tuple[Call, Cast]]] = defaultdict(list)
-    for call in report.calls:
+    for call in calls:
         for cast in call.casts:
             if not cast.reused:
-                by_tensor[cast.tensor, cast.from_dtype, cast.to_dtype, _shape(call, cast)].append((call, cast))
+                shape = next((info.shape for info in call.inputs if info.name == cast.argument), ())
+                by_tensor[cast.tensor, cast.from_dtype, cast.to_dtype, shape].append((call, cast))
     alike: dict[tuple[Any, ...], list[list[tuple[Call, Cast]]]] = defaultdict(list)
     for (_, *what), made in by_tensor.items():
         if any(cast.earlier for _, cast in made):
@@ -277,8 +180,58 @@ def repeated_casts(report: TraceRecords) -> list[RepeatedCast]:
     return sorted(found, key=lambda one: (-one.repeated_bytes, -one.repeated))
 
 
-def _shape(call: Call, cast: Cast) -> tuple[int, ...]:
-    return next((info.shape for info in call.inputs if info.name == cast.argument), ())
+_REMEMBERED = 4  # the number of activations that cache="all" keeps
+_FP32_POLICIES = ("fp32", "float32", "float64")
+
+
+def savings(calls: Sequence[Call]) -> list[Saving]:
+    """Returns suggestions to make fewer casts.
+
+    A cache avoids a repeated cast. A policy avoids the casts to float32 of an op whose inputs are all lower precision.
+    """
+    activations, weights = _saved_by_caches(calls)
+    found = []
+    if activations:
+        effect = "These casts of activations would be reused, if the earlier cast is in the same region."
+        found.append(Saving('my_autocast(..., cache="all")', len(activations), sum(activations), effect))
+    if weights:
+        effect = "These casts of weights would be reused, because the weights did not change in between."
+        found.append(Saving('my_autocast(..., cache="persistent")', len(weights), sum(weights), effect))
+    by_op: dict[str, list[int]] = defaultdict(list)
+    for call in calls:
+        floating = [dtype_name(info.dtype) for info in call.inputs if info.dtype.is_floating_point]
+        if call.policy_name in _FP32_POLICIES and all(map(_is_lower, floating)):
+            by_op[call.op] += [cast.bytes for cast in call.casts if not cast.reused and _widens(cast)]
+    for op, sizes in sorted(by_op.items(), key=lambda item: -sum(item[1])):
+        if sizes:
+            effect = "The op would run on its uncast arguments, in lower precision. Its results would differ."
+            remedy = f'overrides={{"{op.removeprefix("aten::")}": "keep"}}'
+            found.append(Saving(remedy, len(sizes), sum(sizes), effect))
+    return found
+
+
+def _widens(cast: Cast) -> bool:
+    return _is_lower(dtype_name(cast.from_dtype)) and not _is_lower(dtype_name(cast.to_dtype))
+
+
+def _saved_by_caches(calls: Iterable[Call]) -> tuple[list[int], list[int]]:
+    """The sizes of the casts that cache="all" and "persistent" would reuse."""
+    activations, weights = [], []
+    last: defaultdict[int, deque[tuple[int, str]]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+    for call in calls:
+        for cast in call.casts:
+            if cast.reused or cast.kind == "gradient":
+                continue
+            if cast.kind == "weight":
+                weights += [cast.bytes] if cast.earlier and not _widens(cast) else []
+                continue
+            key, recent = (cast.tensor, dtype_name(cast.to_dtype)), last[call.thread]
+            if cast.earlier and key in recent and not _widens(cast):
+                activations.append(cast.bytes)
+            if key in recent:
+                recent.remove(key)
+            recent.append(key)
+    return activations, weights
 
 
 def by_weight(groups: Iterable[CallGroup]) -> list[CallGroup]:
@@ -299,316 +252,125 @@ def _returns_a_view(name: str) -> bool:
     return op.is_view and op._schema.name not in ("aten::to", "aten::contiguous")
 
 
-def size(number: float) -> str:
-    """Spells a number of bytes.
+def module_tree(groups: Iterable[CallGroup]) -> Tree:
+    """Returns the modules of a trace with the dtypes of their calls, and those of the modules inside.
 
-    Example:
-        >>> size(12), size(1536), size(52_428_800)
-        ('12 B', '1.5 KiB', '50 MiB')
-    """
-    units = ["B", "KiB", "MiB", "GiB"]
-    power = min(max(0, int(number).bit_length() - 1) // 10, len(units) - 1)
-    number /= 1024**power
-    spelt = f"{number:.1f}".removesuffix(".0") if number < 10 else f"{number:,.0f}"
-    return f"{spelt} {units[power]}"
-
-
-def percent(part: float, whole: float = 1.0) -> str:
-    """Spells a share: "0.4 %", "27 %".
-
-    Example:
-        >>> percent(1, 3), percent(1, 300), percent(1, 9000), percent(0, 0)
-        ('33 %', '0.3 %', '< 0.1 %', '0 %')
-    """
-    share = 100 * part / whole if whole else 0.0
-    if 0 < share < 0.05:
-        return "< 0.1 %"
-    return f"{share:.1f}".removesuffix(".0") + " %" if share < 9.95 else f"{share:.0f} %"
-
-
-def count(number: int, noun: str) -> str:
-    """Spells a number of things: "1 call", "1,200 calls"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def most_of(counted: Counter[str], shorten: Callable[[str], str] = str) -> str:
-    """Returns the most frequent text and the number of others: "float32 -> float16 (+2)"; "" if there is none."""
-    if not counted:
-        return ""
-    (text, _), *others = counted.most_common()
-    return f"{shorten(text)} (+{len(others)})" if others else shorten(text)
-
-
-def short_dtype(name: str) -> str:
-    """Returns a short name of a dtype.
-
-    Example:
-        >>> short_dtype("bfloat16"), short_dtype("int64")
-        ('bf16', 'int64')
-    """
-    return _SHORT.get(name, name)
-
-
-# ---Suggests cache modes or policies with which a traced program would make fewer casts.
-
-
-_REMEMBERED = 4  # the number of activations that cache="all" keeps
-_FP32_POLICIES = ("fp32", "float32", "float64")
-
-
-@dataclass(frozen=True)
-class Saving:
-    """A suggestion to make fewer casts.
-
-    Attributes:
-        remedy: The code to write, `my_autocast(..., cache="all")`.
-        casts: The number of traced casts that it would avoid.
-        bytes: Their size in bytes.
-        effect: The effect, as a sentence.
-    """
-
-    remedy: str
-    casts: int
-    bytes: int
-    effect: str
-
-
-def savings(report: TraceRecords) -> list[Saving]:
-    """Returns suggestions to make fewer casts, computed from the calls that the report stores.
-
-    A cache avoids a repeated cast. A policy avoids the casts to float32 of an op whose inputs are all lower precision.
-    """
-    activations, weights = _saved_by_caches(report.calls)
-    found = []
-    if activations:
-        found.append(
-            Saving(
-                'my_autocast(..., cache="all")',
-                len(activations),
-                sum(activations),
-                "These casts of activations would be reused, if the earlier cast is in the same region.",
-            )
-        )
-    if weights:
-        found.append(
-            Saving(
-                'my_autocast(..., cache="persistent")',
-                len(weights),
-                sum(weights),
-                "These casts of weights would be reused, because the weights did not change in between.",
-            )
-        )
-    by_op: dict[str, list[int]] = defaultdict(list)
-    for call in report.calls:
-        if call.policy_name in _FP32_POLICIES and all(is_lower(name) for name in _floating(call)):
-            by_op[call.op] += [cast.bytes for cast in call.casts if not cast.reused and _up(cast)]
-    for op, sizes in sorted(by_op.items(), key=lambda item: -sum(item[1])):
-        if sizes:
-            name = op.partition("::")[2] if op.startswith("aten::") else op
-            effect = "The op would run on its uncast arguments, in lower precision. Its results would differ."
-            found.append(Saving(f'overrides={{"{name}": "keep"}}', len(sizes), sum(sizes), effect))
-    return found
-
-
-def _floating(call: Call) -> list[str]:
-    return [dtype_name(info.dtype) for info in call.inputs if info.dtype.is_floating_point]
-
-
-def _up(cast: Cast) -> bool:
-    return is_lower(dtype_name(cast.from_dtype)) and not is_lower(dtype_name(cast.to_dtype))
-
-
-def _saved_by_caches(calls: Iterable[Call]) -> tuple[list[int], list[int]]:
-    """The sizes of the casts that cache="all" and "persistent" would reuse."""
-    activations, weights = [], []
-    last: defaultdict[int, deque[tuple[int, str]]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
-    for call in calls:
-        for cast in call.casts:
-            if cast.reused or cast.kind == "gradient":
-                continue
-            if cast.kind == "weight":
-                weights += [cast.bytes] if cast.earlier and not _up(cast) else []
-                continue
-            key, recent = (cast.tensor, dtype_name(cast.to_dtype)), last[call.thread]
-            if cast.earlier and key in recent and not _up(cast):
-                activations.append(cast.bytes)
-            if key in recent:
-                recent.remove(key)
-            recent.append(key)
-    return activations, weights
-
-
-# ---The modules of a trace as a tree, with the dtypes of their calls, and the float32 islands among them.
-
-
-@dataclass
-class ModuleNode:
-    """A module and its submodules.
-
-    Attributes:
-        path: The module's path.
-        name: The last part of it.
-        group: The sums over its calls and those of its submodules.
-        children: Its submodules.
-        island: If all its floating results are float32 or wider while other modules' are narrower: the policies that
-            applied, or "no policy". Otherwise "". Modules inside an island are not marked.
-    """
-
-    path: str
-    name: str
-    group: CallGroup = field(default_factory=lambda: CallGroup(""))
-    children: list[ModuleNode] = field(default_factory=list)
-    island: str = ""
-
-    @property
-    def dtypes(self) -> dict[str, int]:
-        """The number of calls by the dtype of their results."""
-        return result_dtypes(self.group.dtypes)
-
-
-@dataclass
-class ModuleTree:
-    """The tree.
-
-    Attributes:
-        nodes: The outermost modules.
-        outside: The calls outside of modules, and in the model itself; None if there are none.
-        left_out: The number of modules left out (the deepest ones).
-        islands: The number of float32 islands.
-    """
-
-    nodes: list[ModuleNode]
-    outside: CallGroup | None
-    left_out: int
-    islands: int
-
-
-def module_tree(groups: Iterable[CallGroup]) -> ModuleTree:
-    """Makes the tree of the modules of a trace.
+    A float32 island is a module all of whose floating results are float32 or wider, while other modules' are narrower.
 
     Args:
         groups: The calls by module, `TraceReport.by_module()`.
 
     Example:
-        >>> from collections import Counter
         >>> bf16 = CallGroup("0.linear", 2, Counter({"bfloat16 -> bfloat16": 2}))
         >>> fp32 = CallGroup("0.norm", 1, Counter({"bfloat16 -> float32 -> float32": 1}), Counter({"fp32: me": 1}))
-        >>> tree = module_tree([bf16, fp32])
-        >>> [(node.path, node.group.calls, node.dtypes) for node in tree.nodes]
-        [('0', 3, {'float32': 1, 'bfloat16': 2})]
-        >>> [(node.name, node.island) for node in tree.nodes[0].children]
-        [('linear', ''), ('norm', 'fp32, set by me')]
+        >>> [(branch.path, branch.cells[0], branch.tag, branch.note) for branch in module_tree([bf16, fp32]).branches]
+        [('0', 3, '', ''), ('0.linear', 2, '', ''), ('0.norm', 1, 'float32 island', 'fp32: me')]
     """
-    groups = list(groups)
-    roots, by_path = make_tree([group.key for group in groups], ModuleNode)
-    for group in groups:
-        for path in prefixes(group.key) if group.key else ():
-            by_path[path].group.merge(group)
-    if any(is_lower(name) for group in groups for name in result_dtypes(group.dtypes)):
-        for node in roots:
-            _mark_islands(node)
-    outside = next((group for group in groups if not group.key), None)
-    islands = sum(bool(node.island) for node in by_path.values())
-    return ModuleTree(roots, outside, cut_tree(roots, len(by_path)), islands)
+    whole: dict[str, CallGroup] = {}
+    for group in sorted(groups, key=lambda group: _natural(group.key)):
+        parts = group.key.split(".")
+        for path in dict.fromkeys(".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+            whole.setdefault(path, CallGroup(path)).merge(group)
+    outside = whole.pop("", None)
+    counted = {path: result_dtypes(group.dtypes) for path, group in whole.items()}
+    some_are_lower = any(_is_lower(name) for dtypes in counted.values() for name in dtypes)
+    islands: set[str] = set()
+    branches = []
+    for path, group in whole.items():
+        tag = note = ""
+        floating = [name for name in counted[path] if name != OTHER]
+        if some_are_lower and floating and not any(map(_is_lower, floating)):
+            islands.add(path)
+            if path.rpartition(".")[0] not in islands:  # modules inside an island are not marked
+                off = (text for text in group.rules if text.startswith(AUTOCAST_OFF))
+                tag, note = "float32 island", "; ".join([*group.policies, *off]) or "no policy"
+        branches.append(Branch(path, (group.calls, group.casts, group.bytes), (counted[path],), tag, note))
+    if outside is not None:
+        cells = outside.calls, outside.casts, outside.bytes
+        branches.append(Branch("", cells, (result_dtypes(outside.dtypes),)))
+    note = "The bars show the dtypes of the results of a module's calls, with those of the modules in it. "
+    island = "A float32 island has no result in a lower precision, while other modules do."
+    columns = Column("calls", "count"), Column("casts", "count"), Column("bytes", "bytes")
+    return Tree("Modules", columns, branches, note=note + island * bool(islands))
 
 
-def _mark_islands(node: ModuleNode) -> None:
-    floating = [name for name in node.dtypes if name != OTHER]
-    if floating and not any(is_lower(name) for name in floating):
-        policies = [text.partition(": ") for text in node.group.policies]
-        told = "; ".join(dict.fromkeys(f"{policy}, set by {source}" for policy, _, source in policies))
-        off = (text for text in node.group.rules if text.startswith(AUTOCAST_OFF))
-        node.island = told or "; ".join(off) or "no policy"
-        return
-    for child in node.children:
-        _mark_islands(child)
+def _natural(path: str) -> list[tuple[int, int | str]]:
+    """A sort key with which "blocks.2" comes before "blocks.10"."""
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in path.split(".")]
 
 
-# ---Histograms of the exponents of results, compared with the ranges of float16 and bfloat16.
-#
-# They exclude composite ops and views, whose values were computed by other calls, and ops that return uninitialized
-# memory.
+def dtypes_chart(report: TraceRecords) -> Chart:
+    """Returns the chart of the shares of calls by the dtype of their results, over time."""
+    calls = sorted(report.calls, key=lambda call: call.start)
+    title, label = "Dtypes of results over time", "milliseconds since the first call, on the host"
+    if not calls:
+        return Chart(title, "stacked", (), x_label=label)
+    first, last = calls[0].start, calls[-1].start
+    span = last - first or 1
+    shares: dict[str, list[float]] = {name: [0.0] * _BINS for name in result_dtypes(report.total.dtypes)}
+    for call in calls:
+        shares[result_dtype(call.dtypes)][min(_BINS - 1, (call.start - first) * _BINS // span)] += 1
+    edges = [index * span / _BINS / 1e6 for index in range(_BINS)]
+    phases = [(phase, next(run).start) for phase, run in groupby(calls, key=lambda call: call.phase)]
+    ends = [start for _, start in phases[1:]] + [last]
+    spans = [
+        (phase, (start - first) / 1e6, (end - first) / 1e6) for (phase, start), end in zip(phases, ends, strict=True)
+    ]
+    series = [Series(name, counts, edges, name) for name, counts in shares.items()]
+    return Chart(title, "stacked", series, x_label=label, spans=spans)
 
 
-#: The exponents of the smallest subnormal, the smallest normal and the largest number.
-RANGES = {"float16": (-24, -14, 15), "bfloat16": (-133, -126, 127)}
-_FINDINGS_MOST = 40
-_HEIGHT = 40
+def casts_chart(groups: Iterable[CallGroup]) -> Chart:
+    """Returns the chart of the bytes of the casts made, by module."""
+    casting = [group for group in groups if group.bytes]
+    once = Series("made once", [group.bytes - group.repeated_bytes for group in casting], color="float32")
+    again = Series("repeated", [group.repeated_bytes for group in casting], color="bfloat16")
+    series = (once, again) if any(again.y) else (once,)
+    labels = [group.key or "(outside of modules)" for group in casting]
+    return Chart("Bytes of casts by module", "bars", series, labels, unit="bytes")
 
 
-@dataclass(frozen=True)
-class ExponentRow:
-    """The results of an op.
+#: The exponents of the smallest subnormal, the smallest normal and the largest number of float16.
+_SMALLEST, _NORMAL, _LARGEST = -24, -14, 15
 
-    Attributes:
-        op: The op's name with its overload.
-        results: The number of measured results.
-        bars: The outlines of the bars as a path of SVG, in units of one exponent and of 1/40 of the highest bar.
-        amax: The largest magnitude among the finite values, as text.
-        below: The share of the values that a cast to float16 would round to 0.
-        subnormal: The share of the values that are subnormal numbers in float16.
-        above: The share of the values that a cast to float16 would make infinite.
-        infinite: The number of results with an inf or a NaN.
+
+def exponents_chart(calls: Iterable[Call]) -> Chart | None:
+    """Returns the histograms of the exponents of results by op, those outside of float16's normal numbers first.
+
+    They exclude composite ops and views, whose values were computed by other calls, and ops that return uninitialized
+    memory. None if no call has values.
     """
-
-    op: str
-    results: int
-    bars: str
-    amax: str
-    below: float
-    subnormal: float
-    above: float
-    infinite: int
-
-
-@dataclass(frozen=True)
-class Exponents:
-    """The histograms, on one scale.
-
-    Attributes:
-        rows: A row for each op, largest share outside of float16's normal numbers first.
-        low: The exponent at the left end.
-        width: The number of exponents shown.
-        left_out: The number of ops left out.
-        ranges: Dtypes, with the start and width of their subnormal and of their normal numbers in the picture.
-        ticks: The exponents under the picture.
-    """
-
-    rows: list[ExponentRow]
-    low: int
-    width: int
-    left_out: int
-    ranges: list[tuple[str, float, float, float, float]]
-    ticks: list[int]
-
-
-def exponent_rows(calls: Iterable[Call]) -> Exponents | None:
-    """Makes the histograms of the calls that have values.
-
-    Args:
-        calls: The calls.
-
-    Returns:
-        The histograms; None if no call has values.
-    """
-    counts: dict[str, Counter[int]] = {}
-    measured: dict[str, list[Values]] = {}
+    measured: dict[str, list[Any]] = {}
     for call in calls:
         if not call.composite and not _is_view(call.op, call.overload) and not _is_uninitialized(call.op):
-            counts.setdefault(call.name, Counter()).update(_exponents(call.values))
             measured.setdefault(call.name, []).extend(values for values in call.values if values.count)
-    counts = {op: counted for op, counted in counts.items() if counted}
-    if not counts:
+    rows = []
+    for op, found in measured.items():
+        counts: Counter[int] = Counter()
+        for values in found:
+            counts.update(dict(values.exponents))
+        if not counts:
+            continue
+        total = sum(values.count for values in found)
+        above = sum(values.over_float16 * values.count for values in found) / total
+        below = sum(values.under_float16 * values.count for values in found) / total
+        subnormal = sum(number for exponent, number in counts.items() if _SMALLEST <= exponent < _NORMAL) / total
+        infinite = sum(bool(values.infs or values.nans) for values in found)
+        shares = {"overflow": above, "become 0": below, "subnormal": subnormal}
+        note = ", ".join(f"{percent(share)} {what}" for what, share in shares.items() if share)
+        note = f"inf or NaN in {infinite:,}" if infinite else note or f"largest {max(v.amax or 0.0 for v in found):.3g}"
+        exponents = sorted(counts)
+        series = Series(op, [counts[exponent] for exponent in exponents], exponents, note=note)
+        rows.append(((-above, -below, -subnormal, op), series))
+    if not rows:
         return None
-    seen = [exponent for counted in counts.values() for exponent in counted]
-    low, high = min(-26, min(seen) - 1), max(17, max(seen) + 2)
-    rows = [_row(op, counted, measured[op], low) for op, counted in counts.items()]
-    rows.sort(key=lambda row: (-row.above, -row.below, -row.subnormal, row.op))
-    step = 8 if high - low < 100 else 32
-    ticks = [tick for tick in range(-256 * 8, 1025, step) if low <= tick <= high]
-    return Exponents(
-        rows[:_FINDINGS_MOST], low, high - low, max(0, len(rows) - _FINDINGS_MOST), _ranges(low, high), ticks
+    spans = [("float16", _SMALLEST, _LARGEST + 1), ("float16", _NORMAL, _LARGEST + 1)]
+    note = (
+        "The number of values with each binary exponent. Shaded: float16's numbers, normal ones twice. On the right: "
+        "the values that do not fit into float16's normal numbers. Composite ops and views are left out."
     )
+    chart = [series for _, series in sorted(rows, key=lambda row: row[0])]
+    return Chart("Ranges of results", "histograms", chart, spans=spans, note=note, where="page")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -624,37 +386,3 @@ def _is_view(op: str, overload: str) -> bool:
 def _is_uninitialized(op: str) -> bool:
     """Whether an op returns uninitialized memory: torch.empty, empty_like, new_empty_strided and others."""
     return op.partition("::")[2].lstrip("_").removeprefix("new_").startswith("empty")
-
-
-def _exponents(found: tuple[Values, ...]) -> Counter[int]:
-    counted: Counter[int] = Counter()
-    for values in found:
-        counted.update(dict(values.exponents))
-    return counted
-
-
-def _row(op: str, counted: Counter[int], measured: list[Values], low: int) -> ExponentRow:
-    most, total = max(counted.values()), sum(values.count for values in measured)
-    smallest, normal, _ = RANGES["float16"]
-    bars = "".join(
-        f"M{exponent - low} {_HEIGHT}v-{max(0.6, _HEIGHT * number / most):.3g}h1V{_HEIGHT}"
-        for exponent, number in sorted(counted.items())
-    )
-    return ExponentRow(
-        op,
-        len(measured),
-        bars,
-        f"{max(values.amax or 0.0 for values in measured):.3g}",
-        sum(values.under_float16 * values.count for values in measured) / total,
-        sum(number for exponent, number in counted.items() if smallest <= exponent < normal) / total,
-        sum(values.over_float16 * values.count for values in measured) / total,
-        sum(bool(values.infs or values.nans) for values in measured),
-    )
-
-
-def _ranges(low: int, high: int) -> list[tuple[str, float, float, float, float]]:
-    found: list[tuple[str, float, float, float, float]] = []
-    for name, (smallest, normal, largest) in RANGES.items():
-        start, middle, end = (min(max(edge, low), high) - low for edge in (smallest, normal, largest + 1))
-        found.append((name, start, middle - start, middle, end - middle))
-    return found

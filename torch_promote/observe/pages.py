@@ -12,20 +12,21 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from torch_promote import text_layout
 from torch_promote.errors import MissingPackageError, OptionError
 from torch_promote.observe import places
-from torch_promote.observe.findings import count, percent, size
 from torch_promote.policy.atomic_write import write_atomically
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.dtypes import dtype_name
+from torch_promote.report.base import percent, size
 from torch_promote.text_layout import are_numbers, text_table
 
 if TYPE_CHECKING:
@@ -513,6 +514,96 @@ def shorten(name: str, width: int) -> str:
         if len(kept := "..." + ".".join(parts)) <= width:
             return kept
     return f"{name[: width - 3]}..."
+
+
+class _Node(Protocol):
+    children: list[Any]
+
+
+Node = TypeVar("Node", bound=_Node)
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+_MOST, _DEEPEST = 1_200, 50
+
+
+def count(number: int, noun: str) -> str:
+    """Spells a number of things: "1 call", "1,200 calls"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def most_of(counted: Counter[str], shorten: Callable[[str], str] = str) -> str:
+    """Returns the most frequent text and the number of others: "float32 -> float16 (+2)"; "" if there is none."""
+    if not counted:
+        return ""
+    (text, _), *others = counted.most_common()
+    return f"{shorten(text)} (+{len(others)})" if others else shorten(text)
+
+
+def short_dtype(name: str) -> str:
+    """Returns a short name of a dtype.
+
+    Example:
+        >>> short_dtype("bfloat16"), short_dtype("int64")
+        ('bf16', 'int64')
+    """
+    return _SHORT.get(name, name)
+
+
+def make_tree(paths: Iterable[str], make: Callable[[str, str], Node]) -> tuple[list[Node], dict[str, Node]]:
+    """Makes the nodes of paths and of their parents.
+
+    Args:
+        paths: Paths of modules; "" has no node.
+        make: Makes a node from a path and its last part. A node has a list `children`.
+
+    Returns:
+        The outermost nodes, sorted so that "blocks.2" comes before "blocks.10"; and all nodes, by path.
+    """
+    by_path: dict[str, Node] = {}
+    roots: list[Node] = []
+    for whole in sorted(paths, key=_natural):
+        for path in prefixes(whole) if whole else ():
+            if path not in by_path:
+                outer, _, name = path.rpartition(".")
+                node = by_path[path] = make(path, name)
+                (by_path[outer].children if outer else roots).append(node)
+    return roots, by_path
+
+
+def prefixes(path: str) -> Iterator[str]:
+    """Yields the parents of a path, and the path itself.
+
+    Example:
+        >>> list(prefixes("blocks.0.attn"))
+        ['blocks', 'blocks.0', 'blocks.0.attn']
+    """
+    parts = path.split(".")
+    yield from (".".join(parts[: count + 1]) for count in range(len(parts)))
+
+
+def _natural(path: str) -> list[tuple[int, int | str]]:
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in path.split(".")]
+
+
+def cut_tree(roots: list[Node], total: int) -> int:
+    """Removes the deepest nodes if there are too many or too deep ones for a page.
+
+    Args:
+        roots: The outermost nodes.
+        total: The number of nodes.
+
+    Returns:
+        The number of removed nodes.
+    """
+    kept, level, depth = 0, roots, 0
+    while level:
+        kept, depth = kept + len(level), depth + 1
+        below = [child for node in level for child in node.children]
+        if kept + len(below) > _MOST or depth == _DEEPEST:
+            for node in level:
+                node.children = []
+            break
+        level = below
+    return total - kept
 
 
 _HEIGHT_IN_A_NOTEBOOK = 640

@@ -19,11 +19,10 @@ Example:
 """
 
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, Cast, DeviceAutocast, autocast_plan
-from torch_promote.reference.ops.infer import NO_RULE, Inference, NoRule, infer, rule_name
+from torch_promote.reference.ops.infer import NO_RULE, Inference, NoRule, infer
 from torch_promote.reference.promotion import (
     Operand,
     PromotionError,
-    ResultTypeState,
     can_cast,
     promote_types,
     result_type,
@@ -50,7 +49,6 @@ __all__ = [
     "Operand",
     "PromotionError",
     "PromotionRule",
-    "ResultTypeState",
     "ShapeError",
     "TensorIteratorConfig",
     "autocast_plan",
@@ -63,6 +61,5 @@ __all__ = [
     "promote_types",
     "promotion_rule",
     "result_type",
-    "rule_name",
     "suggest_memory_format",
 ]

@@ -10,31 +10,27 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from torch_promote.policy.op_table import CastPolicy, Row, op_table
 from torch_promote.reference.dtypes import dtype_name, is_floating
-from torch_promote.reference.ops.call import Argument, Call
+from torch_promote.reference.ops.call import Call
 from torch_promote.reference.ops.infer import is_registered
 
 __all__ = [
     "TURNS",
     "AutocastPlan",
     "AutocastState",
-    "Candidate",
     "Cast",
     "DeviceAutocast",
     "Override",
     "Overrides",
     "autocast_plan",
-    "candidates",
-    "devices_of",
     "has_policy",
     "replace_tensors",
     "tensors_in",
-    "written_tensors",
 ]
 
 
@@ -123,27 +119,6 @@ class AutocastState:
         chosen = dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16)
         return cls({device_type: DeviceAutocast(True, chosen)}, cache_enabled, MappingProxyType(dict(overrides or {})))
 
-    @classmethod
-    def current(cls, overrides: Overrides | None = None) -> AutocastState:
-        """Returns PyTorch's state in this thread, with an empty cache.
-
-        Args:
-            overrides: Policies by the overload's full name. PyTorch's own state has no overrides.
-
-        Example:
-            >>> with torch.autocast("cpu"):
-            ...     AutocastState.current().devices["cpu"]
-            DeviceAutocast(enabled=True, dtype=torch.bfloat16)
-
-        Source: aten/src/ATen/autocast_mode.cpp, is_autocast_enabled (v2.13).
-        """
-        devices = {
-            device: DeviceAutocast(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in TURNS
-        }
-        chosen = MappingProxyType(dict(overrides or {}))
-        return cls(devices, torch.is_autocast_cache_enabled(), chosen, torch.is_inference_mode_enabled())
-
     def override(self, name: str, device_type: str) -> CastPolicy | torch.dtype | None:
         """Returns the override for an op on a device type, or None.
 
@@ -161,67 +136,6 @@ class AutocastState:
 
 
 # --- The tensors of a call, by path: `mat2`, `tensors[1]`, `inputs[key]`, `pairs[0][1]`
-
-
-class Candidate(NamedTuple):
-    """A tensor that autocast may cast.
-
-    Attributes:
-        path: Its path.
-        tensor: The tensor.
-        asked: Whether `promote` considers its dtype.
-
-    Example:
-        >>> Candidate("mat2", torch.ones(1), asked=True).path
-        'mat2'
-    """
-
-    path: str
-    tensor: torch.Tensor
-    asked: bool
-
-
-def candidates(call: Call, *, in_table: bool) -> Iterator[Candidate]:
-    """Yields the tensors of a call that may be cast, in schema order, without the arguments that the op writes to.
-
-    Args:
-        call: The call.
-        in_table: Whether the op has a row in the op table. Its candidates are then tensors, optional tensors and lists
-            of tensors; as in PyTorch, lists of optional tensors such as index_put's indices are not. For any other op,
-            every tensor in any argument is a candidate.
-
-    Example:
-        >>> call = Call.of(torch.ops.aten.mm.out, [torch.ones(1, 1)] * 2, {"out": torch.ones(1, 1)}, torch.float32)
-        >>> [candidate.path for candidate in candidates(call, in_table=False)]
-        ['self', 'mat2']
-
-    Source: aten/src/ATen/autocast_mode.h, cached_cast (v2.13).
-    """
-    for argument in call.signature.arguments:
-        if argument.written or (in_table and not (argument.is_tensor or argument.type == "List[Tensor]")):
-            continue
-        asked = _is_asked(argument)
-        for path, tensor in tensors_in(argument.name, call[argument.name]):
-            yield Candidate(path, tensor, asked)
-
-
-def _is_asked(argument: Argument) -> bool:
-    """`promote` casts optional tensors without considering their dtypes."""
-    return not argument.type.startswith(("Optional[", "List[Optional["))
-
-
-def written_tensors(call: Call) -> Iterator[torch.Tensor]:
-    """Yields the tensors that the op writes to, in schema order.
-
-    Example:
-        >>> x, out = torch.ones(1, 1), torch.zeros(1, 1)
-        >>> call = Call.of(torch.ops.aten.mm.out, (x, x), {"out": out}, torch.float32)
-        >>> [tensor is out for tensor in written_tensors(call)]
-        [True]
-    """
-    for argument in call.signature.arguments:
-        if argument.written:
-            yield from (tensor for _, tensor in tensors_in(argument.name, call[argument.name]))
 
 
 def tensors_in(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -261,27 +175,6 @@ def replace_tensors(path: str, value: Any, chosen: Mapping[str, Any]) -> Any:
         items = [replace_tensors(f"{path}[{index}]", item, chosen) for index, item in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
     return value
-
-
-def devices_of(call: Call) -> set[str]:
-    """Returns the device types that take part in dispatch. A Python number passed for a tensor is on the CPU.
-
-    MKLDNN tensors do not take part: their dispatch keys include no backend, and backends determine the Autocast keys.
-
-    Example:
-        >>> call = Call.of(torch.ops.aten.add.Tensor, (torch.ones(1, device="meta"), 2), {}, torch.float32)
-        >>> sorted(devices_of(call))
-        ['cpu', 'meta']
-
-    Source: c10/core/DispatchKeySet.h, getAutocastRelatedKeySetFromBackend (v2.13).
-    """
-    found = set()
-    for argument in call.signature.arguments:
-        value = call[argument.name]
-        if argument.is_tensor and value is not None and not isinstance(value, torch.Tensor):
-            found.add("cpu")
-        found |= {tensor.device.type for _, tensor in tensors_in(argument.name, value) if not tensor.is_mkldnn}
-    return found
 
 
 # --- The plan of a call
@@ -391,7 +284,7 @@ def autocast_plan(
     """
     call = Call.of(op, args, kwargs or {}, torch.get_default_dtype())
     name = call.signature.name
-    present = devices_of(call)
+    present = _devices(call)
     for device in TURNS:
         here = state.devices.get(device)
         if here is None or not here.enabled or device not in present:
@@ -432,7 +325,7 @@ def _plan(call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, 
 def _casts(call: Call, device: str, to: torch.dtype, state: AutocastState, with_doubles: bool) -> Iterator[Cast]:
     """The casts of one device type's tensors. If two arguments are the same weight, the cache serves the second."""
     cached = [weight for weight, dtype in state.cached if dtype is to]
-    for path, tensor, _ in candidates(call, in_table=call.signature.name in _rows()):
+    for path, tensor, _ in _candidates(call):
         if tensor.dtype is to or not _eligible(tensor, device, with_doubles):
             continue
         cacheable = state.cache_enabled and (
@@ -454,15 +347,55 @@ def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: to
     if policy is CastPolicy.promote:
         return _join(call, device)
     if policy is CastPolicy.match_self:
-        written = next(written_tensors(call), None)
+        written = next(_written(call), None)
         return written.dtype if written is not None and _eligible(written, device, with_doubles=True) else None
     return None
 
 
+def _candidates(call: Call) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """The tensors of a call that may be cast, with their paths, and whether `promote` considers their dtypes.
+
+    Arguments that the op writes to are none. For an op of the table, they are tensors, optional tensors and lists of
+    tensors; as in PyTorch, lists of optional tensors such as index_put's indices are not. For any other op, every
+    tensor in any argument is one. `promote` casts optional tensors without considering their dtypes.
+
+    Source: aten/src/ATen/autocast_mode.h, cached_cast (v2.13).
+    """
+    in_table = call.signature.name in _rows()
+    for argument in call.signature.arguments:
+        if argument.written or (in_table and not (argument.is_tensor or argument.type == "List[Tensor]")):
+            continue
+        is_optional = argument.type.startswith(("Optional[", "List[Optional["))
+        for path, tensor in tensors_in(argument.name, call[argument.name]):
+            yield path, tensor, not is_optional
+
+
+def _written(call: Call) -> Iterator[torch.Tensor]:
+    """The tensors that the op writes to, in schema order."""
+    for argument in call.signature.arguments:
+        if argument.written:
+            yield from (tensor for _, tensor in tensors_in(argument.name, call[argument.name]))
+
+
+def _devices(call: Call) -> set[str]:
+    """The device types that take part in dispatch. A Python number passed for a tensor is on the CPU.
+
+    MKLDNN tensors do not take part: their dispatch keys include no backend, and backends determine the Autocast keys.
+
+    Source: c10/core/DispatchKeySet.h, getAutocastRelatedKeySetFromBackend (v2.13).
+    """
+    found = set()
+    for argument in call.signature.arguments:
+        value = call[argument.name]
+        if argument.is_tensor and value is not None and not isinstance(value, torch.Tensor):
+            found.add("cpu")
+        found |= {tensor.device.type for _, tensor in tensors_in(argument.name, value) if not tensor.is_mkldnn}
+    return found
+
+
 def _join(call: Call, device: str) -> torch.dtype | None:
     """The tensors' dtype, or float32 if they differ. Optional tensors are not considered."""
-    found = candidates(call, in_table=call.signature.name in _rows())
-    dtypes = {tensor.dtype for _, tensor, asked in found if asked and _eligible(tensor, device)}
+    dtypes = {tensor.dtype for _, tensor, asked in _candidates(call) if asked and _eligible(tensor, device)}
     return None if not dtypes else dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 

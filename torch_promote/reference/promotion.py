@@ -7,7 +7,6 @@ dtypes within each state. A weaker state affects the result only if its dtype is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -36,16 +35,11 @@ __all__ = [
     "Number",
     "Operand",
     "PromotionError",
-    "ResultTypeState",
     "can_cast",
     "combine_categories",
-    "no_common_dtype",
     "number_dtype",
-    "promote_skip_undefined",
     "promote_types",
-    "promotion_table",
     "result_type",
-    "state_of",
 ]
 
 
@@ -86,21 +80,8 @@ class PromotionError(TorchPromoteError, TypeError):
     """
 
 
-def promotion_table() -> dict[tuple[torch.dtype, torch.dtype], torch.dtype]:
-    """Returns the table as a mapping of ordered pairs, with bcomplex32 if the running PyTorch has it.
-
-    Returns:
-        Maps pairs of dtypes to the dtype that they promote to.
-
-    Raises:
-        ValueError: A row of the table has the wrong length.
-
-    Example:
-        >>> promotion_table()[torch.bfloat16, torch.float16]
-        torch.float32
-
-    Source: c10/core/ScalarType.cpp, _promoteTypesLookup (v2.13).
-    """
+def _pairs() -> dict[tuple[torch.dtype, torch.dtype], torch.dtype]:
+    """The tables as a mapping of ordered pairs, without dtypes that the running PyTorch lacks."""
     pairs: dict[tuple[torch.dtype, torch.dtype], torch.dtype] = {}
     for text in (PROMOTION_TABLE, BCOMPLEX32_ROW):
         header, *rows = (line.split() for line in text.strip().splitlines())
@@ -112,7 +93,7 @@ def promotion_table() -> dict[tuple[torch.dtype, torch.dtype], torch.dtype]:
     return pairs
 
 
-_TABLE = promotion_table()
+_TABLE = _pairs()
 
 
 def promote_types(a: torch.dtype | str, b: torch.dtype | str) -> torch.dtype:
@@ -145,7 +126,7 @@ def promote_types(a: torch.dtype | str, b: torch.dtype | str) -> torch.dtype:
     a, b = parse_dtype(a), parse_dtype(b)
     promoted = _promote(a, b)
     if promoted is None:
-        raise no_common_dtype(a, b, "bits dtypes promote only with themselves")
+        raise _no_common_dtype(a, b, "bits dtypes promote only with themselves")
     return promoted
 
 
@@ -162,47 +143,30 @@ def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
     # The pair is not in the table. The checks below have PyTorch's order.
     families = (family(a), family(b))
     if Family.QUANTIZED in families:
-        raise no_common_dtype(a, b, "quantized dtypes promote only with themselves")
+        raise _no_common_dtype(a, b, "quantized dtypes promote only with themselves")
     if Family.BITS in families:
         return None
     if Family.FLOAT8 in families:
-        raise no_common_dtype(a, b, "float8 dtypes promote only with themselves")
+        raise _no_common_dtype(a, b, "float8 dtypes promote only with themselves")
     if Family.BAREBONES_UNSIGNED in families:
         if is_floating(a):
             return a
         if is_floating(b):
             return b
-        raise no_common_dtype(a, b, "uint16, uint32, uint64 and uint1 to uint7 promote only with floating dtypes")
+        raise _no_common_dtype(a, b, "uint16, uint32, uint64 and uint1 to uint7 promote only with floating dtypes")
     odd = a if family(a) in (Family.SMALL_SIGNED, Family.FLOAT4) else b
-    raise no_common_dtype(a, b, f"PyTorch's table has no row for {dtype_name(odd)}")
+    raise _no_common_dtype(a, b, f"PyTorch's table has no row for {dtype_name(odd)}")
 
 
-def no_common_dtype(a: torch.dtype, b: torch.dtype, why: str) -> PromotionError:
-    """Returns the error for two dtypes without a common dtype.
-
-    Args:
-        a: A dtype.
-        b: Another.
-        why: The reason, as a clause.
-
-    Example:
-        >>> print(no_common_dtype(torch.bits8, torch.int8, "bits dtypes promote only with themselves"))
-        bits8 and int8 have no common dtype: bits dtypes promote only with themselves. Convert one of them first.
-    """
+def _no_common_dtype(a: torch.dtype, b: torch.dtype, why: str) -> PromotionError:
+    """The error for two dtypes without a common dtype. `why` is a clause."""
     return PromotionError(
         f"{dtype_name(a)} and {dtype_name(b)} have no common dtype: {why}. Convert one of them first."
     )
 
 
-def promote_skip_undefined(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
+def _promote_skip_undefined(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
     """Promotes two dtypes. If one is undefined (None), the result is the other.
-
-    Raises:
-        PromotionError: As `promote_types`, except that bits dtypes give None.
-
-    Example:
-        >>> promote_skip_undefined(None, torch.int8)
-        torch.int8
 
     Source: aten/src/ATen/native/TypeProperties.cpp, promote_skip_undefined (v2.13).
     """
@@ -280,78 +244,15 @@ def combine_categories(higher: torch.dtype | None, lower: torch.dtype | None) ->
         # The floating operand's precision stays: float16 with a complex number gives complex32.
         both = to_complex(higher)
         if both is None:
-            raise no_common_dtype(
+            raise _no_common_dtype(
                 higher, lower, f"{dtype_name(higher)} would have to become complex, and no complex dtype has such parts"
             )
         return both
     if higher is not None and is_floating(higher):
         return higher
     if higher is torch.bool or (lower is not None and is_floating(lower)):
-        return promote_skip_undefined(higher, lower)
+        return _promote_skip_undefined(higher, lower)
     return lower if higher is None else higher
-
-
-class ResultTypeState(NamedTuple):
-    """The promoted dtype of the operands so far, by state. None: no operand yet (Undefined in PyTorch).
-
-    Attributes:
-        dim: The tensors with dimensions.
-        zero: The 0-dim tensors.
-        wrapped: The Python numbers.
-
-    Example:
-        >>> ResultTypeState(dim=torch.int32, wrapped=torch.float32).result()
-        torch.float32
-
-    Source: aten/src/ATen/native/TypeProperties.h, ResultTypeState (v2.13).
-    """
-
-    dim: torch.dtype | None = None
-    zero: torch.dtype | None = None
-    wrapped: torch.dtype | None = None
-
-    def update(self, dtype: torch.dtype, ndim: int, wrapped: bool = False) -> ResultTypeState:
-        """Returns the state with one more operand.
-
-        Args:
-            dtype: Its dtype. For a Python number, that of `number_dtype`.
-            ndim: Its number of dimensions.
-            wrapped: Whether it is a Python number.
-
-        Raises:
-            PromotionError: It has no common dtype with the operands of its state.
-
-        Example:
-            >>> ResultTypeState().update(torch.int8, 1).update(torch.int64, 0)
-            ResultTypeState(dim=torch.int8, zero=torch.int64, wrapped=None)
-
-        Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
-        """
-        if ndim > 0:
-            return ResultTypeState(promote_skip_undefined(self.dim, dtype), self.zero, self.wrapped)
-        if wrapped:
-            return ResultTypeState(self.dim, self.zero, promote_skip_undefined(self.wrapped, dtype))
-        return ResultTypeState(self.dim, promote_skip_undefined(self.zero, dtype), self.wrapped)
-
-    def result(self) -> torch.dtype:
-        """Returns the common dtype of all operands.
-
-        Raises:
-            PromotionError: There are no operands, a bits dtype is among others, or two states do not join.
-
-        Example:
-            >>> ResultTypeState(dim=torch.int8, zero=torch.int64).result()
-            torch.int8
-
-        Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
-        """
-        found = combine_categories(self.dim, combine_categories(self.zero, self.wrapped))
-        if found is None:
-            raise PromotionError(
-                "the operands have no common dtype: there are no operands, or bits dtypes are combined with others. "
-                "Bits dtypes promote only with themselves. Convert the operands first."
-            )
-        return found
 
 
 def number_dtype(number: Number, default_dtype: torch.dtype | None = None) -> torch.dtype:
@@ -389,44 +290,6 @@ def number_dtype(number: Number, default_dtype: torch.dtype | None = None) -> to
     raise PromotionError(f"an operand is a tensor, a Python number, a torch.dtype or an Operand, got {number!r}.")
 
 
-def state_of(
-    operands: Iterable[torch.Tensor | Number | torch.dtype | str | Operand], default_dtype: torch.dtype | None = None
-) -> ResultTypeState:
-    """Returns the state after all operands. Arguments and errors are those of `result_type`.
-
-    Example:
-        >>> state_of([torch.ones(3, dtype=torch.int8), 2.5], default_dtype=torch.float32)
-        ResultTypeState(dim=torch.int8, zero=None, wrapped=torch.float32)
-
-    Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
-    """
-    state = ResultTypeState()
-    for operand in operands:
-        operand = operand_of_name(operand)
-        if isinstance(operand, torch.Tensor):
-            state = state.update(operand.dtype, operand.ndim)
-        elif isinstance(operand, torch.dtype):
-            state = state.update(operand, 1)
-        elif isinstance(operand, Operand):
-            dtype = operand.dtype
-            if operand.wrapped:
-                dtype = _wrapped_dtype(dtype, default_dtype)
-            state = state.update(dtype, len(operand.shape), operand.wrapped)
-        else:
-            state = state.update(number_dtype(operand, default_dtype), 0, wrapped=True)
-    return state
-
-
-def _wrapped_dtype(dtype: torch.dtype, default_dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype that promotion uses for a wrapped number, whose tensor may have another dtype.
-
-    Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
-    """
-    if is_complex(dtype):
-        return number_dtype(1j, default_dtype)
-    return number_dtype(1.0, default_dtype) if is_floating(dtype) else dtype
-
-
 def result_type(
     *operands: torch.Tensor | Number | torch.dtype | str | Operand, default_dtype: torch.dtype | None = None
 ) -> torch.dtype:
@@ -450,7 +313,37 @@ def result_type(
 
     Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
     """
-    return state_of(operands, default_dtype).result()
+    states: dict[str, torch.dtype | None] = {"dim": None, "zero": None, "wrapped": None}
+    for operand in operands:
+        dtype, state = _dtype_and_state(operand_of_name(operand), default_dtype)
+        states[state] = _promote_skip_undefined(states[state], dtype)
+    found = combine_categories(states["dim"], combine_categories(states["zero"], states["wrapped"]))
+    if found is None:
+        raise PromotionError(
+            "the operands have no common dtype: there are no operands, or bits dtypes are combined with others. "
+            "Bits dtypes promote only with themselves. Convert the operands first."
+        )
+    return found
+
+
+def _dtype_and_state(
+    operand: torch.Tensor | Number | torch.dtype | Operand, default_dtype: torch.dtype | None
+) -> tuple[torch.dtype, str]:
+    """The dtype that promotion uses for an operand, and the operand's state.
+
+    A wrapped number counts as the default dtype, or its complex dtype, whatever its tensor's dtype is.
+
+    Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
+    """
+    if isinstance(operand, torch.dtype):
+        return operand, "dim"
+    if not isinstance(operand, torch.Tensor | Operand):
+        return number_dtype(operand, default_dtype), "wrapped"
+    if isinstance(operand, torch.Tensor) or not operand.wrapped:
+        return operand.dtype, "dim" if len(operand.shape) else "zero"
+    kind_of_number = 1j if is_complex(operand.dtype) else 1.0 if is_floating(operand.dtype) else None
+    dtype = operand.dtype if kind_of_number is None else number_dtype(kind_of_number, default_dtype)
+    return dtype, "dim" if operand.shape else "wrapped"
 
 
 # --- can_cast: which dtype an output may have

@@ -17,16 +17,10 @@ __all__ = [
     "ShapeError",
     "Sizes",
     "broadcast_shapes",
-    "channels_last_3d_strides",
-    "channels_last_strides",
     "contiguous_strides",
-    "dense_strides",
     "has_internal_overlap",
-    "is_channels_last_contiguous",
     "is_contiguous",
     "is_non_overlapping_and_dense",
-    "is_strides_like_channels_last",
-    "is_strides_like_channels_last_3d",
     "output_strides",
     "reorder_dimensions",
     "strides_along",
@@ -38,9 +32,8 @@ __all__ = [
 Sizes = tuple[int, ...]
 """Sizes or strides, one number for each dimension; strides count elements."""
 
-#: The dimensions of channels_last and channels_last_3d tensors, innermost first.
-_NHWC = (1, 3, 2, 0)
-_NDHWC = (1, 4, 3, 2, 0)
+#: The dimensions of tensors in a memory format, innermost first.
+_FORMATS = {torch.channels_last: (1, 3, 2, 0), torch.channels_last_3d: (1, 4, 3, 2, 0)}
 
 
 def contiguous_strides(shape: Sizes) -> Sizes:
@@ -78,36 +71,6 @@ def strides_along(shape: Sizes, perm: Sequence[int]) -> Sizes:
     return tuple(strides)
 
 
-def channels_last_strides(shape: Sizes) -> Sizes:
-    """Returns the strides of a channels_last tensor.
-
-    Args:
-        shape: Four sizes: batch, channels, height, width.
-
-    Example:
-        >>> channels_last_strides((2, 3, 4, 5))
-        (60, 1, 15, 3)
-
-    Source: c10/core/MemoryFormat.h, get_channels_last_strides_2d (v2.13).
-    """
-    return strides_along(shape, _NHWC)
-
-
-def channels_last_3d_strides(shape: Sizes) -> Sizes:
-    """Returns the strides of a channels_last_3d tensor.
-
-    Args:
-        shape: Five sizes: batch, channels, depth, height, width.
-
-    Example:
-        >>> channels_last_3d_strides((2, 3, 4, 5, 6))
-        (360, 1, 90, 18, 3)
-
-    Source: c10/core/MemoryFormat.h, get_channels_last_strides_3d (v2.13).
-    """
-    return strides_along(shape, _NDHWC)
-
-
 def is_contiguous(shape: Sizes, strides: Sizes) -> bool:
     """Whether a tensor is contiguous. Dimensions of size 1 may have any stride.
 
@@ -117,28 +80,11 @@ def is_contiguous(shape: Sizes, strides: Sizes) -> bool:
 
     Source: c10/core/Contiguity.h, _compute_contiguous (v2.13).
     """
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1:
-            if stride != expected:
-                return 0 in shape
-            expected *= size
-    return True
-
-
-def is_channels_last_contiguous(shape: Sizes, strides: Sizes) -> bool:
-    """Whether a tensor has four dimensions and is contiguous in channels_last format.
-
-    Example:
-        >>> is_channels_last_contiguous((2, 3, 4, 5), (60, 1, 15, 3))
-        True
-
-    Source: c10/core/Contiguity.h, _compute_channels_last_contiguous_2d (v2.13).
-    """
-    return len(shape) == 4 and _lies_along(shape, strides, _NHWC)
+    return 0 in shape or _lies_along(shape, strides, range(len(shape) - 1, -1, -1))
 
 
 def _lies_along(shape: Sizes, strides: Sizes, perm: Sequence[int]) -> bool:
+    """Whether the strides are those of a dense tensor with its dimensions in the order `perm`."""
     expected = 1
     for dim in perm:
         if shape[dim] != 1:
@@ -158,46 +104,19 @@ def is_non_overlapping_and_dense(shape: Sizes, strides: Sizes) -> bool:
     Source: c10/core/Contiguity.h, _compute_non_overlapping_and_dense (v2.13); c10/core/TensorImpl.h,
     _refresh_contiguous (v2.13).
     """
-    if 0 in shape:
-        return True
-    expected = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    innermost_first = sorted(range(len(shape)), key=lambda dim: (strides[dim], shape[dim]))
+    return 0 in shape or _lies_along(shape, strides, innermost_first)
 
 
-def is_strides_like_channels_last(shape: Sizes, strides: Sizes) -> bool:
-    """Whether the strides of a 4-d tensor suggest that it was created in channels_last format.
+def _grows_along(shape: Sizes, strides: Sizes, perm: Sequence[int]) -> bool:
+    """Whether the strides suggest that a tensor was created in the format with the order `perm` of dimensions.
 
     Shape and strides may be ambiguous: a `[2, 1, 4, 4]` tensor can be contiguous in both formats. The strides of
     dimensions of size 1 then decide; if they do not either, the tensor counts as contiguous.
 
-    Example:
-        >>> is_strides_like_channels_last((2, 1, 4, 4), (16, 16, 4, 1))
-        False
-        >>> is_strides_like_channels_last((2, 1, 4, 4), (16, 1, 4, 1))
-        True
-
-    Source: c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 (v2.13).
+    Source: c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 (v2.13); c10/core/MemoryFormat.h,
+    is_channels_last_strides_3d_s5 (v2.13).
     """
-    return len(shape) == 4 and _grows_along(shape, strides, _NHWC)
-
-
-def is_strides_like_channels_last_3d(shape: Sizes, strides: Sizes) -> bool:
-    """Whether the strides of a 5-d tensor suggest that it was created in channels_last_3d format.
-
-    Example:
-        >>> is_strides_like_channels_last_3d((2, 3, 4, 5, 6), (360, 1, 90, 18, 3))
-        True
-
-    Source: c10/core/MemoryFormat.h, is_channels_last_strides_3d_s5 (v2.13).
-    """
-    return len(shape) == 5 and _grows_along(shape, strides, _NDHWC)
-
-
-def _grows_along(shape: Sizes, strides: Sizes, perm: Sequence[int]) -> bool:
     if strides[1] == 0:  # the channels are expanded
         return False
     least = 0
@@ -232,13 +151,10 @@ def suggest_memory_format(shape: Sizes, strides: Sizes, exact_match: bool = Fals
 
     Source: aten/src/ATen/core/TensorBase.h, suggest_memory_format (v2.13).
     """
-    if is_strides_like_channels_last(shape, strides):
-        if not exact_match or tuple(strides) == channels_last_strides(shape):
-            return torch.channels_last
-    elif is_strides_like_channels_last_3d(shape, strides) and (
-        not exact_match or tuple(strides) == channels_last_3d_strides(shape)
-    ):
-        return torch.channels_last_3d
+    for memory_format, perm in _FORMATS.items():
+        if len(shape) == len(perm) and _grows_along(shape, strides, perm):
+            exact = not exact_match or tuple(strides) == strides_along(shape, perm)
+            return memory_format if exact else torch.contiguous_format
     return torch.contiguous_format
 
 
@@ -390,8 +306,9 @@ def _fast_set_up(shape: Sizes, operands: Sequence[Sizes]) -> Sizes | None:
     """
     if all(is_contiguous(shape, strides) for strides in operands):
         return contiguous_strides(shape)
-    if len(shape) == 4 and all(is_channels_last_contiguous(shape, strides) for strides in operands):
-        return channels_last_strides(shape)
+    channels_last = _FORMATS[torch.channels_last]
+    if len(shape) == 4 and all(_lies_along(shape, strides, channels_last) for strides in operands):
+        return strides_along(shape, channels_last)
     first = operands[0]
     if all(strides == first for strides in operands) and is_non_overlapping_and_dense(shape, first):
         return first
@@ -412,18 +329,6 @@ def _stretch(shape: Sizes, own_shape: Sizes, strides: Sizes) -> Sizes:
     )
 
 
-def dense_strides(shape: Sizes, strides: Sizes) -> Sizes:
-    """Returns strides without gaps or overlaps that keep the order of the dimensions in memory.
-
-    Example:
-        >>> dense_strides((2, 3), (1, 4))
-        (1, 2)
-
-    Source: aten/src/ATen/ExpandUtils.cpp, infer_dense_strides (v2.13).
-    """
-    return strides_along(tuple(max(size, 1) for size in shape), reorder_dimensions(shape, [strides]))
-
-
 def temporary_strides(shape: Sizes, strides: Sizes) -> Sizes:
     """Returns the strides of `tensor.to(dtype)` for another dtype.
 
@@ -431,8 +336,10 @@ def temporary_strides(shape: Sizes, strides: Sizes) -> Sizes:
         >>> temporary_strides((2, 3), (0, 1)), temporary_strides((2, 3), (1, 2))
         ((3, 1), (1, 2))
 
-    Source: aten/src/ATen/native/TensorConversions.cpp, _to_copy (v2.13).
+    Source: aten/src/ATen/native/TensorConversions.cpp, _to_copy (v2.13); aten/src/ATen/ExpandUtils.cpp,
+    infer_dense_strides (v2.13).
     """
     if is_non_overlapping_and_dense(shape, strides):
         return strides
-    return dense_strides(shape, strides)
+    # The same order of dimensions, without gaps or overlaps.
+    return strides_along(tuple(max(size, 1) for size in shape), reorder_dimensions(shape, [strides]))

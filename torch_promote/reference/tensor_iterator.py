@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from torch_promote.reference.dtypes import dtype_name, is_integral
-from torch_promote.reference.promotion import Number, Operand, PromotionError, can_cast, number_dtype, state_of
+from torch_promote.reference.promotion import Number, Operand, PromotionError, can_cast, number_dtype, result_type
 from torch_promote.reference.strides import (
     Layout,
     ShapeError,
@@ -194,13 +194,14 @@ def infer_elementwise(
     # NOTE: Temporaries. On the CPU, TensorIterator converts inputs of another dtype before it computes strides, and the
     # copies are dense even if the inputs are expanded or sliced. Kernels on other devices convert when they load.
     temporaries = config.promote_inputs_to_common_dtype and common_device == "cpu"
-    layouts: list[Layout] = []
-    for operand in inputs:
-        strides = _strides(operand)
-        if temporaries and operand.dtype is not common:
-            strides = temporary_strides(operand.shape, strides)
-        layouts.append((operand.shape, strides))
+    layouts = [_layout(operand, common if temporaries else operand.dtype) for operand in inputs]
     return ElementwiseResult(dtype, shape, output_strides(shape, layouts), common)
+
+
+def _layout(operand: Operand, wanted: torch.dtype | None) -> Layout:
+    """The shape and strides of an operand after its conversion to a dtype."""
+    strides = _strides(operand)
+    return operand.shape, strides if operand.dtype is wanted else temporary_strides(operand.shape, strides)
 
 
 def infer_where(
@@ -234,13 +235,9 @@ def infer_where(
     chosen = _as_operand(condition)
     if chosen.dtype not in (torch.bool, torch.uint8):
         raise PromotionError(f"where expects a bool condition, got {dtype_name(chosen.dtype)}.")
-    dtype = state_of(values, default_dtype).result()
-    layouts: list[Layout] = []
-    for operand, wanted in ((chosen, torch.bool), (values[0], dtype), (values[1], dtype)):
-        strides = _strides(operand)
-        if operand.dtype is not wanted:
-            strides = temporary_strides(operand.shape, strides)
-        layouts.append((operand.shape, strides))
+    dtype = result_type(*values, default_dtype=default_dtype)
+    wanted = ((chosen, torch.bool), (values[0], dtype), (values[1], dtype))
+    layouts = [_layout(operand, converted) for operand, converted in wanted]
     shape = broadcast_shapes(*(own for own, _ in layouts))
     return ElementwiseResult(dtype, shape, output_strides(shape, layouts), dtype)
 
@@ -339,7 +336,7 @@ def _compute_types(
     if config.promote_inputs_to_common_dtype:
         # If all operands are Python numbers, their dtypes are those that they are wrapped in, not those that count.
         if differ or not any(operand.shape for operand in inputs):
-            common = state_of(inputs, default_dtype).result()
+            common = result_type(*inputs, default_dtype=default_dtype)
         if config.promote_integer_inputs_to_float and common is not None and is_integral(common, include_bool=True):
             common = default_dtype or torch.get_default_dtype()
     elif differ:

@@ -14,6 +14,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +45,12 @@ __all__ = [
     "size",
     "spell_number",
     "to_csv",
+    "to_html",
 ]
 
-Cell: TypeAlias = str | float | int | Mapping[str, int] | None
-"""A value of a table. A mapping counts values: the terminal shows the most frequent one, the page all of them."""
+Cell: TypeAlias = str | float | int | Sequence[str] | Mapping[str, int] | None
+"""A value of a table. Of several texts, the terminal shows the first and how many there are; of a mapping, which counts
+texts, the most frequent. The page shows all of them."""
 
 Fact: TypeAlias = tuple[str, str] | tuple[str, str, str]
 """A number with its name, and optionally a remark: ("casts", "12", "3 more from a cache")."""
@@ -385,8 +388,16 @@ class Report:
         figure: Figure = load_renderer("plot").draw(charts)
         return figure
 
+    def text(self, width: int | None = 100) -> str:
+        """Returns the report as plain text.
+
+        Args:
+            width: The width of a line, in characters. Longer names are wrapped. None: nothing is wrapped.
+        """
+        return str(load_renderer("terminal").to_text(self.content(), width))
+
     def __str__(self) -> str:
-        return str(load_renderer("terminal").to_text(self.content()))
+        return self.text()
 
     def __rich__(self) -> Any:
         return load_renderer("terminal").render(self.content())
@@ -441,6 +452,18 @@ def to_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
+def to_html(table: Table) -> str:
+    """Returns a table for a notebook, which has its own style."""
+    columns = visible_columns(table, "terminal")
+    head = "".join(f"<th>{html.escape(name)}</th>" for _, name, _ in columns)
+    rows = (
+        "".join(f"<td>{html.escape(spell(row[index], kind))}</td>" for index, _, kind in columns)
+        for row in table.rows[: table.most]
+    )
+    more = f"<p>... {len(table.rows) - table.most:,} more</p>" if len(table.rows) > table.most else ""
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{more}"
+
+
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -460,9 +483,18 @@ def visible_columns(table: Table, where: Where) -> list[tuple[int, str, Kind]]:
     for index, column in enumerate(table.columns):
         values = [row[index] for row in table.rows]
         name, shown = (column, "all") if isinstance(column, str) else (column.name, column.where)
-        if shown in ("all", where) and any(value not in (None, "", {}) for value in values):
+        if shown in ("all", where) and any(value not in (None, "", {}, (), []) for value in values):
             found.append((index, name, kind_of(column, values)))
     return found
+
+
+def texts_of(cell: Cell) -> list[tuple[str, int]]:
+    """Returns the texts of a cell with their counts, most frequent first. A text that is not counted has 0."""
+    if isinstance(cell, Mapping):
+        return sorted(cell.items(), key=lambda item: -item[1])
+    if isinstance(cell, list | tuple):
+        return [(text, 0) for text in cell]
+    return [] if cell is None or cell == "" else [(str(cell), 0)]
 
 
 def spell(value: Cell, kind: Kind) -> str:
@@ -474,14 +506,14 @@ def spell(value: Cell, kind: Kind) -> str:
         >>> spell({"float32, int64 -> bfloat16": 3, "float32": 1}, "dtypes")
         'fp32 -> bf16 (+1)'
     """
-    if isinstance(value, Mapping):
-        by_count = sorted(value.items(), key=lambda item: -item[1])
-        more = f" (+{len(by_count) - 1})" if len(by_count) > 1 else ""
-        return f"{spell(by_count[0][0], kind)}{more}" if by_count else ""
     if value is None:
         return ""
-    if isinstance(value, str):
-        return _SPELL_TEXT[kind](value) if kind in _SPELL_TEXT else value
+    if isinstance(value, Mapping | list | tuple):
+        texts = texts_of(value)
+        more = f" (+{len(texts) - 1})" if len(texts) > 1 else ""
+        return f"{spell(texts[0][0], kind)}{more}" if texts else ""
+    if not isinstance(value, float | int):
+        return _SPELL_TEXT[kind](str(value)) if kind in _SPELL_TEXT else str(value)
     return _SPELL_NUMBER.get(kind, str)(value)
 
 
@@ -540,7 +572,9 @@ def _short_dtypes(text: str) -> str:
     for part in text.split(" -> "):
         names = part.split(", ")
         floating = [name for name in names if "float" in name or "complex" in name] or names
-        parts.append(", ".join(_SHORT_DTYPES.get(name, name) for name in floating))
+        parts.append(
+            re.sub(r"\b(?:b?float16|float32|float64)\b", lambda name: _SHORT_DTYPES[name[0]], ", ".join(floating))
+        )
     return " -> ".join(parts[:1] + parts[2:] if len(parts) == 3 and parts[1] == parts[2] else parts)
 
 
@@ -552,6 +586,7 @@ def _short_policy(text: str) -> str:
     return f"{policy} ({source})" if source not in ("", "PyTorch's table") else policy
 
 
+_FLOATING = re.compile(r"\b(?:b?float16|float32|float64)\b")
 _SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 _SPELL_TEXT: dict[Kind, Callable[[str], str]] = {
     "dtypes": _short_dtypes,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import html
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from torch_promote.report.base import (
     Tree,
     short_line,
     spell,
+    texts_of,
     visible_columns,
 )
 from torch_promote.report.plot import to_svg
@@ -117,7 +117,7 @@ def _environment() -> jinja2.Environment:
         sort_key=_sort_key,
         spell=spell,
         svg=lambda chart: Markup(to_svg(chart)),
-        values=_values,
+        texts=texts_of,
         whole_numbers=_whole_numbers,
     )
     environment.globals.update(
@@ -130,19 +130,12 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _values(cell: Cell) -> list[tuple[str, int]]:
-    """The values of a cell with their counts, most frequent first."""
-    if isinstance(cell, Mapping):
-        return sorted(cell.items(), key=lambda item: -item[1])
-    return [] if cell is None or cell == "" else [(str(cell), 1)]
-
-
 def _sort_key(cell: Cell) -> str:
     """The text of data-sort, as JavaScript's Number() reads it. None sorts below 0, NaN with infinity."""
-    if isinstance(cell, Mapping):
-        return next((text for text, _ in _values(cell)), "")
     if cell is None:
         return "-1"
+    if not isinstance(cell, float | int):
+        return next((text for text, _ in texts_of(cell)), "")
     if isinstance(cell, float) and not cell < float("inf"):
         return "Infinity"
     return str(cell)

@@ -163,7 +163,7 @@ def _draw_stacked(figure: Figure, chart: Chart) -> None:
     for series in chart.series:
         shares = [100 * part / whole if whole else 0.0 for part, whole in zip(series.y, wholes, strict=True)]
         color = color_of(series.color)
-        axes.bar(edges, shares, width, bottom, align="edge", color=color, label=series.name, linewidth=0)
+        axes.bar(edges, shares, width, bottom, align="edge", color=color, ec=color, lw=0.3, label=series.name)
         bottom = [low + share for low, share in zip(bottom, shares, strict=True)]
     end = edges[-1] + width
     for name, left, right in chart.spans:

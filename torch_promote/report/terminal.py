@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from rich import table
 from rich.console import Console, Group, RenderableType
@@ -16,7 +15,9 @@ from torch_promote.report.base import NUMERIC, Code, Content, Kind, Listing, Par
 
 __all__ = ["render", "render_table", "to_text"]
 
-_WIDTH = 100
+_UNLIMITED = 100_000
+#: The width of names and policies up to which other columns are wrapped first.
+_LEAST: dict[Kind, int] = {"name": 30, "policy": 20}
 _STYLES: dict[Kind, str] = {"name": "bold", "dtypes": "cyan"}
 _VERDICT = {True: "bold green", False: "bold red", None: "bold"}
 
@@ -26,15 +27,15 @@ def render(content: Content) -> RenderableType:
     return Group(*_blocks(content))
 
 
-def to_text(content: Content | RenderableType, width: int = _WIDTH) -> str:
+def to_text(content: Content | RenderableType, width: int | None = 100) -> str:
     """Returns a report as plain text.
 
     Args:
         content: The content of the report, or something that rich prints.
-        width: The width of a line, in characters. Longer names are wrapped, and nothing is cut.
+        width: The width of a line, in characters. Longer names are wrapped, and nothing is cut. None: no limit.
     """
     text = io.StringIO()
-    console = Console(file=text, width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console = Console(file=text, width=width or _UNLIMITED, color_system=None, legacy_windows=False)
     console.print(Group(*_blocks(content, plain=True)) if isinstance(content, Content) else content, crop=False)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
@@ -84,20 +85,17 @@ def _table(shown: Table) -> Iterator[RenderableType]:
         return
     yield from _title(shown.title)
     grid = table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for _, name, kind in columns:
+    rows = [[spell(row[index], kind) or "-" for index, _, kind in columns] for row in shown.rows[: shown.most]]
+    for place, (_, name, kind) in enumerate(columns):
         if kind in NUMERIC:
             grid.add_column(Text(name), justify="right", no_wrap=True)
         else:
-            grid.add_column(Text(name), overflow="fold", style=_STYLES.get(kind, ""))
-    for row in shown.rows[: shown.most]:
-        grid.add_row(*_cells(row, columns))
+            least = min(_LEAST.get(kind, 0), max(len(row[place]) for row in rows)) or None
+            grid.add_column(Text(name), overflow="fold", style=_STYLES.get(kind, ""), min_width=least)
+    for row in rows:
+        grid.add_row(*map(Text, row))
     yield grid
     yield from _left_out(len(shown.rows) - shown.most)
-
-
-def _cells(row: Sequence[Any], columns: list[tuple[int, str, Kind]]) -> Iterator[Text]:
-    for index, _, kind in columns:
-        yield Text(spell(row[index], kind) or "-")
 
 
 def _title(title: str) -> Iterator[RenderableType]:

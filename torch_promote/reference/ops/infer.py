@@ -39,7 +39,6 @@ __all__ = [
     "functional_of",
     "infer",
     "is_registered",
-    "rule_name",
     "rule_table",
 ]
 
@@ -238,25 +237,6 @@ def infer(
     if all(written is not None for _, written in call.signature.returns):
         return _written(op, call)
     return NO_RULE
-
-
-def rule_name(op: torch._ops.OpOverload) -> str | None:
-    """Returns the rule that `infer` uses for an op, or None.
-
-    Args:
-        op: An overload.
-
-    Example:
-        >>> rule_name(torch.ops.aten.sort.default), rule_name(torch.ops.aten.add_.Tensor)
-        ('same, int64', 'written')
-    """
-    signature = signature_of(op)
-    entry = rule_table().get(signature.name)
-    if entry is not None:
-        return str(entry)
-    if not _returns_tensors(signature):
-        return "no tensors"
-    return "written" if all(written is not None for _, written in signature.returns) else None
 
 
 def _returns_tensors(signature: Signature) -> bool:

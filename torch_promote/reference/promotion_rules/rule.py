@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
@@ -24,14 +23,11 @@ __all__ = [
     "NONE",
     "NUMBER_TYPES",
     "OperandLike",
-    "Parts",
     "PromotionRule",
     "describe",
     "fits",
     "number_type",
-    "parts_of",
     "read_table",
-    "remedy",
     "words_of_table",
 ]
 
@@ -42,10 +38,8 @@ __all__ = [
 OperandLike = torch.Tensor | Number | torch.dtype | Operand
 """A tensor, a Python number, a dtype (stands for a tensor with dimensions), or a description of an operand."""
 
-#: The types of Python numbers, in ascending order of kind.
+#: The types of Python numbers, in the order of `Kind`.
 NUMBER_TYPES: tuple[type, ...] = (bool, int, float, complex)
-
-_KIND_OF_NUMBER = {bool: Kind.BOOL, int: Kind.INTEGRAL, float: Kind.FLOATING, complex: Kind.COMPLEX}
 
 
 def fits(number: type, dtype: torch.dtype) -> bool:
@@ -59,7 +53,7 @@ def fits(number: type, dtype: torch.dtype) -> bool:
         >>> fits(int, torch.float16), fits(float, torch.int8)
         (True, False)
     """
-    return kind(dtype) is not Kind.OPAQUE and _KIND_OF_NUMBER[number] <= kind(dtype)
+    return kind(dtype) is not Kind.OPAQUE and NUMBER_TYPES.index(number) <= kind(dtype)
 
 
 def number_type(operand: OperandLike) -> type | None:
@@ -129,34 +123,12 @@ def words_of_table(table: str, a: torch.dtype | type, b: torch.dtype, common: to
     return f"A Python {a.__name__} is of a higher kind than {dtype_name(b)}, and the two give {dtype_name(common)}."
 
 
-class Parts(NamedTuple):
-    """Operands by state: the distinct dtypes in order of appearance, and the highest type of number.
+def _by_state(
+    operands: Iterable[OperandLike], zero_dim_is_weak: bool
+) -> tuple[list[torch.dtype], list[torch.dtype], type | None]:
+    """The distinct dtypes of tensors with dimensions, those of 0-dim tensors, and the highest type of number.
 
-    Attributes:
-        dims: The dtypes of the tensors with dimensions, or of all tensors if 0-dim tensors are not weak.
-        zeros: The dtypes of the 0-dim tensors, if they are weak.
-        number: The type of the Python numbers, or None.
-
-    Example:
-        >>> parts_of([torch.ones(3), torch.tensor(1), 2, 2.5], zero_dim_is_weak=True)
-        Parts(dims=(torch.float32,), zeros=(torch.int64,), number=<class 'float'>)
-    """
-
-    dims: tuple[torch.dtype, ...]
-    zeros: tuple[torch.dtype, ...]
-    number: type | None
-
-
-def parts_of(operands: Iterable[OperandLike], zero_dim_is_weak: bool) -> Parts:
-    """Groups operands by state.
-
-    Args:
-        operands: The operands.
-        zero_dim_is_weak: Whether 0-dim tensors are a state of their own.
-
-    Example:
-        >>> parts_of([torch.ones(3), torch.tensor(1)], zero_dim_is_weak=False)
-        Parts(dims=(torch.float32, torch.int64), zeros=(), number=None)
+    If 0-dim tensors are not weak, they count as tensors with dimensions.
     """
     dims: dict[torch.dtype, None] = {}
     zeros: dict[torch.dtype, None] = {}
@@ -170,45 +142,30 @@ def parts_of(operands: Iterable[OperandLike], zero_dim_is_weak: bool) -> Parts:
         else:
             assert isinstance(operand, torch.Tensor | Operand)
             (zeros if zero_dim_is_weak and not operand.shape else dims)[operand.dtype] = None
-    return Parts(tuple(dims), tuple(zeros), max(numbers, key=NUMBER_TYPES.index, default=None))
+    return list(dims), list(zeros), max(numbers, key=NUMBER_TYPES.index, default=None)
 
 
 # --- The cast that an error proposes
 
 
-def remedy(dtype: torch.dtype, other: torch.dtype | type) -> str:
-    """Returns a sentence with a cast that gives two operands the same dtype.
-
-    Args:
-        dtype: The dtype of a tensor.
-        other: The dtype of another tensor, or the type of a Python number.
-
-    Example:
-        >>> remedy(torch.int32, torch.float32)
-        'Write x.to(torch.float32) for the int32 tensor.'
-        >>> remedy(torch.bool, int)
-        'Write x.to(torch.int64) for the bool tensor.'
-    """
+def _remedy(dtype: torch.dtype, other: torch.dtype | type) -> str:
+    """A sentence with a cast that gives a tensor and another operand the same dtype."""
     if other is bool:
         return "Write int(x) for the Python bool."
-    if isinstance(other, type):
-        return _write(_for_number(other, dtype), dtype)
-    target = _meeting(dtype, other)
-    if target is None:
-        return f"Cast one of the two: x.to(torch.{dtype_name(dtype)}) or x.to(torch.{dtype_name(other)})."
-    return _write(target, *(operand for operand in (dtype, other) if operand is not target))
-
-
-def _write(target: torch.dtype, *sources: torch.dtype) -> str:
-    tensors = " and the ".join(f"{dtype_name(source)} tensor" for source in dict.fromkeys(sources))
-    return f"Write x.to(torch.{dtype_name(target)}) for the {tensors}."
-
-
-def _for_number(number: type, dtype: torch.dtype) -> torch.dtype:
+    target, tensors = None, [dtype]
     default = torch.get_default_dtype()
-    if number is complex:
-        return torch.complex128 if dtype is torch.float64 else default_complex(default)
-    return default if number is float else torch.int64
+    if other is complex:
+        target = torch.complex128 if dtype is torch.float64 else default_complex(default)
+    elif isinstance(other, type):
+        target = default if other is float else torch.int64
+    else:
+        target, tensors = _meeting(dtype, other), [dtype, other]
+        if target is None:
+            return f"Cast one of the two: x.to(torch.{dtype_name(dtype)}) or x.to(torch.{dtype_name(other)})."
+    sources = " and the ".join(
+        f"{dtype_name(source)} tensor" for source in dict.fromkeys(tensors) if source is not target
+    )
+    return f"Write x.to(torch.{dtype_name(target)}) for the {sources}."
 
 
 def _meeting(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
@@ -358,19 +315,19 @@ class PromotionRule:
         result = self.of_float(found)
         if result is None:
             words = f"{dtype_name(found)} is not floating, and the rule defines no division for it"
-            raise PromotionRuleError(self.name, map(describe, given), words, remedy(found, float), op)
+            raise PromotionRuleError(self.name, map(describe, given), words, _remedy(found, float), op)
         return result
 
     def _common(self, given: tuple[OperandLike, ...], op: str | None) -> torch.dtype:
         def refused(a: torch.dtype | type, b: torch.dtype) -> PromotionRuleError:
-            return PromotionRuleError(self.name, map(describe, given), self.reason(a, b), remedy(b, a), op)
+            return PromotionRuleError(self.name, map(describe, given), self.reason(a, b), _remedy(b, a), op)
 
         if self.whole is not None:
             try:
                 return self.whole(given)
             except TypeError as error:
                 raise PromotionRuleError(self.name, map(describe, given), *_clauses(str(error)), op) from None
-        dims, zeros, number = parts_of(given, self.zero_dim_is_weak)
+        dims, zeros, number = _by_state(given, self.zero_dim_is_weak)
         strong, weak = (self._of_tensors(dtypes, refused) for dtypes in (dims, zeros))
         if strong is None:
             strong, weak = weak, None

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import pickle
 import re
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,17 +14,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, is_complex, is_floating, kind
+from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_complex, is_floating, kind
 from torch_promote.reference.promotion import TABLE_DTYPES, Operand, PromotionError, result_type
 from torch_promote.reference.promotion_rules import (
     RULE_NAMES,
     PromotionRule,
     PromotionRuleError,
     RuleDefinitionError,
+    make_rule,
     promotion_rule,
 )
 from torch_promote.reference.promotion_rules.jax_rule import joins
 from torch_promote.reference.promotion_rules.rule import CODES, NUMBER_TYPES, read_table
+from torch_promote.reference.promotion_rules.user import PAIR_DTYPES
 
 DEFAULT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ARITHMETIC = tuple(CODES.values())
@@ -70,29 +71,14 @@ def test_the_tables_are_total(name: str, default_dtype: torch.dtype) -> None:
     assert set(itertools.product(NUMBER_TYPES, known)) <= set(rule.numbers)
     assert known <= set(rule.floats)
     assert set(rule.zero_dims) == (set(rule.tensors) if rule.zero_dim_is_weak else set())
+    for dtype in ARITHMETIC:
+        floating = rule.of_float(dtype)
+        assert floating is None or is_floating(floating) or is_complex(floating)
+        for number in NUMBER_TYPES:
+            found = rule.of_number(number, dtype)
+            assert found is None or kind(found) >= max(kind(dtype), NUMBER_TYPES.index(number))
     results = {*rule.tensors.values(), *rule.numbers.values(), *rule.floats.values(), *rule.zero_dims.values()} - {None}
     assert results <= set(ALL_DTYPES)
-
-
-@rules
-@defaults
-def test_what_floats_gives_is_floating_and_stays(name: str, default_dtype: torch.dtype) -> None:
-    rule = promotion_rule(name, default_dtype)
-    for dtype in ARITHMETIC:
-        found = rule.of_float(dtype)
-        assert found is None or is_floating(found) or is_complex(found)
-        assert found is None or rule.of_float(found) is found
-        assert not (is_floating(dtype) or is_complex(dtype)) or found is dtype
-
-
-@rules
-@defaults
-def test_a_weak_number_never_lowers_a_tensor(name: str, default_dtype: torch.dtype) -> None:
-    rule = promotion_rule(name, default_dtype)
-    for number, dtype in itertools.product(NUMBER_TYPES, ARITHMETIC):
-        found = rule.of_number(number, dtype)
-        assert found is None or kind(found) >= kind(dtype)
-        assert found is None or kind(found) >= Kind(NUMBER_TYPES.index(number))
 
 
 @pytest.mark.parametrize("name", [name for name in RULE_NAMES if promotion_rule(name).associative])
@@ -140,39 +126,6 @@ def test_the_torch_rule_is_result_type(operands: list[Any], default_dtype: torch
         assert answer(dataclasses.replace(rule, whole=None), operands) == expected
 
 
-def test_the_torch_rule_is_pytorchs_own_for_every_pair() -> None:
-    rule = promotion_rule("torch")
-    with warnings.catch_warnings():  # complex32 is experimental
-        warnings.simplefilter("ignore")
-        operands: list[Any] = [torch.empty(shape, dtype=dtype) for shape in ((2,), ()) for dtype in ARITHMETIC]
-    operands += [*NUMBERS, 2**63]
-    for a, b in itertools.product(operands, repeat=2):
-        try:
-            expected: Any = torch.result_type(a, b)
-        except RuntimeError:
-            expected = "raises"
-        assert answer(rule, [a, b]) == expected, (a, b)
-
-
-def test_the_strict_rule_refuses_every_mixed_pair_and_nothing_else() -> None:
-    rule = promotion_rule("strict")
-    for a, b in itertools.product(ALL_DTYPES, repeat=2):
-        operands = [Operand(a, (2,)), Operand(b)]
-        if a is b:
-            assert rule.common(operands) is a
-            continue
-        with pytest.raises(PromotionRuleError) as raised:
-            rule.common(operands, "add")
-        words = f'add: the promotion rule "strict" has no common dtype for {dtype_name(a)}[2] and {dtype_name(b)}[]: '
-        assert str(raised.value).startswith(words)
-        assert "x.to(torch." in str(raised.value)
-
-
-def test_the_strict_rule_divides_tensors_of_one_dtype() -> None:
-    for dtype in ARITHMETIC:
-        assert promotion_rule("strict", torch.float64).common([dtype, dtype], floats=True) in (dtype, torch.float64)
-
-
 def follow(remedy: str, operands: list[torch.dtype]) -> list[torch.dtype]:
     """Applies a remedy."""
     either = re.fullmatch(r"Cast one of the two: x\.to\(torch\.(\w+)\) or x\.to\(torch\.(\w+)\)\.", remedy)
@@ -187,55 +140,15 @@ def follow(remedy: str, operands: list[torch.dtype]) -> list[torch.dtype]:
 @pytest.mark.parametrize("name", [name for name in RULE_NAMES if name != "torch"])
 def test_a_remedy_works(name: str) -> None:
     rule = promotion_rule(name)
-    for a, b in itertools.product(ARITHMETIC, ALL_DTYPES):
+    for a, b in itertools.product(ARITHMETIC, (*ALL_DTYPES, *NUMBERS)):
         if answer(rule, [a, b]) == "raises":
             with pytest.raises(PromotionRuleError) as raised:
                 rule.common([a, b])
-            assert answer(rule, follow(raised.value.remedy, [a, b])) != "raises", raised.value
-
-
-@pytest.mark.parametrize(
-    ("pair", "casts"),
-    [
-        (("float8_e5m2", "float16"), ["Write x.to(torch.float16) for the float8_e5m2 tensor."] * 2),
-        (("int8", "int32"), ["Write x.to(torch.int32) for the int8 tensor."] * 2),
-        (
-            ("bfloat16", "float16"),
-            [
-                "Write x.to(torch.float32) for the bfloat16 tensor and the float16 tensor.",
-                "Write x.to(torch.float32) for the float16 tensor and the bfloat16 tensor.",
-            ],
-        ),
-        (
-            ("int64", "uint64"),
-            [
-                "Cast one of the two: x.to(torch.int64) or x.to(torch.uint64).",
-                "Cast one of the two: x.to(torch.uint64) or x.to(torch.int64).",
-            ],
-        ),
-    ],
-)
-def test_a_remedy_widens(pair: tuple[str, str], casts: list[str]) -> None:
-    told = []
-    for names in (pair, pair[::-1]):
-        with pytest.raises(PromotionRuleError) as raised:
-            promotion_rule("strict").common([getattr(torch, name) for name in names])
-        told.append(raised.value.remedy)
-    assert sorted(told) == sorted(casts)
-
-
-@pytest.mark.parametrize("name", [name for name in RULE_NAMES if name != "torch"])
-def test_a_remedy_for_a_number_works(name: str) -> None:
-    rule = promotion_rule(name)
-    for number, dtype in itertools.product(NUMBERS, ARITHMETIC):
-        if answer(rule, [dtype, number]) == "raises":
-            with pytest.raises(PromotionRuleError) as raised:
-                rule.common([dtype, number])
-            if isinstance(number, bool):
+            if b is True:
                 assert raised.value.remedy == "Write int(x) for the Python bool."
-                assert answer(rule, [dtype, int(number)]) != "raises"
-            else:
-                assert answer(rule, [*follow(raised.value.remedy, [dtype]), number]) != "raises", raised.value
+                continue
+            tensors, numbers = ([a, b], []) if isinstance(b, torch.dtype) else ([a], [b])
+            assert answer(rule, [*follow(raised.value.remedy, tensors), *numbers]) != "raises", raised.value
 
 
 @pytest.mark.parametrize(
@@ -261,36 +174,10 @@ def test_an_error_says_why(name: str, operands: tuple[Any, ...], message: str) -
     assert isinstance(raised.value, RuntimeError)  # a TypeError in `x + y` is dropped by PyTorch
 
 
-def test_an_error_of_division_names_the_dtype() -> None:
-    with pytest.raises(PromotionRuleError) as raised:
-        promotion_rule("array_api", torch.float32).common(
-            [torch.ones(2, dtype=torch.int8), 5], "true_divide", floats=True
-        )
-    assert str(raised.value) == (
-        'true_divide: the promotion rule "array_api" has no common dtype for int8[2] and 5 (a Python int): int8 is not '
-        "floating, and the rule defines no division for it. Write x.to(torch.float32) for the int8 tensor."
-    )
-
-
 def test_an_error_can_be_pickled() -> None:
     error = PromotionRuleError("strict", ["int8[2]", "int16[]"], "they differ", "Cast one.", "add")
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), vars(copy)) == (str(error), vars(error))
-
-
-def test_several_numbers_count_as_the_highest_kind_and_alone_as_pytorch_has_them() -> None:
-    for name in RULE_NAMES:
-        rule = promotion_rule(name, torch.float64)
-        assert rule.common([1, 2.5]) is torch.float64
-        assert rule.common([True]) is torch.bool
-        assert rule.common([torch.float32, 1, 2.5]) is torch.float32
-
-
-def test_no_operands_and_no_operand() -> None:
-    with pytest.raises(ValueError, match="common takes at least one operand"):
-        promotion_rule("jax").common([])
-    with pytest.raises(TypeError, match=r"an operand is a tensor, a Python number, .* or an Operand, got 'a'"):
-        promotion_rule("jax").common([torch.int8, "a"])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("rule", ["jaxx", None, 3])
@@ -299,24 +186,136 @@ def test_an_unknown_rule_is_refused(rule: Any) -> None:
         promotion_rule(rule)
 
 
-def test_a_rule_follows_the_default_dtype_that_it_is_asked_for() -> None:
-    rule = promotion_rule("jax", torch.float32)
-    assert promotion_rule(rule, torch.float64).common([torch.int8, 2.5]) is torch.float64
-    assert rule.under(torch.float32) is rule
-    assert promotion_rule("numpy", torch.float16).common([torch.int8, 2.5]) is torch.float64
+# --- make_rule
 
 
-def test_a_lattice_with_a_cycle_is_refused() -> None:
-    with pytest.raises(RuleDefinitionError, match="the lattice has a cycle: a < b < a"):
-        joins({"a": ("b",), "b": ("a",)})
+I8, I32, F16, BF16, F32, F64 = torch.int8, torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+def test_a_table_over_a_rule_changes_its_pairs_and_no_others() -> None:
+    base = promotion_rule("numpy")
+    rule = make_rule("mine", {(I32, F32): F32}, over="numpy")
+    changed = [pair for pair in base.tensors if rule.tensors[pair] is not base.tensors[pair]]
+    assert sorted(map(str, changed)) == sorted(map(str, [(I32, F32), (F32, I32)]))
+    assert (rule.numbers, rule.floats) == (base.numbers, base.floats)
+
+
+def test_numbers_and_floats_can_be_given() -> None:
+    rule = make_rule("mine", {}, numbers={(float, I8): F16}, floats={I8: F16, I32: None})
+    assert rule.common([I8, 2.5]) is F16
+    assert rule.common([I8, I8], floats=True) is F16
+    with pytest.raises(PromotionRuleError, match="int32 is not floating"):
+        rule.common([I32, I32], floats=True)
+
+
+@pytest.mark.parametrize("name", RULE_NAMES)
+def test_a_function_that_asks_a_rule_makes_that_rule(name: str) -> None:
+    base = promotion_rule(name)
+    rule = make_rule("copy", base.of_pair, over=name)
+    assert all(rule.of_pair(*pair) is base.of_pair(*pair) for pair in itertools.product(PAIR_DTYPES, repeat=2))
+    assert (rule.zero_dim_is_weak, rule.zero_dims) == (base.zero_dim_is_weak, base.zero_dims)
+
+
+def test_a_rule_follows_the_default_dtype_of_the_one_under_it() -> None:
+    rule = make_rule("mine", {(I32, F32): F64}, over="torch", default_dtype=F32)
+    assert rule.common([I8, 2.5]) is F32
+    assert rule.under(F64).common([I8, 2.5]) is F64
+    assert rule.under(F64).common([I32, F32]) is F64
+    assert promotion_rule(rule, F64) is rule.under(F64)
+
+
+def test_zero_dim_tensors_are_weak_over_pytorchs_rule() -> None:
+    rule = make_rule("mine", {(I32, F32): F64, (F16, BF16): None}, over="torch")
+    assert rule.common([Operand(I32, (2,)), Operand(F32)]) is F64  # of a higher kind: the table decides
+    assert rule.common([Operand(F32, (2,)), Operand(I32)]) is F32  # of a lower kind: it gives way
+    assert rule.common([Operand(F16, (2,)), Operand(BF16)]) is F16
+    with pytest.raises(PromotionRuleError):
+        rule.common([Operand(F16, (2,)), Operand(BF16, (2,))])
+
+
+def test_a_rule_over_numpys_still_promotes_three_as_numpy_does() -> None:
+    rule = make_rule("mine", {(I32, F16): F32}, over="numpy")
+    assert not rule.associative
+    assert rule.common([torch.int16, torch.uint16, F32]) is F32
+    assert rule.common([I32, F16, F64]) is F64
+
+
+def test_where_the_order_would_decide_three_raise() -> None:
+    rule = make_rule(
+        "mine", {(I8, I32): I32, (I32, F32): F32, (I8, F32): F64, **{(x, F64): F64 for x in (I8, I32, F32)}}
+    )
+    assert not rule.associative
+    assert rule.common([I8, I32]) is I32
+    assert rule.common([I8, F32, F64]) is F64
+    with pytest.raises(PromotionRuleError):
+        rule.common([I8, I32, F32])
+
+
+PAIRS = st.tuples(st.sampled_from(PAIR_DTYPES), st.sampled_from(PAIR_DTYPES))
+
+
+@given(st.dictionaries(PAIRS, st.sampled_from([*PAIR_DTYPES, None]), max_size=4), st.sampled_from(RULE_NAMES))
+@settings(max_examples=60, deadline=None)
+def test_a_table_is_a_rule_or_is_refused(table: dict[Any, Any], over: str) -> None:
+    sound = all((a is not b or answer is a) and table.get((b, a), answer) is answer for (a, b), answer in table.items())
+    try:
+        rule = make_rule("mine", table, over=over)
+    except RuleDefinitionError:
+        assert not sound
+        return
+    assert sound
+    assert all(rule.of_pair(a, b) is rule.of_pair(b, a) for a, b in itertools.product(PAIR_DTYPES, repeat=2))
+    assert all(rule.of_pair(dtype, dtype) is dtype for dtype in PAIR_DTYPES)
+    assert all(rule.of_pair(*pair) is answer for pair, answer in table.items())
+
+
+def test_dtypes_by_name() -> None:
+    by_name: dict[str, Any] = {"numbers": {(float, "int8"): "bf16"}, "floats": {"int8": "float64"}}
+    rule = make_rule("mine", {("int8", "half"): "float32"}, over="torch", **by_name, default_dtype="float64")
+    same = make_rule(
+        "mine", {(I8, F16): F32}, over="torch", numbers={(float, I8): BF16}, floats={I8: F64}, default_dtype=F64
+    )
+    assert rule is same
+    assert rule.common(["float16", "int8"]) is F32
+    assert promotion_rule("torch", "float64") is not None
+    assert make_rule("all", lambda a, b: "float32" if a is not b else a).common([I8, I32]) is F32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": ""}, "the name of a rule is a str that is not empty, got ''."),
+        ({"name": "jax"}, "'jax' is the name of an existing rule. Choose another."),
+        ({"tensors": 3}, "tensors is a mapping of pairs of dtypes to dtypes, or a function of two dtypes, got 3 of"),
+        ({"tensors": {I8: F32}}, "rule 'mine': a key of the table is a pair of dtypes, got torch.int8."),
+        ({"tensors": {(I8, "float23"): F32}}, "rule 'mine': 'float23' is not a dtype."),
+        ({"tensors": {(I8, F32): "float23"}}, "rule 'mine': int8 with float32 is 'float23'. Legal: a torch.dtype, or"),
+        ({"tensors": {(I8, I8): I32}}, "rule 'mine': int8 with itself is int32. It must be int8."),
+        (
+            {"tensors": {(I8, F32): F32, (F32, I8): F64}},
+            "int8 with float32 is float32, but float32 with int8 is float64",
+        ),
+        ({"tensors": lambda a, b: a}, "rule 'mine': bool with uint8 is bool, but uint8 with bool is uint8."),
+        ({"tensors": torch.promote_types}, "Return None for two dtypes without a common dtype."),
+        ({"over": "jacks"}, "no promotion rule is called 'jacks'. Legal: torch, jax, numpy, array_api, strict."),
+        ({"numbers": [1]}, "rule 'mine': numbers is a mapping, or None, got [1] of type list."),
+        ({"numbers": {(str, I8): I8}}, "a key of numbers is bool, int, float or complex with a dtype, got (<class"),
+        ({"numbers": {(float, I8): 4}}, "rule 'mine': a Python float with int8 is 4. Legal: a torch.dtype"),
+        ({"floats": {I8: I32}}, "rule 'mine': the floating dtype of int8 is int32, which is not floating."),
+        ({"default_dtype": "int8"}, "rule 'mine': default_dtype is a floating dtype, got int8."),
+    ],
+    ids=str,
+)
+def test_arguments_that_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuleDefinitionError) as raised:
+        make_rule(**({"name": "mine", "tensors": {}} | arguments))
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("i4 f4\ni4 i4 f4", "one row for each typecode"),
         ("i4 f4\ni4 i4 f4\nf4 f4", "one row for each typecode"),
-        ("i4 f4\nf4 f4 f4\ni4 i4 f4", "one row for each typecode"),
         ("i4 f4\ni4 i4 f4\nf4 f8 f4", "the table has f4 for i4 with f4, but not for f4 with i4"),
         ("i4 f4\ni4 i8 f4\nf4 f4 f4", "the table has i8 for i4 with itself"),
         ("i4 f4\ni4 i4 xx\nf4 xx f4", "no dtype has the typecode xx"),
@@ -325,3 +324,5 @@ def test_a_lattice_with_a_cycle_is_refused() -> None:
 def test_a_faulty_table_is_refused(text: str, message: str) -> None:
     with pytest.raises(RuleDefinitionError, match=message):
         read_table(text)
+    with pytest.raises(RuleDefinitionError, match="the lattice has a cycle: a < b < a"):
+        joins({"a": ("b",), "b": ("a",)})

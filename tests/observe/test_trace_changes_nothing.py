@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
 from torch.nn.modules import module as module_globals
 from torch.utils._pytree import tree_leaves
 

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import json
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.made_up_traces import BF16, START, info, linear, made_up_call, report_of, small_report
+from helpers.made_up_traces import info, linear, made_up_call, report_of, small_report
 from torch_promote.errors import OptionError
-from torch_promote.observe import trace_report as trace_files
 from torch_promote.observe.trace import trace
 from torch_promote.observe.trace_report import TraceReport
 
@@ -72,67 +70,6 @@ def test_the_dict_says_what_it_is_and_is_strict_json(traced: TraceReport) -> Non
     assert len(data["tensors"]) == len({json.dumps(tensor) for tensor in data["tensors"]})
 
 
-def test_json_is_small(traced: TraceReport, tmp_path: Path) -> None:
-    calls = [linear(f"model.layers.{number % 40}.mlp", number, number) for number in range(3000)]
-    assert saved(report_of(*calls), tmp_path, "run.json").stat().st_size < 3000 * 800
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("{", "it is not JSON"),
-        ("[1]", """its "format" is None, not 'torch_promote trace'."""),
-        ('{"format": "something"}', """its "format" is 'something', not 'torch_promote trace'."""),
-        ('{"traceEvents": []}', "it is a trace for Perfetto"),
-        (
-            '{"format": "torch_promote trace", "version": 9}',
-            "its version is 9, and this torch_promote reads version 1.",
-        ),
-        ('{"format": "torch_promote trace", "version": 1}', "it is incomplete or was changed (KeyError: 'calls')"),
-        (
-            '{"format": "torch_promote trace", "version": 1, "calls": 3}',
-            "it is incomplete or was changed (TypeError",
-        ),
-    ],
-)
-def test_a_file_that_is_no_report_is_refused(content: str, complaint: str, tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    file.write_text(content)
-    with pytest.raises(OptionError) as caught:
-        TraceReport.load(file)
-    assert str(caught.value).startswith(f"cannot read the trace {str(file)!r}: {complaint}")
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"run\.json': No such file or directory\. Pass a file that report\.save"):
-        TraceReport.load(tmp_path / "run.json")
-
-
-def test_binary_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(OptionError, match="it is not JSON"):
-        TraceReport.load(tmp_path / "run.json")
-
-
-@pytest.mark.parametrize("name", ["run.txt", "run", "json", "run.json.gz"])
-def test_the_ending_of_a_name_says_the_format(name: str, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"Legal: \.html .*\.json .*\.trace\.json .*\.csv"):
-        small_report().save(tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "complaint"), [("no/run.html", "there is no folder '.*no'. Create it first"), ("x.html", "it is a folder")]
-)
-def test_a_file_that_cannot_be_written_is_refused_before_the_page_is_made(
-    name: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "x.html").mkdir()
-    monkeypatch.setitem(trace_files._MAKERS, ".html", lambda report: pytest.fail("it was made"))
-    with pytest.raises(OptionError, match=complaint):
-        small_report().save(tmp_path / name)
-
-
 @pytest.mark.parametrize("ending", ["html", "json", "csv", "trace.json"])
 def test_a_write_that_fails_leaves_the_old_file(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / f"run.{ending}"
@@ -146,19 +83,6 @@ def test_a_write_that_fails_leaves_the_old_file(ending: str, tmp_path: Path, mon
         small_report().save(file)
     assert file.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == [file.name]
-
-
-def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
-    (tmp_path / "target.json").write_text("old")
-    (tmp_path / "run.json").symlink_to("target.json")
-    small_report().save(tmp_path / "run.json")
-    assert (tmp_path / "run.json").is_symlink()
-    assert TraceReport.load(tmp_path / "target.json").total == small_report().total
-
-
-def test_names_in_capital_letters_and_strings_are_paths_too(tmp_path: Path) -> None:
-    small_report().save(str(tmp_path / "RUN.TRACE.JSON"))
-    assert "traceEvents" in json.loads((tmp_path / "RUN.TRACE.JSON").read_text())
 
 
 def test_csv_has_a_row_for_each_call(traced: TraceReport, tmp_path: Path) -> None:
@@ -188,15 +112,6 @@ def test_csv_has_no_formulas(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["module"] for row in rows if row["op"] == "aten::neg"] == ["'=1+1", "'@SUM(A1)", "'-2", "plain"]
     assert not any(cell.startswith(("=", "+", "@")) for row in rows for cell in row.values())
-
-
-def test_csv_quotes_what_names_contain(tmp_path: Path) -> None:
-    odd = 'a,"b"\nc; d'
-    report = report_of(made_up_call(module=odd, line=f"{odd}:1"))
-    with saved(report, tmp_path, "run.csv").open(newline="", encoding="utf-8") as file:
-        (row,) = csv.DictReader(file)
-    assert (row["module"], row["line"]) == (odd, f"{odd}:1")
-    assert "amax" not in row
 
 
 def test_names_that_are_not_unicode_can_be_written(tmp_path: Path) -> None:
@@ -236,26 +151,6 @@ def test_slices_have_what_a_call_has_and_casts_stand_out(tmp_path: Path) -> None
     assert counts == [33_792, 34_816, 34_848]
 
 
-def test_slices_of_inner_ops_lie_in_those_of_composite_ones(tmp_path: Path) -> None:
-    inner = made_up_call("aten::mm", "", start=START + 100, duration=50)
-    outer = made_up_call("aten::matmul", "", start=START, duration=1000, composite=True)
-    first, second = events(saved(report_of(inner, outer), tmp_path, "run.trace.json"))
-    assert (first["name"], second["name"]) == ("aten::matmul", "aten::mm")
-    assert first["ts"] <= second["ts"]
-    assert second["ts"] + second["dur"] <= first["ts"] + first["dur"]
-
-
-def test_threads_have_tracks_of_their_own(tmp_path: Path) -> None:
-    report = report_of(made_up_call(), made_up_call(thread=12))
-    names = [event["args"]["name"] for event in events(saved(report, tmp_path, "run.trace.json"), "M")]
-    assert names == ["torch_promote trace", "thread 11", "thread 12"]
-
-
-@pytest.mark.parametrize("report", [report_of(), report_of(made_up_call())], ids=["no call", "one call"])
-def test_small_reports_are_traces_too(report: TraceReport, tmp_path: Path) -> None:
-    assert len(events(saved(report, tmp_path, "run.trace.json"))) == len(report.calls)
-
-
 def test_slices_line_up_with_those_of_the_profiler(tmp_path: Path) -> None:
     a = torch.ones(300, 300)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profiler:
@@ -275,16 +170,6 @@ def test_slices_line_up_with_those_of_the_profiler(tmp_path: Path) -> None:
     # The profiler's clock is calibrated; most events are within microseconds. A busy machine delays single ones.
     apart = sorted(abs(one["ts"] - other["ts"]) for one, other in zip(theirs, exps, strict=True))
     assert apart[10] < 1000
-
-
-@pytest.mark.parametrize("stock", [False, True], ids=["ours", "stock"])
-def test_files_of_stock_autocast_are_the_same_but_for_times(stock: bool, tmp_path: Path) -> None:
-    region = torch.autocast("cpu", BF16) if stock else tp.my_autocast("cpu", BF16)
-    with tp.trace() as report, region:
-        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
-    data = json.loads(saved(report, tmp_path, "run.json").read_text())
-    calls = Counter((call["op"], call["policy"], call["said_by"]) for call in data["calls"])
-    assert calls["aten::mm", "lower_precision_fp", "PyTorch's table"] == 1
 
 
 def test_a_call_reads_its_own_dict_again() -> None:

@@ -1,0 +1,248 @@
+"""The report of `trace`: what it says of recorded calls, as text, page and plot."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import expecttest
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.made_up_traces import BF16, F32, cast, info, linear, made_up_call, report_of, small_report
+from torch_promote.observe.events import CallGroup
+from torch_promote.observe.findings import (
+    by_weight,
+    casts_chart,
+    dtypes_chart,
+    exponents_chart,
+    module_tree,
+    repeated_casts,
+    savings,
+    time_in_casts,
+)
+from torch_promote.observe.trace_report import TraceReport
+from torch_promote.report import page
+
+
+class TestText(expecttest.TestCase):
+    def test_of_a_step(self) -> None:
+        self.assertExpectedInline(
+            str(small_report()),
+            """\
+trace: torch 2.13.0, optimizer steps: 1
+Autocast had a policy for 4 of 5 calls. Casts made: 5 (34 KiB), 1 of them repeated.
+
+calls           5 (4 forward, 1 backward)
+results         60 % bfloat16 (40 % float32)
+casts           5 (34 KiB; 1 more reused from a cache)
+repeated casts  1 (1 KiB)
+time in casts   4.2 % (of the calls' time on the host)
+
+Ops
+op          calls  dtypes        casts   bytes  policy
+linear          2  fp32 -> bf16      3  34 KiB  lower_precision_fp
+mse_loss        1  bf16 -> fp32      2    32 B  fp32
+layer_norm      1  fp32 -> fp32      -       -  fp32 (region at train.py:3)
+mm              1  bf16 -> bf16      -       -  -
+
+Casts of the same tensor
+cast          shape     kind        casts  bytes again  at
+fp32 -> bf16  [4, 128]  activation      2        1 KiB  model.py:12
+
+Fewer casts
+change                          casts  bytes  effect
+my_autocast(..., cache="all")       1  1 KiB  These casts of activations would be reused, if the
+                                              earlier cast is in the same region.
+overrides={"mse_loss": "keep"}      2   32 B  The op would run on its uncast arguments, in lower
+                                              precision. Its results would differ.
+
+Not in this report
+  A compiled graph ran 2 times. The calls in it were not seen.""",
+        )
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ([], "No call was recorded."),
+        ([made_up_call()], "Autocast was off or had no policy for all calls (1), which kept their dtypes."),
+        ([linear("", 0, 1)], "Autocast had a policy for 1 of 1 calls. Casts made: 2 (33 KiB), 0 of them repeated."),
+        (
+            [linear("", 0, 1), linear("", 0, 1, 1), made_up_call(error=True, outputs=())],
+            "Autocast had a policy for 2 of 3 calls. Casts made: 4 (66 KiB), 1 of them repeated. Calls that raised: 1.",
+        ),
+    ],
+)
+def test_the_verdict(calls: list[Any], expected: str) -> None:
+    assert report_of(*calls).content().verdict == expected
+
+
+def test_repeated_casts_are_listed_once_for_tensors_that_are_cast_at_the_same_places() -> None:
+    places = [linear(f"{block}.{name}", 0, block, place) for block in (1, 2) for place, name in enumerate("qkv")]
+    (found,) = repeated_casts([*places, linear("other", 0, 3)])
+    assert (found.from_dtype, found.to_dtype, found.shape) == ("float32", "bfloat16", (4, 128))
+    assert (found.tensors, found.made, found.repeated, found.repeated_bytes) == (2, 6, 4, 4096)
+    assert found.places == (("aten::linear", "input", "/code/model.py:12"),)
+    assert found.modules == ("1.q", "1.k", "1.v", "2.q", "2.k", "2.v")
+
+
+def test_a_cache_saves_the_casts_of_its_last_four_activations() -> None:
+    calls = [linear("", 0, tensor) for tensor in (1, 2, 3, 4)]
+    (found,) = savings([*calls, linear("", 0, 1, 1)])
+    assert (found.remedy, found.casts, found.bytes) == ('my_autocast(..., cache="all")', 1, 1024)
+    assert savings([*calls, linear("", 0, 5), linear("", 0, 1, 1)]) == []
+
+
+def test_a_policy_saves_casts_up_to_float32_and_no_others() -> None:
+    up = cast("self", from_dtype=BF16, to_dtype=F32, bytes=16)
+    low = made_up_call("aten::mse_loss", "", inputs=(info("self", BF16),), casts=(up,), policy=tp.CastPolicy.fp32)
+    mixed = dataclasses.replace(low, op="aten::layer_norm", inputs=(info("input", BF16), info("weight")))
+    (found,) = savings([low, mixed, linear("", 0, 1)])
+    assert (found.remedy, found.casts, found.bytes) == ('overrides={"mse_loss": "keep"}', 1, 16)
+
+
+@pytest.mark.parametrize("remedy", ["all", "keep", "persistent"])
+def test_what_is_said_to_save_casts_does(remedy: str) -> None:
+    model = torch.nn.ModuleList(torch.nn.Linear(8, 8).requires_grad_(False) for _ in range(3))
+    x, target = torch.ones(4, 8), torch.ones(4, 8)
+
+    def run(**options: Any) -> TraceReport:
+        with tp.trace(model) as report:
+            for _ in range(2 if remedy == "persistent" else 1):
+                with tp.my_autocast("cpu", **options):
+                    y = sum(layer(x) for layer in model)
+                    torch.nn.functional.mse_loss(y, target.to(BF16))
+        return report
+
+    options: dict[str, Any] = {"overrides": {"mse_loss": "keep"}} if remedy == "keep" else {"cache": remedy}
+    before, after = run(), run(**options)
+    found = next(one for one in savings(before.calls) if f'"{remedy}"' in one.remedy)
+    if remedy == "persistent":  # which also keeps activations within a region
+        assert before.total.casts - after.total.casts >= found.casts > 0
+    else:
+        assert before.total.casts - after.total.casts == found.casts
+        assert before.total.bytes - after.total.bytes == found.bytes
+
+
+def test_time_in_casts_is_a_share_of_the_outermost_calls() -> None:
+    outer = linear("", 0, 1)
+    inner = made_up_call(start=outer.start + 10, duration=5_000)
+    other_thread = made_up_call(start=outer.start + 20, duration=100_000, thread=12)
+    assert time_in_casts(report_of(inner, outer, other_thread)) == pytest.approx(10_000 / 200_000)
+    assert time_in_casts(report_of(inner, outer, max_calls=1)) is None
+
+
+def test_ops_that_return_views_come_last() -> None:
+    x = torch.ones(2, 2)
+    with tp.trace() as report:
+        for _ in range(3):
+            x.view(4).unsqueeze(0).detach().expand(2, 4).t()
+        for op in (torch.sin, torch.cos, torch.exp):
+            op(x)
+        x.to(torch.float64)
+    shown = [group.key for group in by_weight(report.by_op())]
+    assert set(shown[-5:]) == {f"aten::{name}" for name in ("t", "view", "unsqueeze", "detach", "expand")}
+
+
+def test_tables_print_as_tables() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    with tp.trace(model) as report, tp.my_autocast("cpu"):
+        model(torch.ones(1, 2))
+    for table in (report.by_op(), report.by_module(), report.by_line()):
+        assert table == list(table)
+        assert len(str(table).splitlines()) >= len(table) + 1
+        assert table._repr_html_().count("<tr>") == len(table) + 1
+    assert "aten::linear" in str(report.by_op())
+    assert str(TraceReport(1).by_op()) == "no calls"
+
+
+def test_the_tree_has_the_modules_between_and_marks_the_outermost_islands() -> None:
+    norm = made_up_call("aten::native_layer_norm", "", module="a.norms.10")
+    other = dataclasses.replace(norm, module="a.norms.2")
+    tree = module_tree(report_of(norm, other, linear("a.b", 0, 1), made_up_call()).by_module())
+    found = {branch.path: (branch.cells[0], branch.tag, branch.note) for branch in tree.branches}
+    assert list(found) == ["a", "a.b", "a.norms", "a.norms.2", "a.norms.10", ""]
+    assert found["a"] == (3, "", "")
+    assert found["a.norms"] == (2, "float32 island", "no policy")
+    assert found["a.norms.2"] == (1, "", "")
+
+
+def test_an_island_says_which_policy_made_it_and_needs_a_lower_precision_elsewhere() -> None:
+    norm = small_report().calls[0]
+    notes = [branch.note for branch in module_tree(report_of(norm, linear("a", 0, 1)).by_module()).branches]
+    assert "fp32: region at /code/train.py:3" in notes
+    assert not any(branch.tag for branch in module_tree(report_of(norm).by_module()).branches)
+
+
+def test_very_deep_modules_are_left_out_of_the_page() -> None:
+    nodes, left_out = page.nodes_of(module_tree([CallGroup(".".join("m" * 300), calls=1)]))
+    assert (len(nodes), left_out) == (1, 250)
+
+
+def test_histograms_leave_out_views_composite_ops_and_results_without_values() -> None:
+    values = small_report(values=True).calls[-1].values
+    calls = [
+        made_up_call("aten::mm", "", values=values),
+        made_up_call("aten::view", "", values=values),
+        made_up_call("aten::add_", "Tensor", values=values),
+        made_up_call("aten::linear", "", composite=True, values=values),
+        made_up_call("aten::empty", "memory_format", values=values),
+        made_up_call("nobody::knows", "", values=values),
+        made_up_call("aten::arange", "", values=(dataclasses.replace(values[0], count=0, exponents=()),)),
+    ]
+    found = exponents_chart(calls)
+    assert found is not None
+    assert [series.name for series in found.series] == ["aten::add_.Tensor", "aten::mm", "nobody::knows"]
+    assert found.series[0].note == "5 % overflow, 25 % become 0, 20 % subnormal"
+    assert exponents_chart([made_up_call()]) is None
+
+
+def test_charts_have_the_calls_and_the_bytes() -> None:
+    report = small_report()
+    dtypes = dtypes_chart(report)
+    assert {series.name: sum(series.y) for series in dtypes.series} == {"float32": 2, "bfloat16": 3}
+    assert [name for name, _, _ in dtypes.spans] == ["forward", "backward"]
+    bytes_of = casts_chart(report.by_module())
+    made = [sum(parts) for parts in zip(*(series.y for series in bytes_of.series), strict=True)]
+    assert dict(zip(bytes_of.labels, made, strict=True)) == {
+        "blocks.0.query": 33_792,
+        "blocks.0.key": 1024,
+        "(outside of modules)": 32,
+    }
+    assert len(report.plot().axes) == 2
+
+
+def test_the_page_of_a_traced_step_is_small_and_survives_a_file(tmp_path: Path) -> None:
+    model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    with tp.trace(model, values=True) as report:
+        with tp.my_autocast("cpu", overrides={"gelu": "fp32"}):
+            loss = torch.nn.functional.mse_loss(model(torch.ones(2, 4, 16)), torch.ones(2, 4, 16))
+        loss.backward()
+    source = page.render(report.content())
+    assert len(source) < 600_000
+    for part in (
+        "self_attn",
+        "aten::linear",
+        "No call used these overrides",
+        "Ranges of results",
+        "Where casts are made",
+    ):
+        assert part in source
+    report.save(tmp_path / "run.json")
+    assert page.render(TraceReport.load(tmp_path / "run.json").content()) == source
+
+
+def test_the_page_stays_small_however_much_ran() -> None:
+    calls = [made_up_call(f"lib::op{n}", "", module=f"a.b{n}", line=f"/a/long/path/{n}.py:{n}") for n in range(2000)]
+    assert len(page.render(report_of(*calls, max_calls=2000).content())) < 2_000_000
+
+
+def test_a_wheel_has_the_files_of_the_pages() -> None:
+    root = Path(__file__).parents[2]
+    data = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    files = {path.name for path in (root / "torch_promote" / "report").glob("*.*") if path.suffix != ".py"}
+    assert set(data["torch_promote.report"]) == files

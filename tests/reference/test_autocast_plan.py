@@ -1,0 +1,458 @@
+"""The autocast plan, carried out by hand, runs the same ops in the same dtypes as a region."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import torch_promote as tp
+from helpers.autocast_plans import Autocast, check_call, check_row, overriding, watched
+from helpers.casts import casts_made
+from helpers.override_effects import Policy, carry_out, full_name
+from helpers.rows import LOWER_DTYPES, ROWS, calls, listed, tensors_of
+from helpers.side_by_side import Bound
+from torch_promote.parity.row_samples import FLOAT32, MIXED, MIXED_LOWER_FIRST
+from torch_promote.policy.legality import legal_policies
+from torch_promote.policy.op_table import CastPolicy, Row
+from torch_promote.reference.autocast import AutocastPlan, AutocastState, DeviceAutocast, autocast_plan
+
+aten = torch.ops.aten
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+ON_CPU = [row for row in ROWS if listed(row, "cpu")]
+ON_CUDA = [row for row in ROWS if listed(row, "cuda")]
+
+KINDS = {"ours": tp.my_autocast, "stock": tp.stock_autocast}
+#: What makes the region, and its autocast dtype. The everyday run has each dtype and each kind of region once.
+EVERYDAY = (("ours", torch.float16), ("stock", torch.bfloat16))
+each_region = pytest.mark.parametrize(
+    ("autocast", "lower"),
+    [
+        pytest.param(make, lower, id=f"{kind}-{lower}", marks=[] if (kind, lower) in EVERYDAY else pytest.mark.slow)
+        for (kind, make), lower in itertools.product(KINDS.items(), LOWER_DTYPES)
+    ],
+)
+
+
+@pytest.mark.parametrize("row", ON_CPU, ids=lambda row: row.name)
+@each_region
+def test_cpu_row(row: Row, lower: torch.dtype, autocast: Autocast) -> None:
+    check_row(row, "cpu", lower, autocast, fake=False)
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+@pytest.mark.parametrize("row", ON_CUDA, ids=lambda row: row.name)
+@each_region
+def test_cuda_row(row: Row, lower: torch.dtype, autocast: Autocast) -> None:
+    with tensors_of(fake=True):
+        check_row(row, "cuda", lower, autocast, fake=True)
+
+
+CPU = AutocastState.region("cpu")
+CUDA = AutocastState.region("cuda")
+
+
+def casts(op: Any, *args: Any, state: AutocastState = CPU, **kwargs: Any) -> list[str]:
+    return [str(cast) for cast in autocast_plan(op, args, kwargs, state).casts]
+
+
+def ones(dtype: torch.dtype = F32, *shape: int, device: str = "cpu") -> torch.Tensor:
+    return torch.ones(shape or (2, 2), dtype=dtype, device=device)
+
+
+def test_promote_joins_lists_without_order() -> None:
+    assert casts(aten.cat.default, [ones(F16), ones(F16)]) == []
+    assert casts(aten.cat.default, [ones(F16), ones(BF16)]) == [
+        "tensors[0]: float16 -> float32",
+        "tensors[1]: bfloat16 -> float32",
+    ]
+    assert casts(aten.cat.default, [ones(F64), ones(BF16), ones(torch.int64)]) == []
+    assert casts(aten.cat.default, [ones(), ones(BF16), ones(F64)]) == ["tensors[1]: bfloat16 -> float32"]
+
+
+def test_only_weights_are_cacheable() -> None:
+    def cacheable(weight: torch.Tensor, state: AutocastState = CPU) -> bool:
+        return autocast_plan(aten.mm.default, (weight, ones(BF16)), {}, state).casts[0].cacheable
+
+    weight = torch.nn.Parameter(ones())
+    assert cacheable(weight)
+    assert not cacheable(weight.t())
+    assert not cacheable(weight.detach())
+    assert not cacheable(weight * 1)
+    assert not cacheable(torch.nn.Parameter(ones(F16)))
+    assert not cacheable(weight, AutocastState.region("cpu", cache_enabled=False))
+    with torch.inference_mode():
+        assert not cacheable(torch.nn.Parameter(ones()))
+
+
+def test_dtype_arguments() -> None:
+    with FakeTensorMode():
+        half, double = ones(F16, device="cuda"), ones(F64, device="cuda")
+        plan = autocast_plan(aten.softmax.int, (half, 0), {}, CUDA)
+        assert (plan.casts, dict(plan.dtype_arguments)) == ((), {"dtype": F32})
+        assert not autocast_plan(aten.softmax.int, (half, 0), {"dtype": F16}, CUDA).dtype_arguments
+        assert not autocast_plan(aten.softmax.int, (double, 0), {}, CUDA).dtype_arguments
+        plan = autocast_plan(aten.norm.Scalar, (half, 2), {}, CUDA)
+        assert (plan.runs, dict(plan.dtype_arguments)) == ("aten::norm.ScalarOpt_dtype", {"dtype": F32})
+        plan = autocast_plan(aten.norm.ScalarOpt_dim, (double, 2, [0]), {}, CUDA)
+        assert (plan.runs, dict(plan.dtype_arguments)) == ("aten::norm.ScalarOpt_dim_dtype", {"dtype": F64})
+
+
+LOWER = torch.bfloat16
+BOTH = [tp.my_autocast, tp.stock_autocast]
+NAMES = ["ours", "stock"]
+
+
+def inference(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return tensor.clone()
+
+
+#: What stands in an argument's place.
+CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "number": lambda tensor: 2.5,
+    "nothing": lambda tensor: None,
+    "0-dim": lambda tensor: tensor.detach().flatten()[0].clone().requires_grad_(tensor.requires_grad),
+    # Of a tensor of its own: what shares its data with others is cast at every use.
+    "view": lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad).view(tensor.shape),
+    "frozen": lambda tensor: tensor.detach().clone(),
+    "no leaf": lambda tensor: tensor * 1,
+    "inference": inference,
+    # oneDNN has no tensors without elements or dimensions.
+    "mkldnn": lambda tensor: torch.ones(2, 2).to_mkldnn(),
+    "sparse": lambda tensor: tensor.detach().to_sparse(),
+    "meta": lambda tensor: tensor.detach().to("meta"),
+    **{
+        str(dtype): lambda tensor, dtype=dtype: tensor.detach().to(dtype)
+        for dtype in (torch.complex64, torch.float8_e4m3fn, torch.float64, torch.int64, torch.float16, torch.bool)
+    },
+}
+
+
+def changed(bound: Bound, kind: str) -> Iterator[Bound]:
+    """Yields the call with each tensor changed in turn, list elements too."""
+    op, args, kwargs = bound
+    for place, value in enumerate(args):
+        if isinstance(value, torch.Tensor):
+            yield op, (*args[:place], CHANGES[kind](value), *args[place + 1 :]), kwargs
+        elif isinstance(value, list | tuple) and kind not in ("number", "nothing"):
+            for index, x in enumerate(value):
+                if isinstance(x, torch.Tensor):
+                    elements = [*value[:index], CHANGES[kind](x), *value[index + 1 :]]
+                    yield op, (*args[:place], elements, *args[place + 1 :]), kwargs
+
+
+#: Of tensors made in inference mode, stock keeps casts: test_what_stock_keeps_and_ours_does_not.
+KINDS = [(kind, tp.my_autocast) for kind in CHANGES] + [
+    (kind, tp.stock_autocast) for kind in CHANGES if kind != "inference"
+]
+
+
+@pytest.mark.parametrize(("kind", "autocast"), KINDS)
+def test_arguments_of_every_kind(kind: str, autocast: Autocast) -> None:
+    bounds = [
+        (f"{label}, {kind}", other)
+        for row in ROWS
+        if listed(row, "cpu")
+        for label, bound in calls(row, MIXED, LOWER, "cpu")
+        for other in changed(bound, kind)
+    ]
+    planned = [check_call(label, bound, "cpu", LOWER, autocast) for label, bound in bounds]
+    assert len(planned) > 100
+    assert sum(bool(plan.casts) for plan in planned) > 20
+
+
+@pytest.mark.parametrize("autocast", BOTH, ids=NAMES)
+def test_tensors_of_mkldnn_have_a_policy_only_beside_others(autocast: Autocast) -> None:
+    own, dense = torch.ones(2, 2).to_mkldnn(), torch.ones(2, 2)
+    alone, beside = ((aten.mm.default, pair, {}) for pair in ((own, own), (dense, own)))
+    assert check_call("alone", alone, "cpu", LOWER, autocast) == AutocastPlan(None, None, (), "aten::mm")
+    assert len(check_call("beside", beside, "cpu", LOWER, autocast).casts) == 2
+
+
+def plan_of(*args: Any, op: Any = aten.mm.default, state: AutocastState | None = None) -> AutocastPlan:
+    return autocast_plan(op, args, {}, state or AutocastState.region("cpu"))
+
+
+WEIGHT, OTHER = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2, 2))
+HELD = replace(AutocastState.region("cpu"), cached=((WEIGHT, LOWER),))
+MORE = replace(AutocastState.region("cpu"), keeps_more=True)
+SERVED: list[tuple[str, AutocastPlan, list[bool]]] = [
+    ("the same weight twice", plan_of(WEIGHT, WEIGHT), [False, True]),
+    ("two weights", plan_of(WEIGHT, OTHER), [False, False]),
+    ("a frozen tensor twice", plan_of(WEIGHT.detach(), WEIGHT.detach()), [False, False]),
+    ("held", plan_of(OTHER, WEIGHT, state=HELD), [False, True]),
+    ("held in another dtype", plan_of(WEIGHT, OTHER, state=replace(HELD, cached=((WEIGHT, torch.half),))), [False] * 2),
+    ("no cache", plan_of(WEIGHT, WEIGHT, state=replace(HELD, cache_enabled=False)), [False, False]),
+    ("inference mode", plan_of(WEIGHT, WEIGHT, state=replace(HELD, inference_mode=True)), [False, False]),
+    ("inference mode, beyond stock", plan_of(WEIGHT, WEIGHT, state=replace(MORE, inference_mode=True)), [False, True]),
+    ("a list", plan_of([WEIGHT, OTHER, WEIGHT], op=aten.linalg_multi_dot.default), []),
+]
+
+
+@pytest.mark.parametrize(("what", "plan", "served"), SERVED, ids=[what for what, _, _ in SERVED])
+def test_what_is_served(what: str, plan: AutocastPlan, served: list[bool]) -> None:
+    assert [cast.served for cast in plan.casts] == served
+
+
+PERSISTENT = functools.partial(tp.my_autocast, cache="persistent")
+
+
+@pytest.mark.parametrize("autocast", [*BOTH, PERSISTENT], ids=[*NAMES, "persistent"])
+def test_served_casts_are_not_made(autocast: Autocast) -> None:
+    """In real regions, a call makes exactly the casts of its plan that the cache does not have."""
+
+    def products(weight: torch.nn.Parameter, other: torch.Tensor) -> Iterator[tuple[tuple[Any, Any], ...]]:
+        yield ((weight, weight),)
+        yield (weight, other), (other, weight), (weight, weight)
+        yield (weight.t(), weight), (weight.t(), weight)
+        yield (other, other), (other, other)
+
+    for cache_enabled in (True,) if autocast is PERSISTENT else (True, False):
+        state = AutocastState.region("cpu", cache_enabled=cache_enabled)
+        state = replace(state, keeps_more=autocast is PERSISTENT)
+        for pairs in products(torch.nn.Parameter(torch.ones(2, 2)), torch.ones(2, 2)):
+            planned, cached = 0, []
+            for pair in pairs:
+                plan = plan_of(*pair, state=replace(state, cached=tuple(cached)))
+                planned += sum(not cast.served for cast in plan.casts)
+                by_name = dict(zip(("self", "mat2"), pair, strict=True))
+                cached += [(by_name[cast.argument], cast.to) for cast in plan.casts if cast.cacheable]
+
+            def program(region: Autocast, pairs: Any = pairs, cache_enabled: bool = cache_enabled) -> None:
+                tp.clear_cache()  # of casts that the last program stored
+                with region("cpu", cache_enabled=cache_enabled):
+                    for pair in pairs:
+                        torch.mm(*pair)
+
+            assert casts_made(program, autocast) == planned
+
+
+@pytest.mark.parametrize("policy", [torch.float64, torch.float16, CastPolicy.promote], ids=str)
+def test_a_cast_to_another_dtype_is_kept_too(policy: CastPolicy | torch.dtype) -> None:
+    """Stock keeps only casts to the autocast dtype, and has no policy that casts a weight to another one."""
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    bound = (aten.mm.default, (weight, weight), {})
+    plan = check_call("mm", bound, "cpu", LOWER, tp.my_autocast, overrides={"aten::mm": policy})
+    assert [cast.served for cast in plan.casts] == ([] if policy is CastPolicy.promote else [False, True])
+
+
+ON_TWO_DEVICES: dict[str, tuple[Any, int]] = {
+    "mm": (aten.mm.default, 2),
+    "bmm": (aten.bmm.default, 2),
+    "addmm": (aten.addmm.default, 3),
+    "baddbmm": (aten.baddbmm.default, 3),
+    "linear": (aten.linear.default, 3),
+    "conv2d": (aten.conv2d.default, 3),
+    "prelu": (aten.prelu.default, 2),
+    "addcmul": (aten.addcmul.default, 3),
+    "atan2": (aten.atan2.default, 2),
+    "mse_loss": (aten.mse_loss.default, 2),
+    "smooth_l1_loss": (aten.smooth_l1_loss.default, 2),
+    "binary_cross_entropy": (aten.binary_cross_entropy.default, 3),
+    "pow": (aten.pow.Tensor_Tensor, 2),
+    "cat": (aten.cat.default, -3),
+    "stack": (aten.stack.default, -3),
+    "index_put": (aten.index_put.default, 0),
+}
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+@pytest.mark.parametrize("policy", [None, CastPolicy.keep, CastPolicy.promote, CastPolicy.fp32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ON_TWO_DEVICES)
+def test_calls_of_two_devices(name: str, policy: CastPolicy | torch.dtype | None) -> None:
+    op, count = ON_TWO_DEVICES[name]
+    row = op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
+    overrides = {} if policy is None else {row: policy}
+    state = replace(AutocastState.region("cuda", overrides=overrides), devices=both_on())
+    seen = set()
+    for devices in itertools.product(("cpu", "cuda"), repeat=abs(count) or 2):
+        for dtypes in itertools.product((torch.float32, torch.float16), repeat=len(devices)):
+            with FakeTensorMode():
+                tensors = [torch.empty(2, 2, dtype=t, device=d) for t, d in zip(dtypes, devices, strict=True)]
+                args: tuple[Any, ...] = tuple(tensors)
+                if count < 0:
+                    args = (tensors,)
+                elif count == 0:
+                    args = (tensors[0], [torch.empty(2, dtype=torch.int64, device=devices[0])], tensors[1])
+                plan = autocast_plan(op, args, {}, state)
+                region = tp.my_autocast(["cuda", "cpu"], overrides=overrides)
+                real, error = watched(functools.partial(op, *args), region, fake=True)
+                if plan.error is not None:
+                    assert (real, error is not None) == ([], True)
+                    continue
+                hand, by_hand_error = watched(
+                    functools.partial(carry_out, plan, (op, args, {}), {}),
+                    tp.my_autocast(["cuda", "cpu"], enabled=False),
+                    fake=True,
+                )
+                assert (real, error) == (hand, by_hand_error), (name, devices, dtypes, plan)
+                seen.add((plan.device, plan.then and plan.then.device))
+    if policy is not None:
+        assert seen == {("cpu", None), ("cuda", None), ("cuda", "cpu")}
+
+
+def both_on() -> dict[str, DeviceAutocast]:
+    return {"cpu": DeviceAutocast(True, torch.bfloat16), "cuda": DeviceAutocast(True, torch.float16)}
+
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def policies(row: Row) -> Iterator[CastPolicy | torch.dtype]:
+    yield from legal_policies(row)
+    yield from DTYPES
+
+
+def check(row: Row, device: str, *, fake: bool) -> None:
+    for kind in (FLOAT32, MIXED_LOWER_FIRST):
+        for label, bound in calls(row, kind, LOWER, device, fake=fake):
+            for policy in policies(row):
+                what, overrides = f"{label}, {policy}", {row.name: policy}
+                if policy is CastPolicy.fallthrough:
+                    check_fallthrough(what, bound, device, fake=fake)
+                    continue
+                plan = check_call(what, bound, device, LOWER, tp.my_autocast, fake=fake, overrides=overrides)
+                assert (plan.policy, plan.device) == (policy, device), what
+
+
+def check_fallthrough(what: str, bound: Bound, device: str, *, fake: bool) -> None:
+    """The op is not cast, but the ops that a composite calls are."""
+    op, args, kwargs = bound
+    overrides = {full_name(op): CastPolicy.fallthrough}
+    plan = autocast_plan(op, args, kwargs, AutocastState.region(device, LOWER, overrides=overrides))
+    assert plan == AutocastPlan(None, None, (), full_name(op)), what
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(full_name(op), "CompositeImplicitAutograd")
+    kernel = functools.partial(op._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd) if composite else op
+    called = functools.partial(kernel, *args, **kwargs)
+    real = watched(lambda: op(*args, **kwargs), overriding(tp.my_autocast, device, LOWER, overrides), fake=fake)
+    around = overriding(tp.my_autocast, device, LOWER, overrides if composite else {}, enabled=composite)
+    alone = watched(called, around, fake=fake)
+    assert real == alone, what
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_cpu_row_under_every_legal_policy(row: Row) -> None:
+    check(row, "cpu", fake=False)
+
+
+# tests/dispatch/test_override_effects.py makes these calls every day, but once each: no cast is served.
+@pytest.mark.slow
+@pytest.mark.usefixtures("pretend_cuda")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_cuda_row_under_every_legal_policy(row: Row) -> None:
+    with tensors_of(fake=True):
+        check(row, "cuda", fake=True)
+
+
+def casts_under(op: Any, policy: Policy, *args: Any, **kwargs: Any) -> list[str]:
+    state = AutocastState.region("cpu", overrides={full_name(op): policy})
+    return [str(cast).removeprefix("torch.") for cast in autocast_plan(op, args, kwargs, state).casts]
+
+
+@pytest.fixture(autouse=True)
+def library() -> Iterator[Any]:
+    with torch.library._scoped_library("plan_any", "FRAGMENT") as made:
+        made.define("all(Tensor a, Tensor? b, Tensor[] c, Tensor?[] d, (Tensor, Tensor?) e, Dict(str, Tensor) f) -> ()")
+        made.define("into(Tensor x, *, Tensor(a!)[] out, Tensor(b!)? other=None) -> ()")
+        made.define("twice(Tensor x) -> Tensor")
+        made.impl("twice", lambda x: x + x, "CompositeExplicitAutograd")
+        made.define("first_of((Tensor, Tensor) pair, Dict(str, Tensor) named) -> Tensor")
+        made.impl("first_of", lambda pair, named: pair[0] + 0, "CompositeExplicitAutograd")
+        yield made
+
+
+def test_every_tensor_in_any_argument_is_cast_in_the_schemas_order() -> None:
+    args = (
+        ones(),
+        ones(),
+        [ones(), ones(F64)],
+        [None, ones()],
+        (ones(), ones(F16)),
+        {"k": ones(), "i": ones(torch.int8)},
+    )
+    found = casts_under(torch.ops.plan_any.all.default, CastPolicy.lower_precision_fp, *args)
+    paths = ["a", "b", "c[0]", "d[1]", "e[0]", "e[1]", "f[k]"]
+    assert [cast.partition(":")[0] for cast in found] == paths
+    assert {cast.partition(" -> ")[2] for cast in found} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(("at", "wanted"), [("a", F32), ("b", F16), ("c", F32), ("d", F16), ("e", F32), ("f", F32)])
+def test_promote_asks_all_but_optional_tensors(at: str, wanted: torch.dtype) -> None:
+    h, f = ones(F16), {at: ones(F32)}
+    args = (f.get("a", h), f.get("b"), [f.get("c", h)], [f.get("d")], (f.get("e", h), None), {"k": f.get("f", h)})
+    found = casts_under(torch.ops.plan_any.all.default, CastPolicy.promote, *args)
+    assert {cast.partition(" -> ")[2] for cast in found} == {str(wanted).removeprefix("torch.")}
+
+
+def test_the_list_of_optional_tensors_of_a_row_is_left_alone() -> None:
+    args = ones(F16), [ones()], ones(F16)
+    assert casts_under(aten.index_put.default, CastPolicy.lower_precision_fp, *args) == [
+        "self: float16 -> bfloat16",
+        "values: float16 -> bfloat16",
+    ]
+
+
+def test_match_self_casts_doubles_and_leaves_numbers_and_what_is_not_floating() -> None:
+    policy = CastPolicy.match_self
+    assert casts_under(aten.add_.Tensor, policy, ones(F16), ones(F64)) == ["other: float64 -> float16"]
+    assert casts_under(aten.add_.Tensor, policy, ones(F64), ones(F16)) == ["other: float16 -> float64"]
+    assert casts_under(aten.add_.Tensor, policy, ones(F16), 0.1) == []
+    for dtype in (torch.int64, torch.complex64, F16):
+        assert casts_under(aten.add_.Tensor, policy, ones(F16), ones(dtype)) == []
+    for dtype in (torch.int64, torch.bool, torch.complex64):
+        assert casts_under(aten.add_.Tensor, policy, ones(dtype), ones(F16)) == []
+    assert casts_under(aten.mm.out, policy, ones(), ones(F64), out=ones(F16)) == [
+        "self: float32 -> float16",
+        "mat2: float64 -> float16",
+    ]
+
+
+def test_the_first_tensor_that_is_written_decides_and_none_is_cast() -> None:
+    into = torch.ops.plan_any.into.default
+    out, other = [ones(F16), ones()], ones(F64)
+    assert casts_under(into, CastPolicy.match_self, ones(), out=out, other=other) == ["x: float32 -> float16"]
+    assert casts_under(into, CastPolicy.match_self, ones(), out=[], other=other) == ["x: float32 -> float64"]
+    assert casts_under(into, CastPolicy.match_self, ones(), out=[]) == []
+    assert casts_under(into, CastPolicy.fp32, ones(F16), out=out) == ["x: float16 -> float32"]
+
+
+def test_a_cast_of_a_weight_that_is_matched_is_kept() -> None:
+    weight = torch.nn.Parameter(ones())
+    assert casts_under(aten.addmm_.default, CastPolicy.match_self, ones(BF16), weight, weight) == [
+        "mat1: float32 -> bfloat16, cached",
+        "mat2: float32 -> bfloat16, from the cache",
+    ]
+
+
+def test_an_override_for_one_device_type_says_nothing_about_the_other() -> None:
+    overrides: dict[str, Any] = {"aten::mm": {"cpu": CastPolicy.fp32}, "aten::relu": {"cuda": F64}}
+    state = AutocastState(both_on(), overrides=overrides)
+    with FakeTensorMode():
+        for device, mm, relu in (("cpu", CastPolicy.fp32, None), ("cuda", CastPolicy.lower_precision_fp, F64)):
+            x = ones(device=device)
+            assert autocast_plan(aten.mm.default, (x, x), {}, state).policy == mm
+            assert autocast_plan(aten.relu.default, (x,), {}, state).policy == relu
+
+
+def test_an_override_stands_in_for_stocks_kernel_on_its_device_alone(library: Any) -> None:
+    library.impl("twice", lambda x: x.half(), "AutocastCPU")
+    twice = torch.ops.plan_any.twice.default
+    for policy, dtype in ((CastPolicy.fp32, F32), (F64, F64), (CastPolicy.keep, BF16), (CastPolicy.fallthrough, BF16)):
+        plan = autocast_plan(
+            twice, (ones(BF16),), {}, AutocastState.region("cpu", overrides={full_name(twice): policy})
+        )
+        assert not plan.left_to_stock
+        with tp.my_autocast("cpu", overrides={twice: policy}):
+            assert twice(ones(BF16)).dtype == dtype == carry_out(plan, (twice, (ones(BF16),), {})).dtype
+        with tp.my_autocast("cpu"):
+            assert twice(ones(BF16)).dtype == F16, "stock's kernel, where ours has no say"
+    on_cuda: dict[str, Any] = {full_name(twice): {"cuda": CastPolicy.fp32}}
+    assert autocast_plan(twice, (ones(),), {}, AutocastState.region("cpu", overrides=on_cuda)).left_to_stock
