@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,8 @@ import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.probes import leaves_no_trace, message_of
 from torch_promote import _C, CastPolicy
+from torch_promote.extension import RegionSpec
+from torch_promote.regions.region import Region
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 aten = torch.ops.aten
@@ -177,3 +182,200 @@ def test_regions_of_stock_inside_see_the_overrides(enabled: bool) -> None:
             assert dtypes() == (FP32, FP16)
         with tp.my_autocast("cpu", enabled=False), torch.autocast("cpu", FP16):
             assert dtypes() == (FP32, FP16)
+
+
+@pytest.fixture
+def fake_cuda() -> Callable[..., torch.Tensor]:
+    def make(dtype: torch.dtype = FP32, shape: tuple[int, ...] = (2, 2)) -> torch.Tensor:
+        with torch._subclasses.FakeTensorMode():
+            return torch.empty(shape, device="cuda", dtype=dtype)
+
+    return make
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+@pytest.mark.parametrize("devices", ["cpu", "cuda", ["cpu", "cuda"]], ids=str)
+def test_an_override_holds_on_each_device_type_that_is_on(devices: Any, fake_cuda: Callable[..., torch.Tensor]) -> None:
+    on_cuda = fake_cuda()
+    with tp.my_autocast(devices, FP16, overrides={"mm": "fp32", "exp": "fp16"}):
+        cpu_on, cuda_on = "cpu" in devices, "cuda" in devices
+        x = torch.ones(2, 2)
+        assert torch.mm(x, x).dtype == FP32
+        assert torch.exp(x).dtype == (FP16 if cpu_on else FP32)
+        assert torch.mm(on_cuda, on_cuda).dtype == FP32
+        assert torch.exp(on_cuda).dtype == (FP16 if cuda_on else FP32)
+
+
+MIXED_CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "pow(cuda, cpu)": torch.pow,
+    "pow(cpu, cuda)": lambda cuda, cpu: torch.pow(cpu, cuda),
+    "addcmul": lambda cuda, cpu: torch.addcmul(cuda, cuda, cpu),
+    "addcdiv": lambda cuda, cpu: torch.addcdiv(cuda, cpu, cuda),
+    "atan2": torch.atan2,
+    "mul": torch.mul,
+    "mse_loss": lambda cuda, cpu: aten.mse_loss(cuda, cpu),
+    "where": lambda cuda, cpu: torch.where(cuda > cpu, cuda, cpu),
+    "stack": lambda cuda, cpu: torch.stack([cuda, cpu]),
+    "mm": lambda cuda, cpu: torch.mm(cuda, cpu),
+}
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    try:
+        result = call()
+    except Exception as error:
+        return type(error)
+    return result.dtype, result.device.type, tuple(result.shape)
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+@pytest.mark.parametrize("call", MIXED_CALLS.values(), ids=MIXED_CALLS)
+@pytest.mark.parametrize("cuda_dtype", [FP32, FP16, FP64], ids=str)
+@pytest.mark.parametrize("cpu_dtype", [FP32, FP16, FP64, torch.int64], ids=str)
+def test_calls_with_tensors_of_both_devices_are_as_under_both_of_stocks_regions(
+    call: Callable[..., Any], cuda_dtype: torch.dtype, cpu_dtype: torch.dtype
+) -> None:
+    with torch._subclasses.FakeTensorMode():
+        cuda = torch.empty(2, 2, device="cuda", dtype=cuda_dtype)
+        cpu = torch.empty((), dtype=cpu_dtype)
+        with tp.stock_autocast("cpu", FP16), tp.stock_autocast("cuda", FP16):
+            stock = outcome(partial(call, cuda, cpu))
+        with tp.my_autocast(["cpu", "cuda"], FP16):
+            assert outcome(partial(call, cuda, cpu)) == stock
+        with tp.my_autocast("cpu", FP16), tp.my_autocast("cuda", FP16):
+            assert outcome(partial(call, cuda, cpu)) == stock
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+@pytest.mark.parametrize("policy", ["fp16", "fp32", FP64, "keep"], ids=str)
+def test_an_override_of_a_call_with_tensors_of_both_devices(policy: Any) -> None:
+    wanted = {"fp16": FP16, "keep": FP16, "fp32": FP32, FP64: FP64}[policy]
+    with torch._subclasses.FakeTensorMode():
+        cuda, cpu = torch.empty(2, 2, device="cuda", dtype=FP16), torch.empty(())
+        with tp.my_autocast(["cpu", "cuda"], FP16, overrides={"pow": policy}):
+            assert torch.pow(cuda, cpu).dtype == wanted
+            assert torch.pow(cpu, cuda).dtype == wanted
+
+
+BANNED_LOSS = (
+    "aten::binary_cross_entropy is banned under autocast on cuda: its results are unsafe there. A sigmoid in half "
+    "precision saturates before the loss takes its logarithm. Use binary_cross_entropy_with_logits (BCEWithLogitsLoss) "
+    "on the sigmoid's input instead. To run it anyway, use a nested `my_autocast(enabled=False)` and inputs of the "
+    "dtype you want, or give the op another policy in this region's overrides."
+)
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+@pytest.mark.parametrize("dtype", [FP32, FP64], ids=str)
+def test_the_ban_that_stock_has_on_cuda(dtype: torch.dtype, fake_cuda: Callable[..., torch.Tensor]) -> None:
+    x = fake_cuda(dtype)
+    with tp.stock_autocast("cuda"), pytest.raises(RuntimeError):
+        aten.binary_cross_entropy(x, x)
+    with tp.my_autocast("cuda"), pytest.raises(RuntimeError) as error:
+        aten.binary_cross_entropy(x, x)
+    assert message_of(error) == BANNED_LOSS
+    with tp.my_autocast("cuda", overrides={"binary_cross_entropy": "fp32"}):
+        assert aten.binary_cross_entropy(x, x).dtype == dtype
+
+
+def three_dtypes() -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    """What mm, exp (a row of CUDA alone) and neg (no row) give for float16 under the CPU's autocast of bfloat16."""
+    x = torch.ones(2, 2, dtype=FP16)
+    return torch.mm(x, x).dtype, torch.exp(x).dtype, torch.neg(x).dtype
+
+
+STOCK = (BF16, FP16, FP16)
+
+
+def test_a_policy_takes_the_place_of_the_one_around() -> None:
+    with tp.my_autocast("cpu", overrides={"mm": "float64", "neg": "float64"}):
+        assert three_dtypes() == (FP64, FP16, FP64)
+        with tp.my_autocast("cpu", policy="cuda"):
+            assert three_dtypes() == (BF16, FP32, FP16)
+            with tp.my_autocast("cpu", overrides={"neg": "fp32"}):
+                assert three_dtypes() == (BF16, FP32, FP32)
+                with tp.my_autocast("cpu", policy="stock"):
+                    assert three_dtypes() == STOCK
+                    assert _C.policy_is_stock()
+                assert three_dtypes() == (BF16, FP32, FP32)
+            assert three_dtypes() == (BF16, FP32, FP16)
+        assert three_dtypes() == (FP64, FP16, FP64)
+    with tp.my_autocast("cpu"):
+        assert three_dtypes() == STOCK
+
+
+def test_overrides_come_on_top_of_the_policy() -> None:
+    with tp.my_autocast("cpu", policy="cuda", overrides={"exp": "float64"}):
+        assert three_dtypes() == (BF16, FP64, FP16)
+
+
+def test_a_compiled_function_under_each_policy_of_another_op() -> None:
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        return torch.neg(x)
+
+    x = torch.ones(2, dtype=FP16, requires_grad=True)
+    expected = {None: FP16, "fp32": FP32, "float64": FP64, "fp16": BF16, "keep": FP16, "fallthrough": FP16}
+    for _ in range(2):
+        for policy, dtype in expected.items():
+            with tp.my_autocast("cpu", overrides=None if policy is None else {"neg": policy}):
+                result = compiled(x)
+            assert result.dtype is dtype
+            result.sum().backward()
+            assert x.grad is not None
+            assert x.grad.dtype is FP16
+        with torch.autocast("cpu"):
+            assert compiled(x).dtype is FP16
+
+
+def test_a_region_inside_a_compiled_function() -> None:
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        with tp.my_autocast("cpu", policy="cuda", overrides={"neg": "float64"}):
+            return torch.neg(torch.exp(x))
+
+    assert compiled(torch.ones(2, dtype=FP16)).dtype is FP64
+
+
+def test_an_op_that_is_defined_anew_keeps_its_kernel() -> None:
+    def define() -> torch.library.Library:
+        library = torch.library.Library("torch_promote_test_again", "DEF")
+        library.define("op(Tensor x) -> Tensor")
+        library.impl("op", lambda x: x.clone(), "CompositeExplicitAutograd")
+        return library
+
+    x = torch.ones(2)
+    for _ in range(2):
+        library = define()
+        with tp.my_autocast("cpu", overrides={"torch_promote_test_again::op": "float64"}):
+            assert torch.ops.torch_promote_test_again.op(x).dtype is FP64
+        library._destroy()
+
+
+def test_more_policies_than_fingerprints_tell_apart() -> None:
+    """Some of them have the same 25-bit hash; the second one then gets another."""
+    rows = range(len(_C.OP_ENTRY_NAMES))
+    changes = (
+        [(row, 0, 5), (other, 0, 5), (third, 1, 8)] for row in rows for other in rows[::7] for third in rows[::20]
+    )
+    seen: dict[tuple[torch.dtype, ...], str] = {}
+    held: list[_C.HeldChange] = []
+    slots = ("privateuseone", "ipu", "maia", "hpu", "mtia")
+    for _, change in zip(range(30000), changes, strict=False):
+        held.append(_C.register_change(change, False))
+        with Region(RegionSpec(policy_change=held[-1].number).pack()):
+            digits = tuple(torch.get_autocast_dtype(slot) for slot in slots)
+            policy = str(_C.current_policy())
+        assert seen.setdefault(digits, policy) == policy
+
+
+def test_a_file_in_a_compiled_function(tmp_path: Path) -> None:
+    path = str(tmp_path / "mine.toml")
+    tp.Policy.stock().override({"neg.default": "float64"}).save(path)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        with tp.my_autocast("cpu", policy=path):
+            return torch.neg(x)
+
+    assert compiled(torch.ones(2, dtype=FP16)).dtype is FP64
