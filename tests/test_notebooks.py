@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.made_up_comparisons import small_comparison
+from helpers.made_up_comparisons import small_comparison, small_tuning
 from helpers.made_up_traces import small_report
-from helpers.made_up_tunings import small_tuning
 from torch_promote.checking.report import CrosscheckReport, Mismatch
 from torch_promote.numerics.find_nonfinite import NonfiniteReport
 from torch_promote.reference.promotion_rules import RULE_NAMES, promotion_rule

@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, crosscheck
     from torch_promote.checking.why import why
     from torch_promote.numerics.compare import compare
-    from torch_promote.numerics.comparing.comparison import Comparison
+    from torch_promote.numerics.comparison import Comparison
     from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
     from torch_promote.numerics.tune import tune
-    from torch_promote.numerics.tuning.tuning import Tuning
+    from torch_promote.numerics.tuning import Tuning
     from torch_promote.observe.trace import trace
     from torch_promote.observe.trace_report import TraceReport
     from torch_promote.reference.promotion_rules import make_rule
@@ -143,9 +143,9 @@ _LAZY = {
     "NonfiniteReport": "torch_promote.numerics.find_nonfinite",
     "trace": "torch_promote.observe.trace",
     "compare": "torch_promote.numerics.compare",
-    "Comparison": "torch_promote.numerics.comparing.comparison",
+    "Comparison": "torch_promote.numerics.comparison",
     "tune": "torch_promote.numerics.tune",
-    "Tuning": "torch_promote.numerics.tuning.tuning",
+    "Tuning": "torch_promote.numerics.tuning",
     "TraceReport": "torch_promote.observe.trace_report",
     **dict.fromkeys(
         ("install", "installed", "installed_as", "stock_autocast", "uninstall"),

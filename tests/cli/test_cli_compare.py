@@ -11,7 +11,7 @@ from helpers.command_line import Capture, error_of, terminal_of_80_columns
 from helpers.program_defaults import as_it_was
 from helpers.targets import GOOD, MAKE, target_file
 from torch_promote.cli.program import main
-from torch_promote.numerics.comparing.comparison import Comparison
+from torch_promote.numerics.comparison import Comparison
 
 __all__ = ["as_it_was", "target_file", "terminal_of_80_columns"]  # fixtures
 
@@ -43,14 +43,14 @@ def test_json_has_stdout_to_itself(target_file: Path, capsys: Capture) -> None:
 def test_results_that_are_not_finite_exit_with_1(target_file: Path, capsys: Capture) -> None:
     assert main(["compare", TARGET]) == 1
     out, err = capsys.readouterr()
-    assert "elements infinite or NaN" in out
+    assert "The candidate's loss is nan" in out
     assert err == "torch-promote: loss is not finite, and the reference's is.\n"
 
 
 def test_the_policies_are_those_that_were_named(target_file: Path, capsys: Capture) -> None:
     Path("mine.toml").write_text('format = 1\n[all]\nmul = "fp32"\n')
     assert main(["compare", TARGET, "--candidate", "mine.toml"]) == 0
-    assert "stock with 2 changes against fp32" in capsys.readouterr().out
+    assert "comparison of a changed policy with fp32" in capsys.readouterr().out
     assert main(["compare", TARGET, "--candidate", "off", "--reference", "off"]) == 0
     assert "No op has an error, and the results are identical" in capsys.readouterr().out
 

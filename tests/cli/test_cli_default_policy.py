@@ -16,7 +16,6 @@ from helpers.subprocesses import environment
 from torch_promote.checking.report import CrosscheckReport
 from torch_promote.cli import parity_report
 from torch_promote.cli.terminal import render
-from torch_promote.parity.report import Report
 from torch_promote.regions.defaults import spell_default_policy
 
 __all__ = ["as_it_was", "terminal_of_80_columns", "wide"]  # fixtures
@@ -57,14 +56,6 @@ def test_parity(wide: None, cuda: None) -> None:
     assert report.to_dict()["default_policy"] == CUDA
     tp.set_default_policy(None)
     assert "default policy" not in render(parity_report.draw(parity_report_of("good")))
-
-
-def test_parity_reads_reports_of_older_releases() -> None:
-    import json
-
-    data = parity_report_of("good").to_dict()
-    del data["default_policy"]
-    assert Report.from_json(json.dumps(data), "old.json").about["default_policy"] == ""
 
 
 def test_crosscheck(cuda: None) -> None:

@@ -10,7 +10,6 @@ import torch
 
 import torch_promote as tp
 from torch_promote.cli.progress import progress
-from torch_promote.numerics.step_runs import show_progress
 
 
 class Terminal(io.StringIO):
@@ -35,21 +34,6 @@ def test_bench_and_parity(kind: str, quiet: bool, monkeypatch: pytest.MonkeyPatc
         step("two")
     assert ("2/2" in stderr.getvalue()) == stderr.isatty()
     assert bool(stderr.getvalue()) == stderr.isatty()
-
-
-def test_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`bench --json` needs no rich. Functions of the package show nothing."""
-    monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.setattr("torch_promote.cli.progress._SECONDS_BETWEEN_LINES", 0.0)
-    stderr = replace_stderr("terminal", monkeypatch)
-    with progress("bench", 2, quiet=False) as step:
-        step("one")
-    assert stderr.getvalue().startswith("bench: 1 of 2, one, ")
-    stderr = replace_stderr("terminal", monkeypatch)
-    with show_progress("tune", 2, wanted=True) as show:
-        show(1, "one")
-    assert stderr.getvalue() == ""
 
 
 @pytest.mark.parametrize("what", ["compare", "tune"])

@@ -12,7 +12,7 @@ from helpers.command_line import Capture, error_of, terminal_of_80_columns
 from helpers.program_defaults import as_it_was
 from helpers.targets import GOOD, target_file
 from torch_promote.cli.program import main
-from torch_promote.numerics.tuning.tuning import Tuning
+from torch_promote.numerics.tuning import Tuning
 
 __all__ = ["as_it_was", "target_file", "terminal_of_80_columns"]  # fixtures
 
@@ -25,7 +25,7 @@ def test_it_saves_the_policy_that_it_found(target_file: Path, capsys: Capture) -
     assert main([*ASK, *files]) == 0
     out, err = capsys.readouterr()
     tuning = Tuning.load("run.json")
-    assert out.replace("a step\n", "") == f"{tuning}\n"
+    assert out.replace("a step\n", "").split() == str(tuning).split()
     assert err == "torch-promote: wrote mine.toml, run.html, run.json\n"
     assert dict(tuning.overrides) == {"aten::mul": "fp32"}
     assert tp.Policy.load("mine.toml") == tuning.policy
@@ -69,17 +69,17 @@ def test_a_tolerance_that_float32_does_not_meet(target_file: Path, capsys: Captu
 def test_held_out_batches_that_fail_exit_with_1(
     target_file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from helpers.made_up_tunings import gpt_tuning
+    from helpers.made_up_comparisons import gpt_tuning
 
     monkeypatch.setattr("torch_promote.cli.tune.tune", lambda step, **options: gpt_tuning())
     assert main([*ASK, "-o", "mine.toml"]) == 1
-    assert "fail in the compiled step: loss 0.02, allowed 0.01" in " ".join(capsys.readouterr().out.split())
+    assert "met in the search, but not in the compiled step" in " ".join(capsys.readouterr().out.split())
     assert tp.Policy.load("mine.toml") == gpt_tuning().policy
 
 
 def test_ctrl_c_reports_what_is_known(target_file: Path, capsys: Capture) -> None:
     assert main(["tune", "train.py:interrupted", *ASK[2:], "-o", "mine.toml"]) == 130
-    assert "\nInterrupted: " in capsys.readouterr().out
+    assert "\nInterrupted. " in capsys.readouterr().out
     assert Path("mine.toml").exists()
 
 

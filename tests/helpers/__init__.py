@@ -73,7 +73,6 @@ Commands and checks
     stand_in_runner: a parity runner with made-up entries, importable by worker processes.
     parity_reports: reports of those entries.
     planted_bugs: bugs for the tests of parity to plant.
-    plugin_runs: runs pytest with the plugin on a test file with a mismatch.
     traced_programs: training steps of small models, and of samples of PyTorch's op database, to trace.
     traced_fsdp: a step of FSDP2 under a trace.
     counting_mode: a TorchDispatchMode that counts calls, in addition to a trace.
@@ -86,5 +85,4 @@ Commands and checks
     targets: files with functions that return a model and a step.
     made_up_comparisons: comparisons of made-up sites, for the tests of texts, pages and files.
     made_up_tunings: results of made-up searches, likewise.
-    crosscheck_state: whether the cross-check's observer is on in this thread.
 """

@@ -1,15 +1,15 @@
-"""Comparisons of made-up sites, whose numbers are the same every time."""
+"""Made-up comparisons and tunings, whose numbers are the same every time."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from torch_promote.numerics.comparing.comparison import Comparison, GradientError, Metric
-from torch_promote.numerics.comparing.site import Site
+from torch_promote.numerics.comparison import Comparison, GradientError, Metric, Site
+from torch_promote.numerics.tuning import Candidate, Certificate, Trial, Tuning
 from torch_promote.policy.policy import Policy
 
-__all__ = ["comparison_of", "gpt_comparison", "made_up_site", "small_comparison"]
+__all__ = ["comparison_of", "gpt_comparison", "gpt_tuning", "made_up_site", "small_comparison", "small_tuning"]
 
 
 def made_up_site(op: str = "aten::linear", module: str = "", **others: Any) -> Site:
@@ -92,33 +92,112 @@ def small_comparison(**others: Any) -> Comparison:
 def gpt_comparison(blocks: int = 60) -> Comparison:
     """A large comparison: twelve sites in each block of a transformer."""
     ops = {
-        "ln_1": ("aten::layer_norm",),
-        "attn.qkv": ("aten::linear",),
-        "attn": ("aten::matmul", "aten::softmax", "aten::div", "aten::masked_fill"),
-        "attn.proj": ("aten::linear",),
-        "ln_2": ("aten::layer_norm",),
-        "mlp.up": ("aten::linear",),
-        "mlp": ("aten::gelu",),
-        "mlp.down": ("aten::linear",),
-        "": ("aten::add",),
+        "attn": ("linear", "matmul", "softmax", "div", "masked_fill", "linear.1"),
+        "mlp": ("layer_norm", "linear", "gelu", "dropout", "mul", "add"),
     }
     sites, modules = [], [""]
     for block in range(blocks):
         for place, (name, called) in enumerate(ops.items()):
-            path = f"transformer.h.{block}.{name}".rstrip(".")
+            path = f"transformer.h.{block}.{name}"
             modules.append(path)
             for number, op in enumerate(called):
                 size = 10.0 ** -(1 + (block * 7 + place * 5 + number * 3) % 23 / 4)
-                sites.append(
-                    made_up_site(
-                        op,
-                        path,
-                        line=f"/a/long/path/to/some/project/model.py:{20 + place * 4 + number}",
-                        local=size,
-                        accumulated=size * (1 + block / 10),
-                        impact=size * size,
-                        nonfinite=3 if (block, op) == (2, "aten::softmax") else 0,
-                    )
-                )
+                sites.append(made_up_site(f"aten::{op}", path, local=size, accumulated=2 * size, impact=size * size))
     sites.sort(key=lambda site: -(site.impact or 0.0))
     return comparison_of(*sites, modules=modules)
+
+
+def small_tuning(**others: Any) -> Tuning:
+    """A search over three ops, of which one needs float32."""
+    softmax, linear, loss = "aten::softmax", "aten::linear", "aten::mse_loss"
+    all_three = (softmax, linear, loss)
+    trials = [
+        Trial((), {"loss": 1.2e-3}, False, "gate", predicted=2.5e-3, seconds=0.25),
+        Trial(all_three, {"loss": 0.0}, True, "gate", predicted=0.0, seconds=0.5),
+        Trial((softmax,), {"loss": 2e-5}, True, "prefix", predicted=1e-5, seconds=0.3),
+        Trial((linear,), {"loss": math.inf}, False, "shrink", predicted=2.4e-3, seconds=0.25),
+        Trial((loss,), {}, False, "shrink", error="RuntimeError: no such kernel"),
+        Trial((softmax,), {"loss": 4e-5}, True, "held out", seconds=0.3),
+    ]
+    known: dict[str, Any] = {
+        "policy": Policy.stock().override({"softmax.int": "fp32"}),
+        "overrides": {softmax: "fp32"},
+        "found": (softmax,),
+        "met": True,
+        "level": "op",
+        "direction": "accuracy",
+        "tolerance": {"loss": 1e-3},
+        "errors": {"loss": 2e-5},
+        "certificate": Certificate(
+            "minimum",
+            "It is a minimum: the only smaller set of overrides was run and failed.",
+            held_out={"loss": 4e-5},
+        ),
+        "trials": trials,
+        "noise_floor": {"loss": 0.0},
+        "candidates": [
+            Candidate(softmax, softmax, "", 2.5e-3, True, 2),
+            Candidate(linear, linear, "", 1e-5, calls=1),
+            Candidate(loss, loss, "", 0.0, calls=1),
+        ],
+        "predicted_against_measured": [
+            (trial.overrides, trial.predicted, trial.errors["loss"])
+            for trial in trials[:4]
+            if trial.predicted is not None
+        ],
+        "comparison": small_comparison(gradients=[]),
+        "budget": 60,
+        "runs": 9,
+        "notes": ["Held-out batches were drawn with other random numbers."],
+        **others,
+    }
+    return Tuning(**known)
+
+
+def gpt_tuning(**others: Any) -> Tuning:
+    """A search over the sites of a model of 60 blocks, with 60 trials, two metrics and violations."""
+    comparison = gpt_comparison()
+    candidates = [
+        Candidate(f"{site.module}: {site.op}", site.op, site.module, site.impact or 0.0, bool(site.nonfinite), 1)
+        for site in comparison.sites
+    ]
+    names = tuple(one.name for one in candidates)
+    trials = []
+    for number in range(60):
+        chosen = names[: len(names) >> (number % 10)] if number % 3 else names[number : number * 2]
+        error = 0.5 / (1 + len(chosen)) * (1 + number % 7)
+        trials.append(
+            Trial(
+                chosen,
+                {"loss": error, "accuracy": error / 3},
+                error < 0.01,
+                ("prefix", "shrink", "certify")[number % 3],
+                predicted=error * (0.3 + number % 5),
+                seconds=1.5,
+            )
+        )
+    table = {"transformer.h.*.attn": {"aten::softmax": "fp32"}, "transformer.h.3.mlp.up": {"aten::linear": "fp32"}}
+    known: dict[str, Any] = {
+        "policy": Policy.stock().override_modules(table),
+        "overrides": table,
+        "found": names[:180],
+        "level": "site",
+        "tolerance": {"loss": 0.01, "accuracy": 0.05},
+        "errors": {"loss": 0.004, "accuracy": 0.002},
+        "certificate": Certificate(
+            "1-minimal",
+            "It is 1-minimal: without any one of the 61 overrides it fails.",
+            violations=("float32 for softmax passed, and float32 for softmax, div failed",),
+            held_out={"loss": 0.006, "accuracy": 0.003},
+            compiled={"loss": 0.02, "accuracy": 0.004},
+        ),
+        "met": False,
+        "trials": trials,
+        "noise_floor": {"loss": 1e-9, "accuracy": 0.0},
+        "candidates": candidates,
+        "predicted_against_measured": [(one.overrides, one.predicted or 0.0, one.errors["loss"]) for one in trials],
+        "comparison": comparison,
+        "runs": 60,
+        **others,
+    }
+    return small_tuning(**known)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import torch_promote as tp
-from torch_promote.numerics.comparing.site import Site
+from torch_promote.numerics.comparison import Site
 
 __all__ = ["INPUTS", "Cancels", "Overflows", "by_place", "chain", "half", "ranks_agree", "step_of"]
 

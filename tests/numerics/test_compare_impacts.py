@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.planted_sites import INPUTS, Cancels, by_place, chain, half, ranks_agree, step_of
-from torch_promote.numerics.comparing.site import Site
+from torch_promote.numerics.comparison import Site
 from torch_promote.numerics.impacts import Impacts
 from torch_promote.numerics.step_runs import StepRuns
 

@@ -209,7 +209,7 @@ def test_policies_of_modules_are_no_candidates(level: Any) -> None:
     tuning = tp.tune(step, model=model, tolerance=0.1, level=level, progress=False)
     assert tuning.met
     assert not any("gelu" in one.name for one in tuning.candidates)
-    assert any("aten::gelu in 1: set_module_policy has given '1' a policy" in note for note in tuning.notes)
+    assert any("aten::gelu: set_module_policy has given '1' a policy" in note for note in tuning.notes)
 
 
 def test_a_step_that_raises_where_the_loss_is_not_finite_is_tuned() -> None:

@@ -1,61 +1,66 @@
-"""StepRuns calls a step and restores all state after each run, also after errors."""
+"""`StepRuns`: calls of a step under policies, errors and interrupts in it, its results and their distance."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
 import torch_promote as tp
 from helpers.nothing_left import nothing_left_behind
-from helpers.step_products import BFLOAT16, FLOAT16, FLOAT32, OFF, STOCK, X, dtype_of, product
 from torch_promote.errors import OptionError, RegionError, StepError
-from torch_promote.numerics.step_runs import StepRuns
+from torch_promote.numerics.step_runs import StepRuns, current_policy, distance, distances, named_tensors, read_result
 
 __all__ = ["nothing_left_behind"]  # a fixture
+
+OFF, STOCK = tp.Policy.named("off"), tp.Policy.stock()
+BFLOAT16, FLOAT32, FLOAT16 = torch.bfloat16, torch.float32, torch.float16
+X, MODEL = torch.ones(2, 2), nn.Linear(2, 2)
+
+
+def product() -> torch.Tensor:
+    with tp.my_autocast("cpu"):
+        return X @ X
+
+
+def stock_product() -> torch.Tensor:
+    with torch.autocast("cpu"):
+        return X @ X
+
+
+def dtypes_of(runs: StepRuns, policy: tp.Policy, **options: Any) -> list[torch.dtype]:
+    """The dtypes of a step's results under a policy."""
+    [result] = runs.run(policy, **options)
+    return [tensor.dtype for tensor in result.values()]
 
 
 # --- calls of the step
 
 
-def test_batches_and_their_numbers() -> None:
-    seen: list[Any] = []
-
-    def numbered(number: int) -> float:
-        seen.append(number)
-        return float(number)
-
-    with StepRuns(numbered, None, batches=3) as runs:
+def test_batches() -> None:
+    with StepRuns(lambda number: float(number), MODEL, batches=3) as runs:
         assert [result["loss"].item() for result in runs.run(STOCK)] == [0, 1, 2]
-        assert [result["loss"].item() for result in runs.run(STOCK, held_out=True)] == [3, 4, 5]
-    assert seen == [0, 1, 2, 3, 4, 5]
-
-
-def test_batches_that_are_random() -> None:
-    def step() -> torch.Tensor:
-        return torch.rand(4)
-
-    with StepRuns(step, None, batches=2) as runs:
+        assert [result["loss"].item() for result in runs.run(STOCK, held_out=1)] == [3, 4, 5]
+    with StepRuns(lambda: torch.rand(4), MODEL, batches=2) as runs:
         first, again, other, other_again = (
-            runs.run(STOCK, held_out=held_out) for held_out in (False, False, True, True)
+            [result["output"].tolist() for result in runs.run(STOCK, held_out=held_out)] for held_out in (0, 0, 1, 1)
         )
-    for number in range(2):
-        assert torch.equal(first[number]["output"], again[number]["output"])
-        assert torch.equal(other[number]["output"], other_again[number]["output"])
-        assert not torch.equal(first[number]["output"], other[number]["output"])
-    assert not torch.equal(first[0]["output"], first[1]["output"])
+    assert first == again
+    assert other == other_again
+    assert len({str(output) for output in [*first, *other]}) == 4
 
 
 class Numbered:
     def __call__(self, number: int) -> int:
-        return number
-
-    def method(self, number: int) -> int:
         return number
 
     @classmethod
@@ -67,19 +72,17 @@ class Numbered:
     ("step", "takes_number"),
     [
         (Numbered(), True),
-        (Numbered().method, True),
+        (Numbered().__call__, True),
         (Numbered.of_class, False),
         (functools.partial(lambda a, b: a + b, 1), True),
         (functools.partial(lambda a, b: a + b, 1, b=2), False),
         (lambda number=3: number, False),
-        (lambda *numbers: 1, False),
-        (lambda **names: 1, False),
-        (float, False),
+        (lambda *numbers, **names: 1, False),
         (int, False),  # has no signature
     ],
 )
 def test_whether_the_step_takes_a_number(step: Any, takes_number: bool) -> None:
-    with StepRuns(step, None) as runs:
+    with StepRuns(step, MODEL) as runs:
         assert runs.takes_number is takes_number
         runs.run(STOCK)
 
@@ -89,14 +92,11 @@ def test_whether_the_step_takes_a_number(step: Any, takes_number: bool) -> None:
     [
         ({"step": 5}, "step must be a function that runs a step and returns its loss, got 5"),
         ({"step": X}, "returns its loss, got a Tensor. Pass the function itself."),
-        (
-            {"restore": 5},
-            "restore must be a tuple or list of objects that the step changes, got int. For one object, write restore=",
-        ),
+        ({"restore": 5}, "restore must be a tuple or list of objects that the step changes, got int. For one object"),
         ({"restore": X}, "got Tensor"),
         ({"step": lambda a, b: 1}, "but this one needs a, b. Bind its arguments, with functools.partial or a lambda"),
         ({"step": lambda *, a: 1}, "but this one needs a. Bind"),
-        ({"model": "a model"}, "model must be an nn.Module, got 'a model'"),
+        ({"model": None}, "model must be the nn.Module that the step runs, got None"),
         ({"batches": 0}, r"batches \(the number of times a run calls step\) must be 1 or more, got 0"),
         ({"batches": True}, "1 or more, got True"),
         ({"dtype": torch.float32}, "dtype must be torch.float16, torch.bfloat16 or None"),
@@ -104,34 +104,18 @@ def test_whether_the_step_takes_a_number(step: Any, takes_number: bool) -> None:
 )
 def test_invalid_arguments(arguments: Any, text: str) -> None:
     with pytest.raises(OptionError, match=text):
-        StepRuns(**{"step": product, "model": None, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("step", "text"),
-    [
-        (lambda: None, "step() returned NoneType, in which there is no tensor or number to compare"),
-        (lambda: {"name": "text"}, "step() returned dict, in which"),
-        (lambda: (yield), "step() returned generator, in which"),
-    ],
-)
-def test_a_step_that_returns_nothing_to_compare(step: Any, text: str) -> None:
-    with StepRuns(step, None) as runs, pytest.raises(StepError) as error:
-        runs.run(STOCK)
-    assert text in str(error.value)
+        StepRuns(**{"step": product, "model": MODEL, **arguments})
 
 
 def test_an_iterator_that_ends() -> None:
-    batches = iter([torch.ones(1), torch.ones(1)])
-    with StepRuns(lambda: next(batches), None) as runs:
-        assert runs.iterators == ["batches"]
-        for _ in range(2):
-            runs.run(STOCK)
+    batches = iter([torch.ones(1)])
+    with StepRuns(lambda: next(batches), MODEL) as runs:
+        runs.run(STOCK)
         with pytest.raises(StepError, match=r"the end of an iterator \(batches\), which does not restart.*step\(i\)"):
             runs.run(STOCK)
 
 
-def test_on_result_and_around() -> None:
+def test_the_block_around_a_run() -> None:
     seen: list[Any] = []
     result = torch.ones(2)
 
@@ -142,7 +126,7 @@ def test_on_result_and_around() -> None:
         def __exit__(self, *error: object) -> None:
             seen.append("end")
 
-    with StepRuns(lambda: result, None, dtype=FLOAT16) as runs:
+    with StepRuns(lambda: result, MODEL, dtype=FLOAT16) as runs:
         [found] = runs.run(STOCK, around=Around(), on_result=lambda number, one: seen.append((number, one is result)))
     assert seen == [FLOAT16, (0, True), "end"]
     assert found["output"].data_ptr() != result.data_ptr()
@@ -152,10 +136,10 @@ def test_on_result_and_around() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_a_step_that_raises_in_the_middle(error: type[BaseException]) -> None:
+def test_a_step_that_raises(error: type[BaseException]) -> None:
     model = nn.Linear(2, 2)
     optimizer, fails = torch.optim.AdamW(model.parameters()), [True]
-    weight = model.weight.detach().clone()
+    weight, random = model.weight.detach().clone(), torch.get_rng_state()
 
     def step() -> torch.Tensor:
         with torch.autocast("cpu"):
@@ -166,51 +150,39 @@ def test_a_step_that_raises_in_the_middle(error: type[BaseException]) -> None:
                 raise error
         return loss
 
-    random = torch.get_rng_state()
     with StepRuns(step, model) as runs:
         with pytest.raises(error):
             runs.run(STOCK)
         assert torch.equal(model.weight, weight)
-        assert model.weight.grad is None
-        assert not optimizer.state
-        assert tp.default_policy() is None
+        assert (model.weight.grad, dict(optimizer.state), tp.default_policy()) == (None, {}, None)
         fails[0] = False
         runs.run(STOCK)
-    assert torch.equal(model.weight, weight)
-    assert torch.equal(torch.get_rng_state(), random)
-
     fails[0] = True
     with pytest.raises(error), StepRuns(step, model) as runs:
         runs.run(STOCK)
     assert torch.equal(model.weight, weight)
-
-
-def test_a_step_that_leaves_a_region_open() -> None:
-    regions = []
-
-    def step() -> torch.Tensor:
-        regions.append(tp.my_autocast("cpu"))
-        regions[-1].__enter__()
-        return X @ X
-
-    with StepRuns(step, None) as runs:
-        with pytest.raises(StepError, match=r"has left a region open\. Open regions with `with`"):
-            runs.run(STOCK)
-        regions.pop().__exit__(None, None, None)
+    assert torch.equal(torch.get_rng_state(), random)
 
 
 @pytest.mark.parametrize("region", [tp.my_autocast, tp.stock_autocast])
-def test_inside_of_a_region(region: Callable[[str], Any]) -> None:
-    runs = StepRuns(product, None)
-    with (
-        region("cpu"),
-        pytest.raises(RegionError, match="cannot begin inside of an open region: the step's"),
-    ):
+def test_open_regions(region: Callable[[str], Any]) -> None:
+    runs = StepRuns(product, MODEL)
+    with region("cpu"), pytest.raises(RegionError, match="cannot begin inside of an open region: the step's"):
         runs.__enter__()
     with runs:
         with region("cpu"), pytest.raises(RegionError, match="cannot run inside of an open region"):
             runs.run(STOCK)
-        assert dtype_of(runs, OFF) is FLOAT32
+        assert dtypes_of(runs, OFF) == [FLOAT32]
+    left = tp.my_autocast("cpu")
+
+    def step() -> torch.Tensor:
+        left.__enter__()
+        return X @ X
+
+    with StepRuns(step, MODEL) as runs:
+        with pytest.raises(StepError, match=r"has left a region open\. Open regions with `with`"):
+            runs.run(STOCK)
+        left.__exit__(None, None, None)
 
 
 def test_two_at_once() -> None:
@@ -218,51 +190,109 @@ def test_two_at_once() -> None:
 
     def other() -> None:
         try:
-            StepRuns(product, None).__enter__()
+            StepRuns(product, MODEL).__enter__()
         except StepError as error:
             found.append(str(error))
 
-    with StepRuns(product, None) as runs:
+    with StepRuns(product, MODEL) as runs:
         other()
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
-        assert dtype_of(runs, OFF) is FLOAT32
     assert len(found) == 2
     assert "compare() and tune() cannot be nested" in found[0]
     with pytest.raises(StepError, match="lazy parameters"):
         StepRuns(product, nn.LazyLinear(2)).__enter__()
     with runs:  # neither an error nor the end of a block leaves it locked
-        assert dtype_of(runs, STOCK) is BFLOAT16
+        assert dtypes_of(runs, STOCK) == [BFLOAT16]
     with pytest.raises(StepError, match="outside of its with block"):
         runs.run(STOCK)
 
 
-def test_state_that_the_step_changed_between_runs() -> None:
-    model = nn.Linear(1, 1)
-    with (
-        pytest.raises(StepError, match=r"restore\[0\] differs"),
-        StepRuns(lambda: 1.0, model, restore=[_Odd()]) as runs,
-    ):
-        runs.run(STOCK)
+# --- policies
 
 
-class _Odd:
-    def __init__(self) -> None:
-        self.reads = 0
-
-    def state_dict(self) -> Any:
-        self.reads += 1
-        return {"reads": self.reads}
-
-    def load_state_dict(self, state: Any) -> None:
-        pass
+@pytest.mark.parametrize("step", [product, stock_product])
+def test_regions_follow_the_policy_of_the_run(step: Any) -> None:
+    with StepRuns(step, MODEL) as runs:
+        for policy, dtype in ((OFF, FLOAT32), (STOCK, BFLOAT16), (STOCK.override({"matmul": FLOAT16}), FLOAT16)):
+            assert dtypes_of(runs, policy) == [dtype]
+        assert runs.count == 3
 
 
-# --- compiled steps
+def test_regions_with_a_policy_and_with_overrides() -> None:
+    def step() -> list[torch.Tensor]:
+        with tp.my_autocast("cpu", policy="stock"):
+            own = X @ X
+        with tp.my_autocast("cpu", overrides={"matmul": torch.float64}):
+            return [own, X @ X, nn.functional.conv1d(X[None], X[:, :, None])]
+
+    with StepRuns(step, MODEL) as runs:
+        for policy, rest in ((OFF, FLOAT32), (STOCK, BFLOAT16)):
+            assert dtypes_of(runs, policy) == [BFLOAT16, torch.float64, rest]
 
 
-def test_compiled_functions_run_uncompiled_unless_asked_for() -> None:
+@pytest.mark.parametrize(
+    ("installation", "expected"),
+    [
+        ({"policy": "off"}, FLOAT32),
+        ({"overrides": {"matmul": torch.float64}}, torch.float64),
+        ({"cache": "persistent"}, BFLOAT16),
+        ({"policy": "off", "overrides": {"matmul": torch.float16}, "cache": "none"}, FLOAT16),
+    ],
+)
+def test_with_install_in_force(installation: Any, expected: torch.dtype) -> None:
+    seen = []
+
+    def step() -> torch.Tensor:
+        seen.append(tp.installed().cache)  # type: ignore[union-attr]
+        tp.install()  # a step may do so
+        return stock_product()
+
+    with tp.installed_as(**installation) as before:
+        with StepRuns(step, MODEL) as runs:
+            for policy, dtype in ((current_policy(), expected), (OFF, FLOAT32), (STOCK, BFLOAT16)):
+                assert dtypes_of(runs, policy) == [dtype]
+        assert tp.installed() is before
+        assert stock_product().dtype is expected
+    assert seen == [installation.get("cache")] * 3
+
+
+def test_a_default_policy_with_tables_for_modules() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    policy = STOCK.override_modules({"1": "fp32"})
+
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        with tp.my_autocast("cpu"):
+            return model[0](X), model[1](X)
+
+    with policy.apply_to(model):
+        before = tp.set_default_policy(policy)
+        try:
+            with StepRuns(step, model) as runs:
+                for one, expected in ((current_policy(), FLOAT32), (STOCK, BFLOAT16), (policy, FLOAT32)):
+                    assert dtypes_of(runs, one) == [BFLOAT16, expected]
+            assert [tensor.dtype for tensor in step()] == [BFLOAT16, FLOAT32]
+        finally:
+            tp.set_default_policy(before)
+    with pytest.raises(tp.PolicyError), StepRuns(product, MODEL) as runs:
+        runs.run(policy)
+    assert tp.default_policy() is None
+
+
+def test_the_dtype_of_regions_without_one() -> None:
+    def step() -> list[torch.Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            named = X @ X
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        return [product(), stock_product(), named]
+
+    with StepRuns(step, MODEL, dtype=FLOAT16) as runs:
+        for _ in range(2):
+            assert dtypes_of(runs, STOCK) == [FLOAT16, FLOAT16, BFLOAT16]
+
+
+def test_compiled_functions_run_uncompiled_by_default() -> None:
     compiled_calls = []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -270,46 +300,123 @@ def test_compiled_functions_run_uncompiled_unless_asked_for() -> None:
         return graph.forward
 
     compiled = torch.compile(lambda x: x @ x + 1, backend=backend)
-
-    def step() -> torch.Tensor:
-        with torch.autocast("cpu"):
-            return compiled(X)
-
-    torch._dynamo.reset()
-    try:
-        with StepRuns(step, None) as runs:
-            eager = runs.run(STOCK)
-            assert not compiled_calls
-            verified = runs.run(STOCK, eager=False)
-            assert compiled_calls
-            assert dtype_of(runs, OFF) is FLOAT32
-            assert dtype_of(runs, OFF, eager=False) is FLOAT32
-        assert torch.equal(eager[0]["output"], verified[0]["output"])
-        with StepRuns(step, None, eager=False) as runs:
-            count = len(compiled_calls)
-            assert dtype_of(runs, STOCK.override({"matmul": torch.float16}), eager=None) is FLOAT16
-            assert len(compiled_calls) > count
-    finally:
-        torch._dynamo.reset()
-
-
-def test_an_optimizer_whose_step_is_compiled() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     update = torch.compile(optimizer.step, backend="eager")
-    weight = model.weight.detach().clone()
 
-    def step() -> torch.Tensor:
+    def step() -> list[torch.Tensor]:
         optimizer.zero_grad()
         loss = model(X).sum()
         loss.backward()
         update()
-        return loss
+        with torch.autocast("cpu"):
+            return [compiled(X), loss]
 
+    torch._dynamo.reset()
     try:
-        with StepRuns(step, model, eager=False) as runs:
-            losses = [runs.run(STOCK)[0]["loss"].item() for _ in range(3)]
-        assert len(set(losses)) == 1
-        assert torch.equal(model.weight, weight)
+        with StepRuns(step, model) as runs:
+            [eager] = runs.run(STOCK)
+            assert not compiled_calls
+            [verified] = runs.run(STOCK, eager=False)
+            assert compiled_calls
+            assert all(torch.equal(eager[name], verified[name]) for name in eager)
+            assert dtypes_of(runs, OFF, eager=False) == dtypes_of(runs, OFF) == [FLOAT32, FLOAT32]
     finally:
         torch._dynamo.reset()
+
+
+# --- results
+
+Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
+@dataclasses.dataclass
+class Output:
+    loss: Any
+    logits: Any = None
+
+
+class ModelOutput(collections.OrderedDict):  # type: ignore[type-arg]
+    """As those of Transformers are."""
+
+
+@pytest.mark.parametrize(
+    ("result", "names"),
+    [
+        (torch.ones(1, 1), ["loss"]),
+        (torch.ones(2), ["output"]),
+        (torch.ones(0), ["output"]),
+        (3, ["loss"]),
+        (numpy.float32(1), ["loss"]),
+        (numpy.ones(2), ["output"]),
+        ([torch.ones(2), 1.0], ["0", "1"]),
+        (Pair(1.0, torch.ones(2)), ["first", "second"]),
+        ({"loss": 1.0, "name": "text", "none": None, "hits": numpy.int64(3)}, ["loss", "hits"]),
+        ({"metrics": {"accuracy": 1.0, 5: [2.0]}}, ["metrics.accuracy", "metrics.5.0"]),
+        (Output(1.0, {"a": torch.ones(2)}), ["loss", "logits.a"]),
+        (ModelOutput(loss=torch.ones(()), cache=((torch.ones(2),),)), ["loss", "cache.0.0"]),
+    ],
+)
+def test_names_of_results(result: Any, names: list[str]) -> None:
+    assert list(named_tensors(result)) == names
+
+
+@pytest.mark.parametrize("result", [None, "text", {}, [], object(), {"a": None}, Output, numpy.array(["a"])])
+def test_a_result_without_tensors_is_an_error(result: Any) -> None:
+    with StepRuns(lambda: result, MODEL) as runs, pytest.raises(StepError, match=r"no tensor or number to compare\."):
+        runs.run(STOCK)
+
+
+def test_results_are_copied() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    found = read_result({"output": weight})["output"]
+    with torch.no_grad():
+        weight.zero_()
+    assert found.tolist() == [1, 1]
+    assert not found.requires_grad
+    with pytest.raises(StepError, match=r"two results with the name 'a\.b'"):
+        named_tensors({"a.b": 1.0, "a": {"b": 2.0}})
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reference", "expected"),
+    [
+        ([2.0], [2.0], 0.0),
+        ([-2.0], [2.0], 2.0),
+        ([0.25], [0.0], 0.25),
+        ([0.0], [-0.0], 0.0),
+        ([3.0, 4.5], [3.0, 4.0], 0.1),
+        ([NAN], [NAN], 0.0),
+        ([INF, 1.0], [INF, 2.0], 0.5),
+        ([INF], [-INF], INF),
+        ([NAN], [INF], INF),
+        ([1.0], [INF], INF),
+        ([NAN, 1.0], [1.0, 1.0], INF),
+        ([1.0, NAN], [1.0, NAN], 0.0),
+        ([1.5e200, 0.0], [1e200, 0.0], 0.5),
+        ([1.5e-200, 0.0], [1e-200, 0.0], 0.5),
+        ([], [], 0.0),
+        ([1, 3], [1, 2], 1 / math.sqrt(5)),
+        ([True], [False], 1.0),
+        ([1 + 1j], [1 - 1j], math.sqrt(2)),
+        (torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(1.0), 0.0),
+        (torch.eye(2).to_sparse(), torch.eye(2), 0.0),
+    ],
+)
+def test_distance(candidate: Any, reference: Any, expected: float) -> None:
+    ours, theirs = (
+        value if isinstance(value, torch.Tensor) else torch.from_numpy(numpy.asarray(value))
+        for value in (candidate, reference)
+    )
+    assert distance(ours, theirs) == pytest.approx(expected, abs=0)
+
+
+def test_results_that_cannot_be_compared() -> None:
+    with pytest.raises(StepError, match=r"a tensor of shape \[2\], but of shape \[3\] under the reference"):
+        distance(torch.ones(2), torch.ones(3))
+    assert distances({"a": torch.ones(1)}, {"a": torch.ones(1)}) == {"a": 0}
+    with pytest.raises(StepError, match="returned other names than under the reference: only one side has b, c"):
+        distances({"a": torch.ones(1), "b": torch.ones(1)}, {"a": torch.ones(1), "c": torch.ones(1)})

@@ -1,19 +1,27 @@
-"""StepState saves the state before a step, and restores it bit for bit and in place."""
+"""`StepState` saves the state before a step, and restores it bit for bit and in place."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
+import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from helpers.state_bits import snapshot
-from torch_promote.numerics.step_state import StepState, found_in
+import torch_promote as tp
+from helpers.process_groups import end_group
+from torch_promote.errors import OptionError, StepError
+from torch_promote.numerics.step_state import StepState, iterators_of, objects_of
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +30,25 @@ def global_generators() -> Iterator[None]:
     yield
     random.setstate(python)
     numpy.random.set_state(of_numpy)
+
+
+def snapshot(*objects: Any) -> Any:
+    """The bits of everything, with the identity of gradients."""
+    found: list[Any] = [random.getstate(), repr(numpy.random.get_state()), torch.get_rng_state().tolist()]
+    for one in objects:
+        if isinstance(one, nn.Module):
+            for name, tensor in (*one.named_parameters(), *one.named_buffers()):
+                found.append((name, id(tensor), tensor.tolist(), tensor.requires_grad, tensor.dtype))
+                gradient = tensor.grad
+                found.append((id(gradient), None if gradient is None else gradient.tolist()))
+            found.append([module.training for module in one.modules()])
+        elif isinstance(one, torch.Generator):
+            found.append(one.get_state().tolist())
+        elif isinstance(one, random.Random):
+            found.append(one.getstate())
+        else:
+            found.append(repr(one.state_dict()))
+    return found
 
 
 class Net(nn.Module):
@@ -152,7 +179,7 @@ def test_optimizers_that_their_first_step_shows() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    assert [name for name, _ in found_in(step)] == ["model"]
+    assert [name for name, _ in objects_of(step)] == ["model"]
     before = snapshot(model, *holder.inner.both)  # type: ignore[attr-defined]
     state = StepState(model, step=step)
     watching = state.watch_optimizers()
@@ -240,7 +267,384 @@ def test_one_copy_of_each_tensor() -> None:
     moments = sum(t.nbytes for s in optimizer.state.values() for t in s.values())
     more = sum(b.nbytes for b in model.buffers()) + model.memory.nbytes
     with torch.autograd.profiler.profile(profile_memory=True) as found:
-        state = StepState(model, [model, optimizer, list(model.parameters())], step)
-    assert state.hashes()
+        StepState(model, [model, optimizer, list(model.parameters())], step)
     clones = [event for event in found.function_events if event.name == "aten::clone"]
     assert sum(event.cpu_memory_usage for event in clones) <= weights + gradients + moments + more + 64 * 20
+
+
+# --- modules and tensors
+
+
+def test_an_average_of_weights_and_another_model() -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    averages = torch.optim.swa_utils.AveragedModel(model)
+    functions = {"loss": nn.Linear(2, 1)}
+
+    def step() -> None:
+        for one in (model, other, functions["loss"]):
+            one.weight.data.add_(1)
+        averages.update_parameters(model)
+
+    before = snapshot(model, other, averages, functions["loss"])
+    state = StepState(model, step=step)
+    step()
+    state.restore()
+    assert snapshot(model, other, averages, functions["loss"]) == before
+
+
+def test_weights_that_are_swapped_and_replaced() -> None:
+    """As with averages that are swapped in for an evaluation, which replaces the memory or the parameter."""
+    model = nn.Linear(2, 2)
+    weight, bias, place = model.weight, model.bias, model.weight.data_ptr()
+    shadow = torch.zeros(2, 2)
+    before, state = snapshot(model), StepState(model)
+    weight.data = shadow
+    model.bias = nn.Parameter(torch.zeros(2))
+    model.register_parameter("more", nn.Parameter(torch.zeros(1)))
+    model.register_buffer("made_in_the_step", torch.zeros(1))
+    state.restore()
+    assert snapshot(model) == before
+    assert (model.weight is weight, model.bias is bias, weight.data_ptr()) == (True, True, place)
+    assert shadow.tolist() == [[0, 0], [0, 0]]
+    state.check()
+    weight.data = weight.data.half()
+    state.restore()
+    assert snapshot(model) == before
+
+
+def test_flags_of_modules_and_weights() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    model[1].eval()
+    before, state = snapshot(model), StepState(model)
+    model.train()
+    model[0].eval()
+    model[0].weight.requires_grad_(False)
+    state.restore()
+    assert snapshot(model) == before
+    state.check()
+
+
+def test_tensors_that_are_no_parameters() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.zeros(2))
+            self.weight = nn.Parameter(torch.ones(2))
+            self.seen: Any = None
+
+        def forward(self) -> torch.Tensor:
+            self.state.add_(self.weight)  # it is part of the graph now
+            self.seen = self.state.detach() + 1
+            self.made = torch.ones(2)
+            return self.state.sum()
+
+    model = Recurrent()
+    state = StepState(model)
+    for _ in range(2):
+        model().backward()
+        state.restore()
+        assert (model.state.tolist(), model.state.grad_fn, model.seen) == ([0, 0], None, None)
+        assert not hasattr(model, "made")
+    state.check()
+
+
+def test_gradients_keep_their_identity() -> None:
+    model = nn.Linear(2, 2)
+    model.weight.grad = gradient = torch.ones(2, 2)
+    state = StepState(model)
+    for zero in (True, False):
+        model.zero_grad(set_to_none=zero)
+        model(torch.ones(1, 2)).sum().backward()
+        state.restore()
+        assert model.weight.grad is gradient
+        assert gradient.tolist() == [[1, 1], [1, 1]]
+        assert model.bias.grad is None
+
+
+def test_a_sparse_gradient() -> None:
+    model = nn.Embedding(4, 2, sparse=True)
+    model(torch.tensor([1])).sum().backward()
+    before, state = model.weight.grad, StepState(model)
+    model(torch.tensor([1, 2])).sum().backward()
+    state.restore()
+    state.check()
+    assert model.weight.grad is before
+    assert before is not None
+    assert before.to_dense().tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # one is in beta state, the other is deprecated
+    COMPRESSED, QUANTIZED = torch.eye(2).to_sparse_csr(), torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)
+
+
+def other_values(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_quantized:
+        return torch.quantize_per_tensor(tensor.dequantize() + 1, 0.5, 0, torch.qint8)
+    return tensor * 2 if tensor.layout is torch.sparse_csr else torch.ones_like(tensor)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1).expand(3),
+        torch.zeros(2, 3).t(),
+        torch.zeros(()),
+        torch.zeros(0),
+        torch.zeros(2, dtype=torch.complex64).conj(),
+        torch.zeros(2, dtype=torch.bool),
+        torch.zeros(2, dtype=torch.float8_e4m3fn),
+        torch.zeros(2, dtype=torch.bfloat16),
+        torch.eye(2).to_sparse(),
+        COMPRESSED,
+        QUANTIZED,
+        torch.zeros(2, device="meta"),
+    ],
+    ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout} {tensor.device}",
+)
+def test_unusual_buffers(tensor: torch.Tensor) -> None:
+    model = nn.Module()
+    model.register_buffer("buffer", tensor)
+    state = StepState(model)
+    state.restore()
+    state.check()
+    if tensor.device.type == "cpu" and tensor.numel() and tensor.layout is torch.strided:
+        assert state.changed() == []
+        with torch.no_grad():
+            tensor.data = other_values(tensor)
+        assert state.changed() == ["model"]
+        state.restore()
+        assert state.changed() == []
+
+
+def test_inference_tensors() -> None:
+    with torch.inference_mode():
+        model = nn.Linear(2, 2)
+    state = StepState(model)
+    with torch.inference_mode():
+        model.weight.zero_()
+    state.restore()
+    state.check()
+
+
+def test_extra_state() -> None:
+    class Scales(nn.Module):
+        history = 0
+
+        def get_extra_state(self) -> Any:
+            return {"history": self.history}
+
+        def set_extra_state(self, state: Any) -> None:
+            self.history = state["history"]
+
+    model = nn.Sequential(Scales())
+    state = StepState(model)
+    model[0].history = 3
+    with pytest.raises(StepError, match=r"could not be restored\. Different: model\."):
+        state.check()
+    state.restore()
+    assert model[0].history == 0
+
+
+def test_parameters_without_a_shape() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))
+    with pytest.raises(StepError, match=r"model has lazy parameters.*: 1\.weight\. Call it once"):
+        StepState(model)
+    model(torch.ones(1, 2))
+    StepState(model).check()
+
+
+def test_a_script_module() -> None:
+    model = torch.jit.script(nn.Linear(2, 2))
+    before, state = copy.deepcopy(model.state_dict()), StepState(model)
+    with torch.no_grad():
+        model.weight.add_(1)
+    state.restore()
+    assert torch.equal(model.weight, before["weight"])
+    state.check()
+
+
+def test_sharded_weights(tmp_path: Path) -> None:
+    """Between a forward and its backward, modules hold whole weights in place of their shards."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.ones(3, 4)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        before = [weight.to_local().clone() for weight in model.parameters()]  # type: ignore[attr-defined]
+        state = StepState(model, [optimizer])
+        outputs = []
+        for _ in range(2):
+            outputs.append(model(x).detach())
+            state.restore()
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            state.restore()
+            state.check()
+            now = [weight.to_local() for weight in model.parameters()]  # type: ignore[attr-defined]
+            assert all(map(torch.equal, now, before))
+        assert torch.equal(*outputs)
+    finally:
+        end_group()
+
+
+# --- what the step refers to, and what the caller lists
+
+
+MODEL = nn.Linear(2, 2)
+GENERATOR = torch.Generator()
+
+
+def helper() -> Any:
+    return MODEL(torch.rand(1, 2, generator=GENERATOR))
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.model = nn.Linear(2, 2)
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+
+    def __call__(self) -> None:
+        self.step()
+
+
+def test_where_it_looks() -> None:
+    trainer, schedules = Trainer(), [random.Random(0), numpy.random.default_rng(0)]
+    loader = torch.utils.data.DataLoader([1], generator=GENERATOR)
+
+    def names(step: Any) -> list[str]:
+        return sorted(name for name, _ in objects_of(step))
+
+    assert names(lambda: MODEL) == ["MODEL"]
+    assert names(helper) == ["GENERATOR", "MODEL"]
+    assert names(lambda: helper()) == ["GENERATOR", "MODEL"]
+    assert names(lambda: [MODEL for _ in range(2)]) == ["MODEL"]
+    assert names(trainer.step) == ["self.model"]
+    assert names(trainer) == ["self.model"]
+    assert names(lambda: trainer.step()) == ["trainer.model"]
+    assert names(functools.partial(print, MODEL, end=GENERATOR)) == ["argument 0", "end"]
+    assert names(lambda: schedules) == ["schedules[0]", "schedules[1]"]
+    assert "loader.generator" in names(lambda: next(iter(loader)))
+    assert names(print) == []
+    assert names(lambda: never) == []
+    never = 1
+
+
+def test_iterators_it_finds() -> None:
+    batches, rows = iter([1]), [1]
+    assert iterators_of(lambda: (next(batches), rows)) == ["batches"]
+    assert iterators_of(lambda: rows) == []
+
+
+def test_generators() -> None:
+    one, other, of_numpy = torch.Generator(), random.Random(0), numpy.random.default_rng(0)
+    of_numpy_too = numpy.random.RandomState(0)
+
+    def step() -> list[float]:
+        found = [torch.rand(1, generator=one).item(), other.random(), of_numpy.random(), of_numpy_too.rand()]
+        return [*found, random.random(), numpy.random.rand(), torch.rand(1).item()]
+
+    state = StepState(None, step=step)
+    first = step()
+    state.restore()
+    state.check()
+    assert step() == first
+    state.restore()
+    state.use_other_random_numbers()
+    held_out = step()
+    assert not set(held_out) & set(first)
+    state.restore()
+    state.use_other_random_numbers()
+    assert step() == held_out
+    state.restore()
+    assert step() == first
+
+
+def test_what_the_caller_lists() -> None:
+    class Loader:
+        position = 0
+
+        def state_dict(self) -> Any:
+            return {"position": self.position}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.position = state["position"]
+
+    averages, loader, log, names = {"weight": torch.zeros(2)}, Loader(), [1], {"a"}
+    array, tensor = numpy.zeros(2), torch.zeros(2)
+    shadow = averages["weight"]
+    state = StepState(None, [averages, loader, log, array, tensor, names])
+    for _ in range(2):
+        averages["weight"].add_(1)
+        averages["bias"] = torch.ones(1)
+        loader.position, array[0] = 7, 1
+        tensor.add_(1)
+        log.append(2)
+        names.add("b")
+        assert state.changed() == [f"restore[{number}]" for number in range(6)]
+        state.restore()
+        state.check()
+        assert (averages, names) == ({"weight": shadow}, {"a"})
+        assert (shadow.tolist(), loader.position, log, array.tolist()) == ([0, 0], 0, [1], [0, 0])
+        assert tensor.tolist() == [0, 0]
+
+
+def test_what_it_cannot_restore() -> None:
+    with pytest.raises(OptionError, match=r"restore\[1\] is a int, whose state cannot be restored. Legal: modules"):
+        StepState(None, [nn.Linear(1, 1), 5])
+    with pytest.raises(OptionError, match=r"restore\[0\] is a type, whose state cannot be restored."):
+        StepState(None, [nn.Linear])  # which has the functions state_dict and load_state_dict
+
+
+def test_a_state_that_cannot_be_restored_is_an_error() -> None:
+    class Forgetful:
+        steps = 0
+
+        def state_dict(self) -> Any:
+            return {"steps": self.steps}
+
+        def load_state_dict(self, state: Any) -> None:
+            pass
+
+    one = Forgetful()
+    state = StepState(None, [one])
+    one.steps = 1
+    state.restore()
+    with pytest.raises(StepError, match=r"could not be restored. Different: restore\[0\]. Pass the changed objects"):
+        state.check()
+
+
+def test_modes_of_the_process() -> None:
+    state, dtype = StepState(None), torch.get_autocast_dtype("cpu")
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    torch.set_autocast_dtype("cpu", torch.float16)
+    state.restore()
+    assert torch.is_grad_enabled()
+    assert (torch.get_default_dtype(), torch.get_autocast_dtype("cpu")) == (torch.float32, dtype)
+    state.check()
+
+
+def test_a_restored_weight_is_cast_again() -> None:
+    weight = nn.Linear(2, 2, bias=False)
+    state = StepState(weight)
+    region = tp.my_autocast("cpu", cache="persistent")
+    try:
+        with region, torch.no_grad():
+            first = weight(torch.ones(1, 2))
+            weight.weight.add_(1)
+            assert not torch.equal(weight(torch.ones(1, 2)), first)
+        state.restore()
+        with region, torch.no_grad():
+            assert torch.equal(weight(torch.ones(1, 2)), first)
+            weight.weight.data = torch.zeros(2, 2)
+            weight(torch.ones(1, 2))
+        state.restore()
+        with region, torch.no_grad():
+            assert torch.equal(weight(torch.ones(1, 2)), first)
+    finally:
+        tp.clear_cache()

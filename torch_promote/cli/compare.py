@@ -18,9 +18,8 @@ from torch_promote.cli.target import open_target, report_errors_of_step
 from torch_promote.cli.terminal import say
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.numerics.compare import compare
-from torch_promote.numerics.comparing.comparison import Comparison, Metric
-from torch_promote.numerics.comparing.comparison_text import comparison_text
-from torch_promote.observe.pages import spell_number, spell_tolerance
+from torch_promote.numerics.comparison import Comparison, Metric
+from torch_promote.report.base import spell_number
 
 __all__ = ["add_parser"]
 
@@ -112,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
             batches=arguments.batches,
             restore=target.restore,
         )
-    put_out(comparison, comparison_text, arguments)
+    put_out(comparison, arguments)
     problems = list(_problems(comparison, tolerance))
     for problem in problems:
         say(f"torch-promote: {problem}")
@@ -136,7 +135,7 @@ def _problems(comparison: Comparison, tolerance: float | dict[str, float]) -> It
     for metric in comparison.metrics:
         limit = tolerance.get(metric.name) if isinstance(tolerance, dict) else tolerance
         if limit is not None and not metric.error <= limit:
-            yield f"the error of {metric.name}, {spell_number(metric.error)}, is over {spell_tolerance(limit)}."
+            yield f"the error of {metric.name}, {spell_number(metric.error)}, is over {spell_number(limit)}."
         elif not _is_finite(metric):
             yield f"{metric.name} is not finite, and the reference's is."
 

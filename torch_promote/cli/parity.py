@@ -18,7 +18,7 @@ from torch_promote.cli.progress import progress
 from torch_promote.cli.terminal import check_rich, render, write
 from torch_promote.errors import OptionError, TorchPromoteError
 from torch_promote.parity.model import Entry, EntryResult, Options
-from torch_promote.parity.report import Report, about, junit, merged
+from torch_promote.parity.report import ParityReport, about, junit, merged
 from torch_promote.parity.runner import run_entries
 
 __all__ = ["add_parser"]
@@ -174,16 +174,16 @@ def _chosen(options: Options, index: int, count: int) -> tuple[list[Entry], rang
     return entries, positions
 
 
-def _merge(arguments: argparse.Namespace) -> Report:
+def _merge(arguments: argparse.Namespace) -> ParityReport:
     if _options(arguments) != Options() or arguments.shard != "1/1" or arguments.list or arguments.jobs:
         raise OptionError("--merge runs nothing, so the only other options that it accepts are --json and --junit.")
-    return merged([Report.from_json(_read_file(name), name) for name in arguments.merge])
+    return merged([ParityReport.from_json(_read_file(name), name) for name in arguments.merge])
 
 
 # --- the run
 
 
-def _checked(options: Options, entries: Sequence[Entry], positions: range, jobs: int, *, quiet: bool) -> Report:
+def _checked(options: Options, entries: Sequence[Entry], positions: range, jobs: int, *, quiet: bool) -> ParityReport:
     from torch_promote.parity import runner
 
     results: dict[int, EntryResult] = {}
@@ -201,13 +201,13 @@ def _checked(options: Options, entries: Sequence[Entry], positions: range, jobs:
         except KeyboardInterrupt:
             interrupted = True
     seconds = time.perf_counter() - started
-    return Report(about(options.device), options, len(entries), results, seconds=seconds, interrupted=interrupted)
+    return ParityReport(about(options.device), options, len(entries), results, seconds=seconds, interrupted=interrupted)
 
 
 # --- output
 
 
-def _report(report: Report, arguments: argparse.Namespace) -> int:
+def _report(report: ParityReport, arguments: argparse.Namespace) -> int:
     as_json = json.dumps(report.to_dict(), indent=2) + "\n"
     files = {arguments.json: as_json, arguments.junit: junit(report)}
     failed = [

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_promote.cli.terminal import ShellCommand, Table
 from torch_promote.parity.model import Entry, SampleMismatch
-from torch_promote.parity.report import Report
+from torch_promote.parity.report import ParityReport
 
 __all__ = ["draw", "draw_entries"]
 
@@ -16,7 +16,7 @@ __all__ = ["draw", "draw_entries"]
 _SHOWN = 50
 
 
-def draw(report: Report) -> list[Any]:
+def draw(report: ParityReport) -> list[Any]:
     """Returns the drawings for a report, from the details to the verdict."""
     default = report.about.get("default_policy")
     notes = [f"note: ours ran under the default policy, {default}. Stock did not."] if default else []
@@ -46,7 +46,7 @@ def _mismatches(mismatches: Sequence[SampleMismatch]) -> Iterator[str | ShellCom
         yield ""
 
 
-def _lists(report: Report) -> Iterator[str]:
+def _lists(report: ParityReport) -> Iterator[str]:
     """The lists by name or reason, if they are not empty."""
     no_rule = report.counted("no_rule")
     not_generated = [
@@ -71,7 +71,7 @@ def _lists(report: Report) -> Iterator[str]:
             yield ""
 
 
-def _title(report: Report) -> str:
+def _title(report: ParityReport) -> str:
     options, of = report.options, report.about
     words = [options.device, "quick"] if options.quick else [options.device]
     words += ["stock only"] * options.stock_only
@@ -79,7 +79,7 @@ def _title(report: Report) -> str:
     return f"parity: {', '.join(words)}"
 
 
-def _table(report: Report) -> Any:
+def _table(report: ParityReport) -> Any:
     totals, options = report.totals, report.options
     listing = Table("name", "figure", "remark", prose=["figure", "remark"], show_header=False)
     entries = f"{totals['entries']:,}"
@@ -116,7 +116,7 @@ def _ops(totals: Mapping[str, float]) -> float:
     return totals["ops_checked"] + totals["ops_without_rule"]
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: ParityReport) -> str:
     if report.interrupted:
         return f"Interrupted after {len(report.results)} of {report.entries} entries."
     if report.status == 0:

@@ -8,13 +8,13 @@ import importlib.util
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_promote.cli.terminal import say, width_of_output, write
 from torch_promote.cli.traced_program import check_file
 from torch_promote.errors import MissingPackageError, OptionError
-from torch_promote.observe.pages import Layout
+from torch_promote.report.base import load_renderer
 
 __all__ = ["STDOUT", "add_outputs", "add_target", "check_outputs", "output_of_target", "parse_tolerance", "put_out"]
 
@@ -69,12 +69,11 @@ def output_of_target(arguments: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def put_out(report: Any, text: Callable[[Any, Layout], str], arguments: argparse.Namespace, *more: str | None) -> None:
+def put_out(report: Any, arguments: argparse.Namespace, *more: str | None) -> None:
     """Prints a report and writes its files.
 
     Args:
         report: A `Comparison` or `Tuning`.
-        text: Returns its text for a layout.
         arguments: The parsed command line.
         more: More files to save it to; None is none.
 
@@ -84,7 +83,7 @@ def put_out(report: Any, text: Callable[[Any, Layout], str], arguments: argparse
     if arguments.json == STDOUT:
         write(json.dumps(report.to_dict(), indent=2) + "\n")
     else:
-        write(f"{text(report, Layout(width_of_output()))}\n")
+        write(f"{load_renderer('terminal').to_text(report.content(), width_of_output() or 100)}\n")
     files = [path for path in (*more, arguments.html, arguments.json) if path not in (None, STDOUT)]
     for path in files:
         report.save(path)

@@ -20,10 +20,9 @@ from torch_promote.cli.target import open_target, report_errors_of_step
 from torch_promote.cli.terminal import say, write
 from torch_promote.cli.traced_program import check_file
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
-from torch_promote.numerics.step_runs import present_policy
+from torch_promote.numerics.step_runs import current_policy
 from torch_promote.numerics.tune import tune
-from torch_promote.numerics.tuning.tuning import Tuning
-from torch_promote.numerics.tuning.tuning_text import tuning_text
+from torch_promote.numerics.tuning import Tuning
 from torch_promote.policy.atomic_write import write_atomically
 from torch_promote.policy.dtype_names import dtype_of_name
 
@@ -155,7 +154,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise
     if isinstance(found, TuningError):
         return _end_without_search(found, arguments)
-    put_out(found, tuning_text, arguments, arguments.output)
+    put_out(found, arguments, arguments.output)
     if found.interrupted:
         return 130
     return 0 if found.met else 1
@@ -171,7 +170,7 @@ def _end_without_search(error: TuningError, arguments: argparse.Namespace) -> in
         write_atomically(arguments.json, data)
         say(f"torch-promote: wrote {arguments.json}")
     if met and arguments.output is not None:
-        present_policy().save(arguments.output)
+        current_policy().save(arguments.output)
         say(f"torch-promote: wrote {arguments.output}: the policy in force, as it is")
     if arguments.html is not None:
         say("torch-promote: there was no search, so there is no page.")

@@ -9,8 +9,7 @@
 - step_runs.py: repeated runs of a step from the same state; step_state.py: what is state
 - compare.py: `compare`; call_observers.py: its runs; impacts.py: the effect of errors on the loss
 - tune.py: `tune`; search.py: the search; trials.py: its runs; candidates.py: what can get an override
-- comparing/: the report `Comparison`, its text, page and plot
-- tuning/: the report `Tuning`, its text, page and plots
+- comparison.py, tuning.py: the reports `Comparison` and `Tuning`
 - pages/: shared by all reports: the template and style of pages, charts, text in 80 columns, numbers, files
 - report/: `TraceReport`: explanations, differences, the summary, the page, plots and files
 """

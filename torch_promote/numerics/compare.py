@@ -21,8 +21,7 @@ from torch_promote.numerics.call_observers import (
     KeptCall,
     LocalRuns,
 )
-from torch_promote.numerics.comparing.comparison import Comparison, Metric
-from torch_promote.numerics.comparing.site import Site
+from torch_promote.numerics.comparison import Comparison, Metric, Site
 from torch_promote.numerics.impacts import (
     Backwards,
     Errors,
@@ -33,7 +32,7 @@ from torch_promote.numerics.impacts import (
     replace_gradients,
     watch_gradients,
 )
-from torch_promote.numerics.step_runs import Results, StepRuns, distances, present_policy, show_progress
+from torch_promote.numerics.step_runs import Results, StepRuns, current_policy, distances, show_progress
 from torch_promote.observe.dispatch import Observer, observe_dispatch
 from torch_promote.observe.events import Call
 from torch_promote.observe.places import RunningModules
@@ -165,7 +164,7 @@ class Rounds:
         """The second run of the reference, and a third one if the gradients are zero, or rounding errors of zero."""
         has_spare = self._last is None or self._runs.count + 1 < self._last
         with_grad = not kept.saw_backward and not kept.requires_grad and has_spare
-        loss_scale = self._runs.loss_scale()
+        loss_scale = self._runs.state.loss_scale()
         impacts = Impacts(loss_scale, 1 if self._gradients else _BACKWARDS)
         try:
             second, local = self._run_locally(skip, kept.calls, candidate, impacts, with_grad, replaced=False)
@@ -444,7 +443,7 @@ def compare(
     if not isinstance(model, nn.Module):
         raise OptionError(f"model must be the nn.Module that the step runs, got {model!r}.")
     of_reference = _policy_of(reference)
-    of_candidate = present_policy() if candidate is None else _policy_of(candidate)
+    of_candidate = current_policy() if candidate is None else _policy_of(candidate)
     with (
         StepRuns(step, model, batches=batches, restore=restore) as runs,
         show_progress("compare", 3 * batches, wanted=progress) as show,

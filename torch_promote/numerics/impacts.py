@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from torch_promote.numerics.comparing.comparison import GradientError
+from torch_promote.numerics.comparison import GradientError
 from torch_promote.numerics.step_runs import distance, named_tensors
 from torch_promote.observe.ops import unnoticed
 

@@ -1,4 +1,4 @@
-"""Runs a step under policies, each time from the same state."""
+"""Runs a step under policies, each time from the same state, and measures the distance of its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from torch_promote import _C
 from torch_promote.errors import OptionError, RegionError, StepError
-from torch_promote.numerics.step_state import StepState, iterators_in
+from torch_promote.numerics.step_state import StepState, iterators_of
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.defaults import default_policy, set_default_policy
@@ -26,17 +26,258 @@ from torch_promote.regions.module_policies import without_module_policies
 __all__ = [
     "Results",
     "StepRuns",
+    "current_policy",
     "distance",
     "distances",
     "named_tensors",
-    "present_policy",
-    "put_policy_in_force",
+    "norm_of",
     "read_result",
     "show_progress",
+    "use_policy",
 ]
 
+#: Runs change global state: the default policy, the installation and the random number generators.
+_one_at_a_time = threading.Lock()
 
-# ---Converts the results of a step to named tensors, and computes the distance of two results.
+#: The results of a run: for each batch, named tensors.
+Results = list[dict[str, torch.Tensor]]
+
+
+class StepRuns:
+    """Runs a step under policies. A context manager that restores the state at its end.
+
+    Args:
+        step: The user's function: `step()`, or `step(i)` with the number of the batch if it has a parameter without a
+            default. A run calls it `batches` times, one after the other.
+        model: The model.
+        batches: The number of calls per run.
+        restore: State besides the model's; see `StepState`.
+        dtype: The dtype of regions without a `dtype`. None: unchanged.
+
+    Attributes:
+        takes_number: Whether the step takes the number of the batch.
+        count: How many runs have begun. Each has called the step at most `batches` times.
+        on_step: Called after each call of the step, with the number of calls so far.
+
+    Raises:
+        OptionError: An argument is invalid.
+        StepError: The state cannot be saved, or another object's block is open.
+        RegionError: A region is open.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 2)
+        >>> def step():
+        ...     with torch.autocast("cpu"):
+        ...         return model(torch.ones(1, 2)).sum()
+        >>> with StepRuns(step, model) as runs:
+        ...     [results] = runs.run(Policy.named("off"))
+        >>> results["loss"].dtype
+        torch.float32
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        model: nn.Module,
+        *,
+        batches: int = 1,
+        restore: Iterable[Any] = (),
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if not callable(step):
+            got = f"a {type(step).__name__}. Pass the function itself" if isinstance(step, torch.Tensor) else repr(step)
+            raise OptionError(f"step must be a function that runs a step and returns its loss, got {got}.")
+        if not isinstance(model, nn.Module):
+            raise OptionError(f"model must be the nn.Module that the step runs, got {model!r}.")
+        if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
+            raise OptionError(f"batches (the number of times a run calls step) must be 1 or more, got {batches!r}.")
+        if dtype is not None and dtype not in (torch.float16, torch.bfloat16):
+            raise OptionError(f"dtype must be torch.float16, torch.bfloat16 or None, got {dtype!r}.")
+        if not isinstance(restore, Iterable) or isinstance(restore, torch.Tensor):
+            raise OptionError(
+                f"restore must be a tuple or list of objects that the step changes, got {type(restore).__name__}. For "
+                f"one object, write restore=(...,) with a comma."
+            )
+        self.step = step
+        self.model = model
+        self.batches = batches
+        self.takes_number = _takes_number(step)
+        self.count = 0
+        self.on_step: Callable[[int], None] | None = None
+        self._steps = 0
+        self._restore = tuple(restore)
+        self._dtype = dtype
+        self._state: StepState | None = None
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> StepRuns:
+        _check_regions("begin")
+        if not _one_at_a_time.acquire(blocking=False):
+            raise StepError(
+                "another compare() or tune() is running, and each run changes state of the whole process, such as the "
+                "default policy. Wait for its end: compare() and tune() cannot be nested."
+            )
+        with contextlib.ExitStack() as stack:
+            stack.callback(_one_at_a_time.release)
+            self._state = state = StepState(self.model, self._restore, self.step)
+            stack.callback(state.watch_optimizers().remove)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        with self._stack:
+            self.state.restore()
+            if kind is None:
+                self.state.check()
+            self._state = None
+
+    @property
+    def state(self) -> StepState:
+        """The state before the step.
+
+        Raises:
+            StepError: Outside of the with block.
+        """
+        if self._state is None:
+            raise StepError("StepRuns.run() was called outside of its with block, so there is no saved state.")
+        return self._state
+
+    def run(
+        self,
+        policy: Policy,
+        *,
+        around: contextlib.AbstractContextManager[Any] | None = None,
+        on_result: Callable[[int, Any], None] | None = None,
+        held_out: int = 0,
+        eager: bool = True,
+    ) -> Results:
+        """Runs the step for each batch, and restores the state.
+
+        Args:
+            policy: The policy of the step's regions.
+            around: A block around the calls of the step.
+            on_result: Called with the number of the batch and the step's result, before the result is copied. It runs
+                inside of `around`.
+            held_out: 0: the first batches. 1, 2, ...: other batches: those with the next numbers, or the same ones with
+                other random numbers.
+            eager: Whether compiled functions run uncompiled.
+
+        Returns:
+            For each batch, the step's result as named tensors.
+
+        Raises:
+            StepError: The step returned nothing to compare, left a region open, or reached the end of an iterator.
+            RegionError: A region is open.
+        """
+        state = self.state
+        _check_regions("run")
+        self.count += 1
+        first = self.batches * held_out
+        results: Results = []
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(use_policy(policy, self.model, self._dtype))
+                # If the module has not been imported, nothing has been compiled. Importing it takes seconds.
+                if eager and "torch._dynamo" in sys.modules:
+                    stack.enter_context(torch.compiler.set_stance("force_eager"))
+                if held_out and not self.takes_number:
+                    state.use_other_random_numbers(held_out)
+                if around is not None:
+                    stack.enter_context(around)
+                for number in range(first, first + self.batches):
+                    result = self._call(number)
+                    if on_result is not None:
+                        on_result(number, result)
+                    results.append(read_result(result))
+                    del result
+                    self._steps += 1
+                    if self.on_step is not None:
+                        self.on_step(self._steps)
+        finally:
+            state.restore()
+        return results
+
+    def _call(self, number: int) -> Any:
+        depth = _C.depth()
+        try:
+            result = self.step(number) if self.takes_number else self.step()
+        except StopIteration as error:
+            names = ", ".join(iterators_of(self.step)) or "unknown"
+            raise StepError(
+                f"step() has reached the end of an iterator ({names}), which does not restart for the next run. "
+                f"Take the batches from a list, and let step(i) use batch i."
+            ) from error
+        if _C.depth() != depth:
+            raise StepError("step() has left a region open. Open regions with `with`.")
+        return result
+
+
+def _check_regions(verb: str) -> None:
+    """Raises if a region is open, because nested regions would follow its policy instead of the run's."""
+    if _C.depth() or any(map(torch.is_autocast_enabled, DEVICE_TYPES)):
+        raise RegionError(
+            f"the runs of a step cannot {verb} inside of an open region: the step's regions would follow that region's "
+            f"policy. Open the regions in the step, and call compare() or tune() outside of them."
+        )
+
+
+def _takes_number(step: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    needed = [
+        one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if len(needed) > 1 or any(one.kind is one.KEYWORD_ONLY for one in needed):
+        raise OptionError(
+            f"step is called as step(), or as step(i) with the number of the batch, but this one needs "
+            f"{', '.join(one.name for one in needed)}. Bind its arguments, with functools.partial or a lambda."
+        )
+    return bool(needed)
+
+
+# --- policies
+
+
+def current_policy() -> Policy:
+    """Returns the policy of regions without a `policy`: that of `install` if it has one, or the default."""
+    present = installed()
+    policy = default_policy() or Policy.stock()
+    if present is None:
+        return policy
+    if present.policy is not None:
+        policy = Policy.of(present.policy)
+    return policy.override(present.overrides) if present.overrides else policy
+
+
+@contextlib.contextmanager
+def use_policy(policy: Policy, model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Puts a policy in force in all regions that a block opens, unless they have a `policy`. Calls `install`.
+
+    Under the policy "off", policies from `set_module_policy` on the model are suspended as well.
+
+    Args:
+        policy: The policy.
+        model: The model for the policy's module tables.
+        dtype: The dtype of regions without a `dtype`. None: PyTorch's default.
+    """
+    present = installed()
+    with contextlib.ExitStack() as stack:
+        if policy.modules:
+            stack.enter_context(policy.apply_to(model))
+        if policy == Policy.named("off"):
+            stack.enter_context(without_module_policies(model))
+        stack.callback(set_default_policy, set_default_policy(policy))
+        stack.enter_context(installed_as(policy=policy, cache=None if present is None else present.cache))
+        if dtype is not None:
+            for device_type in DEVICE_TYPES:
+                stack.callback(torch.set_autocast_dtype, device_type, torch.get_autocast_dtype(device_type))
+                torch.set_autocast_dtype(device_type, dtype)
+        yield
+
+
+# --- results
 
 
 def read_result(result: Any) -> dict[str, torch.Tensor]:
@@ -47,7 +288,7 @@ def read_result(result: Any) -> dict[str, torch.Tensor]:
             sequence of such, whose names are joined by dots.
 
     Raises:
-        StepError: It contains no tensor and no number.
+        StepError: It contains no tensor and no number, or two of the same name.
 
     Example:
         >>> read_result({"loss": 0.5, "logits": torch.zeros(2)})
@@ -57,11 +298,7 @@ def read_result(result: Any) -> dict[str, torch.Tensor]:
 
 
 def named_tensors(result: Any) -> dict[str, torch.Tensor]:
-    """Returns the tensors in the result of a step, by name, without copying. Numbers become float64 tensors.
-
-    Raises:
-        StepError: There is none, or two have the same name.
-    """
+    """Returns the tensors in the result of a step, like `read_result`, but does not copy them."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in _tensors("", result):
         if name in found:
@@ -126,6 +363,11 @@ def distance(candidate: torch.Tensor, reference: torch.Tensor) -> float:
     return difference / size if size else difference
 
 
+def norm_of(tensor: torch.Tensor) -> float:
+    """Returns the L2 norm of a result."""
+    return float(torch.linalg.vector_norm(_wide(tensor)))
+
+
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     """The elements in float64."""
     dense = tensor.detach()
@@ -146,284 +388,27 @@ def distances(candidate: Mapping[str, torch.Tensor], reference: Mapping[str, tor
     return {name: distance(candidate[name], reference[name]) for name in reference}
 
 
-# ---Puts a policy in force in every region that a block opens, of ours and of torch.autocast.
-
-
-def present_policy() -> Policy:
-    """Returns the policy of regions without a `policy`: that of `install` if it has one, or the default."""
-    present = installed()
-    policy = default_policy() or Policy.stock()
-    if present is None:
-        return policy
-    if present.policy is not None:
-        policy = Policy.of(present.policy)
-    return policy.override(present.overrides) if present.overrides else policy
+# --- progress
 
 
 @contextlib.contextmanager
-def put_policy_in_force(
-    policy: Policy, model: nn.Module | None = None, dtype: torch.dtype | None = None
-) -> Iterator[None]:
-    """Puts a policy in force in regions that a block opens, unless they have a `policy`. Calls `install`.
-
-    Under the policy "off", policies from `set_module_policy` on the model are suspended as well.
-
-    Args:
-        policy: The policy.
-        model: The model for the policy's module tables.
-        dtype: The dtype of regions without a `dtype`. None: PyTorch's default.
-
-    Raises:
-        OptionError: The policy has module tables, and there is no model.
-    """
-    present = installed()
-    with contextlib.ExitStack() as stack:
-        if policy.modules:
-            if model is None:
-                raise OptionError(f"{policy!r} has module tables. Pass the model to which they apply: model=...")
-            stack.enter_context(policy.apply_to(model))
-        if model is not None and policy == Policy.named("off"):
-            stack.enter_context(without_module_policies(model))
-        stack.callback(set_default_policy, set_default_policy(policy))
-        cache = None if present is None else present.cache
-        stack.enter_context(installed_as(policy=policy, cache=cache))
-        if dtype is not None:
-            for device_type in DEVICE_TYPES:
-                stack.callback(torch.set_autocast_dtype, device_type, torch.get_autocast_dtype(device_type))
-                torch.set_autocast_dtype(device_type, dtype)
-        yield
-
-
-#: Runs change global state: the default policy, the installation and the random number generators.
-_one_at_a_time = threading.Lock()
-
-#: The results of a run: for each batch, named tensors.
-Results = list[dict[str, torch.Tensor]]
-
-
-class StepRuns:
-    """Runs a step under policies. A context manager that restores the state at its end.
-
-    Args:
-        step: The user's function: `step()`, or `step(i)` with the number of the batch if it has a parameter without a
-            default. A run calls it `batches` times, one after the other.
-        model: The model; None if there is none.
-        batches: The number of calls per run.
-        restore: State besides the model's; see `StepState`.
-        dtype: The dtype of regions without a `dtype`. None: unchanged.
-        eager: Whether compiled functions run uncompiled.
-
-    Attributes:
-        iterators: The names of iterators that the step refers to. What it draws from one is not repeated.
-        count: How many runs have begun. Each has called the step at most `batches` times.
-        on_step: Called after each call of the step, with the number of calls so far.
-
-    Raises:
-        OptionError: An argument is invalid.
-        StepError: The state cannot be saved, or another object's block is open.
-        RegionError: A region is open.
-
-    Example:
-        >>> model = torch.nn.Linear(2, 2)
-        >>> def step():
-        ...     with torch.autocast("cpu"):
-        ...         return model(torch.ones(1, 2)).sum()
-        >>> with StepRuns(step, model) as runs:
-        ...     [results] = runs.run(Policy.named("off"))
-        >>> results["loss"].dtype
-        torch.float32
-    """
-
-    def __init__(
-        self,
-        step: Callable[..., Any],
-        model: nn.Module | None,
-        *,
-        batches: int = 1,
-        restore: Iterable[Any] = (),
-        dtype: torch.dtype | None = None,
-        eager: bool = True,
-    ) -> None:
-        if not callable(step):
-            got = f"a {type(step).__name__}. Pass the function itself" if isinstance(step, torch.Tensor) else repr(step)
-            raise OptionError(f"step must be a function that runs a step and returns its loss, got {got}.")
-        if model is not None and not isinstance(model, nn.Module):
-            raise OptionError(f"model must be an nn.Module, got {model!r}.")
-        if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
-            raise OptionError(f"batches (the number of times a run calls step) must be 1 or more, got {batches!r}.")
-        if dtype is not None and dtype not in (torch.float16, torch.bfloat16):
-            raise OptionError(f"dtype must be torch.float16, torch.bfloat16 or None, got {dtype!r}.")
-        if not isinstance(restore, Iterable) or isinstance(restore, torch.Tensor):
-            raise OptionError(
-                f"restore must be a tuple or list of objects that the step changes, got {type(restore).__name__}. For "
-                f"one object, write restore=(...,) with a comma."
-            )
-        self.step = step
-        self.model = model
-        self.batches = batches
-        self.takes_number = _takes_number(step)
-        self.iterators = iterators_in(step)
-        self.count = 0
-        self.on_step: Callable[[int], None] | None = None
-        self._steps = 0
-        self._restore = tuple(restore)
-        self._dtype = dtype
-        self._eager = eager
-        self._state: StepState | None = None
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> StepRuns:
-        _check_regions("begin")
-        if not _one_at_a_time.acquire(blocking=False):
-            raise StepError(
-                "another compare() or tune() is running, and each run changes state of the whole process, such as the "
-                "default policy. Wait for its end: compare() and tune() cannot be nested."
-            )
-        with contextlib.ExitStack() as stack:
-            stack.callback(_one_at_a_time.release)
-            self._state = state = StepState(self.model, self._restore, self.step)
-            stack.callback(state.watch_optimizers().remove)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        state, self._state = self._state, None
-        assert state is not None, "__exit__ comes after __enter__"
-        with self._stack:
-            state.restore()
-            if kind is None:
-                state.check()
-
-    def run(
-        self,
-        policy: Policy,
-        *,
-        around: contextlib.AbstractContextManager[Any] | None = None,
-        on_result: Callable[[int, Any], None] | None = None,
-        held_out: int = 0,
-        eager: bool | None = None,
-    ) -> Results:
-        """Runs the step for each batch, and restores the state.
-
-        Args:
-            policy: The policy of the step's regions.
-            around: A block around the calls of the step.
-            on_result: Called with the number of the batch and the step's result, before the result is copied. It runs
-                inside of `around`.
-            held_out: 0: the first batches. 1, 2, ...: other batches: those with the next numbers, or the same ones with
-                other random numbers.
-            eager: Whether compiled functions run uncompiled. None: as set in the constructor.
-
-        Returns:
-            For each batch, the step's result as named tensors.
-
-        Raises:
-            StepError: The step returned nothing to compare, left a region open, or reached the end of an iterator.
-            RegionError: A region is open.
-        """
-        state = self._state
-        if state is None:
-            raise StepError("StepRuns.run() was called outside of its with block, so there is no saved state.")
-        _check_regions("run")
-        self.count += 1
-        first = self.batches * held_out
-        results: Results = []
-        try:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(put_policy_in_force(policy, self.model, self._dtype))
-                # If the module has not been imported, nothing has been compiled. Importing it takes seconds.
-                if (self._eager if eager is None else eager) and "torch._dynamo" in sys.modules:
-                    stack.enter_context(torch.compiler.set_stance("force_eager"))
-                if held_out and not self.takes_number:
-                    state.use_other_random_numbers(held_out)
-                if around is not None:
-                    stack.enter_context(around)
-                for number in range(first, first + self.batches):
-                    result = self._call(number)
-                    if on_result is not None:
-                        on_result(number, result)
-                    results.append(read_result(result))
-                    del result
-                    self._steps += 1
-                    if self.on_step is not None:
-                        self.on_step(self._steps)
-        finally:
-            state.restore()
-        return results
-
-    def loss_scale(self) -> float:
-        """Returns the scale of the GradScaler that the step refers to; 1.0 without one, and outside of the block."""
-        return 1.0 if self._state is None else self._state.loss_scale()
-
-    def _call(self, number: int) -> Any:
-        depth = _C.depth()
-        try:
-            result = self.step(number) if self.takes_number else self.step()
-        except StopIteration as error:
-            names = ", ".join(self.iterators) or "one"
-            raise StepError(
-                f"step() has reached the end of an iterator ({names}), which does not restart for the next run. "
-                f"Take the batches from a list, and let step(i) use batch i."
-            ) from error
-        if _C.depth() != depth:
-            raise StepError("step() has left a region open. Open regions with `with`.")
-        return result
-
-
-def _check_regions(verb: str) -> None:
-    """Raises if a region is open, because nested regions would follow its policy instead of the run's."""
-    if _C.depth() or any(map(torch.is_autocast_enabled, DEVICE_TYPES)):
-        raise RegionError(
-            f"the runs of a step cannot {verb} inside of an open region: the step's regions would follow that region's "
-            f"policy. Open the regions in the step, and call compare() or tune() outside of them."
-        )
-
-
-def _takes_number(step: Callable[..., Any]) -> bool:
-    try:
-        parameters = inspect.signature(step).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    needed = [
-        one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    ]
-    if len(needed) > 1 or any(one.kind is one.KEYWORD_ONLY for one in needed):
-        raise OptionError(
-            f"step is called as step(), or as step(i) with the number of the batch, but this one needs "
-            f"{', '.join(one.name for one in needed)}. Bind its arguments, with functools.partial or a lambda."
-        )
-    return bool(needed)
-
-
-# ---The progress of `compare` and `tune` on a terminal.
-
-
-#: Call it with the number of runs so far, and a remark.
-Show = Callable[[int, str], None]
-
-
-@contextlib.contextmanager
-def show_progress(what: str, total: int, wanted: bool) -> Iterator[Show]:
-    """Shows a bar on stderr while the block runs, if that is a terminal and rich is installed.
+def show_progress(what: str, total: int, wanted: bool) -> Iterator[Callable[[int, str], None]]:
+    """Shows a bar on stderr while the block runs, if that is a terminal.
 
     Args:
         what: What runs.
         total: How many runs there may be. If there are more, the total grows.
         wanted: False: show nothing.
 
-    Example:
-        >>> with show_progress("tune", 60, wanted=False) as show:
-        ...     show(1, "gate")
+    Yields:
+        A function to call with the number of runs so far, and a remark.
     """
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         yield lambda done, remark: None
         return
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    except ModuleNotFoundError:
-        yield lambda done, remark: None
-        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[remark]}"), console=Console(stderr=True)) as shown:
         task = shown.add_task(what, total=total, remark="")

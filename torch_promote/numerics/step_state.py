@@ -1,9 +1,16 @@
-"""Saves, restores and compares the state that a step changes.
+"""Saves the state that a step changes, and restores it in place.
 
 NOTE [ What is state ]
 Parameters, buffers and gradients of the model; the random number generators of Python, NumPy and PyTorch; objects that
-the caller lists; and objects that the step refers to: see `found_in`. An optimizer that the step reaches in another way
-is found at its first step. kept.py describes the saved state of an object.
+the caller lists; and objects that the step refers to: see `objects_of`. An optimizer that the step reaches in another
+way is saved when it steps for the first time.
+
+- Tensors: the values, the gradient's identity and values, `requires_grad`, and the memory that `tensor.data = ...`
+  replaces.
+- Modules: the parameters, buffers and submodules, their training flags and extra state, and attributes that are
+  tensors. Other attributes, such as counters, are left to the program.
+- Optimizers, schedulers and scalers: every attribute. `load_state_dict` would cast an optimizer's state to the dtype of
+  its weights, and a scaler's `state_dict` does not contain which optimizers it has unscaled.
 """
 
 from __future__ import annotations
@@ -13,14 +20,13 @@ import contextlib
 import copy
 import enum
 import functools
-import hashlib
 import inspect
 import pickle
 import random
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -32,417 +38,24 @@ from torch_promote.errors import OptionError, StepError
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.policy.op_table import DEVICE_TYPES
 
-__all__ = [
-    "STATEFUL",
-    "Keeper",
-    "KeptTensor",
-    "StepState",
-    "add_bytes",
-    "digest",
-    "found_in",
-    "is_random",
-    "iterators_in",
-]
-
-
-# ---The saved state of a tensor, and hashes of tensors.
-
-
-class KeptTensor:
-    """The state of a tensor at construction. The gradient's values are saved together with the gradient."""
-
-    __slots__ = ("_gradient", "_is_leaf", "_memory", "_requires_grad", "_tensor", "_values")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self._is_leaf = tensor.is_leaf
-        self._requires_grad = tensor.requires_grad
-        self._memory = tensor.detach() if type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) else None
-        self._values = _elements(tensor.detach()).clone()
-        self._gradient = tensor.grad if tensor.is_leaf else None
-
-    def restore(self) -> None:
-        """Restores the tensor."""
-        tensor, memory = self._tensor, self._memory
-        with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
-            if self._is_leaf and tensor.grad_fn is not None:
-                with contextlib.suppress(RuntimeError):  # a view cannot be detached in place
-                    tensor.detach_()
-            if memory is not None and _place(tensor) != _place(memory):
-                tensor.data = memory
-            _elements(tensor).copy_(self._values)
-        if self._is_leaf:
-            if tensor.is_leaf and tensor.requires_grad != self._requires_grad:
-                tensor.requires_grad_(self._requires_grad)
-            if tensor.grad is not self._gradient:
-                tensor.grad = self._gradient
-
-
-def add_bytes(found: Any, tensor: torch.Tensor) -> None:
-    """Adds a tensor's dtype, shape and bits to a hash."""
-    found.update(f"{tensor.dtype}{tuple(tensor.shape)}{tensor.requires_grad}".encode())
-    data = tensor.detach()
-    data = data.to_local() if hasattr(data, "to_local") else data
-    if data.is_meta:
-        return
-    if data.layout is torch.sparse_coo:
-        data = data.coalesce()
-        add_bytes(found, data.indices())
-        data = data.values()
-    if data.is_quantized:
-        data = data.int_repr()
-    if data.layout is not torch.strided:
-        data = data.to_dense()
-    data = data.to("cpu").resolve_conj().resolve_neg().contiguous().reshape(-1)
-    if data.numel():
-        found.update(data.view(torch.uint8).numpy())
-
-
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    if tensor.layout is not torch.strided:
-        return (tensor.layout, tensor.dtype, tensor.device, tensor.shape)
-    return (tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.layout)
-
-
-def _elements(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with each element once: PyTorch does not copy into an expanded tensor."""
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        return tensor
-    repeated = [stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
-    return tensor[tuple(slice(0, 1) if one else slice(None) for one in repeated)] if any(repeated) else tensor
-
-
-# ---Saves the state of objects that a step changes, and restores it in place.
-#
-# NOTE [ What is kept of an object ]
-# - Tensors: the values, the gradient's identity and values, `requires_grad`, and the memory that `tensor.data = ...`
-#  replaces.
-# - Modules: the parameters, buffers and submodules, their training flags and extra state, and attributes that are
-#  tensors. Other attributes, such as counters, are left to the program.
-# - Optimizers, schedulers and scalers: every attribute. `load_state_dict` would cast an optimizer's state to the dtype
-#  of its weights, and a scaler's `state_dict` does not contain which optimizers it has unscaled.
-
+__all__ = ["StepState", "is_compiled", "iterators_of", "objects_of"]
 
 #: Classes whose attributes are all saved.
 _WHOLE = (Optimizer, LRScheduler, torch.amp.GradScaler)
-#: Types whose state is saved if a step refers to an instance.
-STATEFUL = (*_WHOLE, nn.Module, torch.Generator, random.Random)
+_STATEFUL = (*_WHOLE, nn.Module, torch.Generator, random.Random)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-_SEQUENCES = (list, collections.deque)
+_COLLECTIONS = (list, collections.deque, set)
 _ATOMS = (bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Size, type(None))
 
 
-class Keeper:
-    """Saves objects and their parts, each once, and restores them."""
+class _Saved(NamedTuple):
+    """The saved state of an object, without the objects in it."""
 
-    def __init__(self) -> None:
-        self._restorers: list[Callable[[], None]] = []
-        self._known: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
-
-    def knows(self, one: Any) -> bool:
-        """Whether the object is saved."""
-        return id(one) in self._known
-
-    def ids(self) -> set[int]:
-        """The ids of the saved objects, as `digest` adds them to `seen`."""
-        return {key for key, one in self._known.items() if not isinstance(one, tuple)}
-
-    def keep(self, one: Any) -> bool:
-        """Saves an object. Returns False if it has no state that can be saved."""
-        if id(one) in self._known:
-            return True
-        if isinstance(one, _ATOMS):
-            return False
-        restorer = _restorer(one)
-        if restorer is None:
-            return False
-        self._known[id(one)] = one
-        self._restorers.append(restorer)
-        for _, part in _parts(one):
-            self.keep(part)
-        return True
-
-    def restore(self) -> None:
-        """Restores everything in the order of saving: dicts before their items."""
-        for restorer in self._restorers:
-            restorer()
+    restore: Callable[[], None]
+    is_restored: Callable[[], bool]
 
 
-def digest(one: Any, seen: set[int]) -> str:
-    """Returns a hash of an object's current state, without the parts in `seen`, and adds its parts to `seen`."""
-    found = hashlib.blake2b(digest_size=16)
-    _add(found, one, seen)
-    return found.hexdigest()
-
-
-def is_random(one: Any) -> bool:
-    """Whether an object is a random number generator of PyTorch, Python or NumPy."""
-    numpy = sys.modules.get("numpy")
-    of_numpy = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
-    return isinstance(one, (torch.Generator, random.Random, *of_numpy))
-
-
-# --- the parts of an object
-
-
-def _parts(one: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(one, nn.Module):
-        for name, kind in (("parameters", one._parameters), ("buffers", one._buffers), ("modules", one._modules)):
-            yield name, kind if type(kind) in _DICTS else tuple(kind.values())  # torch.jit modules
-        yield from _tensors_of(one).items()
-    elif isinstance(one, _WHOLE):
-        yield "attributes", vars(one)
-    elif type(one) in _DICTS:
-        for number, (key, value) in enumerate(one.items()):
-            yield repr(key) if isinstance(key, _ATOMS) else str(number), value
-            if isinstance(key, torch.Tensor):
-                yield "key", key
-    elif isinstance(one, (*_SEQUENCES, tuple)):
-        for number, value in enumerate(one):
-            yield str(number), value
-    elif isinstance(one, torch.Tensor) and one.is_leaf and one.grad is not None:
-        yield "grad", one.grad
-
-
-def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Attributes that are tensors, but neither parameters nor buffers."""
-    return {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
-
-
-# --- restoring
-
-
-def _restorer(one: Any) -> Callable[[], None] | None:
-    if isinstance(one, torch.Tensor):
-        return KeptTensor(one).restore
-    if isinstance(one, nn.Module):
-        return _of_module(one)
-    if isinstance(one, (*_WHOLE, tuple)):
-        return lambda: None  # its parts are restored separately
-    if type(one) in _DICTS:
-        return _of_dict(one)
-    if type(one) in (*_SEQUENCES, set):
-        return _of_collection(one)
-    return _of_state(one)
-
-
-def _of_module(module: nn.Module) -> Callable[[], None]:
-    training, tensors = module.training, _tensors_of(module)
-    before = {name: vars(module)[name] for name in vars(module)}
-    has_more = type(module).get_extra_state is not nn.Module.get_extra_state
-    more = copy.deepcopy(module.get_extra_state()) if has_more else None
-
-    def restore() -> None:
-        module.training = training
-        for name in {*tensors, *_tensors_of(module)}:
-            if name in before:
-                vars(module)[name] = before[name]
-            else:
-                vars(module).pop(name, None)
-        if has_more:
-            module.set_extra_state(copy.deepcopy(more))
-
-    return restore
-
-
-def _of_dict(one: dict[Any, Any]) -> Callable[[], None]:
-    items = list(one.items())
-    if any(isinstance(value, torch.Tensor) and hasattr(value, "to_local") for _, value in items):
-        return lambda: None  # fully_shard swaps these tensors itself
-
-    def restore() -> None:
-        now = list(one.items())
-        if len(now) != len(items) or any(a is not c or b is not d for (a, b), (c, d) in zip(now, items, strict=True)):
-            one.clear()
-            one.update(items)
-
-    return restore
-
-
-def _of_collection(one: Any) -> Callable[[], None]:
-    items = list(one)
-
-    def restore() -> None:
-        if len(one) != len(items) or any(a is not b for a, b in zip(one, items, strict=True)):
-            one.clear()
-            (one.update if isinstance(one, set) else one.extend)(items)
-
-    return restore
-
-
-def _of_state(one: Any) -> Callable[[], None] | None:
-    """For objects whose state is read and written as a whole, including arrays and random number generators."""
-    access = _access(one)
-    if access is None:
-        return None
-    get, put = access
-    kept = copy.deepcopy(get())
-    return lambda: put(copy.deepcopy(kept))
-
-
-def _access(one: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """Functions that read an object's state, and write it."""
-    if isinstance(one, type):
-        return None
-    if isinstance(one, random.Random):
-        return one.getstate, one.setstate
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and type(one) is numpy.ndarray:
-        return lambda: one, lambda kept: one.__setitem__(..., kept)
-    if numpy is not None and isinstance(one, numpy.random.Generator):
-        bits = one.bit_generator
-        return lambda: bits.state, lambda kept: setattr(bits, "state", kept)
-    for get, put in (("state_dict", "load_state_dict"), ("get_state", "set_state")):
-        if callable(getattr(one, get, None)) and callable(getattr(one, put, None)):
-            return getattr(one, get), getattr(one, put)
-    return None
-
-
-# --- hashes
-
-
-def _add(found: Any, one: Any, seen: set[int]) -> None:
-    if isinstance(one, _ATOMS):
-        found.update(repr(one).encode())
-        return
-    if id(one) in seen:
-        found.update(b"seen")
-        return
-    found.update(type(one).__name__.encode())
-    if not (isinstance(one, (torch.Tensor, nn.Module, *_WHOLE, tuple)) or type(one) in (*_DICTS, *_SEQUENCES, set)):
-        access = _access(one)
-        if access is not None:
-            seen.add(id(one))
-            _add_state(found, access[0]())
-        return
-    if isinstance(one, torch.Tensor):
-        add_bytes(found, one)
-    elif isinstance(one, set):
-        found.update(repr(sorted(map(repr, one))).encode())
-    elif isinstance(one, nn.Module):
-        found.update(str(one.training).encode())
-        if type(one).get_extra_state is not nn.Module.get_extra_state:
-            _add_state(found, one.get_extra_state())
-    if not isinstance(one, tuple):  # some tuples are temporary objects
-        seen.add(id(one))
-    for name, part in _parts(one):
-        found.update(name.encode())
-        _add(found, part, seen)
-
-
-def _add_state(found: Any, state: Any) -> None:
-    """Adds a state that is a temporary object, whose parts are therefore not in `seen`."""
-    if type(state) in (*_DICTS, *_SEQUENCES, tuple) or isinstance(state, torch.Tensor):
-        for name, part in _parts(state):
-            found.update(name.encode())
-            _add_state(found, part)
-        if isinstance(state, torch.Tensor):
-            add_bytes(found, state)
-        return
-    with contextlib.suppress(Exception):  # an object without access to its content
-        found.update(pickle.dumps(state))
-
-
-# ---Finds the objects that a step refers to: objects with state, and iterators, whose state cannot be restored.
-
-
-def found_in(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the objects with state that a function refers to, with the function's names for them.
-
-    It searches the function's closure, the globals that its code names, the object of a bound method, arguments of
-    `functools.partial`, functions of the same module that it calls, and one level into lists, dicts and objects.
-
-    Example:
-        >>> import torch
-        >>> weight = torch.nn.Parameter(torch.ones(1))
-        >>> def make():
-        ...     optimizer = torch.optim.SGD([weight])
-        ...     return lambda: optimizer.step()
-        >>> [name for name, _ in found_in(make())]
-        ['optimizer']
-    """
-    for name, value in _variables(step, set()):
-        for inner, one in _one_level(name, value):
-            if (isinstance(one, STATEFUL) or is_random(one)) and not isinstance(one, type):
-                yield inner, one
-
-
-def iterators_in(step: Callable[..., Any]) -> list[str]:
-    """Returns the names of iterators that a function refers to. Items drawn from them cannot be drawn again.
-
-    Example:
-        >>> batches = iter([1, 2])
-        >>> iterators_in(lambda: next(batches))
-        ['batches']
-    """
-    return [
-        inner
-        for name, value in _variables(step, set())
-        for inner, one in _one_level(name, value)
-        if isinstance(one, Iterator) and not isinstance(one, type)
-    ]
-
-
-def _variables(step: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    if id(step) in seen:
-        return
-    seen.add(id(step))
-    if isinstance(step, functools.partial):
-        yield from ((f"argument {number}", value) for number, value in enumerate(step.args))
-        yield from step.keywords.items()
-        yield from _variables(step.func, seen)
-        return
-    owner = getattr(step, "__self__", None)
-    if owner is not None and not isinstance(owner, types.ModuleType):
-        yield "self", owner
-    function = inspect.unwrap(getattr(step, "__func__", step))
-    if not inspect.isfunction(function):
-        call = getattr(type(step), "__call__", None)  # noqa: B004
-        if inspect.isfunction(call) and not isinstance(step, type):
-            yield from _variables(call.__get__(step), seen)
-        return
-    scope = {**_globals(function), **_cells(function)}
-    for name, value in scope.items():
-        yield name, value
-        is_own = inspect.isfunction(value) and value.__globals__ is function.__globals__
-        if is_own or isinstance(value, types.MethodType):
-            yield from _variables(value, seen)
-
-
-def _globals(function: types.FunctionType) -> dict[str, Any]:
-    return {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
-
-
-def _names(code: types.CodeType) -> Iterable[str]:
-    """The names that code uses, including those of nested functions."""
-    found = dict.fromkeys(code.co_names)
-    for one in code.co_consts:
-        if isinstance(one, types.CodeType):
-            found.update(dict.fromkeys(_names(one)))
-    return found
-
-
-def _cells(function: types.FunctionType) -> dict[str, Any]:
-    found = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # an unassigned variable
-            continue
-    return found
-
-
-def _one_level(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    yield name, value
-    if isinstance(value, list | tuple):
-        yield from ((f"{name}[{number}]", one) for number, one in enumerate(value))
-    elif isinstance(value, dict):
-        yield from ((f"{name}[{key!r}]", one) for key, one in list(value.items()))
-    elif not isinstance(value, (*STATEFUL, type, nn.Module, types.ModuleType, types.FunctionType)):
-        yield from ((f"{name}.{key}", one) for key, one in list(getattr(value, "__dict__", {}).items()))
-
-
-_GLOBAL = "random number generators and modes"
+_NOTHING = _Saved(lambda: None, lambda: True)
 
 
 class StepState:
@@ -463,55 +76,66 @@ class StepState:
     """
 
     def __init__(self, model: nn.Module | None, restore: Iterable[Any] = (), step: Callable[..., Any] | None = None):
-        self._keeper = Keeper()
         self._parts: dict[str, Any] = {}
-        self._process = _OfTheProcess()
-        self._add(_GLOBAL, self._process)
+        self._saved: list[tuple[str, _Saved]] = []  # dicts come before their items
+        self._known: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
+        self._add("random number generators and modes", _Process())
         if model is not None:
             self._add("model", model)
-        for number, one in enumerate(restore):
-            if not self._add(f"restore[{number}]", one):
+        for number, item in enumerate(restore):
+            if not self._add(f"restore[{number}]", item):
                 raise OptionError(
-                    f"restore[{number}] is a {type(one).__name__}, whose state cannot be restored. Legal: modules, "
+                    f"restore[{number}] is a {type(item).__name__}, whose state cannot be restored. Legal: modules, "
                     f"optimizers, tensors, generators, lists, dicts, objects with state_dict and load_state_dict, and "
                     f"objects with get_state and set_state."
                 )
-        for name, one in found_in(step) if step is not None else ():
-            self._add(name, one)
-        self._hashes = self.hashes()
+        for name, item in objects_of(step) if step is not None else ():
+            self._add(name, item)
 
-    def _add(self, name: str, one: Any) -> bool:
-        if self._keeper.knows(one):
+    def _add(self, name: str, item: Any) -> bool:
+        if id(item) in self._known:
             return True
-        if isinstance(one, nn.Module):
-            _check_lazy(name, one)
-        if not self._keeper.keep(one):
-            return False
+        if isinstance(item, nn.Module):
+            lazy = [path for path, one in (*item.named_parameters(), *item.named_buffers()) if is_lazy(one)]
+            if lazy:
+                raise StepError(
+                    f"{name} has lazy parameters, whose initialization by the first call cannot be undone: {lazy[0]}. "
+                    f"Call it once on a batch first."
+                )
         while name in self._parts:
             name += "'"
-        self._parts[name] = one
+        if not self._save(name, item):
+            return False
+        self._parts[name] = item
+        return True
+
+    def _save(self, part: str, item: Any) -> bool:
+        if id(item) in self._known:
+            return True
+        saved = None if isinstance(item, _ATOMS) else _save(item)
+        if saved is None:
+            return False
+        self._known[id(item)] = item
+        self._saved.append((part, saved))
+        for inner in _contents(item):
+            self._save(part, inner)
         return True
 
     def watch_optimizers(self) -> Any:
         """Adds optimizers that step for the first time, until the handle's `remove()` is called."""
 
         def about_to_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if not self._keeper.knows(optimizer):
-                before = self._keeper.ids()
-                self._add(f"{type(optimizer).__name__} that the step uses", optimizer)
-                self._hashes[next(reversed(self._parts))] = digest(optimizer, before)
+            self._add(f"{type(optimizer).__name__} that the step uses", optimizer)
 
         skip_frames(about_to_step)
         return register_optimizer_step_pre_hook(about_to_step)
 
     def loss_scale(self) -> float:
         """Returns the current scale of the GradScaler in the state, or 1.0 if there is none."""
-        scalers = [one for one in self._parts.values() if isinstance(one, torch.amp.GradScaler) and one.is_enabled()]
-        return float(scalers[0].get_scale()) if scalers else 1.0
-
-    def restore(self) -> None:
-        """Restores the state."""
-        self._keeper.restore()
+        for item in self._parts.values():
+            if isinstance(item, torch.amp.GradScaler) and item.is_enabled():
+                return float(item.get_scale())
+        return 1.0
 
     def use_other_random_numbers(self, which: int = 1) -> None:
         """Seeds all generators, until `restore` is called.
@@ -522,21 +146,24 @@ class StepState:
         seed = int(torch.randint(2**31, ())) ^ (0x5EED * which)
         torch.manual_seed(seed)
         random.seed(seed)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(seed)
-        for one in self._parts.values():
-            if isinstance(one, torch.Generator):
-                one.manual_seed(seed)
-            elif is_random(one) and hasattr(one, "bit_generator"):
-                one.bit_generator.state = type(one.bit_generator)(seed).state
-            elif is_random(one):
-                one.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed)
+        for item in self._parts.values():
+            if isinstance(item, torch.Generator):
+                item.manual_seed(seed)
+            elif _is_generator(item) and hasattr(item, "bit_generator"):
+                item.bit_generator.state = type(item.bit_generator)(seed).state
+            elif _is_generator(item):
+                item.seed(seed)
 
-    def hashes(self) -> dict[str, str]:
-        """Returns a hash of each part of the current state, by name. Shared objects count for the first part."""
-        seen: set[int] = set()
-        return {name: digest(part, seen) for name, part in self._parts.items()}
+    def restore(self) -> None:
+        """Restores the state."""
+        for _, saved in self._saved:
+            saved.restore()
+
+    def changed(self) -> list[str]:
+        """Returns the names of the parts whose current state differs from the saved state."""
+        return list(dict.fromkeys(part for part, saved in self._saved if not saved.is_restored()))
 
     def check(self) -> None:
         """Checks that the current state equals the saved state.
@@ -544,25 +171,213 @@ class StepState:
         Raises:
             StepError: It differs. The message names the parts.
         """
-        now = self.hashes()
-        different = [name for name in self._parts if now[name] != self._hashes[name]]
-        if different:
+        if changed := self.changed():
             raise StepError(
-                f"the state before the step could not be restored: {', '.join(different)} "
-                f"{'differs' if len(different) == 1 else 'differ'}. Pass the changed objects in restore=(...)."
+                f"the state before the step could not be restored. Different: {', '.join(changed)}. Pass the changed "
+                f"objects in restore=(...)."
             )
 
 
-def _check_lazy(name: str, module: nn.Module) -> None:
-    lazy = [path for path, one in (*module.named_parameters(), *module.named_buffers()) if is_lazy(one)]
-    if lazy:
-        raise StepError(
-            f"{name} has lazy parameters, whose initialization by the first call cannot be undone: "
-            f"{', '.join(lazy[:3])}{', ...' if lazy[3:] else ''}. Call it once on a batch first."
+# --- the state of one object
+
+
+def _contents(item: Any) -> Iterator[Any]:
+    """The objects in an object that are saved separately."""
+    if isinstance(item, nn.Module):
+        for named in (item._parameters, item._buffers, item._modules):
+            yield named if type(named) in _DICTS else tuple(named.values())  # torch.jit modules
+        yield from _tensor_attributes(item).values()
+    elif isinstance(item, _WHOLE):
+        yield vars(item)
+    elif type(item) in _DICTS:
+        yield from item.values()
+        yield from (key for key in item if isinstance(key, torch.Tensor))
+    elif isinstance(item, list | tuple | collections.deque):
+        yield from item
+    elif isinstance(item, torch.Tensor) and item.is_leaf and item.grad is not None:
+        yield item.grad
+
+
+def _tensor_attributes(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+
+
+def _save(item: Any) -> _Saved | None:
+    """Saves the state of an object, without its contents. None if it cannot be saved."""
+    if isinstance(item, torch.Tensor):
+        return _save_tensor(item)
+    if isinstance(item, nn.Module):
+        return _save_module(item)
+    if isinstance(item, (*_WHOLE, tuple)):
+        return _NOTHING
+    if type(item) in _DICTS:
+        return _save_dict(item)
+    if type(item) in _COLLECTIONS:
+        return _save_collection(item)
+    access = _access(item)
+    return None if access is None else _save_opaque(*access)
+
+
+def _save_tensor(tensor: torch.Tensor) -> _Saved:
+    is_leaf, requires_grad = tensor.is_leaf, tensor.requires_grad
+    memory = tensor.detach() if type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) else None
+    values = _elements(tensor.detach()).clone()
+    gradient = tensor.grad if is_leaf else None
+
+    def restore() -> None:
+        with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+            if is_leaf and tensor.grad_fn is not None:
+                with contextlib.suppress(RuntimeError):  # a view cannot be detached in place
+                    tensor.detach_()
+            if memory is not None and _location(tensor) != _location(memory):
+                tensor.data = memory
+            _elements(tensor).copy_(values)
+        if is_leaf:
+            if tensor.is_leaf and tensor.requires_grad != requires_grad:
+                tensor.requires_grad_(requires_grad)
+            if tensor.grad is not gradient:
+                tensor.grad = gradient
+
+    def is_restored() -> bool:
+        return (
+            (not is_leaf or tensor.grad is gradient)
+            and tensor.requires_grad == requires_grad
+            and same_bits(_elements(tensor.detach()), values)
         )
 
+    return _Saved(restore, is_restored)
 
-class _OfTheProcess:
+
+def _location(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if tensor.layout is not torch.strided:
+        return (tensor.layout, tensor.dtype, tensor.device, tensor.shape)
+    return (tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.layout)
+
+
+def _elements(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with each element once: PyTorch does not copy into an expanded tensor."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor
+    repeated = [stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
+    return tensor[tuple(slice(0, 1) if one else slice(None) for one in repeated)] if any(repeated) else tensor
+
+
+def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and bits, so that a NaN equals itself."""
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return False
+    return ours.is_meta or torch.equal(_bits(ours), _bits(theirs).to(ours.device))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    data = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    data = data.to_dense() if data.layout is not torch.strided else data
+    data = data.int_repr() if data.is_quantized else data.resolve_conj().resolve_neg()
+    data = data.contiguous().reshape(-1)
+    data = data.as_strided((1,), (1,)) if data.numel() == 1 else data  # one element may have any stride
+    return data.view(torch.uint8)
+
+
+def _save_module(module: nn.Module) -> _Saved:
+    training, tensors, attributes = module.training, _tensor_attributes(module), dict(vars(module))
+    has_more = type(module).get_extra_state is not nn.Module.get_extra_state
+    more = copy.deepcopy(module.get_extra_state()) if has_more else None
+
+    def restore() -> None:
+        module.training = training
+        for name in {*tensors, *_tensor_attributes(module)}:
+            if name in attributes:
+                vars(module)[name] = attributes[name]
+            else:
+                del vars(module)[name]
+        if has_more:
+            module.set_extra_state(copy.deepcopy(more))
+
+    def is_restored() -> bool:
+        return (
+            module.training == training
+            and _same_objects(_tensor_attributes(module).items(), tensors.items())
+            and (not has_more or _equal(module.get_extra_state(), more))
+        )
+
+    return _Saved(restore, is_restored)
+
+
+def _save_dict(item: dict[Any, Any]) -> _Saved:
+    items = list(item.items())
+    if any(isinstance(value, torch.Tensor) and hasattr(value, "to_local") for _, value in items):
+        return _NOTHING  # fully_shard swaps these tensors itself
+
+    def restore() -> None:
+        if not _same_objects(item.items(), items):
+            item.clear()
+            item.update(items)
+
+    return _Saved(restore, lambda: _same_objects(item.items(), items))
+
+
+def _save_collection(item: Any) -> _Saved:
+    contents = list(item)
+
+    def is_restored() -> bool:
+        return len(item) == len(contents) and all(a is b for a, b in zip(item, contents, strict=True))
+
+    def restore() -> None:
+        if not is_restored():
+            item.clear()
+            (item.update if isinstance(item, set) else item.extend)(contents)
+
+    return _Saved(restore, is_restored)
+
+
+def _same_objects(ours: Iterable[tuple[Any, Any]], theirs: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether two dicts have the same keys and values in the same order, by identity."""
+    ours, theirs = list(ours), list(theirs)
+    return len(ours) == len(theirs) and all(a is c and b is d for (a, b), (c, d) in zip(ours, theirs, strict=True))
+
+
+def _save_opaque(get: Callable[[], Any], put: Callable[[Any], Any]) -> _Saved:
+    """Saves a state that is read and written as a whole."""
+    kept = copy.deepcopy(get())
+    return _Saved(lambda: put(copy.deepcopy(kept)), lambda: _equal(get(), kept))
+
+
+def _access(item: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+    """Functions that read an object's state, and write it."""
+    numpy = sys.modules.get("numpy")
+    if isinstance(item, type):
+        return None
+    if isinstance(item, random.Random):
+        return item.getstate, item.setstate
+    if numpy is not None and type(item) is numpy.ndarray:
+        return lambda: item, lambda kept: item.__setitem__(..., kept)
+    if numpy is not None and isinstance(item, numpy.random.Generator):
+        bits = item.bit_generator
+        return lambda: bits.state, lambda kept: setattr(bits, "state", kept)
+    for get, put in (("state_dict", "load_state_dict"), ("get_state", "set_state")):
+        if callable(getattr(item, get, None)) and callable(getattr(item, put, None)):
+            return getattr(item, get), getattr(item, put)
+    return None
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    """Whether two states are equal. Objects that cannot be compared count as equal."""
+    if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
+        return same_bits(ours.detach(), theirs.detach())
+    if type(ours) is not type(theirs):
+        return False
+    if type(ours) in _DICTS:
+        return ours.keys() == theirs.keys() and all(_equal(ours[key], theirs[key]) for key in ours)
+    if isinstance(ours, list | tuple | collections.deque):
+        return len(ours) == len(theirs) and all(map(_equal, ours, theirs))
+    if isinstance(ours, _ATOMS):
+        return bool(ours == theirs) or ours != ours
+    with contextlib.suppress(Exception):  # an object that pickle cannot read
+        return pickle.dumps(ours) == pickle.dumps(theirs)
+    return True
+
+
+class _Process:
     """Random number generators, and global modes that a step may change."""
 
     def __init__(self) -> None:
@@ -581,7 +396,7 @@ class _OfTheProcess:
         )
 
     def set_state(self, state: tuple[Any, ...]) -> None:
-        python, cpu, on_gpu, of_numpy, with_gradients, dtype, dtypes = state
+        python, cpu, on_gpu, of_numpy, with_gradients, dtype, autocast_dtypes = state
         random.setstate(python)
         torch.set_rng_state(cpu)
         if self._on_gpu:
@@ -590,5 +405,118 @@ class _OfTheProcess:
             self._numpy.random.set_state(of_numpy)
         torch.set_grad_enabled(with_gradients)
         torch.set_default_dtype(dtype)
-        for device_type, one in zip(DEVICE_TYPES, dtypes, strict=True):
-            torch.set_autocast_dtype(device_type, one)
+        for device_type, autocast_dtype in zip(DEVICE_TYPES, autocast_dtypes, strict=True):
+            torch.set_autocast_dtype(device_type, autocast_dtype)
+
+
+# --- the objects to which a step refers
+
+
+def objects_of(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the objects with state to which a function refers, with the function's names for them.
+
+    It searches the function's closure, the globals that its code names, the object of a bound method, arguments of
+    `functools.partial`, functions of the same module that it calls, and one level into lists, dicts and objects.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> def make():
+        ...     optimizer = torch.optim.SGD([weight])
+        ...     return lambda: optimizer.step()
+        >>> [name for name, _ in objects_of(make())]
+        ['optimizer']
+    """
+    for name, item in _references(step):
+        if isinstance(item, _STATEFUL) or _is_generator(item):
+            yield name, item
+
+
+def iterators_of(step: Callable[..., Any]) -> list[str]:
+    """Returns the names of iterators to which a function refers. Items drawn from them cannot be drawn again.
+
+    Example:
+        >>> batches = iter([1, 2])
+        >>> iterators_of(lambda: next(batches))
+        ['batches']
+    """
+    return [name for name, item in _references(step) if isinstance(item, Iterator)]
+
+
+def is_compiled(step: Callable[..., Any], model: nn.Module) -> bool:
+    """Whether the model, or an object to which a function refers, was returned by torch.compile.
+
+    Example:
+        >>> is_compiled(lambda: 0.0, nn.Linear(2, 2))
+        False
+    """
+    for item in (model, step, *(item for _, item in _references(step))):
+        if hasattr(item, "_torchdynamo_orig_callable"):
+            return True
+        if isinstance(item, nn.Module) and any(
+            "_orig_mod" in one._modules or one._compiled_call_impl is not None for one in item.modules()
+        ):
+            return True
+    return False
+
+
+def _is_generator(item: Any) -> bool:
+    """Whether an object is a random number generator of PyTorch, Python or NumPy."""
+    numpy = sys.modules.get("numpy")
+    of_numpy = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
+    return isinstance(item, (torch.Generator, random.Random, *of_numpy))
+
+
+def _references(step: Any) -> Iterator[tuple[str, Any]]:
+    """The objects to which a function refers, and those one level inside of them, without classes."""
+    for name, value in _variables(step, set()):
+        for inner, item in _one_level(name, value):
+            if not isinstance(item, type):
+                yield inner, item
+
+
+def _variables(step: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if id(step) in seen:
+        return
+    seen.add(id(step))
+    if isinstance(step, functools.partial):
+        yield from ((f"argument {number}", value) for number, value in enumerate(step.args))
+        yield from step.keywords.items()
+        yield from _variables(step.func, seen)
+        return
+    owner = getattr(step, "__self__", None)
+    if owner is not None and not isinstance(owner, types.ModuleType):
+        yield "self", owner
+    function = inspect.unwrap(getattr(step, "__func__", step))
+    if not inspect.isfunction(function):
+        call = getattr(type(step), "__call__", None)  # noqa: B004
+        if inspect.isfunction(call) and not isinstance(step, type):
+            yield from _variables(call.__get__(step), seen)
+        return
+    scope = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # an unassigned variable
+            scope[name] = cell.cell_contents
+    for name, value in scope.items():
+        yield name, value
+        is_own = inspect.isfunction(value) and value.__globals__ is function.__globals__
+        if is_own or isinstance(value, types.MethodType):
+            yield from _variables(value, seen)
+
+
+def _names(code: types.CodeType) -> Iterable[str]:
+    """The names that code uses, including those of nested functions."""
+    found = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found.update(dict.fromkeys(_names(constant)))
+    return found
+
+
+def _one_level(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    yield name, value
+    if isinstance(value, list | tuple):
+        yield from ((f"{name}[{number}]", item) for number, item in enumerate(value))
+    elif isinstance(value, dict):
+        yield from ((f"{name}[{key!r}]", item) for key, item in list(value.items()))
+    elif not isinstance(value, (*_STATEFUL, type, types.ModuleType, types.FunctionType)):
+        yield from ((f"{name}.{key}", item) for key, item in list(getattr(value, "__dict__", {}).items()))

@@ -40,6 +40,7 @@ __all__ = [
     "Series",
     "Table",
     "Tree",
+    "heat_shares",
     "load_renderer",
     "percent",
     "size",
@@ -559,6 +560,25 @@ def spell_number(value: float | None) -> str:
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}"
     digits, _, power = f"{value:.1e}".partition("e")
     return f"{digits.removesuffix('.0')}e{'-' if power[0] == '-' else '+'}{power[1:].lstrip('0')}"
+
+
+_DECADES = 6.0
+
+
+def heat_shares(values: Sequence[float]) -> list[float]:
+    """Returns the positions of values on a logarithmic scale from 0.05 to 1; 0 for zeros and NaN, 1 for infinity."""
+    powers = [math.log10(value) for value in values if 0 < value < math.inf]
+    top = max(powers, default=0.0)
+    low = max(min(powers, default=0.0), top - _DECADES)
+
+    def share(value: float) -> float:
+        if not value > 0:
+            return 0.0
+        if value == math.inf or top == low:
+            return 1.0
+        return 0.05 + 0.95 * max(0.0, (math.log10(value) - low) / (top - low))
+
+    return [share(value) for value in values]
 
 
 def short_line(line: str) -> str:

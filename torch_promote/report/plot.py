@@ -16,7 +16,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from torch_promote.report.base import Chart, Series, spell, spell_number
+from torch_promote.report.base import Chart, Series, heat_shares, spell, spell_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +39,7 @@ _PALETTE = {
 }
 _INK, _FAINT = _PALETTE["ink"][0], _PALETTE["faint"][0]
 _MOST_ROWS, _MOST_PANELS, _LONGEST_LABEL = 24, 40, 44
-_WIDTH, _ROW_HEIGHT, _DECADES = 6.4, 0.26, 6.0
+_WIDTH, _ROW_HEIGHT = 6.4, 0.26
 _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "font.size": 9, "axes.linewidth": 0.8, "text.parse_math": False}
 
 
@@ -181,7 +181,7 @@ def _draw_heat(figure: Figure, chart: Chart) -> None:
     axes, count = _axes(figure, chart), min(_MOST_ROWS, len(chart.labels))
     if not count:
         return
-    shares = [_heat(series.y[:count]) for series in chart.series]
+    shares = [heat_shares(series.y[:count]) for series in chart.series]
     image = [[column[row] for column in shares] for row in range(count)]
     axes.pcolormesh(image, cmap="YlOrRd", vmin=0, vmax=1.15)
     for number, series in enumerate(chart.series):
@@ -196,22 +196,6 @@ def _draw_heat(figure: Figure, chart: Chart) -> None:
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.spines[["bottom", "left"]].set_visible(False)
-
-
-def _heat(values: Sequence[float]) -> list[float]:
-    """Returns the positions of values on a logarithmic scale from 0.05 to 1; 0 for zeros and NaN, 1 for infinity."""
-    powers = [math.log10(value) for value in values if 0 < value < math.inf]
-    top = max(powers, default=0.0)
-    low = max(min(powers, default=0.0), top - _DECADES)
-
-    def share(value: float) -> float:
-        if not value > 0:
-            return 0.0
-        if value == math.inf or top == low:
-            return 1.0
-        return 0.05 + 0.95 * max(0.0, (math.log10(value) - low) / (top - low))
-
-    return [share(value) for value in values]
 
 
 def _draw_scatter(figure: Figure, chart: Chart) -> None:

@@ -1,0 +1,223 @@
+"""The reports `Comparison` and `Tuning`: text, page, plot, and files that can be loaded again."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import expecttest
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.made_up_comparisons import comparison_of, gpt_comparison, gpt_tuning, made_up_site, small_comparison
+from helpers.made_up_comparisons import small_tuning as tuning_of
+from torch_promote.errors import OptionError
+from torch_promote.numerics.comparison import Comparison, GradientError, Metric, Site, module_tree
+from torch_promote.numerics.tuning import Candidate, Certificate, Trial, Tuning
+from torch_promote.policy.policy import Policy
+
+FLOATS, TEXTS = st.floats(), st.text(max_size=8)
+MAYBE, NAMES = st.none() | FLOATS, st.lists(TEXTS, max_size=3).map(tuple)
+ERRORS = st.dictionaries(TEXTS, FLOATS, max_size=2)
+COUNTS = st.integers(0, 9)
+SITES = st.builds(Site, TEXTS, TEXTS, TEXTS, COUNTS, local=FLOATS, accumulated=MAYBE, impact=MAYBE, nonfinite=COUNTS)
+COMPARISONS = st.builds(
+    Comparison,
+    reference=st.just(Policy.named("off")),
+    candidate=st.sampled_from([Policy.stock(), Policy.stock().override_modules({"a.*": {"mm": "fp32"}, "b": "off"})]),
+    sites=st.lists(SITES, max_size=3),
+    metrics=st.lists(st.builds(Metric, TEXTS, MAYBE, MAYBE, FLOATS), max_size=2),
+    gradients=st.lists(st.builds(GradientError, TEXTS, FLOATS, FLOATS), max_size=2),
+    noise=ERRORS,
+    notes=st.lists(TEXTS, max_size=2),
+)
+CERTIFICATES = st.builds(
+    Certificate, st.sampled_from(["minimum", "passes"]), TEXTS, NAMES, st.none() | ERRORS, st.none() | ERRORS
+)
+TUNINGS = st.builds(
+    tuning_of,
+    overrides=st.dictionaries(TEXTS, TEXTS | st.dictionaries(TEXTS, TEXTS, max_size=2), max_size=2),
+    found=NAMES,
+    tolerance=st.dictionaries(TEXTS, st.floats(0, 1, exclude_min=True), max_size=2),
+    errors=ERRORS,
+    certificate=CERTIFICATES,
+    trials=st.lists(st.builds(Trial, NAMES, ERRORS, st.booleans(), TEXTS, MAYBE, FLOATS, TEXTS), max_size=4),
+    candidates=st.lists(st.builds(Candidate, TEXTS, TEXTS, TEXTS, FLOATS, st.booleans()), max_size=2),
+    predicted_against_measured=st.lists(st.tuples(NAMES, FLOATS, FLOATS), max_size=2),
+    gain=ERRORS,
+    direction=st.sampled_from(["accuracy", "speed"]),
+    level=st.sampled_from(["op", "module", "site"]),
+    met=st.booleans(),
+    interrupted=st.booleans(),
+)
+
+
+@given(COMPARISONS | TUNINGS)
+@settings(max_examples=40, deadline=None)
+def test_json_gives_the_same_report(report: Comparison | Tuning) -> None:
+    data = report.to_dict()
+    assert list(data)[:2] == ["format", "version"]
+    again = type(report).from_dict(json.loads(json.dumps(data, allow_nan=False)))
+    assert json.dumps(again.to_dict()) == json.dumps(data)
+    assert str(again) == str(report)
+
+
+@given(COMPARISONS | TUNINGS)
+@settings(max_examples=10, deadline=None)
+def test_every_report_has_a_page_and_a_plot(report: Comparison | Tuning) -> None:
+    assert "<iframe" in report._repr_html_()
+    report.plot().savefig(io.BytesIO())
+
+
+@pytest.mark.parametrize("report", [small_comparison(), gpt_comparison(), tuning_of(), gpt_tuning()])
+def test_files(report: Comparison | Tuning, tmp_path: Path) -> None:
+    report.save(tmp_path / "run.json")
+    assert type(report).load(tmp_path / "run.json").to_dict() == report.to_dict()
+    report.save(tmp_path / "run.html")
+    assert (tmp_path / "run.html").stat().st_size < 2_000_000
+    with pytest.raises(OptionError, match=r"Legal: .*\.html \(a page\), \.json \(to read it again\)\."):
+        report.save(tmp_path / "run.yaml")
+    if isinstance(report, Tuning):
+        report.save(tmp_path / "mine.toml")
+        assert Policy.load(tmp_path / "mine.toml") == report.policy
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"format": "torch_promote comparison"}, "its \"format\" is 'torch_promote comparison', not"),
+        ({"version": 2}, "its version is 2, and this torch_promote reads version 1"),
+        ({"trials": [{}]}, "it is incomplete or was changed (KeyError"),
+        ({"tolerance": {"loss": "1e-3"}}, "it is incomplete or was changed (TypeError"),
+        ({"comparison": None}, "it is incomplete or was changed (TypeError"),
+        ({"policy": {"format": 1, "cpu": {"mm": "no"}}}, "it is incomplete or was changed (PolicyError"),
+    ],
+)
+def test_a_changed_file_is_refused(change: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({**tuning_of().to_dict(), **change}))
+    with pytest.raises(OptionError) as caught:
+        Tuning.load(file)
+    assert str(caught.value).startswith(f"cannot read the tuning {str(file)!r}: {complaint}")
+
+
+class TestText(expecttest.TestCase):
+    def test_comparison(self) -> None:
+        self.assertExpectedInline(
+            str(small_comparison()),
+            """\
+comparison of stock with fp32
+The largest relative error of a result is 0.0012, that of loss.
+
+largest impact  softmax.int in blocks.0.attn (0.0025)
+runs            3 (backwards: 2)
+torch           2.13.0
+
+metric  reference  candidate   error
+loss    2.3441     2.3469     0.0012
+
+Ops
+op           module           calls  dtypes      local  accumulated  impact
+softmax.int  blocks.0.attn        2  fp16         0.02        0.021  0.0025
+linear       blocks.0.attn.q      1  fp16         3e-4         8e-4    1e-5
+mse_loss     -                    1  fp16, fp32      0            -       -
+
+Gradients
+parameter               error  norm
+blocks.0.attn.q.weight   0.03   1.5
+head.bias                 inf     0
+
+Calls that only one of the runs made
+  aten::copy_ in head: the candidate made 1 call more.
+
+Not compared
+  A compiled graph ran 2 times. The calls in it were not seen.
+
+Notes
+  The step draws random numbers.""",
+        )
+
+    def test_tuning(self) -> None:
+        self.assertExpectedInline(
+            str(tuning_of()),
+            """\
+tuning for accuracy, level op
+The tolerance is met.
+
+overrides  1 (of 3 candidates)
+proved     minimum
+runs       9 of 60 (1.6 s)
+torch      2.13.0
+
+Overrides
+override  policy
+softmax   fp32
+
+Errors
+metric  tolerance  error  held out  noise floor
+loss        0.001   2e-5      4e-5            0
+
+What the runs have proved
+  It is a minimum: the only smaller set of overrides was run and failed.
+
+Best trials
+overrides  error of loss  outcome  purpose  which
+        0         0.0012  failed   gate     -
+        1           2e-5  passed   prefix   softmax
+        3              0  passed   gate     softmax, linear, mse_loss
+
+Notes
+  Held-out batches were drawn with other random numbers.
+  The step draws random numbers.""",
+        )
+
+    def test_tuning_of_many_sites(self) -> None:
+        text = str(gpt_tuning())
+        assert "transformer.h.*.attn    softmax: fp32" in text
+        assert "linear, transformer.h.2.attn: div, transformer.h.5.mlp: gelu, ..." in " ".join(text.split())
+        assert len(text.splitlines()) < 60
+
+
+@pytest.mark.parametrize(
+    ("sites", "metrics", "expected"),
+    [
+        ([], [Metric("loss", 2.0, 2.0, 0.0)], "No op has an error, and the results are identical"),
+        ([], [Metric("loss", 2.0, 2.5, 0.25)], "The largest relative error of a result is 0.25, that of loss."),
+        ([], [Metric("output", None, None, math.inf)], "The candidate's output is missing or not finite."),
+        ([], [Metric("loss", 2.0, math.nan, math.inf)], "The candidate's loss is nan, and the reference's is 2."),
+        ([made_up_site()], [], "No op has an error"),
+    ],
+)
+def test_the_verdict_of_a_comparison(sites: list[Site], metrics: list[Metric], expected: str) -> None:
+    assert expected in comparison_of(*sites, metrics=metrics).content().verdict
+
+
+def test_the_verdict_of_a_tuning() -> None:
+    held_out = Certificate("minimum", "", held_out={"loss": 1.0})
+    compiled = Certificate("minimum", "", held_out={"loss": 0.0}, compiled={"loss": 1.0})
+    for options, expected in (
+        ({}, "The tolerance is met."),
+        ({"found": ()}, "The tolerance is met without overrides."),
+        ({"met": False, "certificate": held_out}, "The tolerance is met in the search, but not on held-out batches."),
+        ({"met": False, "certificate": compiled}, "The tolerance is met in the search, but not in the compiled step."),
+        ({"met": False, "interrupted": True}, "Interrupted. The tolerance is not met."),
+    ):
+        assert tuning_of(**options).content().verdict == expected
+
+
+def test_the_tree_of_modules() -> None:
+    sites = [
+        made_up_site(module="b.10", local=0.1, accumulated=None, impact=3.0),
+        made_up_site(module="b.2", local=0.2, accumulated=0.5, impact=4.0),
+        made_up_site(module="", local=0.0, accumulated=None, impact=None),
+    ]
+    tree = module_tree(sites, ["", "b", "b.2", "b.10"], {"b.2": "fp32: mm"})
+    assert [branch.path for branch in tree.branches] == ["b", "b.2", "b.10", ""]
+    assert tree.branches[0].cells == (0.2, 0.5, 5.0, 2)
+    assert tree.branches[1].tag == "fp32: mm"
+    assert tree.branches[3].cells == (0.0, None, None, 1)
+    assert [parts["heat"] for parts in tree.branches[0].bars] == [1.0, 1.0, 1.0]

@@ -1,0 +1,339 @@
+"""`Comparison`, the report of `compare`, and its records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch_promote.policy.policy import Policy
+from torch_promote.report.base import (
+    Branch,
+    Chart,
+    Column,
+    Content,
+    Fact,
+    Listing,
+    Report,
+    Series,
+    Table,
+    Tree,
+    heat_shares,
+    spell_number,
+)
+
+__all__ = ["Comparison", "GradientError", "Metric", "Site", "module_tree", "name_of_policy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The calls of one overload in one module, in the forward.
+
+    Errors are those of the candidate relative to the reference, over the results of all calls together. The local error
+    is that of the op alone: on the reference's inputs, cast to the dtypes in which the candidate ran it. The
+    accumulated error is that of the candidate's own run, including the errors of its inputs. Values beyond 1e30, which
+    stand for infinity in masks, are ignored.
+
+    Attributes:
+        op: The op: "aten::linear".
+        overload: Its overload: "", "int".
+        module: The path of the module that calls it; "" in the model itself and outside of it.
+        calls: The number of calls per run.
+        line: "path:number" of the line that made the first call.
+        dtypes: The dtypes in which the candidate ran the op: "float16", "float16, float32".
+        policy: The candidate's policy for the op: "lower_precision_fp"; "" if there is none.
+        local: The local error, as a relative L2 norm. Infinite if a result is not finite where the reference's is.
+        local_ulp: The largest local error of an element, in units in the last place of the candidate's result dtype.
+        local_sqnr: The local signal to quantization noise ratio in dB; infinite without an error.
+        accumulated: The accumulated error, as a relative L2 norm; None if the candidate made no such call.
+        accumulated_ulp: The largest accumulated error of an element, like `local_ulp`.
+        accumulated_sqnr: The accumulated signal to quantization noise ratio in dB.
+        impact: The change of the loss by the local errors, first order, in the loss's unit: abs(sum(g * d)) with the
+            gradients g of the loss and the local errors d; for several batches, the root of the sum of squares.
+            Infinite if a non-finite error reaches the loss. None if unknown. With random cotangents instead of
+            gradients: the root mean square over the cotangents of the sum for each sample, which approximates the L2
+            norm of the change of the outputs; or `impact_spread` if there is one backward.
+        signed_impact: sum(g * d) over all batches. None if unknown, and with random cotangents.
+        impact_spread: sqrt(sum((g * d) ** 2)), in which the errors of elements do not cancel each other: the expected
+            impact for other inputs if their roundings are independent.
+        nonfinite: The number of elements that are finite in the reference and infinite or NaN in a local run.
+        bytes: The size of the results of all calls, in the reference.
+        in_region: Whether an autocast region is open at the site, so that a policy applies.
+    """
+
+    op: str
+    overload: str
+    module: str
+    calls: int
+    line: str = ""
+    dtypes: str = ""
+    policy: str = ""
+    local: float = 0.0
+    local_ulp: float = 0.0
+    local_sqnr: float = math.inf
+    accumulated: float | None = None
+    accumulated_ulp: float | None = None
+    accumulated_sqnr: float | None = None
+    impact: float | None = None
+    signed_impact: float | None = None
+    impact_spread: float | None = None
+    nonfinite: int = 0
+    bytes: int = 0
+    in_region: bool = True
+
+    @property
+    def name(self) -> str:
+        """The overload's full name: "aten::softmax.int"."""
+        return f"{self.op}.{self.overload}" if self.overload else self.op
+
+    def __str__(self) -> str:
+        return f"{self.name.removeprefix('aten::')} in {self.module or 'the model itself'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A value that the step returned, for the worst batch.
+
+    Attributes:
+        name: Its name: "loss".
+        reference: The reference's value, if it is one number.
+        candidate: The candidate's value, if it is one number.
+        error: Their distance, relative to the reference: for one number |a - b| / |b|, for several the relative L2
+            norm. Infinite if only one of the two is finite.
+    """
+
+    name: str
+    reference: float | None
+    candidate: float | None
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class GradientError:
+    """The gradient of a parameter.
+
+    Attributes:
+        name: The parameter: "blocks.0.q.weight".
+        error: The relative L2 norm of the difference; infinite if the candidate's is not finite.
+        norm: The norm of the reference's gradient.
+    """
+
+    name: str
+    error: float
+    norm: float
+
+
+@dataclass(eq=False, repr=False)
+class Comparison(Report):
+    """The report of `compare`.
+
+    `print(comparison)` shows a summary, a notebook the page; `save` writes a page (.html) or JSON, which `load` reads.
+
+    Attributes:
+        reference: The policy of the reference.
+        candidate: The policy that was compared with it.
+        sites: The sites, largest impact first, then largest local error first.
+        metrics: The values that the step returned.
+        gradients: The gradients of parameters, the largest error first; empty without `gradients=True`.
+        modules: The paths of all modules of the model, in its order.
+        runs: The number of runs of the step.
+        backwards: The number of backwards, including those of the step.
+        random_cotangents: Whether random cotangents replaced gradients that are zero.
+        noise: The difference between two runs of the reference, for each name in `metrics`.
+        not_aligned: Calls made in only one of the runs, one sentence for each op in a module.
+        not_seen: Computations that ran and were not compared, one sentence each.
+        notes: Other remarks, one sentence each.
+        torch_version: PyTorch's version.
+    """
+
+    NOUN: ClassVar[str] = "comparison"
+    FORMAT: ClassVar[str] = "torch_promote comparison"
+
+    reference: Policy
+    candidate: Policy
+    sites: list[Site]
+    metrics: list[Metric]
+    gradients: list[GradientError] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    runs: int = 0
+    backwards: int = 0
+    random_cotangents: bool = False
+    noise: dict[str, float] = field(default_factory=dict)
+    not_aligned: list[str] = field(default_factory=list)
+    not_seen: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    torch_version: str = ""
+
+    def content(self) -> Content:
+        """Returns what the report says to people."""
+        return Content(
+            title=f"comparison of {name_of_policy(self.candidate)} with {name_of_policy(self.reference)}",
+            verdict=self._verdict(),
+            facts=self._facts(),
+            parts=(
+                Table("", ("metric", "reference", "candidate", Column("error", "number")), self._metric_rows()),
+                Table(
+                    "Ops",
+                    (
+                        Column("op", "name"),
+                        Column("module", "name"),
+                        "calls",
+                        Column("dtypes", "dtypes"),
+                        Column("local", "number"),
+                        Column("accumulated", "number"),
+                        Column("impact", "number"),
+                        Column("signed impact", "number", "page"),
+                        Column("inf or NaN", "count"),
+                        Column("local ulp", "number", "page"),
+                        Column("local SQNR (dB)", "number", "page"),
+                        Column("policy", "policy", "page"),
+                        Column("line", "line", "page"),
+                    ),
+                    [_site_row(site) for site in self.sites],
+                    note=_ABOUT_SITES + (_ABOUT_COTANGENTS if self.random_cotangents else ""),
+                ),
+                Table(
+                    "Gradients",
+                    (Column("parameter", "name"), Column("error", "number"), Column("norm", "number")),
+                    [(one.name, one.error, one.norm) for one in self.gradients],
+                    most=5,
+                ),
+                _heat_chart(self.sites),
+                module_tree(self.sites, self.modules),
+                Listing("Calls that only one of the runs made", self.not_aligned),
+                Listing("Not compared", self.not_seen),
+                Listing("Notes", self.notes),
+            ),
+        )
+
+    def _verdict(self) -> str:
+        worst = max(self.metrics, key=lambda metric: _rank(metric.error), default=None)
+        if worst is None or not (worst.error or any(site.local or site.nonfinite for site in self.sites)):
+            return "No op has an error, and the results are identical: no op runs in lower precision."
+        if not math.isfinite(worst.error):
+            if worst.candidate is None or worst.reference is None:
+                return f"The candidate's {worst.name} is missing or not finite."
+            return (
+                f"The candidate's {worst.name} is {worst.candidate:.7g}, and the reference's is {worst.reference:.7g}."
+            )
+        return f"The largest relative error of a result is {spell_number(worst.error)}, that of {worst.name}."
+
+    def _facts(self) -> list[Fact]:
+        facts: list[Fact] = []
+        first, overflowing = next(iter(self.sites), None), [site for site in self.sites if site.nonfinite]
+        if overflowing:
+            facts.append(("overflows", str(overflowing[0]), f"sites that make inf or NaN: {len(overflowing)}"))
+        if first is not None and first.impact:
+            facts.append(("largest impact", str(first), spell_number(first.impact)))
+        elif first is not None and first.local:
+            facts.append(("largest local error", str(first), spell_number(first.local)))
+        facts.append(("runs", f"{self.runs:,}", f"backwards: {self.backwards:,}"))
+        return [*facts, *([("torch", self.torch_version)] if self.torch_version else [])]
+
+    def _metric_rows(self) -> list[tuple[str, str, str, float]]:
+        def spell(value: float | None) -> str:
+            return "" if value is None else f"{value:.7g}"
+
+        return [(one.name, spell(one.reference), spell(one.candidate), one.error) for one in self.metrics]
+
+
+_ABOUT_SITES = (
+    "A site is the calls of one op in one module. Its local error is that of the op alone, on the inputs of the "
+    "reference. Its accumulated error includes the errors of its inputs. Its impact is the first-order effect of its "
+    "local error on the loss. Errors are relative L2 norms."
+)
+_ABOUT_COTANGENTS = " Impacts are from random cotangents, because the gradient at the reference is zero."
+_MEASURES = ("local", "accumulated", "impact")
+
+
+def _rank(error: float) -> float:
+    return math.inf if math.isnan(error) else error
+
+
+def _site_row(site: Site) -> tuple[str | float | int | None, ...]:
+    return (
+        site.name,
+        site.module,
+        site.calls,
+        site.dtypes,
+        site.local,
+        site.accumulated,
+        site.impact,
+        site.signed_impact,
+        site.nonfinite or None,
+        site.local_ulp or None,
+        None if site.local_sqnr == math.inf else site.local_sqnr,
+        site.policy,
+        site.line,
+    )
+
+
+def _measure(sites: Iterable[Site], measure: str) -> float | None:
+    """The largest error of sites, or the root of the sum of squares of their impacts; None if none is known."""
+    values = [value for site in sites if (value := getattr(site, measure)) is not None]
+    if not values:
+        return None
+    return math.hypot(*values) if measure == "impact" else float(max(values))
+
+
+def _heat_chart(sites: Sequence[Site]) -> Chart:
+    """The errors and impacts of the ops that each module calls itself, largest impact first."""
+    by_module: dict[str, list[Site]] = {}
+    for site in sites:
+        by_module.setdefault(site.module, []).append(site)
+    values = {module: [_measure(own, measure) for measure in _MEASURES] for module, own in by_module.items()}
+    order = sorted(values, key=lambda module: (-(values[module][2] or 0.0), -(values[module][0] or 0.0)))
+    series = [
+        Series(name, [math.nan if (value := values[module][number]) is None else value for module in order])
+        for number, name in enumerate(("local error", "accumulated error", "impact"))
+    ]
+    return Chart("Errors and impact by module", "heat", series, [module or "(the model itself)" for module in order])
+
+
+def module_tree(sites: Sequence[Site], modules: Sequence[str], tags: Mapping[str, str] | None = None) -> Tree:
+    """Returns the tree of modules with the errors and impacts of the sites in them.
+
+    Args:
+        sites: The sites.
+        modules: The paths of all modules, in the model's order.
+        tags: Marks of modules.
+    """
+    inside: dict[str, list[Site]] = {}
+    for site in sites:
+        parts = site.module.split(".")
+        for end in range(1, len(parts) + 1):
+            inside.setdefault(".".join(parts[:end]), []).append(site)
+    place = {path: number for number, path in enumerate(modules)}
+    paths = sorted(inside, key=lambda path: (not path, place.get(path, len(place)), path))
+    values = {measure: [_measure(inside[path], measure) for path in paths] for measure in _MEASURES}
+    shares = {
+        measure: heat_shares([math.nan if value is None else value for value in values[measure]])
+        for measure in _MEASURES
+        if any(value is not None for value in values[measure])
+    }
+    branches = [
+        Branch(
+            path,
+            (*(values[measure][number] for measure in _MEASURES), len(inside[path])),
+            [{"heat": round(column[number], 3)} for column in shares.values()],
+            (tags or {}).get(path, ""),
+        )
+        for number, path in enumerate(paths)
+    ]
+    columns = [*(Column(measure, "number") for measure in _MEASURES), Column("sites", "count")]
+    return Tree("Modules", columns, branches, list(shares))
+
+
+def name_of_policy(policy: Policy) -> str:
+    """Returns the name of a policy: "stock", "fp32" for "off", or "a changed policy".
+
+    Example:
+        >>> stock = Policy.stock()
+        >>> [name_of_policy(one) for one in (Policy.named("off"), stock, stock.override({"mm.default": "fp32"}))]
+        ['fp32', 'stock', 'a changed policy']
+    """
+    for name in Policy.names():
+        if Policy.named(name).changes == policy.changes and not policy.modules:
+            return "fp32" if name == "off" else name
+    return "a changed policy"

@@ -1,1 +1,0 @@
-"""`tune`: finds the smallest set of overrides that meets a tolerance."""
