@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,26 +54,6 @@ def test_overrides_come_on_top_of_the_default() -> None:
         assert exp_dtype() is FP32
 
 
-def test_gradients_that_autograd_s_threads_compute() -> None:
-    tp.set_default_policy("cuda")
-    seen: list[torch.dtype] = []
-
-    class Looks(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            seen.append(exp_dtype())
-            return grad
-
-    x = torch.ones(2, requires_grad=True)
-    with tp.my_autocast("cpu"):
-        Looks.apply(x).sum().backward()  # type: ignore[no-untyped-call]
-    assert seen == [FP32]
-
-
 def test_compiled_functions_see_a_change() -> None:
     @torch.compile(backend="aot_eager", fullgraph=True)
     def inside(x: torch.Tensor) -> torch.Tensor:
@@ -91,17 +70,6 @@ def test_compiled_functions_see_a_change() -> None:
         assert inside(x).dtype is dtype
         with tp.my_autocast("cpu"):
             assert around(x).dtype is dtype
-
-
-def test_export_refuses_a_default_that_the_graph_could_not_hold() -> None:
-    class Model(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with tp.my_autocast("cpu"):
-                return torch.exp(x)
-
-    tp.set_default_policy("cuda")
-    with pytest.raises(tp.errors.RegionError, match="cannot be exported"):
-        torch.export.export(Model(), (torch.ones(2),), strict=False)
 
 
 @pytest.mark.parametrize(
@@ -270,25 +238,6 @@ def test_stocks_registration_works_where_ours_does_not_apply() -> None:
     assert dtype(overrides={"torch_promote_test_defaults::half": "fallthrough"}) is FP32
     with tp.register_policy("torch_promote_test_defaults::half", "fp16", device_type="cuda"):
         assert dtype() is HALF
-
-
-def test_a_compiled_function_uses_the_ops_policy(op: str) -> None:
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def compiled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return product(a, b)
-
-    a = torch.ones(2, requires_grad=True)
-    for policy, dtype in ((None, FP32), ("fp16", BF16), ("float64", FP64), (None, FP32)):
-        with contextlib.ExitStack() as stack:
-            if policy is not None:
-                stack.enter_context(tp.register_policy(op, policy))
-            with tp.my_autocast("cpu"):
-                result = compiled(a, a)
-            assert result.dtype is dtype
-            result.sum().backward()
-            assert a.grad is not None
-            assert a.grad.dtype is FP32
-            a.grad = None
 
 
 @pytest.mark.parametrize(

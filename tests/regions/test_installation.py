@@ -18,11 +18,10 @@ import torch
 
 import torch_promote as tp
 from helpers.installed import ENTER, EXIT, MARKED, OURS, STOCKS, is_restored, region_is
-from helpers.probes import in_thread, leaves_no_trace, mm_dtype, seen
+from helpers.probes import in_thread, mm_dtype, seen
 from helpers.subprocesses import run_python
 from helpers.thread_state import thread_state
 from torch_promote import _C
-from torch_promote.regions import installation
 from torch_promote.regions import installation as autocast_methods
 
 pytestmark = pytest.mark.usefixtures("nothing_installed")
@@ -48,20 +47,6 @@ def test_a_second_call_replaces() -> None:
     assert region_is() is torch.bfloat16
     assert tp.uninstall() is not first
     assert is_restored()
-
-
-def test_later_changes_of_the_arguments_change_nothing(tmp_path: Path) -> None:
-    overrides: dict[str, str] = {"mm": "fp32"}
-    installation = tp.install(overrides=overrides)
-    overrides["mm"] = "fp16"
-    assert dict(installation.overrides) == {"mm": "fp32"}
-    with pytest.raises(TypeError):
-        installation.overrides["mm"] = "fp16"  # type: ignore[index]
-    file = tmp_path / "policy.toml"
-    tp.Policy.named("off").save(file)
-    tp.install(policy=file)
-    file.unlink()
-    assert region_is() is torch.float32
 
 
 BROKEN: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -145,16 +130,6 @@ def test_uninstall_inside_an_open_region() -> None:
     assert is_restored()
 
 
-def test_replace_inside_an_open_region() -> None:
-    tp.install(**MARKED)
-    with torch.autocast("cpu"):
-        tp.install(overrides={"mm": torch.float16})
-        assert mm_dtype() is OURS
-        with torch.autocast("cpu"):
-            assert mm_dtype() is torch.float16
-        assert mm_dtype() is OURS
-
-
 FORK = """
 import os, threading, torch, torch_promote as tp
 started, over = threading.Event(), threading.Event()
@@ -201,26 +176,6 @@ def nothing_is_left(nothing_installed: None) -> Iterator[None]:
     tp.uninstall()
     assert (torch.autocast.__enter__, torch.autocast.__exit__) == (ENTER, EXIT)
     assert (_C.depth(), len(autocast_methods._thread.objects)) == (0, 0)
-
-
-@pytest.mark.usefixtures("nothing_is_left")
-def test_uninstalled_by_another_thread_while_a_region_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That thread does not see the region yet, but its end must still be ours."""
-    spec_of = installation.Installation.spec_of
-
-    def slow(self: Any, region: Any) -> Any:
-        thread = threading.Thread(target=tp.uninstall)
-        thread.start()
-        thread.join(60)
-        return spec_of(self, region)
-
-    monkeypatch.setattr(installation.Installation, "spec_of", slow)
-    tp.install(**MARKED)
-    with leaves_no_trace():
-        region = torch.autocast("cpu")
-        region.__enter__()
-        assert mm_dtype() is OURS
-        region.__exit__(None, None, None)
 
 
 def open_regions() -> None:
@@ -426,17 +381,6 @@ def test_a_wrapper_from_after(name: str) -> None:
         assert (region_is(), calls) == (STOCKS, [name] * 3)
         tp.install(**MARKED)
         assert (region_is(), calls) == (OURS, [name] * 4)
-    assert region_is() is OURS
-    tp.uninstall()
-    assert is_restored()
-
-
-def test_a_patch_that_ends_while_something_is_installed() -> None:
-    """It puts PyTorch's method back, so regions are PyTorch's until the next `install`."""
-    with mock.patch.object(torch.autocast, "__enter__", spy([], "", ENTER)):
-        tp.install(**MARKED)
-    assert region_is() is STOCKS
-    tp.install(**MARKED)
     assert region_is() is OURS
     tp.uninstall()
     assert is_restored()

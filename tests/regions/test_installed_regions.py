@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 
 import torch_promote as tp
 from helpers.installed import FROM_BEFORE, OURS, STOCKS
-from helpers.probes import in_thread, leaves_no_trace, mm_dtype
+from helpers.probes import leaves_no_trace, mm_dtype
 from torch_promote import _C
 from torch_promote.regions import installation as autocast_methods
 
@@ -148,27 +146,6 @@ def test_custom_fwd_and_custom_bwd() -> None:
 
 
 # --- objects entered several times, in several threads, and dropped
-
-
-def test_entered_and_dropped() -> None:
-    """It stays open, and no other object at its address ends it."""
-
-    def run() -> None:
-        kept = weakref.ref(torch.autocast(CPU, torch.float16).__enter__())
-        gc.collect()
-        assert kept() is not None
-        tp.uninstall()
-        for _ in range(100):
-            with torch.autocast(CPU):
-                pass
-            tp.stock_autocast(CPU)
-        assert _C.depth() == 1
-        kept_in_the_end.append(kept)
-
-    kept_in_the_end: list[Any] = []
-    in_thread(run)
-    gc.collect()
-    assert kept_in_the_end[0]() is None
 
 
 def test_ended_out_of_order() -> None:

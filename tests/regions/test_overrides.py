@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -367,15 +366,3 @@ def test_more_policies_than_fingerprints_tell_apart() -> None:
             digits = tuple(torch.get_autocast_dtype(slot) for slot in slots)
             policy = str(_C.current_policy())
         assert seen.setdefault(digits, policy) == policy
-
-
-def test_a_file_in_a_compiled_function(tmp_path: Path) -> None:
-    path = str(tmp_path / "mine.toml")
-    tp.Policy.stock().override({"neg.default": "float64"}).save(path)
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def compiled(x: torch.Tensor) -> torch.Tensor:
-        with tp.my_autocast("cpu", policy=path):
-            return torch.neg(x)
-
-    assert compiled(torch.ones(2, dtype=FP16)).dtype is FP64

@@ -185,29 +185,6 @@ def test_a_copy_is_the_same_region(copied: Callable[[Any], Any], overrides: dict
     assert mm_dtype() == FP32
 
 
-@pytest.mark.parametrize(
-    ("region", "text"),
-    [
-        (tp.my_autocast("cpu"), "my_autocast('cpu')"),
-        (tp.my_autocast("cpu", FP16), "my_autocast('cpu', dtype=torch.float16)"),
-        (tp.my_autocast("cpu", None, False), "my_autocast('cpu', enabled=False)"),
-        (tp.my_autocast("cpu", cache_enabled=False), "my_autocast('cpu', cache_enabled=False)"),
-        (tp.my_autocast("cpu", cache_enabled=True), "my_autocast('cpu', cache_enabled=True)"),
-        (tp.my_autocast(["cpu", "cuda"], enabled=False), "my_autocast(['cpu', 'cuda'], enabled=False)"),
-        (
-            tp.my_autocast("cpu", BF16, overrides={"mm": "fp16", torch.ops.aten.exp: FP32}),
-            "my_autocast('cpu', dtype=torch.bfloat16, overrides={'mm': 'fp16', 'aten::exp': 'torch.float32'})",
-        ),
-        (
-            tp.my_autocast("cpu", overrides={torch.ops.aten.softmax.int: tp.CastPolicy.keep}),
-            "my_autocast('cpu', overrides={'aten::softmax.int': 'keep'})",
-        ),
-    ],
-)
-def test_repr(region: tp.my_autocast, text: str) -> None:
-    assert repr(region) == text
-
-
 aten = torch.ops.aten
 
 POLICIES = (
@@ -501,20 +478,6 @@ def test_regions_left_in_any_order(left: tuple[str, ...]) -> None:
 
 
 # --- copies, text, refusals
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda region: pickle.loads(pickle.dumps(region))])
-@pytest.mark.parametrize("overrides", [None, {"mm": "fp32"}], ids=str)
-@pytest.mark.parametrize("cache", CACHES)
-def test_a_copy_has_it(cache: str, overrides: Any, copied: Callable[[Any], Any]) -> None:
-    region = ours(cache=cache, overrides=overrides)
-    other = copied(region)
-    assert other._packed == region._packed
-    assert repr(other) == repr(region)
-    with region:
-        expected = cache_seen()
-    with other:
-        assert cache_seen() == expected
 
 
 UNKNOWN: list[tuple[Any, str]] = [

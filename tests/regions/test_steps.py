@@ -155,22 +155,6 @@ def test_clean_up_sees_the_region(end: str) -> None:
     assert log == [FP16, ("closed", FP16)]
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_the_consumer_may_change_its_regions_between_steps(kind: Callable[..., Region]) -> None:
-    log: list[Any] = []
-    steps = decorated_generator(FP16, log)
-    with kind("cpu", BF16):
-        next(steps)
-        assert autocast_dtype() == BF16
-    next(steps)
-    assert autocast_dtype() is None
-    with kind("cpu", enabled=False), kind("cpu", BF16, cache_enabled=False), leaves_no_trace():
-        next(steps)
-    with tp.my_autocast("cpu", BF16), leaves_no_trace(), pytest.raises(StopIteration):
-        steps.send("stop")
-    assert log == [FP16, FP16, FP16, ("closed", FP16)]
-
-
 @pytest.mark.usefixtures("pretend_cuda")
 @pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
 def test_regions_that_the_body_opens_across_a_yield(inner: Callable[[], Region]) -> None:
@@ -477,26 +461,3 @@ def test_regions_that_an_asynchronous_generator_opens_across_a_yield(inner: Call
     in_thread(lambda: asyncio.run(main()))
     assert consumer == consumer[:1] * 4
     assert states == [nested] * 2 + [outer]
-
-
-def test_the_error_names_the_task() -> None:
-    region = tp.my_autocast("cpu")
-
-    async def enter() -> None:
-        region.__enter__()
-        await asyncio.sleep(0.05)
-        region.__exit__(None, None, None)
-
-    async def leave() -> None:
-        await asyncio.sleep(0)
-        with pytest.raises(tp.errors.RegionError) as error:
-            region.__exit__(None, None, None)
-        assert str(error.value) == (
-            "my_autocast('cpu') is not open in the asyncio task 'the other', so it cannot be ended here. A region "
-            "belongs to the task that entered it: end it in that task, or decorate the coroutine with the region."
-        )
-
-    async def main() -> None:
-        await asyncio.gather(enter(), asyncio.create_task(leave(), name="the other"))
-
-    asyncio.run(main())

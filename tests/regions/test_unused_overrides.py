@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import textwrap
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -16,7 +13,6 @@ import torch
 from expecttest import assert_expected_inline
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.thread_state import thread_state
@@ -210,34 +206,3 @@ def test_a_warning_as_an_error_leaves_nothing_open() -> None:
                 run()
         assert thread_state() == before
         assert _C.depth() == 0
-
-
-# --- threads, tasks, checkpoints and compiled functions
-
-
-def test_exit_stacks_and_copies() -> None:
-    def with_stack() -> None:
-        with ExitStack() as stack:
-            stack.enter_context(tp.my_autocast("cpu", overrides={"mm": "fp32"}))
-            linear_12_times()
-
-    assert len(told(with_stack)) == 1
-    made = program("regions.append(tp.my_autocast('cpu', overrides={'mm': 'fp32'}))", regions=(regions := []))
-    made()
-    for region_of in (copy.deepcopy(regions[0]), pickle.loads(pickle.dumps(regions[0]))):
-        with pytest.warns(tp.UnusedOverrideWarning, match="overrides: linear"), region_of:
-            NET(X)
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_a_checkpoint_in_the_region(use_reentrant: bool) -> None:
-    x = X.detach().clone().requires_grad_()
-    assert len(told(region({"mm": "fp32"}, lambda: checkpoint(NET, x, use_reentrant=use_reentrant)))) == 1
-    once = lambda: checkpoint(lambda: torch.mm(x, W), use_reentrant=use_reentrant)  # noqa: E731
-    assert told(region({"mm": "fp32"}, lambda: (NET(x), once()))) == []
-
-
-def test_a_compiled_function_in_the_region() -> None:
-    compiled = torch.compile(lambda x: torch.mm(x, W), backend="eager")
-    assert told(region({"mm": torch.float64}, lambda: (compiled(X), NET(X)))) == []
-    assert told(region({"mm": torch.float64}, lambda: (compiled(X), NET(X)))) == [], "traced for another region"
