@@ -20,7 +20,6 @@ One op call
     override_effects: the same for a call under an override.
     override_sweep: runs the op database under a casting policy of every op that it calls; also a script.
     operands: random operands in every layout.
-    promoting_calls: calls of every op that promotes, and their outcomes as values.
 
 Programs
     program_comparison: runs code under stock's regions and ours, and compares all results.
@@ -39,7 +38,6 @@ Programs
     persistent_casts: products with a weight whose casts outlive the region.
     accelerate_hooks: how Accelerate replaces and restores the forward of modules.
     module_policies: a model with module policies, and a training step of it.
-    region_tables: policies with module tables, their regions, and the state that regions leave on a model.
     checkpointing: a block with several policies, and a training step of it.
     compiling: inputs, gradients and regions for torch.compile.
     counted_collectives: an op like PyTorch's collectives, which counts its calls.
