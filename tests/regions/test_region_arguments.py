@@ -259,7 +259,7 @@ DTYPES: list[tuple[Any, str]] = [
     (True, "dtype is a torch.dtype, such as torch.bfloat16, its name, or None; got True of type bool."),
 ]
 
-# What else can be wrong with an op or a policy: tests/policy/test_overrides.py.
+# What else can be wrong with an op or a policy: tests/policy/test_policy_overrides.py.
 BAD_OVERRIDES: list[tuple[Any, str]] = [
     (
         {"sofmax": "fp16"},
