@@ -30,7 +30,8 @@ class WeakMap {
       sweep_at_ = 2 * std::max<size_t>(map_.size(), 32);
     }
     map_.insert_or_assign(std::forward<Key>(key), pointer);
-  }  size_t count() const {
+  }
+  size_t count() const {
     return static_cast<size_t>(
         std::count_if(map_.begin(), map_.end(), [](const auto& entry) { return !entry.second.expired(); }));
   }

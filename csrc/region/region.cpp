@@ -1,7 +1,6 @@
 // file: enters, leaves and suspends regions, and mirrors them in PyTorch's own autocast state
 #include "region/region.h"
 
-#include "cache/stock_cache.h"
 #include "cache/thread_casts.h"
 #include "policy/fingerprint.h"
 #include "policy/of_this_thread.h"
@@ -87,7 +86,6 @@ void put_policy(const PolicyTable* policy, bool in_slots) {
 void put_key(ThreadKeys& keys, const PolicyTable* policy) {
   const bool on = keys.enabled(Device::cpu) || keys.enabled(Device::cuda) || policy != &stock_policy_table();
   keys.put_ours(on, !on);
-  tls_stock_may_have_cast |= !on || keys.enabled(Device::cuda);
 }
 
 PolicyPtr policy_around(const ThreadState& state) {
@@ -97,15 +95,6 @@ PolicyPtr policy_around(const ThreadState& state) {
   return state.key_included ? hold(policy_of_carried_state()) : default_policy_table();
 }
 
-void end_caches() {
-  end_cast_cache();
-  if (borrows_casts()) { // the end of a checkpoint's recomputation: stock frees the casts of the forward here
-    clear_stock_cache_for_all_threads();
-  } else {
-    clear_stock_cache();
-  }
-}
-
 void leave_nesting(const Frame& frame) {
   if (!frame.is_autocast()) {
     return;
@@ -113,7 +102,7 @@ void leave_nesting(const Frame& frame) {
   if (at::autocast::decrement_nesting() == 0) {
     end_caches();
   } else if (!tls_region_open) {
-    end_cast_cache_of_regions();
+    end_casts_beyond_stock();
   }
 }
 
@@ -251,9 +240,7 @@ void enter_region(const void* owner, const RegionSpec& unpacked) {
   const int nesting = frame.is_autocast() ? at::autocast::increment_nesting() - 1 : nesting_depth();
   entered.before.nesting = nesting;
   if (nesting == 0) {
-    end_cast_cache(); // casts that could not be freed under PyTorch's lock
-  } else if (!tls_region_open) {
-    drop_casts_if_a_clear_was_missed();
+    end_casts_of_thread(); // if the end of PyTorch's last region went unnoticed, because C++ ended it
   }
   put_flags();
 
@@ -337,7 +324,7 @@ struct EndsRegions {
 struct Suspended {
   std::vector<Frame> frames;             // outermost first
   ThreadState inside;                    // the thread's state in the innermost frame at suspension
-  std::shared_ptr<CastsOfRegions> casts; // null unless no autocast region was around them
+  std::shared_ptr<CastSet> casts; // null unless no autocast region was around them
 };
 
 // Also suspends and resumes regions of torch.autocast that the body opened inside ours: the devices' state and the
@@ -415,7 +402,6 @@ void resume(const Suspended& regions) {
     put_casts(*regions.casts);
   }
   inside.write_key();
-  tls_stock_may_have_cast = true; // PyTorch's kernels may have been on in some of them
   at::autocast::set_autocast_cache_enabled(inside.cache_enabled);
   if (changes_policy) {
     put_policy(policy, /*in_slots=*/true);

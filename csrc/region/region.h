@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cache/cache_mode.h"
-#include "cache/stock_cache.h"
+#include "cache/thread_casts.h"
 #include "policy/dispatch_key.h"
 #include "policy/policy_registry.h"
 #include "policy/torch_declarations.h"
@@ -163,8 +163,6 @@ const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const Pol
 Frame end_innermost();
 // Decrements PyTorch's count of regions, and frees the caches if the region was the outermost.
 void leave_nesting(const Frame& frame);
-// Frees the caches. As in stock, they live as long as the outermost region of the thread, ours or PyTorch's.
-void end_caches();
 
 
 // The owner of regions that a traced graph opens. If an op of the graph raises, the graph does not end them. They then
