@@ -54,6 +54,6 @@ def test_no_trace(tmp_path: Path, capsys: Capture) -> None:
     Path(other).write_text(json.dumps({"traceEvents": []}))
     Path(text).write_text("no JSON")
     assert f"there is no file '{gone}'. `torch-promote trace --json" in error_of(capsys, "explain", gone, "softmax")
-    assert "it is a trace for Perfetto" in error_of(capsys, "explain", other, "softmax")
+    assert 'its "format" is None' in error_of(capsys, "explain", other, "softmax")
     assert "it is not JSON" in error_of(capsys, "explain", text, "softmax")
     assert "there is no file" in error_of(capsys, "explain", str(tmp_path), "softmax")

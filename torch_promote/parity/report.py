@@ -23,7 +23,7 @@ from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismat
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, registered
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.defaults import spell_default_policy
-from torch_promote.report.base import Column, Content, Fact, Listing, Report, Table
+from torch_promote.report.base import Column, Content, Fact, Listing, Part, Report, Table
 from torch_promote.report.codec import decode_fields, encode
 
 __all__ = ["ParityReport", "about", "junit", "merged"]
@@ -91,20 +91,21 @@ class ParityReport(Report):
         names = [result.entry.name for result in self.ordered]
         seen = list(map(row_name, self.counted("checked")))
         explained = self.counted("gaps")
-        return [
-            *(
-                f"{gap.entry}: a known gap names this entry, which does not exist ({gap.reason})"
-                for gap in (*known_gaps().samples, *known_gaps().nondeterministic)
-                if not fnmatch.filter(names, gap.entry)
-            ),
-            *(
-                f"{gap.op} on {self.options.device}: the known gap ({gap.kind}: {gap.reason}) explains nothing"
-                for gap in known_gaps().calls
-                if (self.options.fake or not gap.fake)
-                and any(fnmatch.filter(seen, op) for op in gap.ops)
-                and gap.reason not in explained
-            ),
+        gaps = known_gaps()
+        listed = [(gap.entry, gap.reason) for gap in gaps.samples]
+        listed += [(gap.entry, gap.reason) for gap in gaps.nondeterministic]
+        stale = [
+            f"{entry}: a known gap names this entry, which does not exist ({reason})"
+            for entry, reason in listed
+            if not fnmatch.filter(names, entry)
         ]
+        for gap in gaps.calls:
+            ran = (self.options.fake or not gap.fake) and any(fnmatch.filter(seen, op) for op in gap.ops)
+            if ran and gap.reason not in explained:
+                stale.append(
+                    f"{gap.op} on {self.options.device}: the known gap ({gap.kind}: {gap.reason}) explains nothing"
+                )
+        return stale
 
     @property
     def rows(self) -> list[str]:
@@ -177,50 +178,32 @@ class ParityReport(Report):
 
     def content(self) -> Content:
         """Returns all that the report says to people: totals, mismatches, known gaps, and what was not compared."""
-        options, totals = self.options, self.totals
+        options, t = self.options, self.totals
         versions = [f"{name} {self.about[name]}" for name in ("torch", "torch_promote", "python") if name in self.about]
         words = [options.device, *["quick"] * options.quick, *["stock only"] * options.stock_only, *versions]
-        shard = totals["entries"] != totals["entries_chosen"]
+        calls, ops = t["calls_checked"] + t["calls_without_rule"], t["ops_checked"] + t["ops_without_rule"]
+        refused = "samples that raise" if options.stock_only else "samples that raise the same error under both"
+        part = t["entries"] != t["entries_chosen"]
         facts: list[Fact] = [
             ("device", self.about.get("device", options.device)),
-            (
-                "rows checked",
-                f"{totals['rows']} of {totals['rows_with_policy']}",
-                f"with a policy on {options.device_type}",
-            ),
-            (
-                "entries",
-                f"{totals['entries']:,}",
-                f"of {totals['entries_chosen']:,}, shard {', '.join(self.shards)}" if shard else "",
-            ),
-            ("samples", f"{totals['samples']:,}", f"autocast dtype {dtype_name(options.lower)}"),
-            (
-                "refused",
-                f"{totals['refused']:,}",
-                "samples that raise" if options.stock_only else "samples that raise the same error under both",
-            ),
-            ("stock raised", f"{totals['stock_raised']:,}", "where ours returns a result on purpose"),
-            ("without bits", f"{totals['nondeterministic']:,}", "samples of nondeterministic ops"),
-            (
-                "calls checked",
-                f"{totals['calls_checked']:,} of {totals['calls_checked'] + totals['calls_without_rule']:,}",
-                "compared with the reference",
-            ),
-            (
-                "ops without a rule",
-                f"{totals['ops_without_rule']:,}",
-                f"of {totals['ops_checked'] + totals['ops_without_rule']:,} overloads that ran",
-            ),
-            ("mismatches", f"{totals['mismatches']:,}"),
-            ("known gaps", f"{totals['gaps']:,}", "differences with a reason"),
-            ("stale gaps", f"{totals['stale_gaps']:,}"),
-            ("seconds", f"{totals['seconds']:,.1f}", "sum of all shards" if len(self.shards) > 1 else ""),
+            ("rows checked", f"{t['rows']} of {t['rows_with_policy']}", f"with a policy on {options.device_type}"),
+            ("entries", f"{t['entries']:,}", f"of {t['entries_chosen']:,}, shard {', '.join(self.shards)}" * part),
+            ("samples", f"{t['samples']:,}", f"autocast dtype {dtype_name(options.lower)}"),
+            ("refused", f"{t['refused']:,}", refused),
+            ("stock raised", f"{t['stock_raised']:,}", "where ours returns a result on purpose"),
+            ("without bits", f"{t['nondeterministic']:,}", "samples of nondeterministic ops"),
+            ("calls checked", f"{t['calls_checked']:,} of {calls:,}", "compared with the reference"),
+            ("ops without a rule", f"{t['ops_without_rule']:,}", f"of {ops:,} overloads that ran"),
+            ("mismatches", f"{t['mismatches']:,}"),
+            ("known gaps", f"{t['gaps']:,}", "differences with a reason"),
+            ("stale gaps", f"{t['stale_gaps']:,}"),
+            ("seconds", f"{t['seconds']:,.1f}", "sum of all shards" * (len(self.shards) > 1)),
         ]
         if self.about.get("default_policy"):
             facts.append(("default policy", self.about["default_policy"], "in force for ours, not for stock"))
         found = [(m.entry, m.sample, m.kind, m.what, m.text, m.reproduce) for m in self.mismatches]
         columns = ("entry", "sample", "kind", "what", Column("text", "code"), Column("reproduce with", "code"))
-        parts = [
+        parts: list[Part] = [
             Listing("mismatches", list(map(_mismatch_text, self.mismatches)), _SHOWN, "terminal", wrap=False),
             Table("mismatches", columns, found, where="page"),
             Listing("stale known gaps, to be removed from the list", self.stale, _SHOWN),
@@ -232,7 +215,7 @@ class ParityReport(Report):
         ]
         verdicts = {
             _OK: "No mismatch, and no stale known gap.",
-            _FOUND: f"Mismatches: {totals['mismatches']}. Stale gaps: {totals['stale_gaps']}.",
+            _FOUND: f"Mismatches: {t['mismatches']}. Stale gaps: {t['stale_gaps']}.",
             _NOTHING_CHECKED: "Nothing was checked.",
             _INTERRUPTED: f"Interrupted after {len(self.results)} of {self.entries} entries.",
         }
