@@ -22,6 +22,7 @@ from helpers.comparison import assert_same
 from helpers.installed import nothing_installed
 from helpers.module_policies import FP16, FP32, HALF, LOW, SINGLE, X, dtype_of, model_of, policy_of, region, state_of
 from torch_promote import _C
+from torch_promote.errors import OptionError, RegionError
 from torch_promote.extension import policies_beyond_stock
 from torch_promote.integrations import ranks as compare_ranks
 from torch_promote.integrations.compile import policy_digest
@@ -261,8 +262,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: tp.install(policy=FP32), tp.PolicyError, NO_MODEL),
     (lambda: tp.set_default_policy(FP32), tp.PolicyError, NO_MODEL),
     (lambda: tp.set_module_policy(model_of(), {"2": FP32}), tp.PolicyError, f"'2': {NO_MODEL}"),
-    (lambda: tp.my_autocast("cpu", model=model_of()), tp.errors.OptionError, "got a model and no policy. Give both,"),
-    (lambda: region(FP32, model_of), tp.errors.OptionError, "model is an nn.Module, or None; got "),  # type: ignore[arg-type]
+    (lambda: tp.my_autocast("cpu", model=model_of()), OptionError, "got a model and no policy. Give both,"),
+    (lambda: region(FP32, model_of), OptionError, "model is an nn.Module, or None; got "),  # type: ignore[arg-type]
     (
         lambda: region(policy_of({"haed": "fp32"}), nn.ModuleDict({"head": nn.Linear(2, 2)})),
         tp.PolicyError,
@@ -370,7 +371,7 @@ def test_exporting_raises(strict: bool, fresh_dynamo: None) -> None:
     model = model_of()
     with (
         region(FP32, model),
-        pytest.raises(tp.errors.RegionError, match=r"overrides .* cannot be exported"),
+        pytest.raises(RegionError, match=r"overrides .* cannot be exported"),
     ):
         torch.export.export(model, (X,), strict=strict)
 
