@@ -21,7 +21,7 @@ from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.events import Call
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_unseen
-from torch_promote.policy.atomic_write import write_atomically
+from torch_promote.policy.files import write_atomically
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.watching import watch_regions
 
