@@ -10,9 +10,13 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.policy_errors import NAMED, NOT_AN_OP
 from helpers.probes import autocast_dtype, leaves_no_trace
 from helpers.thread_state import thread_state
+
+NAMED = (
+    "Ops are named as in torch.ops or in Python: 'softmax', 'aten::softmax.int', 'mylib::op', 'F.softmax', torch.mm."
+)
+NOT_AN_OP = "expected the name of an op, an op object or a function of PyTorch, got "
 
 aten = torch.ops.aten
 
