@@ -127,8 +127,7 @@ OVERRIDES: list[tuple[Any, str]] = [
     ),
     (
         {"mm": "fp32", aten.mm: torch.float32},
-        "aten::mm gets two policies, 'fp32' from 'mm' and 'float32' from <OpOverloadPacket(op='aten.mm')>. "
-        "Name each overload once.",
+        "aten::mm gets two policies, 'fp32' from 'mm' and 'float32' from 'aten::mm'. Name each overload once.",
     ),
     # not a mapping
     (["mm"], "overrides must be a mapping of ops to policies, got list."),
