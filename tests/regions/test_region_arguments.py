@@ -21,7 +21,6 @@ import torch_promote as tp
 from helpers.checkpointing import KINDS as CHECKPOINT_KINDS
 from helpers.checkpointing import Block, plainly, train
 from helpers.comparison import assert_same
-from helpers.policy_errors import NAMED, NOT_AN_OP
 from helpers.probes import KINDS, Region, autocast_dtype, leaves_no_trace, mm_dtype, seen
 from helpers.thread_state import thread_state
 from torch_promote import _C
@@ -185,6 +184,11 @@ def test_a_copy_is_the_same_region(copied: Callable[[Any], Any], overrides: dict
     assert mm_dtype() == FP32
 
 
+NAMED = (
+    "Ops are named as in torch.ops or in Python: 'softmax', 'aten::softmax.int', 'mylib::op', 'F.softmax', torch.mm."
+)
+NOT_AN_OP = "expected the name of an op, an op object or a function of PyTorch, got "
+
 aten = torch.ops.aten
 
 POLICIES = (
@@ -294,8 +298,7 @@ BAD_OVERRIDES: list[tuple[Any, str]] = [
     ),
     (
         {"mm": "fp32", aten.mm: torch.float32},
-        "aten::mm gets two policies, 'fp32' from 'mm' and 'float32' from <OpOverloadPacket(op='aten.mm')>. "
-        "Name each overload once.",
+        "aten::mm gets two policies, 'fp32' from 'mm' and 'float32' from 'aten::mm'. Name each overload once.",
     ),
     # not a mapping
     (["mm"], "overrides must be a mapping of ops to policies, got list."),
