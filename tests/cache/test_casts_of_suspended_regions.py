@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -34,44 +33,6 @@ async def others_enter_regions(region: Region) -> None:
         with region():
             X @ weight()
         await asyncio.sleep(0)
-
-
-async def others_hold_a_region(region: Region) -> None:
-    with region():
-        for _ in range(3):
-            X @ weight()
-            await asyncio.sleep(0)
-
-
-async def others_do_nothing(region: Region) -> None:
-    await asyncio.sleep(0)
-
-
-OTHERS = (others_do_nothing, others_enter_regions, others_hold_a_region)
-
-
-@pytest.mark.parametrize("others", OTHERS, ids=lambda others: others.__name__)
-@pytest.mark.parametrize("nested", [False, True], ids=["one region", "nested"])
-def test_a_region_held_across_await_has_stocks_gradients(others: Callable[..., Awaitable[None]], nested: bool) -> None:
-    def program(region: Region) -> list[Any]:
-        w = weight()
-
-        async def held() -> list[Any]:
-            outputs = []
-            with region(), region() if nested else contextlib.nullcontext():
-                for _ in range(4):
-                    outputs += [X @ w, torch.relu(X) @ w]
-                    await asyncio.sleep(0)
-            return outputs
-
-        async def main() -> list[Any]:
-            outputs, _ = await asyncio.gather(held(), others(region))
-            return outputs
-
-        outputs = asyncio.run(main())
-        return [*outputs, gradient_of(outputs, w)]
-
-    assert_same(program(ours), program(stock))
 
 
 @pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
@@ -122,19 +83,6 @@ def test_suspended_casts_are_not_visible_to_other_code() -> None:
     assert entries() == 0
 
 
-def test_interleaved_generators_keep_separate_casts() -> None:
-    w = weight()
-    first, second = products(w, 4), products(w, 4)
-    outputs: list[Any] = [[], []]
-    for _ in range(4):
-        for steps, found in zip((first, second), outputs, strict=True):
-            found.append(next(steps))
-    for found in outputs:
-        with stock():
-            of_stock = [X @ w for _ in range(4)]
-        assert_same(gradient_of(found, w), gradient_of(of_stock, w))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -183,50 +131,3 @@ def test_another_thread_may_go_on() -> None:
     assert len({output.grad_fn.next_functions[1][0] for output in outputs}) == 1
     assert resume_in_another_thread(steps) is None
     assert entries() == 0
-
-
-def test_inside_a_region_the_casts_stay_with_that() -> None:
-    w = weight()
-    with ours():
-        steps = products(w, 3)
-        next(steps)
-        assert entries() == 1
-        with CastCount(of=w) as count:
-            X @ w
-            next(steps)
-        assert count.casts == 0
-    assert entries() == 0
-    assert torch.equal(next(steps), X.bfloat16() @ w.detach().bfloat16())
-    assert entries() == 0
-
-
-def test_resumed_inside_another_region_the_casts_of_that_stay() -> None:
-    w, other = weight(), weight()
-    steps = products(w, 3)
-    next(steps)
-    with ours():
-        X @ other
-        assert torch.equal(next(steps), X.bfloat16() @ w.detach().bfloat16())
-        with CastCount(of=other) as count:
-            X @ other
-        assert count.casts == 0
-    assert entries() == 0
-
-
-def test_regions_of_pytorch_held_inside_promotion_leave_no_casts() -> None:
-    w = weight()
-
-    @tp.promotion("jax")
-    def body() -> Iterator[Any]:
-        with stock():
-            yield X @ w
-            yield X @ w
-
-    steps = body()
-    outputs = []
-    for output in steps:
-        assert entries() == 0
-        outputs.append(output)
-    with stock():
-        of_stock = [X @ w for _ in range(2)]
-    assert_same([*outputs, gradient_of(outputs, w)], [*of_stock, gradient_of(of_stock, w)])

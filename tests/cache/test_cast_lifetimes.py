@@ -1,0 +1,518 @@
+"""Kept casts keep no source alive, belong to one thread, and end when stock's end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import torch_promote as tp
+from helpers.casts import (
+    BIG,
+    CastCount,
+    Region,
+    X,
+    entries,
+    half,
+    ours,
+    resident_bytes,
+    stock,
+    weight,
+    write_unseen,
+)
+from helpers.comparison import assert_same
+from helpers.probes import in_thread
+from helpers.subprocesses import output_of, run_python
+
+
+def use(w: torch.Tensor) -> None:
+    assert torch.equal(X @ w, X @ half(w))
+
+
+# --- sources that die
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_a_dropped_weight_dies_at_once(grad: bool) -> None:
+    w = weight()
+    tensor, storage = weakref.ref(w), StorageWeakRef(w.untyped_storage())
+    with ours(), torch.set_grad_enabled(grad):
+        X @ w
+        X @ w
+        del w
+        assert tensor() is None
+        assert storage.expired()
+
+
+def test_a_finalizer_of_a_weight_may_clear_the_cache() -> None:
+    w = weight()
+    weakref.finalize(w, torch.clear_autocast_cache)
+    with ours():
+        for _ in range(5):
+            (X @ w).sum().backward()
+        del w
+        torch.clear_autocast_cache()
+
+
+def test_weights_made_and_dropped_in_a_region_do_not_pile_up() -> None:
+    peak, dropped_before = 0, tp.cache_info()["dropped"]
+    with ours():
+        for _ in range(60):
+            use(weight())
+            peak = max(peak, tp.cache_info()["entries"])
+        assert peak < 20
+        assert tp.cache_info()["bytes"] <= peak * 16 * 16 * 2
+        assert tp.cache_info()["dropped"] - dropped_before > 40
+
+
+def test_weights_dropped_together_make_room_for_later_ones() -> None:
+    with ours():
+        first = [weight() for _ in range(60)]
+        for w in first:
+            use(w)
+        assert tp.cache_info()["entries"] == 60
+        del first, w
+        later = [weight() for _ in range(60)]
+        for w in later:
+            use(w)
+            assert tp.cache_info()["entries"] < 120  # stock's number
+        misses = tp.cache_info()["misses"]
+        for w in later:
+            use(w)
+        assert tp.cache_info()["misses"] == misses  # every later cast is still there
+
+
+def test_weights_at_the_address_of_dead_ones_get_casts_of_their_own() -> None:
+    addresses = set()
+    with ours():
+        for _ in range(300):
+            w = weight()
+            addresses.add(w.data_ptr())
+            use(w)
+            del w
+    assert len(addresses) < 300
+
+
+# --- threads
+
+
+def test_threads_share_a_weight_and_no_casts() -> None:
+    w, barrier = weight(), threading.Barrier(4, timeout=60)
+
+    def work(dtype: torch.dtype) -> dict[str, int]:
+        with ours(dtype):
+            for _ in range(20):
+                barrier.wait()
+                assert torch.equal(X.to(dtype) @ w, X.to(dtype) @ half(w, dtype))
+            barrier.wait()
+            return tp.cache_info()
+
+    dtypes = [torch.bfloat16, torch.float16] * 2
+    with ours(), ThreadPoolExecutor(4) as pool:
+        X @ w
+        infos = list(pool.map(work, dtypes))
+        with CastCount(of=w) as count:
+            X @ w
+    assert count.casts == 0
+    assert [(info["entries"], info["misses"], info["hits"]) for info in infos] == [(1, 1, 19)] * 4
+
+
+def test_a_thread_that_ends_inside_a_region_takes_its_cache_along() -> None:
+    refs: list[Any] = []
+
+    def work() -> None:
+        w = weight()
+        refs.append(StorageWeakRef(w.untyped_storage()))
+        region = ours()
+        region.__enter__()
+        X @ w
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert refs[0].expired()
+    assert tp.cache_info()["entries"] == 0
+
+
+# --- coming back while a cast is being made
+
+
+# --- when casts end: with the thread's outermost autocast region, ours or PyTorch's, or by a call
+
+# --- regions that are no autocast regions
+
+
+def test_promotion_is_no_autocast_region_and_keeps_no_cast() -> None:
+    with tp.promotion("jax"):
+        assert nesting() == 0
+        X @ weight()
+        with ours():
+            assert nesting() == 1
+            X @ weight()
+            assert entries() == 1
+        assert entries() == 0
+    with stock(), tp.promotion("jax"):
+        assert nesting() == 1
+        w = weight()
+        X @ w
+        assert entries() == 1
+        with tp.promotion("torch"):
+            X @ w
+        assert entries() == 1
+    assert entries() == 0
+
+
+def test_regions_left_in_another_order_end_the_casts_with_the_last_autocast_region() -> None:
+    promotion, region = tp.promotion("jax"), ours()
+    for first, second in ((promotion, region), (region, promotion)):
+        for left in ((first, second), (second, first)):
+            first.__enter__()
+            second.__enter__()
+            X @ weight()
+            for one in left:
+                assert entries() == (nesting() > 0)
+                one.__exit__(None, None, None)
+            assert (entries(), nesting()) == (0, 0)
+
+
+def nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+# --- torch.clear_autocast_cache
+
+
+def cleared(region: Region) -> list[Any]:
+    w = weight()
+    with region():
+        first = X @ w
+        write_unseen(w)
+        torch.clear_autocast_cache()
+        second = X @ w
+        third = X @ w
+    (gradient,) = torch.autograd.grad((first + second + third).float().sum(), w)
+    return [first, second, third, gradient]
+
+
+def test_stocks_clearing_clears_ours() -> None:
+    results = cleared(ours)
+    assert_same(results, cleared(stock))
+    assert not torch.equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("cache", ["weights", "all"])
+@pytest.mark.parametrize("around", [ours, stock, contextlib.nullcontext], ids=["ours", "stock", "nothing"])
+def test_it_frees_the_memory_at_once(around: Any, cache: str) -> None:
+    with around(), ours(cache=cache):
+        w = nn.Parameter(torch.zeros(BIG, BIG))
+        y = torch.ones(1, BIG) @ w
+        del y
+        before = resident_bytes()
+        torch.clear_autocast_cache()
+        assert before - resident_bytes() > BIG * BIG
+
+
+# --- regions of torch.autocast around
+
+
+def in_stocks_region(region: Region, **arguments: Any) -> list[Any]:
+    w = weight()
+    with stock():
+        outputs = []
+        for _ in range(4):
+            with region(**arguments):
+                outputs += [X @ w, torch.relu(X) @ w]
+    total = sum((output.float() * (index + 0.37)).square().mean() for index, output in enumerate(outputs))
+    (gradient,) = torch.autograd.grad(total, w)
+    return [*outputs, gradient]
+
+
+@pytest.mark.parametrize("cache", ["weights", "persistent", "all", "none"])
+def test_regions_inside_stocks_share_their_casts(cache: str) -> None:
+    arguments = {"cache_enabled": False} if cache == "none" else {}
+    assert_same(in_stocks_region(ours, cache=cache), in_stocks_region(stock, **arguments))
+
+
+def test_the_end_of_stocks_region_frees_the_memory_at_once() -> None:
+    region = stock()
+    with region:
+        w = nn.Parameter(torch.zeros(BIG, BIG))
+        with ours():
+            torch.ones(1, BIG) @ w
+        assert entries() == 1
+        before = resident_bytes()
+    assert before - resident_bytes() > BIG * BIG
+    assert entries() == 0
+
+
+def test_casts_beyond_stocks_end_with_our_regions() -> None:
+    w, frozen = weight(), nn.Parameter(torch.randn(16, 16), requires_grad=False)
+    with stock():
+        with ours(cache="all"):
+            X @ w
+            X @ frozen
+            assert entries() == 3
+        assert entries() == 1
+        with CastCount(of=w) as count, ours():
+            X @ w
+        assert count.casts == 0
+
+
+# --- several threads: a region does not end another thread's casts, clearing ends all threads'
+
+
+@pytest.mark.parametrize("end", ["region of ours", "nested regions of ours", "suspended"])
+def test_the_end_of_our_region_in_another_thread_leaves_the_casts_here(end: str) -> None:
+    w, other = weight(), weight()
+
+    def work() -> None:
+        with ours(), ours() if end.startswith("nested") else contextlib.nullcontext():
+            X @ other
+        if end == "suspended":
+
+            @ours()
+            def steps() -> Iterator[Any]:
+                yield X @ other
+
+            next(steps())
+
+    with ours():
+        X @ w
+        in_thread(work)
+        with CastCount(of=w) as count:
+            X @ w
+        assert count.casts == 0
+        write_unseen(w)
+        torch.clear_autocast_cache()
+        assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
+
+
+def test_a_thread_that_ended_inside_a_region_runs_no_python_for_the_casts_of_a_subclass() -> None:
+    """The cast is leaked: its end would call Python, in which the thread has no state any more."""
+    program = """
+        import threading
+
+        import torch
+        import torch_promote as tp
+
+        from torch.utils._pytree import tree_map_only
+
+        class Wrapped(torch.Tensor):
+            @staticmethod
+            def __new__(cls, inner):
+                return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+            def __init__(self, inner):
+                self.inner = inner
+
+            @classmethod
+            def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+                args, kwargs = tree_map_only(Wrapped, lambda wrapped: wrapped.inner, (args, kwargs or {}))
+                return tree_map_only(torch.Tensor, Wrapped, func(*args, **kwargs))
+
+        w = torch.nn.Parameter(Wrapped(torch.ones(16, 4)))
+
+        def work():
+            tp.my_autocast("cpu").__enter__()
+            torch.ones(8, 16) @ w
+            print(tp.cache_info()["entries"])
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        print(tp.cache_info()["entries"])
+        with tp.my_autocast("cpu"):
+            print((torch.ones(8, 16) @ w).dtype)
+    """
+    assert output_of(program) == "1\n0\ntorch.bfloat16\n"
+
+
+# --- threads of the autograd engine
+
+
+@contextlib.contextmanager
+def as_carried_by_the_engine() -> Iterator[None]:
+    """The dispatch keys of a region, and no region: so the autograd engine's device threads find themselves."""
+    with ours():
+        keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(*keys):
+        yield
+
+
+def recomputation(region: Region, keys: Any) -> list[Any]:
+    """What a checkpoint does on a device thread: the keys are the caller's, and the regions are PyTorch's."""
+    w = weight()
+
+    def work() -> list[Any]:
+        with keys(), stock():
+            outputs = [X @ w for _ in range(4)]
+            held = entries()
+        total = sum((output.float() * (index + 0.37)).square().mean() for index, output in enumerate(outputs))
+        (gradient,) = torch.autograd.grad(total, w)
+        assert (held, entries()) == ((1, 0) if region is ours else (0, 0))
+        return [*outputs, gradient]
+
+    return in_thread(work)
+
+
+def test_regions_of_pytorch_in_a_thread_without_ours_keep_casts() -> None:
+    assert_same(recomputation(ours, as_carried_by_the_engine), recomputation(stock, contextlib.nullcontext))
+
+
+def test_a_thread_without_any_region_keeps_none() -> None:
+    def work() -> int:
+        with as_carried_by_the_engine():
+            X @ weight()
+            return entries()
+
+    assert in_thread(work) == 0
+
+
+# --- where the end of a region could deadlock
+
+
+def test_a_region_entered_inside_stocks_cast_does_not_deadlock() -> None:
+    result = output_of(
+        """
+        import torch, torch_promote as tp
+        from torch.utils._python_dispatch import TorchDispatchMode
+        w, inner, x = (torch.ones(4, 4, requires_grad=grad) for grad in (True, True, False))
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                if func is torch.ops.aten._to_copy.default and args[0] is w:
+                    with tp.my_autocast("cpu"):
+                        x @ inner
+                return func(*args, **(kwargs or {}))
+        with torch.autocast("cpu"), Mode():
+            x @ w
+        print(tp.cache_info()["entries"])
+        """
+    )
+    assert result == "0\n"
+
+
+def test_after_a_fork_both_processes_notice() -> None:
+    result = output_of(
+        """
+        import os, sys, torch, torch_promote as tp
+        torch.set_num_threads(1)
+        w, x = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4)
+        with tp.my_autocast("cpu"):
+            x @ w
+            child = os.fork()
+            w.data.mul_(3)
+            torch.clear_autocast_cache()
+            fresh = (x @ w)[0, 0].item() == 12
+            if child == 0:
+                os._exit(fresh)
+            print(fresh, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """
+    )
+    assert result == "True 1\n"
+
+
+@pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.slow)])
+def test_the_end_of_a_region_waits_for_no_cast_that_needs_the_gil(seconds: int) -> None:
+    """Stock casts while it holds its lock, and a dispatch mode called by the cast needs the GIL."""
+    result = output_of(
+        """
+        import sys, threading, time, torch, torch_promote as tp
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                return func(*args, **(kwargs or {}))
+
+        torch.set_num_threads(1)
+        x, w = torch.ones(4, 4), torch.nn.Parameter(torch.ones(4, 4))
+        end = time.monotonic() + float(sys.argv[1])
+
+        def stock():
+            while time.monotonic() < end:
+                with Mode(), torch.autocast("cpu"):
+                    x @ torch.nn.Parameter(x)
+
+        def ours():
+            while time.monotonic() < end:
+                with tp.my_autocast("cpu"):
+                    x @ w
+
+        threads = [threading.Thread(target=stock), threading.Thread(target=ours)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print("done")
+        """,
+        str(seconds),
+    )
+    assert result == "done\n"
+
+
+# --- forks while other threads use the cache
+
+FORKS = """
+import sys, threading, torch
+from torch import nn
+import torch_promote as tp
+from helpers.forking import fork_for
+
+torch.set_num_threads(1)
+weights = [nn.Parameter(torch.ones(2, 2), requires_grad=False) for _ in range(1500)]
+x = torch.ones(2, 2)
+
+
+def infer(some):
+    with tp.my_autocast("cpu", cache="persistent"), torch.no_grad():
+        for w in some:
+            x @ w
+
+
+infer(weights)
+end = False
+
+
+def work(first):
+    while not end:
+        infer(weights[first : first + 50])
+        torch.clear_autocast_cache()
+
+
+threads = [threading.Thread(target=work, args=(first,)) for first in (0, 500, 1000)]
+for thread in threads:
+    thread.start()
+
+
+def in_child():
+    weights[0].detach()
+    infer(weights[:1])
+    tp.clear_cache()
+    with tp.my_autocast("cpu", overrides={"aten::exp": "fp32"}):
+        torch.ones(1).exp()
+
+
+forks, hung = fork_for(float(sys.argv[1]), in_child)
+end = True
+for thread in threads:
+    thread.join()
+print(forks, hung)
+"""
+
+
+@pytest.mark.parametrize("seconds", [2, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("program", [FORKS])
+def test_no_child_hangs_that_is_forked_while_threads(program: str, seconds: int) -> None:
+    done = run_python(program, str(seconds), quiet=True, timeout=seconds + 60)
+    assert done.returncode == 0, done.stderr
+    forks, hung = map(int, done.stdout.split())
+    assert forks > 2
+    assert hung == 0
