@@ -252,7 +252,6 @@ void register_promoting_op(const PromotingOpRequest& request) {
         request.rounding_mode,
         request.each,
         request.matmul,
-        request.refuses,
         boxed_kernel_of(number),
     };
   };

@@ -1,7 +1,7 @@
 // file: the kernels of promoting ops on kAutocastKey, typed for common signatures
 #pragma once
 
-#include "promotion/ops.h"
+#include "promotion/call.h"
 
 #include <cstdint>
 #include <string>
@@ -17,7 +17,6 @@ struct PromotingOpRequest {
   int rounding_mode = -1;
   bool each = false;
   bool matmul = false;
-  Refuses refuses = Refuses::nothing;
 };
 
 // Makes an op promote, and registers a kernel for it on kAutocastKey unless it has one. Raises if the dispatcher has no

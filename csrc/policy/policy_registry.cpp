@@ -30,15 +30,7 @@ class WeakMap {
       sweep_at_ = 2 * std::max<size_t>(map_.size(), 32);
     }
     map_.insert_or_assign(std::forward<Key>(key), pointer);
-  }
-  template <class Test>
-  bool any_of(const Test& test) const {
-    return std::any_of(map_.begin(), map_.end(), [&test](const auto& entry) {
-      const auto pointer = entry.second.lock();
-      return pointer != nullptr && test(*pointer);
-    });
-  }
-  size_t count() const {
+  }  size_t count() const {
     return static_cast<size_t>(
         std::count_if(map_.begin(), map_.end(), [](const auto& entry) { return !entry.second.expired(); }));
   }
@@ -115,21 +107,6 @@ class Registry {
     return result;
   }
 
-  bool uses(const Promotion* rule) const {
-    return tables.any_of([rule](const PolicyTable& table) { return table.promotion.rule == rule; }) ||
-           changes.any_of([rule](const NumberedChange& one) {
-             return one.change.promotion.has_value() && one.change.promotion->rule == rule;
-           });
-  }
-
-  // Drops the tables with the rule that only the changes which made them hold.
-  void drop_made(const Promotion* rule) {
-    changes.any_of([rule](const NumberedChange& one) {
-      std::erase_if(one.made_, [rule](const auto& entry) { return entry.second->promotion.rule == rule; });
-      return false;
-    });
-  }
-
  private:
   // Returns the table that is equal to this one. If there is none, adds this one.
   PolicyPtr find_or_add(PolicyTable& table) {
@@ -194,12 +171,6 @@ PolicyPtr compose(const PolicyPtr& around, const ChangePtr& change) {
 ChangePtr change_to(const PolicyTable& table) {
   return intern_change(
       {PolicyChange::Base::stock, table.promotion, table.module_tables, overrides_of(table)});
-}
-
-bool is_promotion_in_use(const Promotion* rule) {
-  const std::lock_guard<std::mutex> lock(registry.mutex);
-  registry.drop_made(rule);
-  return registry.uses(rule);
 }
 
 void set_defaults(const ChangePtr& registered, const ChangePtr& policy) {

@@ -80,9 +80,6 @@ PolicyPtr compose(const PolicyPtr& around, const ChangePtr& change);
 // Returns the change that turns any table into this one.
 ChangePtr change_to(const PolicyTable& table);
 
-// Whether a change or table that something holds refers to a promotion rule.
-bool is_promotion_in_use(const Promotion* rule);
-
 // Sets the policy that outermost regions start from, and the policies of `register_policy`, which apply in every region
 // that does not override them. Open regions keep their policy. If it raises, nothing has changed.
 void set_defaults(const ChangePtr& registered, const ChangePtr& policy);

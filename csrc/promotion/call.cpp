@@ -1,17 +1,13 @@
 // file: applies a promotion rule to one call of an op
 #include "promotion/call.h"
 
-#include "promotion/callbacks.h"
-#include "promotion/lint.h"
 #include "region/current_policy.h"
 #include "region/region.h"
 
-#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 namespace torch_promote {
 
@@ -25,29 +21,12 @@ bool is_tensor(const Operand& operand) {
   return !operand.number.has_value();
 }
 
-// Whether PyTorch may read a tensor in its own dtype instead of the common one: a half-precision kernel reads a
-// one-element tensor as a number, without rounding it.
-bool is_read_as_number(const at::Tensor& tensor) {
-  return tensor.dim() == 0 || (!tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && tensor.numel() == 1);
-}
-
-bool records_gradient(const Operands& operands) {
-  return std::any_of(operands.begin(), operands.end(), [](const Operand& operand) {
-    return operand.tensor != nullptr && ((at::GradMode::is_enabled() && operand.tensor->requires_grad()) ||
-                                         (c10::isFloatingType(operand.dtype) && operand.tensor->_fw_grad(0).defined()));
-  });
-}
-
-bool is_plain_strided(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_mkldnn();
-}
-
 // Whether a number would promote tensors of this dtype.
 bool raises(Number number, ScalarType dtype) {
   return number > number_of_dtype(dtype);
 }
 
-// Of a scalar that raises the dtype.
+// A scalar that raises the dtype, as a number of the dtype's own kind.
 c10::Scalar in_kind_of(ScalarType dtype, const c10::Scalar& scalar) {
   switch (number_of_dtype(dtype)) {
     case Number::boolean:
@@ -59,20 +38,217 @@ c10::Scalar in_kind_of(ScalarType dtype, const c10::Scalar& scalar) {
   }
 }
 
-bool is_refused(Refuses refuses, ScalarType dtype) {
-  switch (refuses) {
-    case Refuses::boolean:
-      return dtype == ScalarType::Bool;
-    case Refuses::integral:
-      return c10::isIntegralType(dtype, /*includeBool=*/true);
-    case Refuses::complex:
-      return c10::isComplexType(dtype);
-    case Refuses::mixed:
-      return true;
-    default:
-      return false;
+Operand operand_of(const at::Tensor& tensor) {
+  Operand operand;
+  operand.tensor = &tensor;
+  operand.dtype = tensor.scalar_type();
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    operand.number = number_of_dtype(operand.dtype);
   }
+  return operand;
 }
+
+Operand operand_of(const c10::Scalar& scalar) {
+  Operand operand;
+  operand.scalar = &scalar;
+  operand.dtype = scalar.type();
+  operand.number = number_of_dtype(operand.dtype);
+  return operand;
+}
+
+// Whether the data of a wrapped number may be read.
+bool is_readable(const at::Tensor& number) {
+  constexpr c10::DispatchKeySet kOpaque(
+      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::Functionalize});
+  return number.is_cpu() && !number.key_set().has_any(kOpaque);
+}
+
+// The common dtype of tensors of one state: those with dimensions, or 0-dim ones under a rule where these are weak.
+class DtypeJoin {
+ public:
+  explicit DtypeJoin(const Promotion& promotion) : promotion_(promotion), tables_(promotion.tables()) {}
+
+  void add(c10::ScalarType dtype) {
+    const uint64_t bit = uint64_t{1} << static_cast<size_t>(dtype);
+    if ((seen_ & bit) != 0) {
+      return;
+    }
+    seen_ |= bit;
+    ++count_;
+    if (count_ == 1) {
+      dtype_ = to_code(dtype);
+    } else if (dtype_ != kNoDtype) {
+      dtype_ = tables_.pair(dtype_, to_code(dtype));
+    }
+  }
+  bool is_empty() const {
+    return count_ == 0;
+  }
+  DtypeCode dtype() const {
+    return count_ > 2 && !promotion_.options.associative ? promotion_.of_many(seen_) : dtype_;
+  }
+
+ private:
+  const Promotion& promotion_;
+  const PromotionTables& tables_;
+  uint64_t seen_ = 0;
+  int count_ = 0;
+  DtypeCode dtype_ = kNoDtype;
+};
+
+// The common dtype of the operands, at least one of which is a tensor; kNoDtype if they have none.
+// Source: torch_promote/reference/promotion_rules/rule.py, PromotionRule.common.
+DtypeCode common_dtype(const Promotion& promotion, const Operands& operands) {
+  const PromotionTables& tables = promotion.tables();
+  DtypeJoin dims(promotion);
+  DtypeJoin zeros(promotion);
+  std::optional<Number> number;
+  for (const Operand& operand : operands) {
+    if (operand.number.has_value()) {
+      number = std::max(number.value_or(Number::boolean), *operand.number);
+    } else if (promotion.options.zero_dim_is_weak && operand.is_zero_dim()) {
+      zeros.add(operand.dtype);
+    } else {
+      dims.add(operand.dtype);
+    }
+  }
+  const bool has_weak = !dims.is_empty() && !zeros.is_empty();
+  DtypeCode strong = dims.is_empty() ? zeros.dtype() : dims.dtype();
+  DtypeCode weak = has_weak ? zeros.dtype() : kNoDtype;
+  if (strong == kNoDtype || (has_weak && weak == kNoDtype)) {
+    return kNoDtype;
+  }
+  if (number.has_value()) {
+    DtypeCode& joined = has_weak ? weak : strong;
+    joined = tables.number(*number, joined);
+    if (joined == kNoDtype) {
+      return kNoDtype;
+    }
+  }
+  return has_weak ? tables.zero_dim(strong, weak) : strong;
+}
+
+// The arguments of a call on the stack, unpacked so that operands can point to them. Casts are written back.
+class Arguments {
+ public:
+  Arguments(const PromotingOp& op, Stack& stack)
+      : op_(op),
+        count_(op.handle.schema().arguments().size()),
+        values_(stack.data() + (stack.size() - count_)),
+        parts_(count_) {
+    for (size_t i = 0; i < count_; ++i) {
+      if (op.takes_part(i) || op.writes(i)) {
+        read(i);
+      }
+    }
+  }
+
+  // One element per call. An op that iterates over its lists in parallel (see PromotingOp::each) makes a call for each
+  // list element; any other op has one call with all operands.
+  std::vector<Operands> calls() const {
+    const auto list = std::find_if(parts_.begin(), parts_.end(), [](const Part& part) { return part.is_list; });
+    std::vector<Operands> result(!op_.each ? 1 : list == parts_.end() ? 0 : list->size());
+    for (size_t i = 0; i < count_; ++i) {
+      if (!op_.takes_part(i)) {
+        continue;
+      }
+      for (size_t call = 0; call < result.size(); ++call) {
+        if (op_.each && parts_[i].is_list) {
+          add(i, call, result[call]);
+          continue;
+        }
+        for (size_t element = 0; element < parts_[i].size(); ++element) {
+          add(i, element, result[call]);
+        }
+      }
+    }
+    return result;
+  }
+
+  // The tensors that the op writes to: those that are operands, or the others, such as `out`.
+  std::vector<at::Tensor> written(bool operands) const {
+    std::vector<at::Tensor> result;
+    for (size_t i = 0; i < count_; ++i) {
+      if (op_.writes(i) && op_.takes_part(i) == operands) {
+        result.insert(result.end(), parts_[i].tensors.begin(), parts_[i].tensors.end());
+      }
+    }
+    return result;
+  }
+
+  void put(const Operand& operand, const at::Tensor& tensor) {
+    parts_[operand.argument].tensors[operand.element] = tensor;
+    parts_[operand.argument].changed = true;
+  }
+
+  void put(const Operand& operand, const c10::Scalar& scalar) {
+    parts_[operand.argument].scalars[operand.element] = scalar;
+    parts_[operand.argument].changed = true;
+  }
+
+  void write_back() {
+    for (size_t i = 0; i < count_; ++i) {
+      Part& part = parts_[i];
+      if (!part.changed) {
+        continue;
+      }
+      if (!part.scalars.empty()) {
+        values_[i] = part.is_list ? IValue(c10::List<c10::Scalar>(part.scalars)) : IValue(part.scalars[0]);
+      } else {
+        values_[i] = part.is_list ? IValue(part.tensors) : IValue(part.tensors[0]);
+      }
+    }
+  }
+
+ private:
+  struct Part {
+    bool is_list = false;
+    bool changed = false;
+    std::vector<at::Tensor> tensors;
+    std::vector<c10::Scalar> scalars;
+
+    size_t size() const {
+      return tensors.size() + scalars.size(); // one of them is empty
+    }
+  };
+
+  void read(size_t argument) {
+    const IValue& value = values_[argument];
+    Part& part = parts_[argument];
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) {
+        part.tensors.push_back(value.toTensor());
+      }
+    } else if (value.isScalar()) {
+      part.scalars.push_back(value.toScalar());
+    } else if (value.isTensorList()) {
+      part.is_list = true;
+      part.tensors = value.toTensorVector();
+    } else if (value.isList()) {
+      part.is_list = true;
+      for (const IValue& element : value.toListRef()) {
+        part.scalars.push_back(element.toScalar());
+      }
+    }
+  }
+
+  void add(size_t argument, size_t element, Operands& to) const {
+    const Part& part = parts_[argument];
+    if (element >= part.size()) {
+      return; // lists of different lengths: the op raises
+    }
+    to.push_back(part.scalars.empty() ? operand_of(part.tensors[element]) : operand_of(part.scalars[element]));
+    to.back().argument = argument;
+    to.back().element = element;
+    to.back().written = op_.writes(argument);
+  }
+
+  const PromotingOp& op_;
+  size_t count_;
+  IValue* values_;
+  std::vector<Part> parts_;
+};
 
 class Call {
  public:
@@ -86,17 +262,15 @@ class Call {
     for (const Operands& operands : calls) {
       computed.push_back(dtype_computed(operands));
     }
+    // PyTorch's own rule: the op promotes to that dtype itself, except in matrix products.
+    const bool casts = !promotion_.options.is_stock || op_.matmul;
     // All checks come before the first cast or write.
-    bool in_place = true;
-    if (!promotion_.options.is_stock) {
-      in_place = check_written(calls, computed);
-    }
+    const bool in_place = !casts || check_written(calls, computed);
     bool any = false;
     for (size_t i = 0; i < calls.size(); ++i) {
       if (computed[i].has_value()) {
         report(calls[i], *computed[i]);
-        any |= promotion_.options.is_stock ? cast_as_stock(calls[i], *computed[i])
-                                           : cast(calls[i], *computed[i], /*written_too=*/!in_place);
+        any |= casts && cast(calls[i], *computed[i], /*written_too=*/!in_place);
       }
     }
     if (!in_place) {
@@ -136,9 +310,7 @@ class Call {
         return std::nullopt;
       }
       promotion_callbacks.refuse_operands(promotion_, op_.name, operands, computes_floats());
-      // GCOVR_EXCL_START: the callback raises
       TORCH_CHECK(false, op_.name, ": the operands have no common dtype under the rule '", promotion_.name, "'.");
-      // GCOVR_EXCL_STOP
     }
     return static_cast<ScalarType>(found);
   }
@@ -150,17 +322,15 @@ class Call {
   void check_write(const Operands& operands, ScalarType computed, ScalarType written) const {
     if (!promotion_.tables().can_write(computed, written)) {
       promotion_callbacks.refuse_to_write(promotion_, op_.name, operands, computed, written);
-      // GCOVR_EXCL_START: the callback raises
       TORCH_CHECK(
           false, op_.name, ": ", computed, " is not written to ", written, " under the rule '", promotion_.name, "'.");
-      // GCOVR_EXCL_STOP
     }
   }
 
   // Raises if the rule does not allow writing the result to its target. Returns false if a written operand has another
   // dtype than the rule computes in: the op might then compute in a different dtype.
   bool check_written(const std::vector<Operands>& calls, const std::vector<std::optional<ScalarType>>& computed) const {
-    const std::vector<at::Tensor> outs = arguments_.outs();
+    const std::vector<at::Tensor> outs = arguments_.written(/*operands=*/false);
     bool in_place = true;
     for (size_t i = 0; i < calls.size(); ++i) {
       if (!computed[i].has_value()) {
@@ -182,12 +352,12 @@ class Call {
     return in_place;
   }
 
+  // Python decides which kinds of promotion describe the call; this leaves out calls that none describes.
   void report(const Operands& operands, ScalarType computed) const {
-    if (promotion_.options.lint != 0) {
-      const uint8_t kinds = kinds_of_promotion(promotion_, operands, computed);
-      if (kinds != 0) {
-        promotion_callbacks.report(promotion_, innermost_promotion_region(), op_.name, operands, computed, kinds);
-      }
+    if (promotion_.options.lint != 0 && std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
+          return is_tensor(operand) ? operand.dtype != computed : promotion_.options.reports_numbers();
+        })) {
+      promotion_callbacks.report(promotion_, innermost_promotion_region(), op_.name, operands, computed);
     }
   }
 
@@ -208,31 +378,6 @@ class Call {
         } else {
           arguments_.put(operand, in_kind_of(dtype, *operand.scalar));
         }
-        any = true;
-      }
-    }
-    return any;
-  }
-
-  // NOTE [ PyTorch's own rule ]
-  // The op promotes to the same dtype itself, so leaving an operand uncast is always right. Casting would change bits
-  // (and errors: see Refuses) in three cases. Half-precision kernels read a one-element tensor unrounded. Backward
-  // formulas compute in the dtypes of the saved operands. An operand that the op writes to keeps its dtype.
-  bool cast_as_stock(const Operands& operands, ScalarType dtype) {
-    const bool known = std::none_of(operands.begin(), operands.end(), [](const Operand& operand) {
-      return operand.number.has_value() && operand.dtype == ScalarType::UInt64; // the int does not fit in int64
-    });
-    if (!known || records_gradient(operands) ||
-        std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
-          return is_refused(op_.refuses, operand.dtype);
-        })) {
-      return false;
-    }
-    bool any = false;
-    for (const Operand& operand : operands) {
-      if (is_tensor(operand) && !operand.written && operand.dtype != dtype && is_plain_strided(*operand.tensor) &&
-          !is_read_as_number(*operand.tensor)) {
-        put(operand, operand.tensor->to(dtype));
         any = true;
       }
     }
@@ -275,11 +420,37 @@ class Call {
   const PromotingOp& op_;
   const Promotion& promotion_;
   Stack& stack_;
-  PromotedArguments arguments_;
-  std::vector<at::Tensor> written_ = arguments_.written_operands(); // the caller's, uncast
+  Arguments arguments_;
+  std::vector<at::Tensor> written_ = arguments_.written(/*operands=*/true); // the caller's, uncast
 };
 
 } // namespace
+
+std::optional<int64_t> Operand::int_value() const {
+  if (number != Number::integer || dtype != c10::ScalarType::Long) {
+    return std::nullopt;
+  }
+  if (scalar != nullptr) {
+    return scalar->isSymbolic() ? std::nullopt : std::optional<int64_t>(scalar->toLong());
+  }
+  return is_readable(*tensor) ? std::optional<int64_t>(*tensor->const_data_ptr<int64_t>()) : std::nullopt;
+}
+
+std::optional<c10::complex<double>> Operand::value() const {
+  if (number != Number::floating && number != Number::complex) {
+    return std::nullopt;
+  }
+  if (scalar != nullptr) {
+    return scalar->isSymbolic() ? std::nullopt : std::optional<c10::complex<double>>(scalar->toComplexDouble());
+  }
+  if (is_readable(*tensor) && dtype == c10::ScalarType::Double) {
+    return c10::complex<double>(*tensor->const_data_ptr<double>());
+  }
+  if (is_readable(*tensor) && dtype == c10::ScalarType::ComplexDouble) {
+    return *tensor->const_data_ptr<c10::complex<double>>();
+  }
+  return std::nullopt;
+}
 
 bool promotion_acts_here() {
   return !tls_promotion.inside && !inside_kernel() &&

@@ -1,28 +1,111 @@
-// file: applies a promotion rule to one call of an op
+// file: a call of an op that promotes: its operands, their common dtype under a rule, and what the rule does with it
 #pragma once
 
-#include "promotion/operands.h"
-#include "promotion/ops.h"
+#include "policy/inside_kernel.h"
+#include "policy/op_table.h"
+#include "promotion/rule.h"
+#include "region/promotion_state.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/boxing/BoxedKernel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/Scalar.h>
+#include <c10/util/complex.h>
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace torch_promote {
+
+// The dtype that an op computes in, given the common dtype of its operands.
+enum class Computes : uint8_t {
+  common,  // that dtype
+  floats,  // that dtype, or a floating dtype if it is integral, as in true division
+  boolean, // that dtype; the result is a bool, as in a comparison
+  opaque,  // the rule acts neither on this op nor on the ops that it calls
+};
+
+struct PromotingOp {
+  OpNumber number;
+  c10::OperatorHandle handle;
+  std::string name;
+  std::optional<c10::OperatorHandle> functional; // for an op that writes to an argument: its functional overload
+  uint64_t participants = 0;                     // a bit for each argument that takes part
+  uint64_t written = 0;                          // a bit for each argument that the op writes to
+  Computes computes = Computes::common;
+  int rounding_mode = -1; // the argument that turns `floats` into `common` if it is given
+  bool each = false;      // the op iterates over its lists in parallel: each element is a separate call
+  bool matmul = false;    // a matrix product, which PyTorch does not promote
+  c10::BoxedKernel boxed; // for calls that are not plain; see PlainCall
+
+  bool takes_part(size_t argument) const {
+    return (participants >> argument & 1) != 0;
+  }
+  bool writes(size_t argument) const {
+    return (written >> argument & 1) != 0;
+  }
+};
+
+// Indexed by op number; null for ops that do not promote.
+constexpr size_t kMostOps = 4096;
+inline std::array<std::atomic<const PromotingOp*>, kMostOps> promoting_ops{};
+
+inline const PromotingOp* promoting_op(OpNumber number) {
+  return number < kMostOps ? promoting_ops[number].load(std::memory_order_acquire) : nullptr;
+}
+
+// The op, or null if the rule does not act on it in this thread's current state.
+inline const PromotingOp* acted_on(const Promotion* promotion, OpNumber number) {
+  if (promotion == nullptr || tls_promotion.inside || inside_kernel()) {
+    return nullptr;
+  }
+  const PromotingOp* op = promoting_op(number);
+  return op != nullptr && (!op->matmul || promotion->options.matmul) ? op : nullptr;
+}
+
+// An argument, or an element of a list argument, that takes part in promotion.
+struct Operand {
+  const at::Tensor* tensor = nullptr; // null for a Scalar
+  const c10::Scalar* scalar = nullptr;
+  c10::ScalarType dtype = c10::ScalarType::Undefined; // for a number: the dtype of the tensor that PyTorch wraps it in
+  std::optional<Number> number;                       // set for a Python number, wrapped in a tensor or not
+  bool written = false;
+  size_t argument = 0;
+  size_t element = 0; // the index in a list argument
+
+  bool is_zero_dim() const {
+    return tensor != nullptr && !number.has_value() && tensor->dim() == 0;
+  }
+  // The value of a Python int; nullopt for other operands and for a symbolic int.
+  std::optional<int64_t> int_value() const;
+  // The value of a Python float or complex; nullopt for other operands, and for a symbolic float.
+  std::optional<c10::complex<double>> value() const;
+};
+
+using Operands = std::vector<Operand>;
+
+// The type of a Python number that a Scalar or a tensor of this dtype holds.
+inline Number number_of_dtype(c10::ScalarType dtype) {
+  if (c10::isComplexType(dtype)) {
+    return Number::complex;
+  }
+  if (c10::isFloatingType(dtype)) {
+    return Number::floating;
+  }
+  return dtype == c10::ScalarType::Bool ? Number::boolean : Number::integer;
+}
 
 // A quick check whether the rule leaves a call unchanged because all tensors already have the dtype in which the op
 // computes. If the check fails, promote_call decides.
 class PlainCall {
  public:
-  PlainCall(const PromotingOp& op, const Promotion& promotion)
-      : op_(op),
-        tables_(promotion.any_tables()),
-        watched_ints_(promotion.options.reports(LintKind::overflow)),
-        watched_floats_(promotion.options.reports(LintKind::float_overflow)) {}
+  PlainCall(const PromotingOp& op, const Promotion& promotion) : op_(op), promotion_(promotion) {}
 
   template <class... Args>
   bool is_plain(const Args&... args) {
@@ -31,22 +114,19 @@ class PlainCall {
     if (!plain_ || dtype_ == kNoDtype) {
       return plain_ && numbers_ == 0;
     }
-    if (op_.computes == Computes::floats && tables_.floating(dtype_) != dtype_) {
+    const PromotionTables& tables = promotion_.any_tables();
+    if (op_.computes == Computes::floats && tables.floating(dtype_) != dtype_) {
       return false;
     }
-    if (numbers_ == 0) {
-      return true;
-    }
     if (numbers_ >> (static_cast<unsigned>(number_of_dtype(static_cast<c10::ScalarType>(dtype_))) + 1) != 0) {
-      return false; // the number's kind would promote
+      return false; // a number of a higher kind promotes, or is cast
     }
     for (size_t number = 0; number < kNumbers; ++number) {
-      if ((numbers_ >> number & 1) != 0 && tables_.numbers[number][static_cast<size_t>(dtype_)] != dtype_) {
+      if ((numbers_ >> number & 1) != 0 && tables.number(static_cast<Number>(number), dtype_) != dtype_) {
         return false;
       }
     }
-    const bool is_integral = c10::isIntegralType(static_cast<c10::ScalarType>(dtype_), /*includeBool=*/true);
-    return !(is_integral ? watched_ints_ : watched_floats_);
+    return numbers_ == 0 || !promotion_.options.reports_numbers();
   }
 
  private:
@@ -61,11 +141,11 @@ class PlainCall {
 
   void add(const at::Tensor& tensor) {
     if (!tensor.defined()) {
-      return; // GCOVR_EXCL_LINE: only C++ can pass one
+      return;
     }
     const DtypeCode dtype = to_code(tensor.scalar_type());
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-      add_number(static_cast<c10::ScalarType>(dtype));
+      add_number(tensor.scalar_type());
     } else if (dtype_ == kNoDtype) {
       dtype_ = dtype;
     } else {
@@ -76,19 +156,13 @@ class PlainCall {
     add_number(scalar.type());
   }
   void add(const at::TensorList& tensors) {
-    for (const at::Tensor& tensor : tensors) {
-      add(tensor);
-    }
+    add_each(tensors);
   }
   void add(const at::ITensorListRef& tensors) {
-    for (const at::Tensor& tensor : tensors) {
-      add(tensor);
-    }
+    add_each(tensors);
   }
   void add(const at::ArrayRef<c10::Scalar>& scalars) {
-    for (const c10::Scalar& scalar : scalars) {
-      add(scalar);
-    }
+    add_each(scalars);
   }
   template <class T>
   void add(const std::optional<T>& value) {
@@ -96,12 +170,16 @@ class PlainCall {
       add(*value);
     }
   }
-  // GCOVR_EXCL_START: arguments of other types take no part
   template <class Other>
   void add(const Other& /*value*/) {
-    plain_ = false;
+    plain_ = false; // an argument of another type takes no part
   }
-  // GCOVR_EXCL_STOP
+  template <class List>
+  void add_each(const List& values) {
+    for (const auto& value : values) {
+      add(value);
+    }
+  }
 
   void add_number(c10::ScalarType dtype) {
     numbers_ |= 1U << static_cast<unsigned>(number_of_dtype(dtype));
@@ -111,17 +189,13 @@ class PlainCall {
     const DtypeCode dtype = to_code(tensor.scalar_type());
     plain_ &= dtype == (op_.computes == Computes::boolean ? to_code(c10::ScalarType::Bool) : dtype_);
   }
-  // GCOVR_EXCL_START: typed wrappers write to tensors
   template <class Other>
   void add_out(const Other& /*value*/) {
     plain_ = false;
   }
-  // GCOVR_EXCL_STOP
 
   const PromotingOp& op_;
-  const PromotionTables& tables_;
-  bool watched_ints_;
-  bool watched_floats_;
+  const Promotion& promotion_;
   bool plain_ = true;
   DtypeCode dtype_ = kNoDtype;
   unsigned numbers_ = 0; // a bit for each type

@@ -2,14 +2,12 @@
 #include "promotion/rule.h"
 
 #include "policy/fork_safe_mutex.h"
-#include "policy/policy_registry.h"
-#include "policy/registry_sizes.h"
-#include "promotion/callbacks.h"
 
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <c10/util/Exception.h>
 
+#include <deque>
 #include <utility>
 
 namespace torch_promote {
@@ -18,19 +16,13 @@ namespace {
 
 struct Promotions {
   ForkSafeMutex mutex;
-  uint32_t last_number = 0;
-  std::map<uint32_t, std::unique_ptr<const Promotion>> all;
+  std::deque<Promotion> all;
 };
 
 Promotions& promotions = *new Promotions; // never destroyed: threads may outlive static destructors
 
 // Guards the tables of every rule that are computed later.
 ForkSafeMutex& tables_mutex = *new ForkSafeMutex;
-
-[[maybe_unused]] const bool noted_promotion_rules = note_registry("promotion rules", [] {
-  const std::lock_guard<std::mutex> lock(promotions.mutex);
-  return promotions.all.size();
-});
 
 uint64_t mix(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 1099511628211ULL; // FNV-1a
@@ -65,12 +57,6 @@ Promotion::Promotion(
       content(hash_of(name, options, tables)),
       first_(new PromotionTables(tables)) {
   by_default_dtype_[static_cast<size_t>(default_dtype)] = first_;
-}
-
-Promotion::~Promotion() {
-  for (const auto& place : by_default_dtype_) {
-    delete place.load(); // `first_` is one of them
-  }
 }
 
 const PromotionTables& Promotion::tables() const {
@@ -113,28 +99,16 @@ uint32_t register_promotion(
     c10::ScalarType default_dtype,
     const PromotionTables& tables) {
   const std::lock_guard<std::mutex> lock(promotions.mutex);
-  const uint32_t number = ++promotions.last_number;
-  promotions.all.emplace(number, std::make_unique<const Promotion>(number, name, options, default_dtype, tables));
+  const auto number = static_cast<uint32_t>(promotions.all.size() + 1);
+  promotions.all.emplace_back(number, name, options, default_dtype, tables);
   return number;
 }
 
 const Promotion& promotion_of(uint32_t number) {
   const std::lock_guard<std::mutex> lock(promotions.mutex);
-  const auto found = promotions.all.find(number);
-  TORCH_CHECK_INDEX(found != promotions.all.end(), "torch_promote: no promotion has the number ", number);
-  return *found->second;
-}
-
-bool drop_promotion(uint32_t number) {
-  const std::lock_guard<std::mutex> lock(promotions.mutex);
-  const auto found = promotions.all.find(number);
-  if (found != promotions.all.end()) {
-    if (is_promotion_in_use(found->second.get())) {
-      return false;
-    }
-    promotions.all.erase(found);
-  }
-  return true;
+  TORCH_CHECK_INDEX(
+      number > 0 && number <= promotions.all.size(), "torch_promote: no promotion has the number ", number);
+  return promotions.all[number - 1];
 }
 
 } // namespace torch_promote

@@ -1,4 +1,4 @@
-// file: a promotion rule as lookup tables, with the options of its region
+// file: a promotion rule as lookup tables, with the options of its region, and the calls of Python that it needs
 #pragma once
 
 #include "policy/op_table.h"
@@ -14,6 +14,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace torch_promote {
 
@@ -62,24 +63,22 @@ struct PromotionTables {
   }
 };
 
-// What the lint looks for; a bit each. torch_promote/regions/promotion.py names them in this order.
-enum class LintKind : uint8_t { zero_dim, overflow, float_overflow, low_precision, float64, any };
-
 struct PromotionOptions {
   bool zero_dim_is_weak = false;
   bool associative = true;
   bool is_stock = false;     // PyTorch's own rule, which ops apply themselves
   bool matmul = false;       // whether the rule acts on matrix products
-  uint8_t lint = 0;          // the kinds to report; 0 for none
+  uint8_t lint = 0;          // the kinds to report, as bits in the order of PromotionKind (regions/promotion.py)
   uint32_t lint_handler = 0; // Python's number for the handler that receives the reports
 
   bool operator==(const PromotionOptions& other) const = default;
-  bool reports(LintKind kind) const {
-    return (lint >> static_cast<unsigned>(kind) & 1) != 0;
+  // Whether a kind is among them that describes calls with Python numbers: INT_OVERFLOW or FLOAT_OVERFLOW.
+  bool reports_numbers() const {
+    return (lint & 0b110) != 0;
   }
 };
 
-// A rule that regions refer to. torch_promote/regions/promotion_tables.py drops unused rules.
+// A rule that regions refer to. It is never destroyed: a process has few of them, with 9 KB each.
 class Promotion {
  public:
   Promotion(
@@ -92,7 +91,6 @@ class Promotion {
   Promotion& operator=(const Promotion&) = delete;
   Promotion(Promotion&&) = delete;
   Promotion& operator=(Promotion&&) = delete;
-  ~Promotion();
 
   const uint32_t number; // from 1
   const std::string name;
@@ -117,7 +115,38 @@ class Promotion {
   mutable std::map<std::pair<uint64_t, c10::ScalarType>, DtypeCode> many_; // keyed by the set and the default dtype
 };
 
-// Returns the rule's number, from 1 on.
+struct Operand;
+
+// Calls of Python, off the fast path: errors, reports, and dtypes missing from the tables. python/promotion_hooks.cpp
+// sets them to functions that call torch_promote/regions/promotion_tables.py.
+struct PromotionCallbacks {
+  // Puts the rule's tables for a default dtype into the rule.
+  void (*put_tables)(const Promotion& promotion, c10::ScalarType default_dtype);
+  // The number of the common dtype of a set of dtypes (one bit each), or -1.
+  int8_t (*common_dtype)(const Promotion& promotion, uint64_t dtypes);
+  // Raises because the operands have no common dtype. `floats`: the op computes in floating point.
+  void (*refuse_operands)(
+      const Promotion& promotion, const std::string& op, const std::vector<Operand>& operands, bool floats);
+  // Raises because the rule does not allow writing the result to a tensor of dtype `written`.
+  void (*refuse_to_write)(
+      const Promotion& promotion,
+      const std::string& op,
+      const std::vector<Operand>& operands,
+      c10::ScalarType computed,
+      c10::ScalarType written);
+  // Reports a call for the lint; `region` is the owner of the innermost region that set the rule. May raise.
+  void (*report)(
+      const Promotion& promotion,
+      const void* region,
+      const std::string& op,
+      const std::vector<Operand>& operands,
+      c10::ScalarType computed);
+};
+
+// Set before the first rule is registered.
+inline PromotionCallbacks promotion_callbacks{};
+
+// Returns the rule's number, from 1 on. The rule is never destroyed.
 uint32_t register_promotion(
     const std::string& name,
     const PromotionOptions& options,
@@ -125,8 +154,6 @@ uint32_t register_promotion(
     const PromotionTables& tables);
 // Raises if there is no such rule.
 const Promotion& promotion_of(uint32_t number);
-// Destroys a rule. Returns false, and keeps the rule, if a policy that something holds refers to it.
-bool drop_promotion(uint32_t number);
 
 inline PromotionReference reference_to(const Promotion& rule) {
   return {&rule, rule.content};

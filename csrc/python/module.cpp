@@ -247,13 +247,11 @@ void register_promoting_op_of(
     unsigned int computes,
     int rounding_mode,
     bool each,
-    bool matmul,
-    unsigned int refuses) {
+    bool matmul) {
   TORCH_CHECK_VALUE(computes <= static_cast<unsigned int>(Computes::opaque), "invalid Computes: ", computes);
-  TORCH_CHECK_VALUE(refuses <= static_cast<unsigned int>(Refuses::mixed), "invalid Refuses: ", refuses);
   register_promoting_op(
       {std::move(op), std::move(overload), std::move(functional), participants, static_cast<Computes>(computes),
-       rounding_mode, each, matmul, static_cast<Refuses>(refuses)});
+       rounding_mode, each, matmul});
 }
 
 } // namespace
@@ -348,7 +346,6 @@ PYBIND11_MODULE(_C, m) {
     promotion_of(promotion).put_tables(static_cast<at::ScalarType>(default_dtype), tables);
   });
   m.def("register_promotion_change", &register_promotion_change);
-  m.def("drop_promotion", &drop_promotion);
   m.def("promotion_in_force", &promotion_in_force);
   m.def("set_promotion_hooks", &set_promotion_hooks);
   m.def("register_promoting_op", &register_promoting_op_of);

@@ -1,8 +1,7 @@
-// file: the callbacks of promotion/callbacks.h, which call hooks in Python
+// file: the callbacks of promotion/rule.h, which call hooks in Python
 #include "python/promotion_hooks.h"
 
-#include "promotion/callbacks.h"
-#include "promotion/operands.h"
+#include "promotion/call.h"
 #include "python/python_call.h"
 #include "region/promotion_state.h"
 
@@ -104,12 +103,10 @@ const PromotionCallbacks kPromotionCallbacks = {
            const void* region,
            const std::string& op,
            const Operands& operands,
-           c10::ScalarType result,
-           uint8_t kinds) {
+           c10::ScalarType computed) {
           in_python([&] {
             call_hook(
-                "report", promotion, reinterpret_cast<uintptr_t>(region), op, to_python(operands), to_python(result),
-                static_cast<int>(kinds));
+                "report", promotion, reinterpret_cast<uintptr_t>(region), op, to_python(operands), to_python(computed));
           });
         },
 };

@@ -1,4 +1,4 @@
-// file: the callbacks of promotion/callbacks.h, which call hooks in Python
+// file: the callbacks of promotion/rule.h, which call hooks in Python
 #pragma once
 
 #include <pybind11/pybind11.h>

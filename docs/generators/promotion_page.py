@@ -63,10 +63,7 @@ OPERATORS = {
 PUZZLES = (
     "int32[3] + 5.5",
     "int8[3] * int64[]",
-    "int8[3] * float64[]",
-    "int32[3] + int64[]",
     "uint8[2] + 1000",
-    "bfloat16[3] + float16[3]",
     "int64[3] / 5",
 )
 
@@ -119,17 +116,28 @@ def _code(items: Sequence[object]) -> list[str]:
 
 
 def _derivation(expression: str, rule: str = "torch") -> str:
-    return f"```text\n{why(expression, default_dtype=torch.float32, rule=rule)}\n```"
+    return _text(str(why(expression, default_dtype=torch.float32, rule=rule)))
+
+
+def _text(text: str) -> str:
+    return f"```text\n{text}\n```"
+
+
+def _matrix(rows: Sequence[Sequence[str]]) -> str:
+    """A matrix of short words, as text: a table of Markdown has as many bars as words."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = (" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return _text("\n".join(aligned))
 
 
 def _typecodes() -> str:
-    return _table(["typecode", "dtype"], [[f"`{typecode(d)}`", f"`{dtype_name(d)}`"] for d in TABLE_DTYPES])
+    return ", ".join(f"`{typecode(dtype)}` {dtype_name(dtype)}" for dtype in TABLE_DTYPES)
 
 
 def _promotion() -> str:
     codes = [code for code in TYPECODES if TYPECODES[code] in TABLE_DTYPES]
-    rows = [[f"**{a}**", *(str(typecode(promote_types(TYPECODES[a], TYPECODES[b]))) for b in codes)] for a in codes]
-    return _table(["", *(f"**{code}**" for code in codes)], rows)
+    rows = [[a, *(str(typecode(promote_types(TYPECODES[a], TYPECODES[b]))) for b in codes)] for a in codes]
+    return _matrix([["", *codes], *rows])
 
 
 def _younger() -> str:
@@ -186,21 +194,20 @@ def _casting() -> str:
 
 
 def _presets() -> str:
-    names = list(PRESETS)
     rows = []
-    for flag in fields(TensorIteratorConfig):
-        values = [getattr(PRESETS[name], flag.name) for name in names]
-        cells = [dtype_name(v) if isinstance(v, torch.dtype) else {True: "yes", False: "", None: ""}[v] for v in values]
-        rows.append([f"`{flag.name}`", *cells])
-    return _table(["", *(f"`{name}`" for name in names)], rows)
+    for name, config in PRESETS.items():
+        values = {flag.name: getattr(config, flag.name) for flag in fields(TensorIteratorConfig)}
+        dtype = [f"static_dtype={dtype_name(v)}" for v in values.values() if isinstance(v, torch.dtype)]
+        rows.append([f"`{name}`", ", ".join([*(flag for flag, value in values.items() if value is True), *dtype])])
+    return _table(["preset", "flags"], rows)
 
 
 def _operators() -> str:
-    rows = []
+    found: dict[str, list[str]] = {}
     for symbol, op in OPERATORS.items():
-        found = (rule_table().get(f"aten::{op}{overload}") for overload in (".Tensor", ".Tensor_Tensor", ""))
-        rows.append(_code([symbol.replace("|", "\\|"), op, next(filter(None, found))]))
-    return _table(["operator", "op", "preset"], rows)
+        presets = (rule_table().get(f"aten::{op}{overload}") for overload in (".Tensor", ".Tensor_Tensor", ""))
+        found.setdefault(str(next(filter(None, presets))), []).append(f"`{symbol}`")
+    return "; ".join(f"{', '.join(symbols)}: `{preset}`" for preset, symbols in found.items()) + "."
 
 
 def _puzzles() -> str:
@@ -236,23 +243,22 @@ def _telling() -> str:
 
 def _codes() -> str:
     used = NUMPY_TABLE.split("\n")[1].split()
-    return _table(["typecode", "dtype"], [[f"`{code}`", f"`{dtype_name(CODES[code])}`"] for code in used])
+    return ", ".join(f"`{code}` {dtype_name(CODES[code])}" for code in used)
 
 
 def _square(text: str) -> str:
     header, *rows = (line.split() for line in text.strip().splitlines())
-    bold = [f"**{code}**" for code in header]
-    return _table(["", *bold], [[f"**{row}**", *codes] for row, *codes in rows])
+    return _matrix([["", *header], *rows])
 
 
 def _lattice() -> str:
-    """One row for all float8 dtypes, since PyTorch versions have different ones."""
-    rows = []
+    """All float8 dtypes are one node, since PyTorch versions have different ones."""
+    lines = []
     for node, above in LATTICE.items():
-        names = dict.fromkeys("float8, each by itself" if up in FLOAT8 else f"`{up}`" for up in above)
-        if node not in FLOAT8:
-            rows.append([f"`{node}`", ", ".join(names) or "nothing"])
-    return _table(["node", "directly above it"], [*rows, ["float8", "nothing"]])
+        names = dict.fromkeys("float8 (each by itself)" if up in FLOAT8 else str(up) for up in above)
+        if node not in FLOAT8 and names:
+            lines.append(f"{node} < {', '.join(names)}")
+    return _text("\n".join(lines))
 
 
 def _numbers() -> str:
@@ -262,9 +268,8 @@ def _numbers() -> str:
         rule = promotion_rule(name, torch.float32)
         for number in NUMBER_TYPES:
             found = [rule.of_number(number, dtype) for dtype in shown]
-            cells = ["raises" if dtype is None else f"`{dtype_name(dtype)}`" for dtype in found]
-            rows.append([f"`{name}`", f"`{number.__name__}`", *cells])
-    return _table(["rule", "number", *(f"`{dtype_name(dtype)}`" for dtype in shown)], rows)
+            rows.append([name, number.__name__, *("raises" if d is None else dtype_name(d) for d in found)])
+    return _matrix([["rule", "number", *map(dtype_name, shown)], *rows])
 
 
 def _division() -> str:
@@ -272,8 +277,8 @@ def _division() -> str:
     rows = []
     for name in RULE_NAMES:
         found = [promotion_rule(name, torch.float32).of_float(dtype) for dtype in shown]
-        rows.append([f"`{name}`", *("raises" if dtype is None else f"`{dtype_name(dtype)}`" for dtype in found)])
-    return _table(["rule", *(f"`{dtype_name(dtype)}`" for dtype in shown)], rows)
+        rows.append([name, *("raises" if dtype is None else dtype_name(dtype) for dtype in found)])
+    return _matrix([["rule", *map(dtype_name, shown)], *rows])
 
 
 def _exceptions() -> str:

@@ -141,15 +141,15 @@ def test_calls_give_what_pytorch_gives(expression: str) -> None:
 OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<", "<=", ">", ">=", "==", "!=")
 
 
-@pytest.mark.parametrize("default_dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("default_dtype", [torch.float32, torch.float64, torch.bfloat16], ids=dtype_name)
 @pytest.mark.parametrize("symbol", OPERATORS)
-def test_operators_give_what_pytorch_gives(symbol: str, default_dtype: str) -> None:
+def test_operators_give_what_pytorch_gives(symbol: str, default_dtype: torch.dtype) -> None:
     draw = random.Random(f"{symbol} {default_dtype}")
     tensors = [
         f"{dtype_name(dtype)}{shape}" for dtype in ALL_DTYPES for shape in ("[2]", "[]") if "bits" not in str(dtype)
     ]
     before = torch.get_default_dtype()
-    torch.set_default_dtype(named_dtype(default_dtype))
+    torch.set_default_dtype(default_dtype)
     try:
         for _ in range(40):
             sides = [draw.choice(tensors), draw.choice([*tensors, "True", "3", "2.5", "1j", "1000", "0", "(-1)"])]

@@ -20,7 +20,6 @@ One op call
     override_effects: the same for a call under an override.
     override_sweep: runs the op database under a casting policy of every op that it calls; also a script.
     operands: random operands in every layout.
-    promoting_calls: calls of every op that promotes, and their outcomes as values.
 
 Programs
     program_comparison: runs code under stock's regions and ours, and compares all results.
@@ -35,7 +34,6 @@ Programs
     persistent_casts: products with a weight whose casts outlive the region.
     accelerate_hooks: how Accelerate replaces and restores the forward of modules.
     module_policies: a model with module policies, and a training step of it.
-    region_tables: policies with module tables, their regions, and the state that regions leave on a model.
     checkpointing: a block with several policies, and a training step of it.
     compiling: inputs, gradients and regions for torch.compile.
     counted_collectives: an op like PyTorch's collectives, which counts its calls.
@@ -68,7 +66,6 @@ Commands and checks
     stand_in_runner: a parity runner with made-up entries, importable by worker processes.
     parity_reports: reports of those entries.
     planted_bugs: bugs for the tests of parity to plant.
-    plugin_runs: runs pytest with the plugin on a test file with a mismatch.
     traced_programs: training steps of small models, and of samples of PyTorch's op database, to trace.
     traced_fsdp: a step of FSDP2 under a trace.
     counting_mode: a TorchDispatchMode that counts calls, in addition to a trace.
@@ -78,5 +75,4 @@ Commands and checks
     nothing_left: a fixture that checks that runs of a step leave no policy, hook, stance or dtype behind.
     targets: files with functions that return a model and a step.
     made_up_comparisons: made-up comparisons and tunings, for the tests of reports.
-    crosscheck_state: whether the cross-check's observer is on in this thread.
 """

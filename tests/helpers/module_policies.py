@@ -45,3 +45,28 @@ def train(model: Callable[..., torch.Tensor], parameters: list[Any], around: Cal
         output = model(x)
         output.float().square().sum().backward()  # a compiled function has the backward of the region of its call
     return [output, x.grad, *(parameter.grad for parameter in parameters)]
+
+
+LOW, HALF, SINGLE = torch.bfloat16, torch.float16, torch.float32
+X = torch.ones(2, 4)
+
+
+def policy_of(tables: Any) -> tp.Policy:
+    return tp.Policy.stock().override_modules(tables)
+
+
+# For helpers.module_policies.model_of.
+FP32 = policy_of({"2": "fp32"})
+FP16 = policy_of({"2": {"linear": "float16"}})
+
+
+def region(policy: Any, model: nn.Module | None, **more: Any) -> Any:
+    return tp.my_autocast("cpu", policy=policy, model=model, **more)
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """The attributes and forward pre-hooks of every module."""
+    return {
+        name: [dict(vars(module)), dict(module._forward_pre_hooks), dict(module._forward_pre_hooks_with_kwargs)]
+        for name, module in model.named_modules()
+    }

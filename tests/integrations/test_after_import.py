@@ -36,15 +36,6 @@ def test_every_function_runs_once_and_in_order(module: str) -> None:
     assert len(ran) == 4
 
 
-def test_a_module_that_is_not_there() -> None:
-    finders = list(sys.meta_path)
-    for _ in range(2):
-        run_after_import("torch_promote_test_missing", lambda: None)
-    with pytest.raises(ModuleNotFoundError, match="torch_promote_test_missing"):
-        importlib.import_module("torch_promote_test_missing")
-    assert sys.meta_path == finders
-
-
 def test_regions_are_known_to_dynamo_after_the_first_use_of_a_cache_mode() -> None:
     """Both the regions and the cache mode wait for its import."""
     code = """

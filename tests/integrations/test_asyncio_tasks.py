@@ -12,7 +12,6 @@ import torch
 import torch_promote as tp
 from helpers.probes import INNER, KINDS, Region, autocast_dtype, in_thread, leaves_no_trace
 from helpers.thread_state import thread_state
-from torch_promote import _C
 
 BF16, FP16 = torch.bfloat16, torch.float16
 Seen = torch.dtype | None
@@ -55,23 +54,6 @@ def test_a_region_affects_only_its_task() -> None:
     assert run(main) == [[None] * 3, held[0], [None] * 3, held[1], [None] * 9]
 
 
-def test_a_stock_region_leaks_into_other_tasks() -> None:
-    async def main() -> Any:
-        return await asyncio.gather(hold(tp.stock_autocast("cpu", FP16)), look())
-
-    held, elsewhere = in_thread(lambda: asyncio.run(main()))
-    assert elsewhere[0] == FP16
-    assert held[0] == FP16
-
-
-def test_one_object_in_several_tasks_at_once() -> None:
-    async def main() -> Any:
-        region = half()
-        return await asyncio.gather(*(hold(region, n) for n in range(1, 5)), look(6))
-
-    assert run(main) == [[FP16] * (n + 1) + [None] for n in range(1, 5)] + [[None] * 6]
-
-
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_region_around_the_loop_holds_in_every_task(kind: Callable[..., Region]) -> None:
     async def main() -> Any:
@@ -80,19 +62,6 @@ def test_a_region_around_the_loop_holds_in_every_task(kind: Callable[..., Region
     with kind("cpu", BF16):
         assert run(main) == [[BF16] * 3, [FP16] * 4 + [BF16], [None] * 4 + [BF16]]
         assert autocast_dtype() == BF16
-
-
-def test_a_task_made_inside_a_region_starts_outside() -> None:
-    async def main() -> Any:
-        with half():
-            task = asyncio.create_task(look())
-            async with asyncio.TaskGroup() as group:
-                grouped = group.create_task(look())
-                nested = group.create_task(hold(tp.my_autocast("cpu", BF16)))
-            assert autocast_dtype() == FP16
-            return await task, grouped.result(), nested.result()
-
-    assert run(main) == ([None] * 3, [None] * 3, [BF16] * 4 + [None])
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
@@ -139,68 +108,6 @@ def test_an_exception_leaves_the_region() -> None:
             await fail()
 
     run(main)
-
-
-def test_a_task_that_ends_inside_its_region_does_not_affect_others() -> None:
-    async def forgetful() -> None:
-        half().__enter__()
-        await asyncio.sleep(0)
-
-    async def main() -> Any:
-        _, elsewhere = await asyncio.gather(forgetful(), look())
-        return elsewhere, autocast_dtype()
-
-    assert run(main) == ([None] * 3, None)
-
-
-def test_a_task_destroyed_inside_its_region_raises_no_error() -> None:
-    """Its coroutine is then closed outside any step, where the region is not open."""
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda loop, context: None)  # asyncio's own: "Task was destroyed but it is pending!"
-    coroutine = hold(half())
-    task = loop.create_task(coroutine)
-    with leaves_no_trace():
-        loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
-    del task
-    with tp.my_autocast("cpu", BF16), leaves_no_trace():
-        coroutine.close()
-
-
-def test_regions_left_out_of_order_around_an_await() -> None:
-    async def main() -> Any:
-        outer, inner = half(), tp.my_autocast("cpu", BF16)
-        outer.__enter__()
-        await asyncio.sleep(0)
-        inner.__enter__()
-        await asyncio.sleep(0)
-        outer.__exit__(None, None, None)
-        await asyncio.sleep(0)
-        found = autocast_dtype()
-        inner.__exit__(None, None, None)
-        return found, autocast_dtype()
-
-    assert run(main) == (BF16, None)
-
-
-def test_overrides_stay_with_the_task() -> None:
-    def mm_dtype() -> torch.dtype:
-        return torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype
-
-    async def held(policy: str) -> list[torch.dtype]:
-        found = []
-        with tp.my_autocast("cpu", overrides={"mm": policy}):
-            for _ in range(3):
-                await asyncio.sleep(0)
-                found.append(mm_dtype())
-        return found
-
-    async def main() -> Any:
-        with tp.my_autocast("cpu"):
-            result = await asyncio.gather(held("fp32"), held("float64"), held("fp16"))
-            return [*result, mm_dtype(), _C.policy_is_stock()]
-
-    assert run(main) == [[torch.float32] * 3, [torch.float64] * 3, [BF16] * 3, BF16, True]
 
 
 @pytest.mark.usefixtures("pretend_cuda")

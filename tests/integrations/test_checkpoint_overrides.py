@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.utils.checkpoint import (
-    CheckpointError,
     checkpoint,
 )
 
@@ -56,46 +54,6 @@ def test_same_as_without(use_reentrant: bool, around: Region, around_backward: R
     assert_same(train(call, around, around_backward), train(plainly, around, around_backward))
 
 
-@KINDS
-def test_dtypes_of_both_runs(use_reentrant: bool) -> None:
-    model = Block()
-    train(functools.partial(checkpoint, use_reentrant=use_reentrant), model=model)
-    assert model.seen == [(torch.float16, torch.float32)] * 2
-
-
-@KINDS
-def test_region_inside_a_checkpoint_outside_of_regions(use_reentrant: bool) -> None:
-    """A region without a policy of its own starts from the default, also where the backward is in overrides."""
-
-    def run(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        with ours():
-            return model(x)
-
-    model = Block()
-
-    def call(model: nn.Module, x: torch.Tensor) -> Any:
-        return checkpoint(run, model, x, use_reentrant=use_reentrant)
-
-    train(call, contextlib.nullcontext, functools.partial(ours, OVERRIDES), model)
-    assert model.seen == [(torch.bfloat16, torch.bfloat16)] * 2
-
-
-@KINDS
-def test_stock_region_in_what_is_run_again(use_reentrant: bool) -> None:
-    """Our key is on in the recomputation: a region of torch.autocast inside it has the overrides."""
-
-    def body(model: nn.Module, x: torch.Tensor) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            off = model.first(x)
-        with torch.autocast("cpu", dtype=torch.float16):
-            return model(off.float())
-
-    def call(model: nn.Module, x: torch.Tensor) -> Any:
-        return checkpoint(body, model, x, use_reentrant=use_reentrant)
-
-    assert_same(train(call), train(body))
-
-
 @pytest.mark.parametrize("inner", [True, False], ids=["reentrant inside", "not reentrant inside"])
 @KINDS
 @pytest.mark.filterwarnings(
@@ -112,17 +70,6 @@ def test_nested(use_reentrant: bool, inner: bool) -> None:
         return checkpoint(body, model, x, call, use_reentrant=use_reentrant)
 
     assert_same(train(with_checkpoints), train(functools.partial(body, call=plainly)))
-
-
-@pytest.mark.parametrize("kind", CheckpointImpl)
-def test_wrapped_modules(kind: CheckpointImpl) -> None:
-    def wrapped() -> nn.Module:
-        torch.manual_seed(0)
-        return checkpoint_wrapper(Block(), kind)
-
-    torch.manual_seed(0)
-    plain = Block()
-    assert_same(train(plainly, model=wrapped()), train(plainly, model=plain))
 
 
 @KINDS
@@ -152,18 +99,6 @@ def test_error_in_what_is_run_again(use_reentrant: bool) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         train(lambda model, x: checkpoint(fails_later, model, x, use_reentrant=use_reentrant))
-
-
-def test_other_policy_in_the_function_is_found() -> None:
-    """The determinism check still works: a function that has another dtype the second time."""
-    dtypes = iter([torch.float16, torch.bfloat16])
-
-    def changing(model: nn.Module, x: torch.Tensor) -> Any:
-        with ours({"linear": next(dtypes)}):
-            return model(x)
-
-    with pytest.raises(CheckpointError, match="different metadata"):
-        train(lambda model, x: checkpoint(changing, model, x, use_reentrant=False))
 
 
 @KINDS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from helpers.comparison import assert_same
 from helpers.compiling import BF16, HALF, Body, Place, Weights, called_in, compute, inputs, with_gradients
 from helpers.program_comparison import Region, assert_like_stock, ours, stock
-from helpers.subprocesses import output_of
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -50,17 +48,6 @@ def test_compiled_function_called_in_different_regions(backend: str) -> None:
             assert_same(called_in(place, compiled, *args), called_in(place, compute, *args), what=str(place))
         frames.append(counter.frame_count)
     assert frames[1] == frames[0], "a region that has been seen is compiled for once"
-
-
-def test_regions_compiled_for_are_told_apart() -> None:
-    """Each pair in both orders: code compiled for the first must not be used for the second."""
-    args = inputs()
-    places = [place for place in PROGRAM if place is not None and "overrides" in place[1]][:3]
-    for first, second in itertools.permutations([*places, (ours, {})], 2):
-        torch._dynamo.reset()
-        compiled = torch.compile(compute, backend="eager", fullgraph=True)
-        called_in(first, compiled, *args)
-        assert_same(called_in(second, compiled, *args), called_in(second, compute, *args), what=f"{first} {second}")
 
 
 def test_our_region_and_stocks_give_the_same_compiled_bits() -> None:
@@ -190,22 +177,6 @@ def test_decorated_function(arguments: dict[str, Any], order: str) -> None:
     assert_like_stock(run, casts=False)
 
 
-def test_backward_in_a_region_around() -> None:
-    """Code compiled with autocast off has its backward in a region, where eager casts and older PyTorch does not."""
-
-    def run(region: Region) -> Any:
-        (x, weights), results = inputs(), []
-        compiled = torch.compile(lambda x, weight: x @ weight, backend="aot_eager", fullgraph=True)
-        for function in (compiled, lambda x, weight: x @ weight):
-            with region(dtype=HALF):
-                with region(enabled=False):
-                    output = function(x, weights[0])
-                results.append(torch.autograd.grad(output.square().sum(), weights[0]))
-        return results
-
-    assert_like_stock(run)
-
-
 def test_region_made_outside_of_the_compiled_function() -> None:
     """As a global, an attribute, a default: stock's regions can be entered so, in one graph."""
 
@@ -221,12 +192,3 @@ def test_region_made_outside_of_the_compiled_function() -> None:
         return [called_in(place, compiled, *args) for place in (None, (region, {}))]
 
     assert_like_stock(run, casts=False)
-
-
-def test_nothing_is_traced_before_dynamo_is_imported() -> None:
-    program = """
-        import sys
-        from torch_promote.integrations.compile import translator
-        print(translator(), "torch._dynamo.symbolic_convert" in sys.modules)
-    """
-    assert output_of(program) == "None False\n"

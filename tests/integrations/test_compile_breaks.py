@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.measures import count_compiled, on_its_own
+from benchmarks.measures import on_its_own
 from helpers.comparison import assert_same
-from helpers.compiling import BF16, HALF, Body, Weights, called_in, inputs, with_gradients
+from helpers.compiling import HALF, Body, Weights, called_in, inputs, with_gradients
 from helpers.program_comparison import Region, ours, stock
 from helpers.thread_state import thread_state
 
@@ -36,17 +36,6 @@ def break_in_the_inner_of_two(region: Region, x: torch.Tensor, w: Weights) -> An
     return first, second, third, fourth, x @ w[4]
 
 
-def break_in_a_function_called_inside(region: Region, x: torch.Tensor, w: Weights) -> Any:
-    def helper(index: int) -> torch.Tensor:
-        first = x @ w[index]
-        torch._dynamo.graph_break()
-        return first + x @ w[index + 1]
-
-    with region(dtype=HALF):
-        first = helper(0)
-    return first, x @ w[2]
-
-
 def region_in_a_function_that_breaks(region: Region, x: torch.Tensor, w: Weights) -> Any:
     def helper() -> Any:
         with region(dtype=HALF):
@@ -58,22 +47,10 @@ def region_in_a_function_that_breaks(region: Region, x: torch.Tensor, w: Weights
         return x @ w[2], helper(), x @ w[3]
 
 
-def break_in_a_loop(region: Region, x: torch.Tensor, w: Weights) -> Any:
-    results = []
-    for index, dtype in enumerate((BF16, HALF, BF16)):
-        with region(dtype=dtype):
-            results.append(x @ w[index])
-            torch._dynamo.graph_break()
-            results.append(x @ w[index + 3])
-    return results
-
-
 BODIES = (
     break_inside,
     break_in_the_inner_of_two,
-    break_in_a_function_called_inside,
     region_in_a_function_that_breaks,
-    break_in_a_loop,
 )
 
 
@@ -99,20 +76,6 @@ def test_graph_break(body: Body) -> None:
         if body not in BACKWARD_OF_THE_REGION_AROUND:
             eager = called_in(stocks, lambda x, weights: body(stock, x, weights), *args)
             assert_same(result, eager, what=f"eager, in {arguments}")
-
-
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-def test_a_graph_break_costs_no_more_graphs_than_under_stock(body: Body) -> None:
-    def counts(region: Region) -> dict[str, int]:
-        args = inputs()
-        compiled = torch.compile(lambda x, weights: body(region, x, weights), backend="aot_eager")
-        found = count_compiled(lambda: called_in(None, compiled, *args))
-        # The frames of the methods of torch.autocast are compiled, too; those of ours are skipped.
-        return {name: found[name] for name in ("graphs", "graph_breaks")}
-
-    expected = counts(stock)
-    assert counts(ours) == expected
-    assert expected["graph_breaks"] > 0
 
 
 # --- exceptions
@@ -150,48 +113,7 @@ def test_exception_leaves_the_compiled_function(raising: Callable[..., Any], aro
             assert thread_state() == before
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_error_of_an_op_inside_a_compiled_region(backend: str) -> None:
-    """The index is out of range only when the graph runs. With "eager" this is in the middle of the region."""
-
-    def function(x: torch.Tensor, index: torch.Tensor, w: Weights) -> Any:
-        with ours(dtype=HALF):
-            return (x @ w[0])[index]
-
-    compiled = torch.compile(function, backend=backend, fullgraph=True)
-    x, weights = inputs()
-    before = thread_state()
-    for _ in range(2):
-        with ours():
-            assert compiled(x, torch.tensor([1]), weights).dtype is HALF
-            with pytest.raises(IndexError):
-                compiled(x, torch.tensor([100]), weights)
-        assert thread_state() == before
-    with ours():
-        assert (x @ weights[0]).dtype is BF16
-        assert_same(compiled(x, torch.tensor([1]), weights), function(x, torch.tensor([1]), weights))
-
-
 # --- traces that are given up
-
-
-def given_up(x: torch.Tensor, w: Weights) -> Any:
-    with ours(overrides={"mm": "fp32"}):
-        hidden = x @ w[0]
-        with ours(dtype=HALF):
-            hidden = hidden + x @ w[1]
-            torch._dynamo.graph_break()
-        return hidden
-
-
-@pytest.mark.parametrize("around", [False, True])
-def test_fullgraph_refused_in_the_middle_of_a_region(around: bool) -> None:
-    compiled = torch.compile(given_up, backend="aot_eager", fullgraph=True)
-    with ours(enabled=around):
-        before = thread_state()
-        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"(?i)graph.break"):
-            compiled(*inputs())
-        assert thread_state() == before
 
 
 @pytest.mark.parametrize("suppressed", [False, True])

@@ -52,20 +52,6 @@ def test_the_spec_in_the_graph(cache: str, made: str) -> None:
     assert _C.cache_mode() == "weights"
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("arguments", [{"cache": "al"}, {"cache": "all", "cache_enabled": False}], ids=str)
-def test_invalid_arguments_raise_in_compiled_functions(arguments: Any) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        with tp.my_autocast("cpu", **arguments):
-            return x @ x
-
-    with pytest.raises(tp.errors.OptionError) as eager:
-        function(torch.ones(2, 2))
-    with pytest.raises(tp.errors.OptionError) as compiled:
-        torch.compile(function, backend="eager")(torch.ones(2, 2))
-    assert str(compiled.value) == str(eager.value)
-
-
 # --- AOTAutograd's cache on disk
 
 

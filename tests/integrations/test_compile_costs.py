@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -76,32 +75,6 @@ def test_the_same_graphs(model: str, place: str, monkeypatch: pytest.MonkeyPatch
     assert our_counts == stock_counts
 
 
-def code_of(region: Region, model: str) -> tuple[list[str], dict[str, int]]:
-    """The code that Inductor generates for a training step, and the counts."""
-    from torch._inductor.utils import run_and_get_code
-
-    made = subject(model, TINY)
-    run = PLACES["region inside"](made.net, region)
-    codes: list[str] = []
-
-    def step() -> None:
-        _, found = run_and_get_code(lambda: run(made.x).float().sum().backward())
-        codes.extend(re.sub(r"# AOT ID: .*", "", code) for code in found)
-
-    counts = count_compiled(step)
-    return codes, counts
-
-
-@pytest.mark.parametrize(
-    "model", ["MLP", *(pytest.param(model, marks=pytest.mark.slow) for model in ("Llama-like", "conv net"))]
-)
-def test_the_same_kernels(model: str) -> None:
-    code, counts = code_of(tp.stock_autocast, model)
-    assert len(code) == 2  # forward and backward
-    assert counts["kernels"] > 0
-    assert code_of(tp.my_autocast, model) == (code, counts)
-
-
 def counts_of(function: Callable[..., Any], *arguments: Any) -> dict[str, int]:
     compiled = torch.compile(on_its_own(function), backend="aot_eager")
     return count_compiled(lambda: compiled(*arguments))
@@ -121,37 +94,6 @@ def test_a_region_costs_the_guards_of_stocks(arguments: dict[str, Any]) -> None:
 
     with_stock = counts_of(function, tp.stock_autocast, x, weights)
     assert counts_of(function, tp.my_autocast, x, weights) == with_stock
-
-
-OVERRIDES = {"matmul": "fp32", "softmax": torch.float16}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "more"),
-    [
-        ({"cache": "all"}, 0),
-        ({"cache": "persistent"}, 0),
-        ({"policy": "cuda"}, 0),
-        ({"overrides": OVERRIDES}, 3),  # the keys of the dict, and its values
-        ({"policy": "fp32_safe", "cache": "none"}, 0),
-    ],
-    ids=str,
-)
-def test_features_beyond_stock_cost_no_guards(arguments: dict[str, Any], more: int) -> None:
-    """Beyond those of the arguments themselves."""
-    x, weights = inputs()
-
-    def of_stock(x: torch.Tensor, w: Weights) -> Any:
-        with tp.stock_autocast("cpu"):
-            return x @ w[0]
-
-    def of_ours(x: torch.Tensor, w: Weights) -> Any:
-        with tp.my_autocast("cpu", **arguments):
-            return x @ w[0]
-
-    expected = counts_of(of_stock, x, weights)["guards"]
-    names = 2 * len(arguments)  # the captured dict of arguments has guards of its own
-    assert counts_of(of_ours, x, weights)["guards"] <= expected + names + more + 2
 
 
 @pytest.mark.parametrize("around", [{}, {"dtype": HALF}], ids=str)

@@ -15,7 +15,6 @@ from torch_promote.regions.promotion import PromotionEvent
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 HALF = torch.full((3,), 1.5, dtype=torch.float16)
-BRAIN = torch.full((3,), 2.5, dtype=torch.bfloat16)
 INTS = torch.arange(3, dtype=torch.int32)
 SINGLE = torch.full((3,), 0.1)
 
@@ -59,32 +58,6 @@ def test_regions_inside() -> None:
 
     dtypes = [result.dtype for result in function(INTS, SINGLE)]
     assert dtypes == [torch.float64, torch.float64, torch.float32, torch.float32]
-
-
-def test_a_decorated_function_inside() -> None:
-    @tp.promotion("numpy")
-    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return x + y
-
-    compiled = torch.compile(lambda x, y: (add(x, y), x + y), backend="aot_eager", fullgraph=True)
-    assert [result.dtype for result in compiled(INTS, SINGLE)] == [torch.float64, torch.float32]
-
-
-def test_gradients() -> None:
-    a, b = HALF.clone().requires_grad_(), BRAIN.clone().requires_grad_()
-    compiled = torch.compile(lambda x, y: (x * y).sin().sum(), backend="aot_eager", fullgraph=True)
-    with tp.promotion("jax"):
-        wanted = torch.autograd.grad((a * b).sin().sum(), (a, b))
-        got = torch.autograd.grad(compiled(a, b), (a, b))
-    assert [grad.dtype for grad in got] == [torch.float16, torch.bfloat16]
-    assert all(map(torch.equal, got, wanted))
-
-
-def test_inductor() -> None:
-    compiled = torch.compile(lambda x, y: x + y, fullgraph=True)
-    with tp.promotion("numpy"):
-        result = compiled(INTS, SINGLE)
-    assert torch.equal(result, INTS.double() + SINGLE.double())
 
 
 def test_what_the_rule_refuses_is_refused_while_compiling() -> None:

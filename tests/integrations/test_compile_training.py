@@ -110,26 +110,6 @@ def test_compiled_training(make_step: Callable[..., Step]) -> None:
     assert_same(compiled, expected, what="compiled against eager")
 
 
-def test_compiled_training_with_inductor() -> None:
-    """Generated code rounds differently from eager code, so it is compared with stock's generated code."""
-
-    def run(region: Region) -> Any:
-        model, x = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 16)), torch.randn(4, 16)
-
-        @torch.compile(backend="inductor", fullgraph=True)
-        def step(x: torch.Tensor) -> torch.Tensor:
-            with region():
-                return F.mse_loss(model(x), x)
-
-        losses = []
-        for _ in range(2):
-            losses.append(step(x))
-            losses[-1].backward()
-        return losses, grads(model)
-
-    assert_like_stock(run, casts=False)
-
-
 def test_inductors_caches_on_disk_tell_regions_apart() -> None:
     """Each region compiles the same function again, and must not find another region's code in the cache."""
     x, weight = torch.randn(4, 16), torch.randn(16, 16)
@@ -143,32 +123,3 @@ def test_inductors_caches_on_disk_tell_regions_apart() -> None:
         with ours(**arguments):
             assert_same(compiled(x, weight), compute(x, weight), what=str(arguments))
         assert_same(compiled(x, weight), compute(x, weight), what="outside")
-
-
-def test_compiled_optimizer_in_a_region() -> None:
-    def run(region: Region) -> Any:
-        model = nn.Linear(6, 6)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        update = torch.compile(optimizer.step, backend="aot_eager")
-        for _ in range(3):
-            with region():
-                model(torch.randn(4, 6)).float().square().mean().backward()
-                update()
-            optimizer.zero_grad()
-        return values(model.parameters())
-
-    assert_like_stock(run)
-
-
-def test_compiled_autograd() -> None:
-    """The backward is also compiled, over casts that the cache has returned a second time."""
-
-    def run(region: Region) -> Any:
-        model, seen = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), []
-        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)), region():
-            for _ in range(3):
-                model(torch.randn(4, 6)).float().square().mean().backward()
-                seen.append(grads(model))
-        return seen
-
-    assert_like_stock(run)

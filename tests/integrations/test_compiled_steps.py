@@ -133,52 +133,6 @@ def test_a_compiled_step_drops_the_casts_of_what_it_writes(make: Maker, backend:
     check(make, backend)
 
 
-@pytest.fixture(params=[pytest.param("foreach", marks=pytest.mark.slow), "fused"])
-def graphs_of_a_step(request: pytest.FixtureRequest) -> Callable[..., str]:
-    program = f"""
-import sys
-if sys.argv[1] == "with":
-    import torch_promote
-import torch
-def backend(graph, inputs):
-    print(graph.code)
-    return graph
-w = torch.nn.Parameter(torch.ones(4, 4))
-w.grad = torch.ones_like(w)
-optimizer = torch.optim.AdamW([w], {request.param}=True)
-def update():
-    w.grad.mul_(2)
-    optimizer.step()
-    w.grad.zero_()
-def write():
-    with torch.no_grad():
-        w.sub_(w.grad)
-for function in (optimizer.step, update, write):
-    for fullgraph in (False, True):
-        torch._dynamo.reset()
-        compiled = torch.compile(function, backend=backend, fullgraph=fullgraph)
-        for _ in range(3):
-            try:
-                compiled()
-            except torch._dynamo.exc.Unsupported as error:
-                print(str(error).splitlines()[0])
-"""
-
-    def run(*arguments: str) -> str:
-        done = run_python(program, *arguments, compiler=True, timeout=200)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
-
-
-def test_the_graphs_of_a_step_are_those_without_the_package(graphs_of_a_step: Callable[..., str]) -> None:
-    graphs = graphs_of_a_step("with")
-    # Before PyTorch 2.12, Dynamo compiles no fused step.
-    assert graphs.count("def forward") >= (2 if torch.__version__ < "2.12" else 3)
-    assert graphs == graphs_of_a_step("without")
-
-
 COMPILED_FIRST = """
 import torch, torch_promote as tp
 w, eye = torch.nn.Parameter(torch.ones(4, 4)), torch.eye(4)

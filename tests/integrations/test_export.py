@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -117,19 +116,6 @@ def test_overrides_around_cannot_be_exported_by_a_region_inside(strict: bool) ->
         assert thread_state() == before
 
 
-def test_exported_program_needs_neither_of_us(tmp_path: Any) -> None:
-    """It is saved and loaded like any other, and decomposed into casts."""
-    model, x = Inside(ours), torch.randn(3, 6)
-    program, _ = export(model, x, strict=False)
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    assert_same(torch.export.load(file).module()(x), model(x))
-    decomposed = program.run_decompositions()
-    assert_same(decomposed.module()(x), model(x))
-    assert any("_to_copy" in node for node in graph(decomposed.graph_module))
-
-
 # --- make_fx
 
 
@@ -158,14 +144,3 @@ def test_make_fx(where: str, pre_dispatch: bool, tracing_mode: str, requires_gra
     elif where == "within":
         assert any("_enter_autocast" in node for node in nodes)
         assert any("_exit_autocast" in node for node in nodes)
-
-
-def test_make_fx_with_overrides() -> None:
-    """Below autocast the graph contains casts, so overrides work; above autocast they raise."""
-    x, weight = torch.randn(3, 6), torch.randn(6, 4)
-    region = ours(overrides={"softmax": "fp16", "matmul": HALF})
-    traced = make_fx(region(compute))(x, weight)
-    assert_same(traced(x, weight), region(compute)(x, weight))
-    assert any("float16" in node for node in graph(traced))
-    with pytest.raises(RegionError, match="cannot be exported"):
-        make_fx(region(compute), pre_dispatch=True)(x, weight)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.subprocesses import environment, run_python
 from torch_promote.integrations import compile as integrations_compile
 
 #: PyTorch caches graphs with regions only if they are marked as safe.
@@ -54,42 +53,6 @@ def test_entries_of_their_own(has_digest: bool, tmp_path: Path, monkeypatch: pyt
         assert compiled(tmp_path, None) == (1, torch.bfloat16)
 
 
-PROGRAM = f"""
-import json, sys, torch, torch_promote as tp
-def function(x, weight):
-    with torch.autocast("cpu"):
-        y = x @ weight
-    return y, y.float() * 2
-arguments = json.loads(sys.argv[1])
-if arguments is not None:
-    tp.install(**arguments)
-torch._inductor.config.unsafe_marked_cacheable_functions = {SAFE}
-x, weight = torch.linspace(-1, 1, 64).view(8, 8), torch.linspace(-2, 1, 64).view(8, 8).requires_grad_()
-results = torch.compile(function, fullgraph=True)(x, weight)
-for result, expected in zip(results, function(x, weight)):
-    torch.testing.assert_close(result, expected)
-results[1].sum().backward()
-print(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"], results[0].dtype)
-"""
-
-#: One after the other in one directory: what is installed, hits, and the dtype in which the region computes.
-RUNS = (
-    ("null", "0", "torch.bfloat16"),
-    ('{"policy": "off"}', "0", "torch.float32"),
-    ('{"overrides": {"matmul": "fp32"}}', "0", "torch.float32"),
-    ("{}", "0", "torch.bfloat16"),
-    ('{"policy": "off"}', "1", "torch.float32"),
-)
-
-
-@pytest.mark.slow
-def test_processes_that_share_the_cache(tmp_path: Path) -> None:
-    for arguments, hits, dtype in RUNS:
-        variables = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
-        done = run_python(PROGRAM, arguments, env=variables, compiler=True, quiet=True, timeout=250)
-        assert done.stdout.split() == [hits, dtype], done.stderr
-
-
 @pytest.mark.usefixtures("nothing_installed")
 def test_the_digest() -> None:
     def digest() -> str:
@@ -120,13 +83,3 @@ def test_the_digest() -> None:
     assert len(set(seen)) == len(seen)
     assert "" not in seen
     assert digest() == ""
-
-
-@pytest.mark.usefixtures("nothing_installed")
-def test_the_digest_leaves_the_state_as_it_is() -> None:
-    with tp.installed_as(overrides={"mm": "fp32"}) as installation, torch.autocast("cpu"):
-        weight: Any = torch.ones(4, 4, requires_grad=True)
-        weight.matmul(weight)
-        entries = tp.cache_info()["entries"]
-        installation.digest()
-        assert tp.cache_info()["entries"] == entries > 0

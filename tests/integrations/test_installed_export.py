@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -66,16 +65,6 @@ def test_another_policy_cannot_be_exported(arguments: Any, strict: bool) -> None
         torch.export.export(Inside(), (torch.randn(3, 6),), strict=strict)
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_policy_around_cannot_be_exported(strict: bool) -> None:
-    around, refused = (
-        tp.my_autocast("cpu", overrides={"linear": "fp32"}),
-        pytest.raises(tp.errors.RegionError, match="cannot be"),
-    )
-    with tp.installed_as(), around, leaves_no_trace(), refused:
-        torch.export.export(Inside(), (torch.randn(3, 6),), strict=strict)
-
-
 def test_an_exported_program_runs_under_what_is_installed() -> None:
     """Its regions are regions of torch.autocast; decomposed, it holds casts."""
     model, x = Inside(), torch.randn(3, 6)
@@ -90,70 +79,3 @@ def test_an_exported_program_runs_under_what_is_installed() -> None:
 
 
 # --- TorchScript
-
-
-def scripted(x: torch.Tensor) -> torch.Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return torch.mm(x, x)
-
-
-def scripted_from_amp(x: torch.Tensor, on: bool) -> torch.Tensor:
-    with torch.amp.autocast("cpu", enabled=False):
-        y = torch.mm(x, x)
-    with torch.autocast(device_type="cpu", enabled=True):
-        z = torch.mm(x, x)
-        if on:
-            z = z * 2
-    return y + z
-
-
-class ScriptedModule(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu"):
-            return self.layer(x)
-
-
-FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "autocast": (scripted, ()),
-    "amp, with an argument": (scripted_from_amp, (True,)),
-    "module": (ScriptedModule, ()),
-    "frozen module": (lambda: torch.jit.freeze(torch.jit.script(ScriptedModule().eval())), ()),
-}
-
-
-def script(name: str) -> Any:
-    """The outcome of compiling and running a function: its graph and its result, or its error."""
-    torch.manual_seed(0)
-    function, arguments = FUNCTIONS[name]
-    x = torch.randn(4, 4)
-    try:
-        made = function() if "module" in name else function
-        compiled = made if isinstance(made, torch.jit.ScriptModule) else torch.jit.script(made)
-        file = io.BytesIO()
-        torch.jit.save(compiled, file)
-        file.seek(0)
-        loaded = torch.jit.load(file)
-        return [compiled(x, *arguments) for _ in range(3)], loaded(x, *arguments)
-    except Exception as error:
-        return type(error), str(error)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.c")
-@pytest.mark.parametrize("policy", [None, "off"])
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_scripted_code_stays_pytorchs(name: str, policy: str | None) -> None:
-    expected = script(name)
-    torch.jit._state._clear_class_state()
-    torch._jit_internal.get_torchscript_modifier(script)  # nothing, but it is what compiling asks first
-    with leaves_no_trace(), tp.installed_as(policy=policy):
-        result = script(name)
-        if isinstance(expected[0], type):
-            assert result[0] is expected[0]
-        else:
-            assert_same(result, expected)
-    if name == "autocast":
-        assert expected[1].dtype is torch.bfloat16

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -105,72 +103,6 @@ def test_checkpoint_of_a_forward_in_stock(around: str, use_reentrant: bool) -> N
     finally:
         tp.set_default_policy(before)
     assert seen == [(True, torch.bfloat16 if around == "stock" else torch.float32)] * 2
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("installed", [{"policy": "off"}, {"overrides": {"linear": "fp32"}}, {"cache": "all"}])
-@pytest.mark.parametrize("region", ["my_autocast", "my_autocast with overrides", "stock"])
-def test_checkpoint_of_a_forward_in_another_region(region: str, installed: dict[str, Any], use_reentrant: bool) -> None:
-    """Recomputed under the policy of that forward, not under the one that is installed."""
-    overrides = {"tanh": "fp32"} if region.endswith("overrides") else None
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
-    x = torch.randn(4, 8, requires_grad=True)
-    results = []
-    for context in (contextlib.nullcontext(), tp.installed_as(**installed)):
-        model.zero_grad()
-        x.grad = None
-        with context:
-            with tp.stock_autocast("cpu") if region == "stock" else tp.my_autocast("cpu", overrides=overrides):
-                y = checkpoint(model, x, use_reentrant=use_reentrant)
-            y.float().square().sum().backward()
-        assert y.dtype is torch.bfloat16
-        results.append((y, grads(model, x)))
-    assert_same(results[1], results[0])
-
-
-def test_replicas_in_threads() -> None:
-    """Called like DataParallel's; tests/cuda/test_installed_on_cuda.py tests parallel_apply itself."""
-
-    def run() -> Any:
-        # Copies: one weight in two threads has one cast or two, whichever thread is faster, under stock as well.
-        model, x = made("qkv")
-        replicas = [model, copy.deepcopy(model)]
-        outputs: dict[int, torch.Tensor] = {}
-
-        def call(index: int, enabled: bool) -> None:
-            with torch.amp.autocast("cpu", enabled=enabled):
-                outputs[index] = replicas[index](x * (index + 1))
-
-        with torch.autocast("cpu"):
-            enabled = torch.is_autocast_enabled("cpu")
-            threads = [threading.Thread(target=call, args=(index, enabled)) for index in range(2)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
-            sum(output.float().square().mean() for output in outputs.values()).backward()
-        return [outputs[0], outputs[1], *map(grads, replicas)]
-
-    assert_like_stock(run)
-
-
-def test_wrap_with_autocast() -> None:
-    from torch._higher_order_ops.wrap import wrap_with_autocast
-
-    def run() -> Any:
-        x, weight = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
-        y = wrap_with_autocast("cpu", torch.bfloat16, True, None, lambda a, b: a @ b, x, weight)
-        return y, torch.autograd.grad(y.float().sum(), weight)
-
-    assert_like_stock(run)
-
-
-def test_module_policies_act() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    tp.set_module_policy(model, {"1": "fp32"})
-    with tp.installed_as(), torch.autocast("cpu"):
-        assert model(torch.randn(2, 4)).dtype is torch.float32
-        assert model[0](torch.randn(2, 4)).dtype is torch.bfloat16
 
 
 def test_what_stays_pytorchs() -> None:

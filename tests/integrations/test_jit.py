@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.program_comparison import Region, assert_like_stock, grads, ours
+from helpers.program_comparison import Region, assert_like_stock, grads
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit"),
@@ -105,24 +105,3 @@ def test_scripted_code_called_inside_a_region(make_model: Any, frozen: bool, dty
     seen, _ = assert_like_stock(run, casts=False)
     assert seen[0].dtype is torch.float32
     assert not torch.equal(seen[1].float(), seen[0]), "TorchScript has cast nothing"
-
-
-@pytest.mark.parametrize("arguments", [{"policy": "off"}, {"overrides": {"mm": "fp32"}}])
-def test_policies_find_stocks_casts_in_scripted_code(arguments: dict[str, Any]) -> None:
-    """TorchScript inserts them before our wrappers see an op: it computes on inputs that are rounded already."""
-    scripted = torch.jit.script(product)
-    x, weight = torch.randn(4, 8), torch.randn(8, 8)
-    rounded = x.bfloat16(), weight.bfloat16()
-    for _ in range(3):
-        with ours(**arguments):
-            y, of_eager = scripted(x, weight), product(x, weight)
-        exact = torch.mm(*(value.float() for value in rounded)) if "overrides" in arguments else torch.mm(*rounded)
-        assert torch.equal(y, exact)
-        assert torch.equal(of_eager, torch.mm(x, weight))
-    with ours(**arguments):
-        traced = torch.jit.trace(product, (x, weight), check_trace=False)
-    assert torch.equal(traced(x, weight), torch.mm(x, weight))
-
-
-def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return torch.mm(x, weight)

@@ -49,16 +49,6 @@ def test_the_module_imports_and_a_plugin_says_what_to_install(plugins: ModuleTyp
     assert isinstance(error.value, ImportError)
 
 
-def test_an_import_of_the_name_raises_the_same_error(plugins: ModuleType) -> None:
-    with pytest.raises(MissingPackageError, match="pip install lightning"):
-        from torch_promote.integrations.lightning import MixedPrecision  # noqa: F401
-
-
-def test_a_name_that_does_not_exist_is_an_attribute_error(plugins: ModuleType) -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'MixedPrecison'"):
-        plugins.MixedPrecison  # noqa: B018
-
-
 @pytest.mark.parametrize("name", ["MixedPrecision", "FabricMixedPrecision"])
 def test_a_plugin_extends_that_of_the_package_and_opens_regions_of_ours(
     plugins: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch

@@ -38,15 +38,6 @@ def test_a_step_returns_whatever_the_groups_hold(groups: Callable[[Any], list[An
     assert optimizer.step() == "stepped"
 
 
-def test_an_iterator_is_not_consumed() -> None:
-    weight = nn.Parameter(torch.ones(2))
-    optimizer = Stepped([weight])
-    weights = iter([weight])
-    optimizer.param_groups = [{"params": weights}]
-    optimizer.step()
-    assert next(weights) is weight
-
-
 def test_a_step_on_fake_weights_of_a_device_that_pytorch_lacks() -> None:
     with FakeTensorMode():
         weight = nn.Parameter(torch.ones(2, device="cuda"))

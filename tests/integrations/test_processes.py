@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from helpers import two_processes
 from helpers.comparison import assert_same
@@ -111,21 +111,3 @@ class Rows(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         row = torch.arange(8.0).reshape(2, 4) + index
         return row, row @ row.t(), torch.is_autocast_enabled("cpu")
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_data_loader_in_a_region(persistent: bool) -> None:
-    """Its workers are forked in the region, and the second time outside of it, if they do not persist."""
-
-    def load(region: Region) -> Any:
-        workers = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": persistent, "timeout": 60}
-        loader = DataLoader(Rows(), batch_size=2, **workers)
-        model, seen = nn.Linear(4, 4), []
-        with region():
-            for row, product, enabled in loader:
-                seen.append((model(row), product, enabled))
-        for row, product, enabled in loader:
-            seen.append((model(row), product, enabled))
-        return seen
-
-    assert_like_stock(load)

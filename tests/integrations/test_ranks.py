@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-import torch_promote as tp
 from helpers import differing_ranks, rank_training
 from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
 from helpers.subprocesses import Program, environment, run_python, run_together
-from torch_promote.integrations import ranks as compare_ranks
 
 BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
 
@@ -88,18 +85,6 @@ def test_training_in_every_mode(ranks: list[dict[str, Any]], wrapper: str, polic
                     assert_same(trained[key], trained[wrapper, "stock", by_hand])
 
 
-def test_two_passes_of_a_sharded_model_in_one_region(ranks: list[dict[str, Any]]) -> None:
-    """FSDP2 gathers the blocks for each pass, but not the root. Ours casts gathered weights again; stock does not."""
-    for results in ranks:
-        kinds = ("ours", "by hand, True", "by hand, False")
-        ours, cached, uncached = (results["training"]["two passes", kind] for kind in kinds)
-        assert_same(ours[0], cached[0], what="losses")
-        assert_same(ours[1][:-2], uncached[1][:-2], what="weights of the blocks")
-        assert_same(ours[1][-2:], cached[1][-2:], what="weights of the head")
-        with pytest.raises(AssertionError):
-            assert_same(ours, cached)
-
-
 def test_ranks_trained_together(ranks: list[dict[str, Any]]) -> None:
     for key, (losses, weights) in ranks[0]["training"].items():
         for others_losses, others_weights in (results["training"][key] for results in ranks[1:]):
@@ -127,19 +112,6 @@ def test_error_of_the_ranks_that_differ_from_the_first(ranks: list[dict[str, Any
         assert "TORCH_PROMOTE_CHECK_RANKS=0" in text
 
 
-def test_error_of_the_one_rank_that_differs(ranks: list[dict[str, Any]]) -> None:
-    *others, text = (results["overrides_of_the_last_rank"] for results in ranks)
-    assert others == [BFLOAT16] * len(others)
-    named = {2: "rank 0", 4: "ranks 0-2"}[len(ranks)]
-    unchanged = "aten::matmul on cpu unchanged, aten::matmul on cuda unchanged"
-    overridden = "aten::matmul on cpu fp32, aten::matmul on cuda fp32"
-    assert text.splitlines()[:3] == [
-        "ranks of this job differ in the policy of their first region:",
-        f"  {named}, my_autocast('cpu'): {unchanged}",
-        f"  rank {len(ranks) - 1}, my_autocast('cpu', overrides={{'matmul': 'fp32'}}): {overridden}",
-    ]
-
-
 def test_error_if_the_first_rank_differs(ranks: list[dict[str, Any]]) -> None:
     """All others raise, and name those that have not come within two seconds."""
     first, *others = (results["overrides_of_the_first_rank"] for results in ranks)
@@ -156,20 +128,6 @@ def test_the_error_comes_once_and_closes_the_region(ranks: list[dict[str, Any]])
     first, *others = (results["raised_once"] for results in ranks)
     assert first == [BFLOAT16, BFLOAT16]
     assert others == [["PolicyMismatchError", FLOAT32, FLOAT32]] * len(others)
-
-
-@pytest.mark.slow
-def test_region_in_a_compiled_function(tmp_path: Path) -> None:
-    first, second = (results["compiled"] for results in run(("compiled",), 2, tmp_path))
-    assert first == BFLOAT16
-    assert "ranks of this job differ in the policy of their first region" in second
-    assert second.endswith(" autocast is False")
-
-
-def test_the_option_is_a_bool() -> None:
-    with pytest.raises(tp.errors.OptionError, match="enabled must be a bool, got 0"):
-        tp.set_check_ranks(0)  # type: ignore[arg-type]
-    assert tp.set_check_ranks(True) is True
 
 
 # --- whole jobs
@@ -264,39 +222,6 @@ def test_one_process_alone() -> None:
     """No module is imported, only one function is replaced, and regions do not use a store."""
     done = run_python(ALONE)
     assert done.returncode == 0, done.stderr
-
-
-FIRST_IN_A_GRAPH = """
-import torch, torch.distributed as dist
-from torch.testing._internal.distributed import fake_pg
-import torch_promote as tp
-from torch_promote.integrations import ranks
-dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=4)
-
-@torch.compile(backend="eager", fullgraph=True)
-def product(x):
-    with tp.my_autocast("cpu"):
-        return x @ x
-
-assert ranks._pending.policy
-assert product(torch.ones(2, 2)).dtype is torch.bfloat16
-assert not ranks._pending.policy
-"""
-
-
-def test_the_first_region_may_be_in_a_compiled_function() -> None:
-    done = run_python(FIRST_IN_A_GRAPH)
-    assert done.returncode == 0, done.stderr
-
-
-def test_ranks_that_do_not_come_are_named_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = torch.distributed.HashStore()
-    store.set("place/first", json.dumps([{"aten::mm on cpu": "fp32"}, "of rank 1"]))
-    store.set("place/1", json.dumps([{"aten::mm on cpu": "fp32"}, "of rank 1"]))
-    monkeypatch.setattr(compare_ranks, "_GRACE", 0.1)
-    found, missing = compare_ranks._exchange(store, 0, "place", range(4), {}, "of rank 0")
-    assert found == {0: ({}, "of rank 0"), 1: ({"aten::mm on cpu": "fp32"}, "of rank 1")}
-    assert missing == [2, 3]
 
 
 def test_the_variable_has_two_values() -> None:

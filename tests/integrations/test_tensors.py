@@ -85,17 +85,6 @@ def test_sparse(name: str, requires_grad: bool, layout: torch.layout, dtypes: tu
     assert_like_stock(compute, casts=dtypes[0] is FP32)
 
 
-def test_sparse_gradients_of_an_embedding() -> None:
-    def train(region: Region) -> Any:
-        embedding, layer = nn.Embedding(9, 8, sparse=True), nn.Linear(8, 8)
-        with region():
-            output = layer(embedding(torch.tensor([1, 3, 3, 8])))
-        output.float().square().sum().backward()
-        return output, embedding.weight.grad, grads(layer)
-
-    assert_like_stock(train)
-
-
 # --- tensor subclasses
 
 
@@ -138,33 +127,6 @@ def test_subclass_with_torch_dispatch() -> None:
     *_, log = assert_like_stock(train)
     casts = [before for name, before, after in log if name == "aten._to_copy.default" and after[0][0] is torch.bfloat16]
     assert casts.count([(torch.float32, (5, 6))]) == 1, "the weight, used three times, is cast once"
-
-
-class Named(torch.Tensor):
-    """Notes the functions that are called on it."""
-
-    log: list[str] = []  # noqa: RUF012
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.log.append(func.__name__)
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-def test_subclass_with_torch_function() -> None:
-    def train(region: Region) -> Any:
-        Named.log.clear()
-        x = torch.randn(4, 6).as_subclass(Named)
-        weight = torch.randn(6, 5).as_subclass(Named).requires_grad_()
-        with region():
-            output = torch.tanh(x @ weight) @ weight.t()
-        assert type(output) is Named
-        output.float().square().sum().backward()
-        log = list(Named.log)
-        return output.as_subclass(torch.Tensor), weight.grad.as_subclass(torch.Tensor), log
-
-    _, _, log = assert_like_stock(train)
-    assert "matmul" in log or "__matmul__" in log
 
 
 # --- modes
@@ -254,44 +216,3 @@ def test_custom_op_with_register_autocast(namespace: str) -> None:
 
     *_, dtypes = assert_like_stock(train)
     assert dtypes == [(torch.float16,) * 2, (torch.float16,) * 2, (torch.float32,) * 2]
-
-
-def test_custom_op_without_rules_for_autocast(namespace: str) -> None:
-    """It gets its arguments uncast; autocast applies to the ops that it calls."""
-
-    @torch.library.custom_op(f"{namespace}::product", mutates_args=())
-    def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return (x @ weight).clone()
-
-    def compute(region: Region) -> Any:
-        x, weight = torch.randn(4, 6), torch.randn(6, 5, requires_grad=True)
-        with region(), torch.no_grad():
-            return product(x, weight), product(x, weight)
-
-    outputs = assert_like_stock(compute)
-    assert outputs[0].dtype is torch.bfloat16
-
-
-def test_kernel_that_a_library_has_put_on_autocast(namespace: str) -> None:
-    """The method from before register_autocast, as in torchvision: the kernel itself casts, with autocast off."""
-    with torch.library._scoped_library(namespace, "DEF") as library:
-        library.define("product(Tensor x, Tensor weight) -> Tensor")
-
-        def on_autocast(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-            with torch._C._ExcludeDispatchKeyGuard(excluded):
-                return op(x.to(torch.get_autocast_dtype("cpu")), weight.to(torch.get_autocast_dtype("cpu")))
-
-        library.impl("product", on_autocast, "AutocastCPU")
-        library.impl("product", lambda x, weight: x @ weight * x.element_size(), "CompositeImplicitAutograd")
-        op = getattr(torch.ops, namespace).product
-
-        def train(region: Region) -> Any:
-            x, weight = torch.randn(4, 6), torch.randn(6, 5, requires_grad=True)
-            with region(dtype=torch.float16):
-                outputs = op(x, weight), op(x, weight) @ weight.t()
-            sum(output.float().square().sum() for output in outputs).backward()
-            return outputs, grads(weight)
-
-        outputs, _ = assert_like_stock(train)
-        assert outputs[0].dtype is torch.float16

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -116,52 +114,6 @@ def test_module_evaluates_as_under_stock(name: str, no_autograd: Callable[[], An
     assert_like_stock(evaluate)
 
 
-def train_after_evaluation(region: Region, no_autograd: Callable[[], Any], name: str, one_region: bool) -> Any:
-    """In one region, so that the training finds casts of weights that were made without autograd."""
-    model = MODELS[name][0]().eval()
-    x = torch.randn(3, 5, 16)
-    with region():
-        with no_autograd():
-            evaluated = total(model(x))
-        if one_region:
-            loss = total(model(x))
-    if not one_region:
-        with region():
-            loss = total(model(x))
-    loss.backward()
-    return evaluated, loss, grads(model)
-
-
-@pytest.mark.parametrize("no_autograd", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", MODELS)
-def test_training_after_evaluation_in_one_region(name: str, no_autograd: Callable[[], Any]) -> None:
-    expected = assert_like_stock(lambda region: train_after_evaluation(region, no_autograd, name, one_region=False))
-    torch.manual_seed(0)
-    assert_same(train_after_evaluation(ours, no_autograd, name, one_region=True), expected)
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_encoder_takes_its_fast_path(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In evaluation, TransformerEncoderLayer calls one fused op, inside which autocast stays on."""
-    calls = []
-    fused = torch._transformer_encoder_layer_fwd
-
-    def counted(*args: Any) -> torch.Tensor:
-        calls.append(args)
-        return fused(*args)
-
-    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", counted)
-    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2]) if padded else None
-
-    def evaluate(region: Region) -> Any:
-        model = encoder().eval()
-        with torch.no_grad(), region():
-            return model(torch.randn(2, 5, 16), src_key_padding_mask=padding)
-
-    assert_like_stock(evaluate)
-    assert len(calls) == 3 * 2, "two layers in each of three runs"
-
-
 def scaled_training(region: Region) -> Any:
     """A float16 loop with GradScaler, with clipping; the scale is too large at first, so that steps are skipped."""
     model = mlp()
@@ -210,32 +162,6 @@ def test_whole_loop_in_one_region() -> None:
     cleared = assert_like_stock(lambda region: train(region, clear=True))
     torch.manual_seed(0)
     assert_same(train(ours, clear=False), cleared)
-
-
-def test_model_can_be_copied_and_pickled_after_a_region() -> None:
-    def train(region: Region) -> Any:
-        model = encoder()
-        x = torch.randn(3, 5, 16)
-        with region():
-            model(x).square().mean().backward()
-            copied_inside = copy.deepcopy(model)
-        file = io.BytesIO()
-        torch.save(model.state_dict(), file)
-        loaded = encoder()
-        loaded.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
-        results = []
-        for twin in (copied_inside, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded, model):
-            twin.zero_grad()
-            torch.manual_seed(1)
-            with region():
-                loss = twin(x).square().mean()
-            loss.backward()
-            results.append((loss, grads(twin)))
-        return results
-
-    results = assert_like_stock(train)
-    for result in results[:-1]:
-        assert_same(result, results[-1], what="a copy against the model itself")
 
 
 def test_replicas_in_worker_threads() -> None:

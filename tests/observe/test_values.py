@@ -15,11 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 from torch_promote.observe import values as values_module
-from torch_promote.observe.ops import unnoticed
 from torch_promote.observe.trace import trace
 from torch_promote.observe.values import (
     EMPTY,
-    RecentCounts,
     Values,
     ValuesCollector,
     _count_by_sorting,
@@ -221,10 +219,8 @@ def test_one_transfer_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_buffer_is_transferred_at_once() -> None:
     delivered: list[int] = []
     collector = ValuesCollector(lambda number, values: delivered.append(number), most=3)
-    with trace() as report:
-        tensor = torch.ones(2).exp()
     for number in range(5):
-        collector.add(number, report.calls[-1], [tensor])
+        collector.add(number, [torch.ones(2)])
     assert delivered == [0, 1, 2]
     collector.transfer()
     assert delivered == [0, 1, 2, 3, 4]
@@ -252,15 +248,6 @@ def test_calls_that_share_memory_have_their_own_values() -> None:
     assert found == [expected[0], expected[1], expected[4], expected[5], expected[6], expected[2], *found[6:]]
     assert found[-1] == expected[7]
     assert all(values in (expected[3], expected[7]) for values in found[6:])
-
-
-def test_counts_are_cached_for_few_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_promote.observe.values._MOST", 2)
-    recent, made = RecentCounts(), [torch.ones(size) for size in (1, 2, 3)]
-    with unnoticed():
-        for tensor in made:
-            recent.put(tensor, tensor)
-        assert [recent.get(tensor.view(-1, 1)) for tensor in made] == [None, made[1], made[2]]
 
 
 def test_calls_that_are_not_kept_are_not_counted() -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -19,7 +20,7 @@ from torch_promote.checking.known_gaps import Gap, KnownGaps, Nondeterministic, 
 from torch_promote.errors import OptionError
 from torch_promote.parity import report as report_module
 from torch_promote.parity.model import Options, SampleMismatch
-from torch_promote.parity.report import Report, junit, merged
+from torch_promote.parity.report import ParityReport, junit, merged
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_module, "_rows_with_a_policy", lambda device_type: ["aten::mm"])
 
 
-def whole(*names: str, **options: Any) -> Report:
+def whole(*names: str, **options: Any) -> ParityReport:
     """A run of all entries that there are."""
     return dataclasses.replace(report(*names), options=Options("cpu", **options))
 
@@ -134,13 +135,65 @@ def test_a_row_that_is_not_reached_fails_a_whole_run(monkeypatch: pytest.MonkeyP
     assert [whole("good", **part).status for part in PARTS] == [0, 0, 0]
 
 
+def test_the_text_of_a_report() -> None:
+    of = dataclasses.replace(report(*NAMES), about={"torch": "2.13.0", "device": "x86_64"}, seconds=0.0)
+    text = str(of).replace("\x1b[31m", "")
+    assert_expected_inline(
+        "\n".join(line for line in text.splitlines() if not line.startswith(("calls checked", "rows checked"))),
+        """\
+parity: cpu, torch 2.13.0
+Mismatches: 1. Stale gaps: 1.
+
+device              x86_64
+entries             7
+samples             28 (autocast dtype bfloat16)
+refused             10 (samples that raise the same error under both)
+stock raised        0 (where ours returns a result on purpose)
+without bits        3 (samples of nondeterministic ops)
+ops without a rule  1 (of 3 overloads that ran)
+mismatches          1
+known gaps          2 (differences with a reason)
+stale gaps          1
+seconds             0.0
+
+mismatches
+  mismatching, sample float32/0/mixed: dtype, ours against stock
+      aten.mm.default(float32[2, 3], float32[3, 2])
+      expected bfloat16
+      got      float32
+      reproduce with: torch-promote parity --device cpu --ops mismatching --sample float32/0/mixed
+
+stale known gaps, to be removed from the list
+  gap of stale
+
+known gaps
+reason                                    differences
+the kernel reads what it has not written            2
+
+compared without bits
+reason            samples
+atomic additions        3
+
+samples that PyTorch cannot make
+  refused, float16: RuntimeError: no such kernel
+
+ops without a rule
+op                     calls
+aten._strange.default      5""",
+    )
+
+
 # --- JSON, and shards
 
 
-def test_json_there_and_back() -> None:
+def test_json_there_and_back(tmp_path: Path) -> None:
     before = report(*NAMES)
     text = json.dumps(before.to_dict())
-    assert Report.from_json(text, "a.json") == before
+    assert ParityReport.from_json(text, "a.json") == before
+    before.save(tmp_path / "a.json")
+    assert ParityReport.load(tmp_path / "a.json") == before
+    before.save(tmp_path / "a.xml")
+    assert (tmp_path / "a.xml").read_text() == junit(before)
     data = json.loads(text)
     assert list(data) == [
         *("format", "torch", "torch_promote", "python", "platform", "device", "default_policy", "options", "shards"),
@@ -180,15 +233,15 @@ def test_a_file_that_was_changed_is_refused(change: Callable[[dict[str, Any]], o
     data = copy.deepcopy(report(*NAMES).to_dict())
     change(data)
     with pytest.raises(OptionError, match=r"^a\.json was not written by `torch-promote parity --json`"):
-        Report.from_json(json.dumps(data), "a.json")
+        ParityReport.from_json(json.dumps(data), "a.json")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 1, "torch": 2}', "\x00", '{"format": ' + "[" * 100_000])
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match=r"^a\.json was not written by `torch-promote parity --json`"):
-        Report.from_json(text, "a.json")
+        ParityReport.from_json(text, "a.json")
     with pytest.raises(OptionError, match=r"^a\.json has format 99; this version reads format 1\.$"):
-        Report.from_json('{"format": 99}', "a.json")
+        ParityReport.from_json('{"format": 99}', "a.json")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

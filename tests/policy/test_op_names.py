@@ -40,7 +40,7 @@ SAME: dict[str, list[Any]] = {
     "mm": ["torch.mm", "torch.ops.aten.mm", torch.mm, torch.Tensor.mm],
     "mm.default": ["torch.ops.aten.mm.default", torch.ops.aten.mm.default],
     "softmax.int": ["torch.ops.aten.softmax.int"],
-    "matmul": [torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, "Tensor.__matmul__"],
+    "matmul": [torch.matmul, torch.Tensor.matmul, "torch.matmul"],
     "layer_norm": [F.layer_norm, "F.layer_norm", torch.layer_norm],
     "linear": [F.linear, "F.linear"],
     "cross_entropy_loss": [F.cross_entropy, "F.cross_entropy"],

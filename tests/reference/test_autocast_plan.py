@@ -150,12 +150,12 @@ def changed(bound: Bound, kind: str) -> Iterator[Bound]:
 
 
 #: Of tensors made in inference mode, stock keeps casts: test_what_stock_keeps_and_ours_does_not.
-KINDS = [(kind, tp.my_autocast) for kind in CHANGES] + [
+CHANGED_ARGUMENTS = [(kind, tp.my_autocast) for kind in CHANGES] + [
     (kind, tp.stock_autocast) for kind in CHANGES if kind != "inference"
 ]
 
 
-@pytest.mark.parametrize(("kind", "autocast"), KINDS)
+@pytest.mark.parametrize(("kind", "autocast"), CHANGED_ARGUMENTS)
 def test_arguments_of_every_kind(kind: str, autocast: Autocast) -> None:
     bounds = [
         (f"{label}, {kind}", other)

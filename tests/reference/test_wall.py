@@ -19,15 +19,12 @@ ROOT = Path(torch_promote.__file__).parent
 FILES = sorted((ROOT / "reference").rglob("*.py"))
 
 #: What the reference may import besides the standard library: torch for its dtypes, schemas and tensors, the package's
-#: errors, the op table, the names of the cast policies and of dtypes as data, and itself. text_layout only sets text in
-#: tables for a reader and computes no result.
+#: errors, the op table, the names of the cast policies and of dtypes as data, and itself.
 MAY_IMPORT = (
     "torch_promote.errors",
-    "torch_promote.policy.op_table",
     "torch_promote.policy.dtype_names",
     "torch_promote.policy.op_table",
     "torch_promote.reference",
-    "torch_promote.text_layout",
 )
 #: The rooms of the reference. Each imports only those before it.
 ROOMS = ("dtypes", "promotion", "promotion_rules", "strides", "tensor_iterator", "ops", "autocast", "explanation")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
 
-import _torch_promote_hooks
-from helpers.autoloading import ROOT, entry_point, entry_points, variables, write_metadata
+from helpers.autoloading import ROOT, entry_points, variables, write_metadata
 from helpers.subprocesses import output_of, run_python
-
-__all__ = ["entry_point"]  # a fixture
 
 #: Prints whether the package is imported, the dtypes of a product and of exp under torch.autocast, what is installed.
 PROGRAM = """
@@ -82,20 +77,6 @@ def test_this_package_imported_first(entry_point: Path, autoload: str) -> None:
     assert lines[:2] == ["<torch_promote.install(overrides={'matmul': 'fp32'})>", "True torch.float32 torch.float16"]
 
 
-def test_what_the_program_uninstalls_stays_uninstalled(entry_point: Path) -> None:
-    code = f"import torch, importlib, torch_promote as tp\ntp.uninstall()\nimportlib.reload(tp)\n{PROGRAM}"
-    done, lines = run_after_import(entry_point, code, TORCH_PROMOTE_AUTOCAST="1")
-    assert (done.returncode, lines) == (0, ["True torch.bfloat16 torch.float16", "None None"]), done.stderr
-
-
-def test_the_entry_point_imports_what_pytorch_has_imported() -> None:
-    """Its import is a cost of every `import torch`."""
-    top = ast.parse((ROOT / "_torch_promote_hooks.py").read_text()).body
-    names = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
-    assert names == {"contextlib", "os", "sys", "warnings"}
-    assert {node.module for node in top if isinstance(node, ast.ImportFrom)} == {"__future__", "typing"}
-
-
 # --- whatever goes wrong is one warning
 
 
@@ -138,13 +119,6 @@ WRONG_VARIABLES = [
     ({"TORCH_PROMOTE_OVERRIDES": "sofmax=fp32"}, "TORCH_PROMOTE_OVERRIDES is 'sofmax=fp32': no op is called 'sofmax'"),
     ({"TORCH_PROMOTE_OVERRIDES": "softmax"}, "'softmax' is not an override. Write OP=POLICY, as in softmax=fp32."),
 ]
-BROKEN_PACKAGES = [
-    ("import sys; sys.exit(3)", "SystemExit: 3"),
-    ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-    ("def (", "SyntaxError: invalid syntax"),
-    ("class Bad(Exception):\n    __str__ = None\nraise Bad", "Bad: "),
-    ("raise RecursionError", "RecursionError"),
-]
 #: Calls the entry point under each of many environments, and prints the warnings.
 MANY = """
 import json, os, sys, warnings, torch, _torch_promote_hooks
@@ -176,18 +150,6 @@ def test_a_wrong_variable_is_one_warning(entry_point: Path) -> None:
         assert reason in texts[0]
 
 
-def test_a_broken_package_is_one_warning(tmp_path: Path) -> None:
-    (tmp_path / "torch_promote").mkdir()
-    shutil.copy(ROOT / "_torch_promote_hooks.py", tmp_path)
-    for (_, reason), (exp, *texts) in zip(
-        BROKEN_PACKAGES, warnings_of(tmp_path, [({}, init) for init, _ in BROKEN_PACKAGES]), strict=True
-    ):
-        assert exp == "torch.float16"
-        assert len(texts) == 1
-        assert reason in texts[0]
-        assert texts[0].endswith(" Correct this, or unset TORCH_PROMOTE_AUTOCAST.")
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -202,23 +164,6 @@ def test_an_extension_that_cannot_be_used_is_one_warning(
     done, lines = run_after_import(make(tmp_path), PROGRAM, TORCH_PROMOTE_AUTOCAST="1")
     assert_one_warning(done, reason, "Correct this, or unset TORCH_PROMOTE_AUTOCAST.")
     assert lines == STOCK
-
-
-def test_a_warning_that_is_an_error(entry_point: Path) -> None:
-    """And one that cannot be written."""
-    done, lines = run(entry_point, PROGRAM, "-W", "error", TORCH_PROMOTE_AUTOCAST="1", TORCH_PROMOTE_CACHE="al")
-    assert_one_warning(done, "TORCH_PROMOTE_CACHE is 'al'")
-    assert lines == STOCK
-    code = """
-import os, sys, warnings, _torch_promote_hooks
-warnings.simplefilter("error")
-for sys.stderr in (None, open("/dev/full", "w", buffering=1)):
-    _torch_promote_hooks.autoload()
-    print("no error", flush=True)
-os._exit(0)
-"""
-    done, lines = run_after_import(entry_point, code, autoloads=False, TORCH_PROMOTE_AUTOCAST="yes")
-    assert (done.returncode, lines) == (0, ["no error", "no error"])
 
 
 def test_the_package_raises_where_the_program_imports_it(entry_point: Path) -> None:
@@ -280,16 +225,3 @@ def test_child_processes_inherit_it(entry_point: Path, tmp_path: Path, contexts:
     )
     assert done.stdout.splitlines() == [f"{kind} torch.float64" for kind in (*contexts, "mp.spawn")]
     assert done.stderr == ""
-
-
-def test_an_interrupt_of_the_import_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(MetaPathFinder):
-        def find_spec(self, fullname: str, *unused: object) -> None:
-            if fullname == "torch_promote":
-                raise KeyboardInterrupt
-
-    monkeypatch.delitem(sys.modules, "torch_promote")
-    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
-    monkeypatch.setenv("TORCH_PROMOTE_AUTOCAST", "1")
-    with pytest.raises(KeyboardInterrupt):
-        _torch_promote_hooks.autoload()

@@ -10,10 +10,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.program_defaults import as_it_was
 from helpers.subprocesses import environment, run_python
-
-__all__ = ["as_it_was"]  # fixture
 
 HALF, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -82,16 +79,6 @@ def test_every_thread_has_it() -> None:
     assert seen == [FP32]
 
 
-def test_stock_regions_are_stock_s() -> None:
-    tp.set_default_policy("cuda")
-    with tp.stock_autocast("cpu"):
-        assert exp_dtype() is HALF
-    with tp.my_autocast("cpu"):
-        pass
-    with tp.stock_autocast("cpu"):
-        assert exp_dtype() is HALF
-
-
 @pytest.mark.parametrize("outer", [{}, {"policy": "cuda"}, {"overrides": {"log": "fp32"}}])
 def test_nothing_is_left_in_pytorch_s_state(outer: dict[str, object]) -> None:
     def state() -> object:
@@ -106,19 +93,6 @@ def test_nothing_is_left_in_pytorch_s_state(outer: dict[str, object]) -> None:
             assert state() == inside
         raise KeyError
     assert state() == before
-
-
-def test_regions_that_end_out_of_order() -> None:
-    tp.set_default_policy("cuda")
-    first = tp.my_autocast("cpu", overrides={"log": "float64"})
-    second = tp.my_autocast("cpu", overrides={"sqrt": "float64"})
-    x = torch.ones(2, dtype=HALF)
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert (torch.log(x).dtype, torch.sqrt(x).dtype, exp_dtype()) == (FP32, FP64, FP32)
-    second.__exit__(None, None, None)
-    assert (torch.log(x).dtype, exp_dtype()) == (HALF, HALF)
 
 
 def test_steps_of_coroutines() -> None:
@@ -138,26 +112,6 @@ def test_steps_of_coroutines() -> None:
     assert asyncio.run(main()) == [FP32] * 4
 
 
-def test_gradients_that_autograd_s_threads_compute() -> None:
-    tp.set_default_policy("cuda")
-    seen: list[torch.dtype] = []
-
-    class Looks(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            seen.append(exp_dtype())
-            return grad
-
-    x = torch.ones(2, requires_grad=True)
-    with tp.my_autocast("cpu"):
-        Looks.apply(x).sum().backward()  # type: ignore[no-untyped-call]
-    assert seen == [FP32]
-
-
 def test_compiled_functions_see_a_change() -> None:
     @torch.compile(backend="aot_eager", fullgraph=True)
     def inside(x: torch.Tensor) -> torch.Tensor:
@@ -174,17 +128,6 @@ def test_compiled_functions_see_a_change() -> None:
         assert inside(x).dtype is dtype
         with tp.my_autocast("cpu"):
             assert around(x).dtype is dtype
-
-
-def test_export_refuses_a_default_that_the_graph_could_not_hold() -> None:
-    class Model(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with tp.my_autocast("cpu"):
-                return torch.exp(x)
-
-    tp.set_default_policy("cuda")
-    with pytest.raises(tp.errors.RegionError, match="cannot be exported"):
-        torch.export.export(Model(), (torch.ones(2),), strict=False)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -14,7 +12,7 @@ import torch
 
 import torch_promote as tp
 from helpers.installed import ENTER, EXIT, MARKED, OURS, STOCKS, is_restored, region_is
-from helpers.probes import in_thread, mm_dtype
+from helpers.probes import mm_dtype
 from helpers.subprocesses import run_python
 from helpers.thread_state import thread_state
 
@@ -73,35 +71,6 @@ def test_the_same_again_changes_nothing(arguments: Any) -> None:
         assert reset.called
 
 
-def test_info_describes_the_installation() -> None:
-    installation = tp.install(policy="cuda", overrides={"mm": "fp32", "softmax": "fp16"}, cache="all")
-    assert (installation.policy, dict(installation.overrides), installation.cache) == (
-        "cuda", {"mm": "fp32", "softmax": "fp16"}, "all",
-    )  # fmt: skip
-    assert repr(installation) == (
-        "<torch_promote.install(policy='cuda', overrides={'mm': 'fp32', 'softmax': 'fp16'}, cache='all')>"
-    )
-    assert installation.info == (
-        "Regions of torch.autocast for cpu and cuda are run by torch_promote: policy 'cuda', 2 overrides, cache 'all'."
-    )
-    assert repr(tp.install()) == "<torch_promote.install()>"
-    assert "PyTorch's own policy" in tp.install().info
-
-
-def test_later_changes_of_the_arguments_change_nothing(tmp_path: Path) -> None:
-    overrides: dict[str, str] = {"mm": "fp32"}
-    installation = tp.install(overrides=overrides)
-    overrides["mm"] = "fp16"
-    assert dict(installation.overrides) == {"mm": "fp32"}
-    with pytest.raises(TypeError):
-        installation.overrides["mm"] = "fp16"  # type: ignore[index]
-    file = tmp_path / "policy.toml"
-    tp.Policy.named("off").save(file)
-    tp.install(policy=file)
-    file.unlink()
-    assert region_is() is torch.float32
-
-
 BROKEN: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"policy": "no such policy"}, tp.PolicyError, "no such policy"),
     ({"policy": 3}, tp.PolicyError, "int"),
@@ -131,11 +100,6 @@ def test_broken_arguments_change_nothing(arguments: Any, error: type[Exception],
     assert (thread_state(), region_is()) == (state, whose)
 
 
-def test_arguments_have_names() -> None:
-    with pytest.raises(TypeError):
-        tp.install("cuda")  # type: ignore[misc]
-
-
 def test_installed_as_restores_the_previous_installation() -> None:
     outer = tp.install(policy="off")
     with tp.installed_as() as inner:
@@ -155,9 +119,6 @@ def test_installed_as_restores_the_previous_installation() -> None:
 
 
 # --- regions that are open meanwhile
-
-
-Change = Callable[[], Any]
 
 
 @pytest.mark.parametrize("region", [torch.autocast, tp.stock_autocast, tp.my_autocast])
@@ -191,16 +152,6 @@ def test_uninstall_inside_an_open_region() -> None:
     assert is_restored()
 
 
-def test_replace_inside_an_open_region() -> None:
-    tp.install(**MARKED)
-    with torch.autocast("cpu"):
-        tp.install(overrides={"mm": torch.float16})
-        assert mm_dtype() is OURS
-        with torch.autocast("cpu"):
-            assert mm_dtype() is torch.float16
-        assert mm_dtype() is OURS
-
-
 def test_uninstall_while_another_thread_has_a_region_open() -> None:
     entered, uninstalled, seen = threading.Event(), threading.Event(), []
 
@@ -223,35 +174,6 @@ def test_uninstall_while_another_thread_has_a_region_open() -> None:
     uninstalled.set()
     thread.join(60)
     assert seen == [OURS, True]
-    assert is_restored()
-
-
-def test_a_thread_that_ended_inside_a_region_keeps_nothing() -> None:
-    tp.install(**MARKED)
-    in_thread(lambda: torch.autocast("cpu").__enter__() and None)
-    tp.uninstall()
-    assert is_restored()
-
-
-def test_installed_by_two_threads_at_once() -> None:
-    """The last call is in force, with all its settings."""
-    choices = [{"overrides": {"mm": dtype}} for dtype in (torch.float16, torch.float32)]
-    failures = []
-
-    def run(own: Any) -> None:
-        for _ in range(50):
-            tp.install(**own)
-            if region_is() not in (torch.float16, torch.float32, torch.bfloat16):
-                failures.append(own)
-            tp.uninstall()
-
-    threads = [threading.Thread(target=run, args=(choice,)) for choice in choices]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not failures
-    assert tp.installed() is None
     assert is_restored()
 
 
@@ -293,17 +215,3 @@ def test_a_fork_inherits_and_changes_its_own() -> None:
 
 
 # --- importing
-
-
-def test_it_is_loaded_when_it_is_used() -> None:
-    program = (
-        "import sys, torch, torch_promote as tp\n"
-        "assert not [m for m in sys.modules if m.startswith('torch_promote') and 'install' in m]\n"
-        "tp.install()\n"
-        "assert 'torch._dynamo' not in sys.modules\n"
-        "with torch.autocast('cpu'):\n"
-        "    assert torch.ones(2, 2).mm(torch.ones(2, 2)).dtype is torch.bfloat16\n"
-        "assert 'torch._dynamo' not in sys.modules\n"
-    )
-    done = run_python(program, quiet=True)
-    assert done.returncode == 0, done.stderr

@@ -8,17 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
 import torch_promote as tp
-from helpers.installed import ENTER, EXIT, MARKED, OURS, STOCKS, region_is
-from helpers.probes import leaves_no_trace, mm_dtype
+from helpers.installed import ENTER, EXIT, MARKED, OURS, STOCKS
+from helpers.probes import mm_dtype
 from helpers.subprocesses import run_python
 from torch_promote import _C
-from torch_promote.regions import autocast_methods, installation
+from torch_promote.regions import autocast_methods
 
 pytestmark = pytest.mark.usefixtures("nothing_installed")
 
@@ -31,52 +30,12 @@ def nothing_is_left(nothing_installed: None) -> Iterator[None]:
     assert (_C.depth(), len(autocast_methods._thread.objects)) == (0, 0)
 
 
-@pytest.mark.usefixtures("nothing_is_left")
-def test_uninstalled_by_another_thread_while_a_region_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That thread does not see the region yet, but its end must still be ours."""
-    spec_of = installation.Installation.spec_of
-
-    def slow(self: Any, region: Any) -> Any:
-        thread = threading.Thread(target=tp.uninstall)
-        thread.start()
-        thread.join(60)
-        return spec_of(self, region)
-
-    monkeypatch.setattr(installation.Installation, "spec_of", slow)
-    tp.install(**MARKED)
-    with leaves_no_trace():
-        region = torch.autocast("cpu")
-        region.__enter__()
-        assert mm_dtype() is OURS
-        region.__exit__(None, None, None)
-
-
 def open_regions() -> None:
     with torch.autocast("cpu", torch.float16), torch.autocast("cpu", enabled=False):
         pass
     region = torch.autocast("cpu")
     region.__enter__()
     region.__exit__(None, None, None)
-
-
-@pytest.mark.usefixtures("nothing_is_left")
-def test_installed_by_another_thread_while_a_region_is_entered() -> None:
-    """A region of an installation before is entered in a thread: from when one is in force, its end must be ours."""
-    seen: list[bool] = []
-
-    def at_each_line(frame: Any, event: str, argument: object) -> Any:
-        if frame.f_globals is vars(autocast_methods):
-            seen.append(autocast_methods.in_force() is None or torch.autocast.__exit__ is not EXIT)
-        return at_each_line
-
-    tracing = sys.gettrace()
-    sys.settrace(at_each_line)
-    try:
-        tp.install(**MARKED)
-    finally:
-        sys.settrace(tracing)
-    assert len(seen) > 5
-    assert all(seen)
 
 
 @pytest.mark.usefixtures("nothing_is_left")
@@ -141,17 +100,6 @@ def test_uninstalled_while_tasks_and_generators_hold_regions() -> None:
     tp.uninstall()
     assert next(generator) is OURS
     generator.close()
-
-
-@pytest.mark.usefixtures("nothing_is_left")
-def test_installed_as_is_used_again_nested_and_as_a_decorator() -> None:
-    off = tp.installed_as(policy="off")
-    for _ in range(2):
-        with off as outer, off as inner:
-            assert tp.installed() is outer is inner
-        assert tp.installed() is None
-    assert tp.installed_as(**MARKED)(region_is)() is OURS
-    assert tp.installed() is None
 
 
 FORKED_WHILE_COMPILING = """

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +11,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.installed import OURS
-from helpers.probes import in_thread, leaves_no_trace, mm_dtype, seen
+from helpers.probes import in_thread, mm_dtype, seen
 from torch_promote import _C
 from torch_promote.regions import autocast_methods
 
@@ -108,33 +105,6 @@ def test_signatures_and_names() -> None:
     assert inspect.getsource(torch.autocast.__enter__) == inspect.getsource(tp.stock_autocast.__enter__)
     assert torch.autocast.__mro__ == (torch.autocast, object)
     assert issubclass(torch.cuda.amp.autocast, torch.autocast)
-
-
-@pytest.mark.usefixtures("installed_marked")
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda region: pickle.loads(pickle.dumps(region))])
-@pytest.mark.parametrize("used", [False, True])
-def test_copies_and_pickles(copied: Any, used: bool) -> None:
-    region = torch.autocast("cpu", torch.float16, cache_enabled=False)
-    if used:
-        with region:
-            pass
-    again = copied(region)
-    assert vars(again) == vars(region)
-    assert type(again) is torch.autocast
-    with leaves_no_trace(), again:
-        assert (torch.get_autocast_dtype("cpu"), mm_dtype()) == (torch.float16, OURS)
-        assert not torch.is_autocast_cache_enabled()
-
-
-@pytest.mark.usefixtures("installed_marked")
-def test_the_default_dtype_is_read_as_pytorch_reads_it() -> None:
-    torch.set_autocast_dtype("cpu", torch.float16)
-    region = torch.autocast("cpu")
-    torch.set_autocast_dtype("cpu", torch.bfloat16)
-    with region:
-        assert torch.get_autocast_dtype("cpu") is torch.float16
-    with torch.autocast("cpu"):
-        assert torch.get_autocast_dtype("cpu") is torch.bfloat16
 
 
 @pytest.mark.usefixtures("installed_marked")

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import gc
-import sys
-import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -142,13 +137,6 @@ def test_unmanaged() -> None:
         torch.amp.autocast_mode._exit_autocast(mode)
 
 
-def test_unmanaged_and_not_ended() -> None:
-    """As after a graph that raises: it ends with the region around it."""
-    with leaves_no_trace(), torch.autocast(CPU):
-        torch.amp.autocast_mode._enter_autocast(CPU, torch.float16, True, True)
-        assert torch.get_autocast_dtype(CPU) is torch.float16
-
-
 SEEN: list[Any] = []
 
 
@@ -193,38 +181,6 @@ def test_custom_fwd_and_custom_bwd() -> None:
 # --- what is in an object
 
 
-def test_attributes_of_pytorchs_objects() -> None:
-    region = torch.autocast(CPU, torch.float16, cache_enabled=False)
-    assert not hasattr(region, "prev")
-    with torch.autocast(CPU), region:
-        assert (region.prev, region.prev_fastdtype, region.prev_cache_enabled) == (True, torch.bfloat16, True)
-    expected = tp.stock_autocast(CPU, torch.float16, cache_enabled=False)
-    with tp.stock_autocast(CPU), expected:
-        pass
-    assert vars(region) == vars(expected)
-
-
-def test_attributes_changed_before_it_is_entered() -> None:
-    region = torch.autocast(CPU)
-    region.fast_dtype = torch.float16
-    with region:
-        assert torch.get_autocast_dtype(CPU) is torch.float16
-    region._enabled = False
-    with region:
-        assert not torch.is_autocast_enabled(CPU)
-    region._enabled, region._cache_enabled = True, False
-    with region:
-        assert not torch.is_autocast_cache_enabled()
-        assert mm_dtype() is OURS
-
-
-def test_attributes_changed_inside() -> None:
-    """Changing the attributes does not change how a region ends."""
-    region = torch.autocast(CPU)
-    with leaves_no_trace(), region:
-        region.device, region.fast_dtype, region._enabled = "mps", torch.float16, False
-
-
 # --- objects entered several times, in several threads, and dropped
 
 
@@ -237,83 +193,6 @@ def test_entered_again_and_nested() -> None:
                     assert mm_dtype() is OURS
                 assert mm_dtype() is OURS
             assert mm_dtype() is torch.float32
-
-
-def test_entered_in_several_threads_at_once() -> None:
-    region, barrier, failures = torch.autocast(CPU), threading.Barrier(4), []
-
-    def run() -> None:
-        before = thread_state()
-        for _ in range(20):
-            barrier.wait(60)
-            with region:
-                barrier.wait(60)
-                failures.extend([] if mm_dtype() is OURS else ["inside"])
-            failures.extend([] if thread_state() == before else ["after"])
-
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures
-
-
-def test_ended_while_threads_start_and_end() -> None:
-    """The end of a region that began as PyTorch's looks through the regions of all threads."""
-    before, interval = thread_state(), sys.getswitchinterval()
-    stop = threading.Event()
-
-    def start_threads() -> None:
-        while not stop.is_set():
-            in_thread(lambda: by_calls(lambda: torch.autocast(CPU)) and None)
-
-    starters = [threading.Thread(target=start_threads) for _ in range(3)]
-    sys.setswitchinterval(1e-6)
-    try:
-        for starter in starters:
-            starter.start()
-        for _ in range(10_000):
-            region = torch.autocast(CPU)
-            tp.stock_autocast.__enter__(region)
-            region.__exit__(None, None, None)
-    finally:
-        sys.setswitchinterval(interval)
-        stop.set()
-        for starter in starters:
-            starter.join(60)
-    assert thread_state() == before
-
-
-def test_entered_and_dropped() -> None:
-    """It stays open, and no other object at its address ends it."""
-
-    def run() -> None:
-        kept = weakref.ref(torch.autocast(CPU, torch.float16).__enter__())
-        gc.collect()
-        assert kept() is not None
-        tp.uninstall()
-        for _ in range(100):
-            with torch.autocast(CPU):
-                pass
-            tp.stock_autocast(CPU)
-        assert _C.depth() == 1
-        kept_in_the_end.append(kept)
-
-    kept_in_the_end: list[Any] = []
-    in_thread(run)
-    gc.collect()
-    assert kept_in_the_end[0]() is None
-
-
-def test_dropped_inside_a_region() -> None:
-    """As in PyTorch, the region around restores at its end the state that it found."""
-    with leaves_no_trace():
-        with torch.autocast(CPU):
-            torch.autocast(CPU, torch.float16).__enter__()
-            torch.autocast(CPU, enabled=False).__enter__()
-            assert not torch.is_autocast_enabled(CPU)
-        assert not torch.is_autocast_enabled(CPU)
 
 
 def test_ended_out_of_order() -> None:
@@ -341,21 +220,6 @@ def test_ended_in_another_thread() -> None:
         assert mm_dtype() is OURS
 
 
-def test_ended_without_being_entered() -> None:
-    def message(region: Any) -> str:
-        with pytest.raises(AttributeError) as error:
-            region(CPU).__exit__(None, None, None)
-        torch.autocast_increment_nesting()
-        return str(error.value).replace("stock_autocast", "autocast")
-
-    assert message(torch.autocast) == message(tp.stock_autocast)
-
-
-def test_a_copy_is_not_open() -> None:
-    with leaves_no_trace(), torch.autocast(CPU) as region, copy.copy(region):
-        assert _C.depth() == 2
-
-
 def test_an_error_inside() -> None:
     with leaves_no_trace(), pytest.raises(ZeroDivisionError), torch.autocast(CPU):
         1 / 0  # noqa: B018
@@ -377,12 +241,6 @@ def test_nested_with_other_kinds(outer: Any, inner: Any) -> None:
             goes_on = inner is not torch.autocast and outer is torch.autocast
             assert mm_dtype() is (OURS if goes_on else expected(inner))
         assert mm_dtype() is expected(outer)
-
-
-def test_nested_with_promotion() -> None:
-    with leaves_no_trace(), tp.promotion("numpy"), torch.autocast(CPU), tp.promotion("torch"):
-        assert mm_dtype() is OURS
-        assert (torch.ones(2, dtype=torch.int32) / 2).dtype is torch.float32
 
 
 @pytest.mark.parametrize("device", [d for d in torch._C._autocast_supported_devices() if d not in ("cpu", "cuda")])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.installed import ENTER, MARKED, OURS, STOCKS, is_restored, region_is
+from helpers.installed import MARKED, OURS, STOCKS, is_restored, region_is
 
 pytestmark = pytest.mark.usefixtures("nothing_installed")
 
@@ -49,45 +49,4 @@ def test_a_wrapper_from_after(name: str) -> None:
         assert (region_is(), calls) == (OURS, [name] * 4)
     assert region_is() is OURS
     tp.uninstall()
-    assert is_restored()
-
-
-@pytest.mark.parametrize("name", ["__enter__", "__exit__"])
-def test_a_wrapper_that_comes_back(name: str) -> None:
-    """It wraps ours, and is in the class when ours is placed again. They call each other, but not endlessly."""
-    calls: list[str] = []
-    tp.install(**MARKED)
-    wrapper = spy(calls, name, getattr(torch.autocast, name))
-    tp.uninstall()
-    assert is_restored()
-    with mock.patch.object(torch.autocast, name, wrapper):
-        assert (region_is(), calls) == (STOCKS, [name])
-        tp.install(**MARKED)
-        assert region_is() is OURS
-        with tp.installed_as():
-            assert region_is() is torch.bfloat16
-        tp.uninstall()
-        assert region_is() is STOCKS
-        assert set(calls) == {name}
-    assert is_restored()
-
-
-def test_a_patch_that_ends_while_something_is_installed() -> None:
-    """It puts PyTorch's method back, so regions are PyTorch's until the next `install`."""
-    with mock.patch.object(torch.autocast, "__enter__", spy([], "", ENTER)):
-        tp.install(**MARKED)
-    assert region_is() is STOCKS
-    tp.install(**MARKED)
-    assert region_is() is OURS
-    tp.uninstall()
-    assert is_restored()
-
-
-def test_a_wrapper_left_over_passes_on() -> None:
-    tp.install(**MARKED)
-    patch = mock.patch.object(torch.autocast, "__enter__", spy([], "", torch.autocast.__enter__))
-    patch.start()
-    tp.uninstall()
-    patch.stop()  # puts ours back, which serves nothing now
-    assert region_is() is STOCKS
     assert is_restored()

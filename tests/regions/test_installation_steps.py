@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import torch_promote as tp
 from helpers.installed import OURS
 from helpers.probes import leaves_no_trace, mm_dtype
 from torch_promote.regions import autocast_methods
@@ -31,15 +30,6 @@ def test_generator_that_holds_a_region() -> None:
         started = body()
         next(started)
         started.close()
-
-
-def test_decorated_generator_is_like_stocks() -> None:
-    """PyTorch decorates the call, not the steps."""
-
-    def body() -> Iterator[torch.dtype]:
-        yield mm_dtype()
-
-    assert list(torch.autocast(CPU)(body)()) == list(tp.stock_autocast(CPU)(body)()) == [torch.float32]
 
 
 def test_tasks_do_not_see_each_others_regions() -> None:
@@ -95,18 +85,3 @@ def test_cancelled_and_abandoned_tasks() -> None:
             asyncio.run(main())
         abandoned.pop().close()
     assert not autocast_methods._thread.objects
-
-
-def test_tasks_that_end_inside_their_regions_leave_nothing_behind() -> None:
-    async def careless() -> None:
-        torch.autocast(CPU).__enter__()
-        await asyncio.sleep(0)
-
-    async def main() -> None:
-        for _ in range(500):
-            await asyncio.create_task(careless())
-
-    with leaves_no_trace():
-        asyncio.run(main())
-    assert len(autocast_methods._thread.objects) < 100
-    autocast_methods._thread.objects.clear()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.probes import KINDS, Region, in_thread, leaves_no_trace, mm_dtype, seen
+from helpers.probes import KINDS, Region, leaves_no_trace, mm_dtype, seen
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -159,34 +159,6 @@ def test_in_a_sequence_only_the_unavailable_device_is_disabled() -> None:
 
 
 @pytest.mark.usefixtures("pretend_cuda")
-def test_in_a_sequence_only_the_device_without_the_dtype_is_disabled() -> None:
-    told, view = caught(lambda: tp.my_autocast(["cpu", "cuda"], FP32))
-    assert told == [(UserWarning, __file__)]
-    assert (view["cpu"]["enabled"], view["cuda"]["enabled"]) == (False, True)
-
-
-@pytest.mark.usefixtures("no_cuda")
-def test_the_warnings_say_what_happened_and_what_to_do() -> None:
-    with warnings.catch_warnings(record=True) as records:
-        warnings.simplefilter("always")
-        tp.my_autocast("cuda")
-        tp.my_autocast("cpu", FP32)
-    assert [str(record.message) for record in records] == [
-        "CUDA is not available or torch_xla is imported. Disabling my_autocast.",
-        "my_autocast on the CPU supports torch.bfloat16 and torch.float16, got torch.float32. Disabling my_autocast. "
-        "To run single ops in torch.float32, use overrides={op: torch.float32}.",
-    ]
-
-
-@pytest.mark.usefixtures("no_cuda")
-def test_a_warning_that_is_an_error_leaves_no_region() -> None:
-    with warnings.catch_warnings(), leaves_no_trace():
-        warnings.simplefilter("error")
-        with pytest.raises(UserWarning):
-            tp.my_autocast("cuda")
-
-
-@pytest.mark.usefixtures("pretend_cuda")
 def test_a_cuda_device_without_bfloat16_is_refused_where_stock_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: False)
     for kind in KINDS.values():
@@ -231,35 +203,6 @@ def test_a_copy_is_the_same_region(copied: Callable[[Any], Any], overrides: dict
     assert mm_dtype() == FP32
 
 
-@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_copy_made_elsewhere_keeps_the_defaults_of_where_the_original_was_made(kind: Any, copied: Any) -> None:
-    with torch.autocast("cpu", FP16, cache_enabled=False):
-        region = kind("cpu")
-    other = copied(region)
-    with other:
-        assert mm_dtype() == FP16
-        assert not torch.is_autocast_cache_enabled()
-
-
-@pytest.mark.usefixtures("no_cuda")
-@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_copy_of_a_disabled_region_warns_no_second_time(kind: Any, copied: Any) -> None:
-    with pytest.warns(UserWarning, match="CUDA is not available"):
-        region = kind("cuda")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        copied(region)
-
-
-def test_a_copy_of_an_open_region_is_not_open() -> None:
-    with tp.my_autocast("cpu") as region:
-        other = copy.deepcopy(region)
-        with leaves_no_trace(), pytest.raises(tp.errors.RegionError):
-            other.__exit__(None, None, None)
-
-
 @pytest.mark.parametrize(
     ("region", "text"),
     [
@@ -283,11 +226,6 @@ def test_repr(region: tp.my_autocast, text: str) -> None:
     assert repr(region) == text
 
 
-def test_repr_names_the_device_type_that_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert repr(tp.my_autocast()) == "my_autocast('cpu')"
-
-
 def test_overrides_are_taken_when_the_region_is_made() -> None:
     overrides = {"mm": "fp32"}
     region = tp.my_autocast("cpu", overrides=overrides)
@@ -296,13 +234,3 @@ def test_overrides_are_taken_when_the_region_is_made() -> None:
     assert repr(region) == text
     with copy.copy(region):
         assert mm_dtype() == FP32
-
-
-def test_a_region_made_in_one_thread_serves_another() -> None:
-    region = tp.my_autocast("cpu", FP16)
-
-    def elsewhere() -> torch.dtype:
-        with region, leaves_no_trace():
-            return mm_dtype()
-
-    assert in_thread(elsewhere) == FP16

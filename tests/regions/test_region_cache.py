@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import inspect
 import itertools
-import pickle
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -20,9 +18,8 @@ import torch_promote as tp
 from helpers.checkpointing import KINDS as CHECKPOINT_KINDS
 from helpers.checkpointing import Block, plainly, train
 from helpers.comparison import assert_same
-from helpers.probes import Region, in_thread, leaves_no_trace
+from helpers.probes import Region, leaves_no_trace
 from torch_promote import _C
-from torch_promote.extension import RegionSpec
 from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.regions import arguments as region_arguments
 
@@ -36,10 +33,6 @@ ours = functools.partial(tp.my_autocast, "cpu")
 def seen() -> tuple[str, bool]:
     """The cache mode, and whether casts are reused at all."""
     return _C.cache_mode(), torch.is_autocast_cache_enabled()
-
-
-def test_the_extension_knows_these_modes() -> None:
-    assert _C.CACHE_MODES == MODES
 
 
 @pytest.mark.usefixtures("pretend_cuda")
@@ -61,13 +54,6 @@ def test_given_or_not_the_cache_is_on_where_it_was_off(cache: str) -> None:
         with ours(cache=cache):
             assert seen() == (cache, True)
         assert seen() == ("weights", False)
-
-
-@pytest.mark.parametrize("cache", CACHES)
-def test_cache_enabled_may_say_the_same(cache: str) -> None:
-    with ours(cache_enabled=cache != "none", cache=cache) as both, ours(cache=cache) as alone:
-        assert both._packed == alone._packed
-    assert ours(cache="none")._packed == ours(cache_enabled=False)._packed
 
 
 # --- regions in regions
@@ -101,18 +87,6 @@ def test_the_default_is_the_mode_of_the_surrounding_region(
         assert seen()[0] == (expected[0] if expected[0] != "all" else "weights")
 
 
-def test_a_thread_begins_without() -> None:
-    with ours(cache="all"):
-        assert in_thread(seen) == ("weights", True)
-
-        def in_persistent() -> tuple[str, bool]:
-            with ours(cache="persistent"):
-                return seen()
-
-        assert in_thread(in_persistent) == ("persistent", True)
-        assert seen() == ("all", True)
-
-
 OVERLAPPING: dict[str, dict[str, Any]] = {"a": {"cache": "all"}, "b": {}, "c": {"cache": "persistent"}, "d": {}}
 
 
@@ -135,14 +109,6 @@ def test_regions_left_in_any_order(left: tuple[str, ...]) -> None:
                 regions[name].__exit__(None, None, None)
                 found.append(seen())
         assert found == expected, f"entered as {entered}"
-
-
-def test_a_region_that_cannot_be_entered_changes_nothing() -> None:
-    unheard_of = (1 << 24) - 1
-    with ours(cache="all"), leaves_no_trace():
-        with pytest.raises(RuntimeError, match="there is no policy change with the number"):
-            _C.enter_region(object(), RegionSpec(cache_mode="persistent", policy_change=unheard_of).pack())
-        assert seen() == ("all", True)
 
 
 # --- code that runs in steps
@@ -174,72 +140,7 @@ def test_a_decorated_function_generator_and_coroutine(cache: str) -> None:
     assert asyncio.run(coroutine()) == [expected, expected]
 
 
-def test_a_step_takes_from_the_consumer_what_the_body_does_not_say() -> None:
-    found: list[str] = []
-
-    @ours()
-    def body() -> Iterator[None]:
-        found.append(_C.cache_mode())
-        yield
-        found.append(_C.cache_mode())
-        with ours(cache="persistent"):
-            yield
-            found.append(_C.cache_mode())
-            with ours():
-                yield
-                found.append(_C.cache_mode())
-        found.append(_C.cache_mode())
-        yield
-
-    steps = body()
-    with ours(cache="all"):
-        next(steps)
-    next(steps)
-    with ours(cache="all"), leaves_no_trace():
-        next(steps)
-    with leaves_no_trace():
-        next(steps)
-    assert found == ["all", "weights", "persistent", "persistent", "weights"]
-    steps.close()
-
-
-def test_a_region_held_across_an_await_is_its_tasks() -> None:
-    async def hold(cache: str) -> list[str]:
-        found = []
-        with ours(cache=cache):
-            for _ in range(3):
-                found.append(_C.cache_mode())
-                await asyncio.sleep(0)
-        return found
-
-    async def together() -> list[list[str]]:
-        return await asyncio.gather(*map(hold, MODES))
-
-    assert asyncio.run(together()) == [[mode] * 3 for mode in MODES]
-
-
 # --- copies, text, refusals
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda region: pickle.loads(pickle.dumps(region))])
-@pytest.mark.parametrize("overrides", [None, {"mm": "fp32"}], ids=str)
-@pytest.mark.parametrize("cache", CACHES)
-def test_a_copy_has_it(cache: str, overrides: Any, copied: Callable[[Any], Any]) -> None:
-    region = ours(cache=cache, overrides=overrides)
-    other = copied(region)
-    assert other._packed == region._packed
-    assert repr(other) == repr(region)
-    with region:
-        expected = seen()
-    with other:
-        assert seen() == expected
-
-
-def test_repr() -> None:
-    assert repr(ours(cache="all", policy="cuda")) == "my_autocast('cpu', cache='all', policy='cuda')"
-    assert repr(ours(torch.float16, cache_enabled=False, cache="none")) == (
-        "my_autocast('cpu', dtype=torch.float16, cache_enabled=False, cache='none')"
-    )
 
 
 UNKNOWN: list[tuple[Any, str]] = [
@@ -269,12 +170,6 @@ def test_contradicting_arguments_are_an_error(cache: str, cache_enabled: Any) ->
         f"cache={cache!r} means cache_enabled={meant}, got cache_enabled={cache_enabled!r} with it. "
         f"Legal: cache alone, or with cache_enabled={meant}. Leave cache_enabled out."
     )
-
-
-def test_cache_is_keyword_only() -> None:
-    with pytest.raises(TypeError, match="positional argument"):
-        tp.my_autocast("cpu", None, True, None, "all")  # type: ignore[misc]
-    assert inspect.signature(tp.my_autocast).parameters["cache"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 # --- checkpointing

@@ -5,14 +5,11 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 from helpers.probes import autocast_dtype
-from torch_promote import _C
-from torch_promote.regions.watching import watch_regions
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -42,38 +39,3 @@ def test_what_an_entry_drops_may_open_another_region() -> None:
         assert torch.is_autocast_cache_enabled()
         assert torch.exp(torch.ones(1)).dtype == torch.float32
     assert autocast_dtype() is None
-
-
-def test_an_interrupted_entry_is_undone_whatever_has_run_since() -> None:
-    """A signal handler or a watcher may use regions before it raises."""
-    product = torch.ones(2, 2)
-
-    def watcher(owner: object) -> None:
-        if not inside:
-            inside.append(owner)
-            with tp.my_autocast("cpu"), tp.my_autocast("cpu", enabled=False), tp.promotion("numpy"):
-                product @ product
-            raise KeyboardInterrupt
-
-    for region in (tp.my_autocast("cpu", overrides={"matmul": "float16"}), tp.promotion("jax")):
-        inside: list[object] = []
-        with watch_regions(watcher), pytest.raises(KeyboardInterrupt), region:
-            raise AssertionError("not entered")
-        assert inside
-        assert _C.depth() == 0
-        assert not torch.is_autocast_enabled("cpu")
-        with tp.my_autocast("cpu"):
-            assert (product @ product).dtype is torch.bfloat16
-
-
-def test_an_entry_inside_of_regions_is_undone_alone() -> None:
-    def watcher(owner: object) -> None:
-        if owner is inner:
-            raise KeyboardInterrupt
-
-    outer, inner = tp.my_autocast("cpu", FP16), tp.my_autocast("cpu", BF16)
-    with outer, watch_regions(watcher):
-        with pytest.raises(KeyboardInterrupt), inner:
-            raise AssertionError("not entered")
-        assert _C.depth() == 1
-        assert autocast_dtype() == FP16

@@ -263,17 +263,3 @@ def test_a_wrong_model_is_detected(kind: str, way: str, planted: dict[str, Any])
     assert run(program, Model.of_this_thread()) == 4
     with pytest.raises(AssertionError):
         run(program, Wrong.of_this_thread())
-
-
-@pytest.mark.usefixtures("pretend_cuda")
-def test_an_exception_leaves_as_many_regions_as_it_says() -> None:
-    depths: list[int] = []
-
-    class Watched(Model):
-        def check(self) -> None:
-            super().check()
-            depths.append(len(self.stack) - 1)
-
-    leaves_two = region(raises=1)
-    run((region(body=(region(body=(leaves_two, region())), leaves_two)),), Watched.of_this_thread())
-    assert depths == [1, 2, 3, 1, 2, 0]

@@ -6,18 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 from helpers.comparison import assert_same
-from helpers.probes import KINDS, Region, autocast_dtype, in_thread, leaves_no_trace, seen
-from helpers.thread_state import thread_state
-from torch_promote import _C
+from helpers.probes import Region, autocast_dtype, in_thread, leaves_no_trace
 
 BF16, FP16 = torch.bfloat16, torch.float16
 Seen = torch.dtype | None
@@ -28,34 +24,6 @@ def another_thread() -> Iterator[Callable[[Callable[[], Any]], Any]]:
     """Yields a function that runs functions in one other thread, which lives as long as the block."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         yield lambda function: pool.submit(function).result(timeout=60)
-
-
-@pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_new_thread_starts_outside(kind: Callable[..., Region]) -> None:
-    outside, view = in_thread(thread_state), in_thread(seen)
-    with kind("cpu", FP16, cache_enabled=False), tp.my_autocast(["cpu", "cuda"], BF16, overrides={"mm": "fp32"}):
-        assert in_thread(thread_state) == outside
-        assert in_thread(seen) == view
-        assert in_thread(autocast_dtype) is None
-        assert in_thread(_C.policy_is_stock)
-
-
-def test_a_region_affects_only_its_thread() -> None:
-    with another_thread() as there:
-        region = tp.my_autocast("cpu", FP16, overrides={"exp": "fp16"})
-        with leaves_no_trace():
-            there(region.__enter__)
-            assert autocast_dtype() is None
-            assert there(autocast_dtype) == FP16
-            with tp.my_autocast("cpu", BF16):
-                assert there(autocast_dtype) == FP16
-                assert autocast_dtype() == BF16
-                assert there(lambda: torch.exp(torch.ones(1)).dtype) == FP16
-                assert torch.exp(torch.ones(1)).dtype == torch.float32
-                there(lambda: region.__exit__(None, None, None))
-                assert there(autocast_dtype) is None
-                assert autocast_dtype() == BF16
 
 
 def test_one_object_open_in_many_threads_at_once() -> None:
@@ -119,53 +87,7 @@ def test_a_region_cannot_be_left_in_another_thread() -> None:
         assert autocast_dtype() == FP16
 
 
-def test_a_thread_that_entered_it_too_leaves_its_own() -> None:
-    region = tp.my_autocast("cpu", FP16)
-
-    def both() -> Seen:
-        region.__enter__()
-        region.__exit__(None, None, None)
-        return autocast_dtype()
-
-    with region:
-        assert in_thread(both) is None
-        assert autocast_dtype() == FP16
-
-
 # --- the cast cache
-
-
-class CountCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the casts that ops below autocast see."""
-
-    casts: int = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.casts += func is torch.ops.aten._to_copy.default
-        return func(*args, **(kwargs or {}))
-
-
-def casts_of_two_uses_around(kind: Callable[..., Region], between: Callable[[], Any]) -> int:
-    """The number of casts of a weight by two uses in one region, with an action between them."""
-    weight = torch.ones(2, 2, requires_grad=True)
-    x = torch.ones(2, 2, dtype=BF16)
-    with kind("cpu"), CountCasts() as counted:
-        torch.mm(x, weight)
-        between()
-        torch.mm(x, weight)
-    return counted.casts
-
-
-def test_the_end_of_a_region_elsewhere_does_not_clear_the_cache_here() -> None:
-    def elsewhere(kind: Callable[..., Region]) -> None:
-        with kind("cpu"):
-            torch.mm(torch.ones(2, 2), torch.ones(2, 2, requires_grad=True))
-
-    counts = {
-        name: in_thread(partial(casts_of_two_uses_around, kind, partial(in_thread, partial(elsewhere, kind))))
-        for name, kind in KINDS.items()
-    }
-    assert counts == {"ours": 1, "stock": 2}, "stock's one cache is everybody's"
 
 
 def test_each_thread_counts_and_clears_its_own_cache() -> None:

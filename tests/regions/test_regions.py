@@ -12,7 +12,6 @@ import torch
 
 import torch_promote as tp
 from helpers.probes import KINDS, Region, autocast_dtype, in_thread, leaves_no_trace, seen
-from helpers.thread_state import thread_state
 from torch_promote import _C
 from torch_promote.extension import DeviceSpec, RegionSpec
 
@@ -65,22 +64,6 @@ def test_the_innermost_decides_by_the_dtypes_that_come_out(kind: Callable[..., R
     assert autocast_dtype() is None
 
 
-@pytest.mark.usefixtures("pretend_cuda")
-def test_a_region_of_one_device_type_leaves_the_other_alone() -> None:
-    with tp.my_autocast("cuda", BF16):
-        cuda = seen(("cuda",))
-        for region in (tp.my_autocast("cpu", FP16), tp.my_autocast("cpu", enabled=False)):
-            with region:
-                assert seen(("cuda",)) == cuda
-    assert cuda["cuda"]["mm"] == BF16
-
-
-def test_with_gives_the_region() -> None:
-    region = tp.my_autocast("cpu")
-    with region as entered:
-        assert entered is region
-
-
 # --- ways out
 
 
@@ -131,16 +114,6 @@ def test_leaving_a_region_that_is_not_open_is_an_error_and_changes_nothing(aroun
             region.__exit__(None, None, None)
 
 
-def test_leaving_twice_ends_no_other_region() -> None:
-    outer, inner = tp.my_autocast("cpu", FP16), tp.my_autocast("cpu", BF16)
-    with outer:
-        with inner:
-            pass
-        with pytest.raises(tp.errors.RegionError):
-            inner.__exit__(None, None, None)
-        assert autocast_dtype() == FP16
-
-
 # --- one object more than once
 
 
@@ -167,17 +140,6 @@ def test_stocks_object_entered_twice_nested_leaves_autocast_on() -> None:
     assert in_thread(twice) == FP16
 
 
-def test_one_object_entered_in_regions_of_every_kind_and_again_later() -> None:
-    region = tp.my_autocast("cpu", FP16)
-    for kind, dtype in itertools.product(KINDS.values(), [BF16, FP16]):
-        with kind("cpu", dtype):
-            with region:
-                assert autocast_dtype() == FP16
-            assert autocast_dtype() == dtype
-    with region:
-        assert autocast_dtype() == FP16
-
-
 def test_a_decorated_function_may_call_itself() -> None:
     @tp.my_autocast("cpu", FP16)
     def descend(levels: int) -> list[torch.dtype | None]:
@@ -189,17 +151,6 @@ def test_a_decorated_function_may_call_itself() -> None:
 
     with leaves_no_trace():
         assert descend(5) == [FP16] * 12
-
-
-def test_a_decorated_function_that_calls_itself_and_fails() -> None:
-    @tp.my_autocast("cpu", FP16)
-    def descend(levels: int) -> None:
-        if not levels:
-            raise LookupError
-        descend(levels - 1)
-
-    with leaves_no_trace(), pytest.raises(LookupError):
-        descend(5)
 
 
 # --- ends out of order
@@ -270,17 +221,6 @@ def test_overrides_left_in_any_order(left: tuple[int, ...]) -> None:
             found.append(_C.current_policy_bytes())
         assert found == expected
     assert _C.policy_is_stock()
-
-
-def test_after_an_end_out_of_order_the_region_inside_ends_where_the_outer_one_began() -> None:
-    outer, inner = tp.my_autocast("cpu", FP16), tp.my_autocast("cpu", BF16)
-    before = thread_state()
-    outer.__enter__()
-    inner.__enter__()
-    outer.__exit__(None, None, None)
-    assert autocast_dtype() == BF16
-    inner.__exit__(None, None, None)
-    assert thread_state() == before
 
 
 def test_the_cache_lives_until_the_last_region_ends_in_whatever_order() -> None:

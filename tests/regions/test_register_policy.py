@@ -1,15 +1,11 @@
 """`register_policy`: cast policies of custom ops in every region, until they are removed."""
 
-import contextlib
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 import torch_promote as tp
-from helpers.program_defaults import as_it_was
-
-__all__ = ["as_it_was"]  # a fixture
 
 HALF, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -152,25 +148,6 @@ def test_stocks_registration_works_where_ours_does_not_apply() -> None:
         assert dtype() is HALF
 
 
-def test_a_compiled_function_uses_the_ops_policy(op: str) -> None:
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def compiled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return product(a, b)
-
-    a = torch.ones(2, requires_grad=True)
-    for policy, dtype in ((None, FP32), ("fp16", BF16), ("float64", FP64), (None, FP32)):
-        with contextlib.ExitStack() as stack:
-            if policy is not None:
-                stack.enter_context(tp.register_policy(op, policy))
-            with tp.my_autocast("cpu"):
-                result = compiled(a, a)
-            assert result.dtype is dtype
-            result.sum().backward()
-            assert a.grad is not None
-            assert a.grad.dtype is FP32
-            a.grad = None
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -188,11 +165,6 @@ def test_invalid_registrations_are_errors(op: str, arguments: tuple[object, obje
     assert not tp.registered_policies()
 
 
-def test_an_unsupported_device_type_is_an_error(op: str) -> None:
-    with pytest.raises(tp.errors.UnsupportedDeviceError, match="no device type 'cdua'"):
-        tp.register_policy(op, "fp32", device_type="cdua")
-
-
 def test_a_failed_call_registers_nothing() -> None:
     library = torch.library.Library("torch_promote_test_theirs", "FRAGMENT")
     library.define("op(Tensor x) -> Tensor")
@@ -208,18 +180,3 @@ def test_a_failed_call_registers_nothing() -> None:
     assert not tp.registered_policies()
     with tp.register_policy("relu", "fp32"):
         assert ("aten::relu", "cpu") in tp.registered_policies()
-
-
-def test_stocks_own_policy_replaces_another() -> None:
-    x = torch.ones(2, 2)
-
-    def dtype() -> torch.dtype:
-        with tp.my_autocast("cpu"):
-            return torch.mm(x, x).dtype
-
-    first = tp.register_policy("mm.default", "fp32")
-    assert dtype() is FP32
-    tp.register_policy("mm.default", "fp16", replace=True)
-    assert dtype() is BF16
-    assert not tp.registered_policies()
-    first.remove()

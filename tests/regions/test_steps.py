@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 import torch
 
 import torch_promote as tp
-from helpers.probes import KINDS, autocast_dtype, leaves_no_trace
+from helpers.probes import autocast_dtype, leaves_no_trace
 
 BF16, FP16 = torch.bfloat16, torch.float16
 Seen = torch.dtype | None
@@ -77,12 +77,6 @@ def test_a_region_holds_while_the_callable_runs(call: Callable[[int], tuple[int,
         assert autocast_dtype() == BF16
 
 
-def test_a_property_a_builtin_and_a_module() -> None:
-    assert Model().attribute == (3, FP16)
-    assert half(torch.mm)(torch.ones(2, 2), torch.ones(2, 2)).dtype == FP16
-    assert half(torch.nn.Linear(2, 2))(torch.ones(2, 2)).dtype == FP16
-
-
 def test_an_exception_leaves_the_function_and_the_region() -> None:
     @half
     def fail() -> None:
@@ -127,21 +121,3 @@ def test_metadata(function: Callable[..., Any]) -> None:
         assert getattr(decorated, attribute) == getattr(function, attribute)
     assert decorated.__wrapped__ is function
     assert inspect.unwrap(decorated) is function
-
-
-@pytest.mark.parametrize("function", [plain, generator, coroutine, asynchronous_generator])
-def test_torchscript_is_told_what_stock_tells_it(function: Callable[..., Any]) -> None:
-    ours, stock = (vars(kind("cpu")(function)) for kind in KINDS.values())
-    assert set(ours) == set(stock)
-    assert ours["__script_unsupported"].replace("my_autocast", "autocast") == stock["__script_unsupported"]
-
-
-@pytest.mark.parametrize("wrap", [functools.partial, lambda function: type("C", (), {"__call__": function})()])
-def test_a_generator_in_disguise_is_run_in_steps(wrap: Callable[..., Any]) -> None:
-    def body(self: object = None) -> Iterator[Seen]:
-        yield autocast_dtype()
-        yield autocast_dtype()
-
-    for found in half(wrap(body))():
-        assert found == FP16
-        assert autocast_dtype() is None

@@ -75,21 +75,6 @@ def test_asend_athrow_and_the_end() -> None:
     assert log == [FP16] * 6 + CLOSED
 
 
-def test_athrow_that_is_not_caught() -> None:
-    log: list[Any] = []
-
-    async def main() -> None:
-        steps = generator(log, half)
-        await anext(steps)
-        error = ArithmeticError("mine")
-        with leaves_no_trace(), pytest.raises(ArithmeticError) as caught:
-            await steps.athrow(error)
-        assert caught.value is error
-
-    asyncio.run(main())
-    assert log == [FP16] * 2 + CLOSED
-
-
 @pytest.mark.parametrize("end", ["aclose", "aclosing", "break", "forgotten"])
 def test_clean_up_sees_the_region_and_happens_when_it_ever_would(end: str) -> None:
     async def main(steps: Any) -> None:
@@ -113,27 +98,6 @@ def test_clean_up_sees_the_region_and_happens_when_it_ever_would(end: str) -> No
         asyncio.run(main(generator(undecorated, lambda body: body)))
     assert ("closed", None) in undecorated
     assert log == [("closed", FP16) if isinstance(entry, tuple) else FP16 for entry in undecorated]
-
-
-def test_async_for_whose_body_awaits_and_opens_regions() -> None:
-    log: list[Any] = []
-
-    async def main() -> None:
-        steps = generator(log, half)
-        count = 0
-        async for _ in steps:
-            with leaves_no_trace(), tp.my_autocast("cpu", BF16):
-                assert autocast_dtype() == BF16
-                await asyncio.sleep(0)
-                assert autocast_dtype() == BF16
-            count += 1
-            if count == 3:
-                break
-        await steps.aclose()
-
-    with leaves_no_trace():
-        asyncio.run(main())
-    assert log == [FP16] * 6 + CLOSED
 
 
 def test_several_asynchronous_generators_take_turns() -> None:

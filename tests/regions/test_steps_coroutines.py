@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -113,59 +112,6 @@ def test_several_at_once_see_each_its_own() -> None:
         assert asyncio.run(main()) == [[FP16] * 4, [BF16] * 4, [None] * 4, [None] * 4, [FP16] * 6]
 
 
-def test_one_region_object_for_several_at_once() -> None:
-    async def main() -> Any:
-        return await asyncio.gather(*(half(look)(n) for n in range(5)), look())
-
-    assert asyncio.run(main()) == [[FP16] * (n + 1) for n in range(5)] + [[None] * 4]
-
-
-def test_decorated_coroutines_one_in_the_other() -> None:
-    log: list[Any] = []
-
-    @tp.my_autocast("cpu", BF16)
-    async def outer() -> None:
-        log.append(autocast_dtype())
-        log.append(await half(look)())
-        log.append(autocast_dtype())
-        log.append(await tp.my_autocast("cpu", enabled=False)(look)())
-        log.append(autocast_dtype())
-
-    with leaves_no_trace():
-        asyncio.run(outer())
-    assert log == [BF16, [FP16] * 4, BF16, [None] * 4, BF16]
-
-
-def test_an_exception_in_the_body_comes_out() -> None:
-    @half
-    async def fail() -> None:
-        await asyncio.sleep(0)
-        raise LookupError(str(autocast_dtype()))
-
-    async def main() -> None:
-        with leaves_no_trace(), pytest.raises(LookupError, match="float16"):
-            await fail()
-
-    asyncio.run(main())
-
-
-def test_an_exception_from_what_it_awaits_is_seen_inside() -> None:
-    @half
-    async def body(future: asyncio.Future[None]) -> Seen:
-        with pytest.raises(LookupError):
-            await future
-        return autocast_dtype()
-
-    async def main() -> Seen:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task: asyncio.Task[Seen] = asyncio.ensure_future(body(future))
-        await asyncio.sleep(0)
-        future.set_exception(LookupError())
-        return await task
-
-    assert asyncio.run(main()) == FP16
-
-
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
 def test_cancelled_in_the_middle_the_clean_up_sees_the_region(how: str) -> None:
     log: list[Seen] = []
@@ -197,23 +143,6 @@ def test_cancelled_in_the_middle_the_clean_up_sees_the_region(how: str) -> None:
     assert log == [FP16, FP16]
 
 
-def test_closed_in_the_middle_the_clean_up_sees_the_region() -> None:
-    log: list[Seen] = []
-
-    @half
-    async def body() -> None:
-        try:
-            await asyncio.sleep(0)
-        finally:
-            log.append(autocast_dtype())
-
-    coroutine = body()
-    coroutine.send(None)
-    with leaves_no_trace():
-        coroutine.close()
-    assert log == [FP16]
-
-
 @pytest.mark.usefixtures("pretend_cuda")
 @pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
 def test_regions_that_a_coroutine_opens_across_an_await(inner: Callable[[], Region]) -> None:
@@ -241,17 +170,3 @@ def test_regions_that_a_coroutine_opens_across_an_await(inner: Callable[[], Regi
     in_thread(lambda: asyncio.run(main()))
     assert states == [nested] * 2 + [outer] * 2
     assert others == [None] * 4
-
-
-def test_a_coroutine_made_of_a_generator_can_still_be_awaited() -> None:
-    @half
-    @types.coroutine
-    def pause() -> Generator[None, None, torch.dtype]:
-        yield
-        return torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype
-
-    async def main() -> torch.dtype:
-        return await pause()
-
-    with leaves_no_trace():
-        assert asyncio.run(main()) == FP16

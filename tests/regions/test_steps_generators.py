@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -87,18 +86,6 @@ def test_send_throw_and_return() -> None:
     assert log == [FP16, FP16, FP16, FP16, ("closed", FP16)]
 
 
-def test_an_exception_that_is_not_caught_comes_out() -> None:
-    log: list[Any] = []
-    steps = decorated_generator(FP16, log)
-    next(steps)
-    error = ArithmeticError("mine")
-    with leaves_no_trace(), pytest.raises(ArithmeticError) as caught:
-        steps.throw(error)
-    assert caught.value is error
-    assert log == [FP16, ("closed", FP16)]
-    assert list(steps) == []
-
-
 @pytest.mark.parametrize("end", ["close", "forget"])
 def test_clean_up_sees_the_region(end: str) -> None:
     log: list[Any] = []
@@ -112,84 +99,6 @@ def test_clean_up_sees_the_region(end: str) -> None:
     assert log == [FP16, ("closed", FP16)]
 
 
-def test_a_generator_that_never_started_leaves_no_state() -> None:
-    log: list[Any] = []
-    with leaves_no_trace():
-        decorated_generator(FP16, log).close()
-    assert log == []
-
-
-def test_a_generator_that_yields_when_closed_raises_as_usual() -> None:
-    log: list[Seen] = []
-
-    @half
-    def stubborn() -> Iterator[None]:
-        try:
-            yield
-        except GeneratorExit:
-            log.append(autocast_dtype())
-            yield
-
-    steps = stubborn()
-    next(steps)
-    with leaves_no_trace(), pytest.raises(RuntimeError, match="generator ignored GeneratorExit"):
-        steps.close()
-    with leaves_no_trace():
-        del steps  # which closes the body once more, and this time it ends
-    assert log == [FP16]
-
-
-def test_stop_iteration_raised_in_a_body_is_an_error_as_ever() -> None:
-    @half
-    def body() -> Iterator[None]:
-        yield
-        raise StopIteration
-
-    steps = body()
-    next(steps)
-    with leaves_no_trace(), pytest.raises(RuntimeError, match="generator raised StopIteration"):
-        next(steps)
-
-
-def test_yield_from_in_both_directions() -> None:
-    @half
-    def inner(log: list[Seen]) -> Generator[Any, Any, str]:
-        sent = yield from generator_of_two()
-        log.append(autocast_dtype())
-        return f"inner {sent}"
-
-    def generator_of_two() -> Generator[Any, Any, Any]:
-        sent = yield autocast_dtype()
-        return (yield (sent, autocast_dtype()))
-
-    def outer(log: list[Seen]) -> Generator[Any, Any, str]:
-        result = yield from inner(log)
-        log.append(autocast_dtype())
-        return f"outer {result}"
-
-    log: list[Seen] = []
-    steps = outer(log)
-    assert next(steps) == FP16
-    assert steps.send("x") == ("x", FP16)
-    with leaves_no_trace(), pytest.raises(StopIteration) as stop:
-        steps.send("y")
-    assert stop.value.value == "outer inner y"
-    assert log == [FP16, None]
-
-
-def test_decorated_generators_one_in_the_other() -> None:
-    @tp.my_autocast("cpu", BF16)
-    def outer() -> Iterator[tuple[Seen, Seen]]:
-        for found in half(generator)():
-            yield found, autocast_dtype()
-
-    found = []
-    for one in outer():
-        found.append(one)
-        assert autocast_dtype() is None
-    assert found == [(FP16, BF16)] * 2
-
-
 def test_several_take_turns() -> None:
     logs: dict[torch.dtype, list[Any]] = {FP16: [], BF16: []}
     steps = [decorated_generator(dtype, logs[dtype]) for dtype in (FP16, BF16, FP16, BF16)]
@@ -201,22 +110,6 @@ def test_several_take_turns() -> None:
         one.close()
     for dtype, log in logs.items():
         assert log == [dtype] * 6 + [("closed", dtype)] * 2
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_the_consumer_may_change_its_regions_between_steps(kind: Callable[..., Region]) -> None:
-    log: list[Any] = []
-    steps = decorated_generator(FP16, log)
-    with kind("cpu", BF16):
-        next(steps)
-        assert autocast_dtype() == BF16
-    next(steps)
-    assert autocast_dtype() is None
-    with kind("cpu", enabled=False), kind("cpu", BF16, cache_enabled=False), leaves_no_trace():
-        next(steps)
-    with tp.my_autocast("cpu", BF16), leaves_no_trace(), pytest.raises(StopIteration):
-        steps.send("stop")
-    assert log == [FP16, FP16, FP16, ("closed", FP16)]
 
 
 def test_a_step_adds_its_overrides_to_those_of_the_consumer_as_a_function_called_there_would() -> None:
@@ -283,39 +176,6 @@ def test_regions_that_the_body_opens_do_not_leak(inner: Callable[[], Region]) ->
 
     before, between = in_thread(between_steps)
     assert between == before
-
-
-def test_a_generator_may_go_on_in_another_thread() -> None:
-    log: list[Any] = []
-    steps = decorated_generator(FP16, log)
-    with leaves_no_trace():
-        next(steps)
-
-    def elsewhere() -> None:
-        with tp.my_autocast("cpu", BF16), leaves_no_trace():
-            next(steps)
-        with leaves_no_trace():
-            next(steps)
-
-    in_thread(elsewhere)
-    with leaves_no_trace():
-        steps.close()
-    assert log == [FP16] * 3 + [("closed", FP16)]
-
-
-def test_a_contextmanager_made_of_a_decorated_generator_opens_no_region_in_its_block() -> None:
-    found: list[Seen] = []
-
-    @contextlib.contextmanager
-    @half
-    def manager() -> Iterator[None]:
-        found.append(autocast_dtype())
-        yield
-        found.append(autocast_dtype())
-
-    with leaves_no_trace(), manager():
-        assert autocast_dtype() is None
-    assert found == [FP16, FP16]
 
 
 def test_the_cache_is_empty_between_steps_and_the_gradients_are_those_of_one_region() -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import gc
-import pickle
 import textwrap
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -18,7 +13,6 @@ import torch
 from expecttest import assert_expected_inline
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.thread_state import thread_state
@@ -141,10 +135,6 @@ def test_a_line_is_told_once() -> None:
     assert len(told(twice)) == 1, "whatever the number of runs"
 
 
-def test_each_line_is_told() -> None:
-    assert len(told(lambda: [region({"mm": "fp32"}, linear_12_times)() for _ in range(3)])) == 3
-
-
 def test_a_nested_region_tells_of_its_own_overrides() -> None:
     def both(inner: dict[str, str]) -> list[str]:
         return told(region({"mm": "fp32"}, region(inner, linear_12_times)))
@@ -210,36 +200,6 @@ def test_a_default_policy_tells_nothing() -> None:
         tp.set_default_policy(None)
 
 
-def test_policies_of_modules_tell_nothing() -> None:
-    model = nn.Sequential(nn.Linear(8, 8))
-    tp.set_module_policy(model, {"0": {"mm": "fp32"}})
-    assert told(program('with tp.my_autocast("cpu"):\n    model(x)', model=model, x=X)) == []
-
-
-def test_regions_of_this_package_tell_nothing() -> None:
-    def step() -> torch.Tensor:
-        with tp.my_autocast("cpu"):
-            return (NET(X) * NET(X) @ W).sum()
-
-    def tune() -> None:
-        tp.tune(step, model=NET, tolerance=1e-4)
-
-    assert told(tune) == []
-
-
-def test_an_op_that_another_region_of_the_line_calls() -> None:
-    run = program(
-        "for body in bodies:\n    with tp.my_autocast('cpu', overrides={'mm': 'fp32'}):\n        body()",
-        bodies=[lambda: torch.mm(X, W), linear_12_times],
-    )
-    assert told(run) == []
-
-
-def test_an_op_that_a_nested_region_calls() -> None:
-    inner = region({"softmax": "fp32"}, lambda: torch.mm(X, W))
-    assert told(region({"mm": "fp32"}, lambda: (linear_12_times(), inner()))) == []
-
-
 # --- exceptions, filters, and what is left
 
 
@@ -282,64 +242,6 @@ def test_a_filter_silences_it() -> None:
 # --- threads, tasks, checkpoints and compiled functions
 
 
-def test_threads_tell_of_their_own_regions() -> None:
-    runs = [region({"mm": "fp32"}, linear_12_times), region({"mm": "float64"}, lambda: torch.mm(X, W))] * 4
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        with ThreadPoolExecutor(max_workers=8) as pool:
-            list(pool.map(lambda run: run(), runs))
-    assert len(caught) >= 1
-    assert {warning.filename for warning in caught} == {caught[0].filename}
-
-
-def test_a_region_of_a_task() -> None:
-    async def steps(body: Body) -> None:
-        with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
-            await asyncio.sleep(0)
-            body()
-
-    async def main() -> None:
-        await asyncio.gather(steps(linear_12_times), steps(linear_12_times))
-
-    assert len(told(lambda: asyncio.run(main()))) == 1
-
-
-def test_steps_of_generators_and_coroutines_tell_nothing() -> None:
-    run = program(
-        "@tp.my_autocast('cpu', overrides={'mm': 'fp32'})\ndef steps():\n    yield body()\n    body()\nlist(steps())",
-        body=linear_12_times,
-    )
-    assert told(run) == []
-
-
-def test_exit_stacks_and_copies() -> None:
-    def with_stack() -> None:
-        with ExitStack() as stack:
-            stack.enter_context(tp.my_autocast("cpu", overrides={"mm": "fp32"}))
-            linear_12_times()
-
-    assert len(told(with_stack)) == 1
-    made = program("regions.append(tp.my_autocast('cpu', overrides={'mm': 'fp32'}))", regions=(regions := []))
-    made()
-    for region_of in (copy.deepcopy(regions[0]), pickle.loads(pickle.dumps(regions[0]))):
-        with pytest.warns(tp.UnusedOverrideWarning, match="overrides: linear"), region_of:
-            NET(X)
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_a_checkpoint_in_the_region(use_reentrant: bool) -> None:
-    x = X.detach().clone().requires_grad_()
-    assert len(told(region({"mm": "fp32"}, lambda: checkpoint(NET, x, use_reentrant=use_reentrant)))) == 1
-    once = lambda: checkpoint(lambda: torch.mm(x, W), use_reentrant=use_reentrant)  # noqa: E731
-    assert told(region({"mm": "fp32"}, lambda: (NET(x), once()))) == []
-
-
-def test_a_compiled_function_in_the_region() -> None:
-    compiled = torch.compile(lambda x: torch.mm(x, W), backend="eager")
-    assert told(region({"mm": torch.float64}, lambda: (compiled(X), NET(X)))) == []
-    assert told(region({"mm": torch.float64}, lambda: (compiled(X), NET(X)))) == [], "traced for another region"
-
-
 def test_a_region_in_a_compiled_function() -> None:
     @torch.compile(backend="aot_eager")
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -348,11 +250,3 @@ def test_a_region_in_a_compiled_function() -> None:
 
     assert told(lambda: run(BATCH)) == []
     assert run(BATCH).dtype is torch.bfloat16
-
-
-def test_lines_with_equal_overrides_have_one_packed_spec() -> None:
-    """A compiled function that gets regions of several lines would be compiled again for each packed spec."""
-    regions: list[Any] = []
-    for _ in range(5):
-        program('regions.append(tp.my_autocast("cpu", overrides={"softmax": "fp32"}))', regions=regions)()
-    assert len({one._packed for one in regions}) == 1

@@ -1,9 +1,10 @@
-"""Crosscheck: compares each call of an op with the reference, and with stock autocast.
+"""Checks of a running program: crosscheck, check_casts, why, and the pytest plugin.
 
-- crosscheck: the context manager; report: what it returns; pytest_plugin: one around each test
-- dispatch_observer: shows each dispatched call to an observer, several_observers to more than one; checker: the
-  observer that checks
-- expectation: what the reference expects of a call, under autocast_in_force and expected_promotion
-- stock_run: the second run of a call, under stock autocast; comparison: two results, bit for bit
-- known_gaps: the known differences, from known_gaps.toml; uninitialized_results: results that have no bits to compare
+- crosscheck: the context manager, and the check of a whole process; report: what it returns; pytest_plugin: one around
+  each test
+- checker: compares each call that it observes with its expectation, and with a second run under stock autocast
+- expectation: what the reference expects of a call, or the registered fake of a custom op
+- comparison: two results, bit for bit; known_gaps: the known differences, from known_gaps.toml
+- check_casts: compares every reused cast with a fresh one
+- why: explains a result or a call; expression: the calls that people write as text
 """

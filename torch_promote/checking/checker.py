@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from torch_promote.checking.comparison import compare, copy_with_strides
-from torch_promote.checking.expectation import Expectation, Finding, expect, foreign_rule
+from torch_promote.checking.expectation import Expectation, Finding, expect, rule_in_force
 from torch_promote.checking.known_gaps import Gap, explained, known_gaps
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
@@ -22,16 +22,10 @@ from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import TURNS, AutocastState
 from torch_promote.reference.ops.infer import Inference
 
-__all__ = [
-    "NOT_REPEATABLE",
-    "UNINITIALIZED",
-    "UNINITIALIZED_IN_TABLE",
-    "Checker",
-    "Level",
-    "StockRun",
-    "written_results",
-]
+__all__ = ["NOT_REPEATABLE", "UNINITIALIZED", "UNINITIALIZED_IN_TABLE", "Checker", "Level"]
 
+Level = Literal["dtype", "bits"]
+"""What calls are compared with: "dtype": the reference; "bits": also stock autocast, bit for bit."""
 
 #: Ops of the table with results that no kernel writes to: the positions of these results. Dtype, shape and strides are
 #: compared, bits are not.
@@ -53,114 +47,6 @@ UNINITIALIZED: dict[str, tuple[int, ...]] = {
 
 #: On the CPU, LAPACK's gelsy reads which columns are fixed from memory that PyTorch has not initialized.
 NOT_REPEATABLE = frozenset({"aten::linalg_lstsq", "aten::linalg_lstsq.out"})
-
-
-# --- the second run of a call, under stock autocast
-
-_hooks: Any = torch._C._autograd
-
-#: Arguments that an op may write to although its schema does not say so: batch and instance normalization in training.
-_WRITTEN = frozenset({"running_mean", "running_var"})
-
-
-@dataclass
-class StockRun:
-    """One run. Between `start` and `stop`, stock's cast cache is off, and the caller's saved-tensor hooks see nothing.
-
-    With its cache on, stock could return stale results: it keeps using the old casts of weights that change inside a
-    region. Hooks that count saved tensors, such as those of torch.utils.checkpoint, must not count those of this run.
-
-    Attributes:
-        results: The results; None if the run has not ended.
-        error: The text of the error that the run raised; None if it raised none.
-        has_hooks: Whether the caller has saved-tensor hooks. They may raise in the other run of the call.
-    """
-
-    results: list[Any] | None = None
-    error: str | None = None
-    has_hooks: bool = False
-    _cache: bool = field(default_factory=torch.is_autocast_cache_enabled)
-    _random: tuple[torch.Tensor, torch.Tensor | None] | None = None
-    _shielded: bool = False
-
-    def start(self, op: torch._ops.OpOverload, args: Sequence[Any]) -> list[Any]:
-        """Prepares the run.
-
-        Args:
-            op: The overload.
-            args: All its arguments, in the schema's order.
-
-        Returns:
-            For each argument, a copy if the op writes to it, otherwise None.
-        """
-        written = [
-            a.name in _WRITTEN or (a.alias_info is not None and a.alias_info.is_write) for a in op._schema.arguments
-        ]
-        copies = [_copy(value) if writes else None for value, writes in zip(args, written, strict=True)]
-        self._random = _random_state()
-        torch.set_autocast_cache_enabled(False)
-        if _hooks._saved_tensors_hooks_is_enabled():
-            self.has_hooks = _hooks._top_saved_tensors_default_hooks(True) is not None
-            _hooks._push_saved_tensors_default_hooks(_save_nothing, _save_nothing)
-            self._shielded = True
-        return copies
-
-    def stop(self) -> None:
-        """Restores the state. Does nothing if the run has been stopped already, or was never started."""
-        if self._random is None:
-            return
-        _set_random_state(self._random)
-        self._random = None
-        torch.set_autocast_cache_enabled(self._cache)
-        if self._shielded:
-            _hooks._pop_saved_tensors_default_hooks()
-
-
-def written_results(op: torch._ops.OpOverload, results: Sequence[Any]) -> list[Any]:
-    """Returns an op's results, with None in place of those whose memory it leaves uninitialized.
-
-    Results of an op that writes to its arguments are detached, since stock wrote to detached copies.
-
-    Example:
-        >>> written_results(torch.ops.aten.mkldnn_rnn_layer.default, [1, 2, 3, 4])
-        [1, 2, 3, None]
-    """
-    left_out = UNINITIALIZED.get(overload_name(op), ())
-    if op._schema.is_mutable:
-        results = _detached(list(results))
-    return [None if position in left_out else result for position, result in enumerate(results)]
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    return [_detached(element) for element in value] if isinstance(value, list) else value
-
-
-def _save_nothing(saved: object) -> None:
-    """Saves None: no backward goes through this run, and a saved result would keep itself and its graph alive."""
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return copy_with_strides(value)
-    return [_copy(element) for element in value] if isinstance(value, list) else value
-
-
-def _random_state() -> tuple[torch.Tensor, torch.Tensor | None]:
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), cuda
-
-
-def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1])
-
-
-Level = Literal["dtype", "bits"]
-"""What calls are compared with: "dtype": the reference; "bits": also stock autocast, bit for bit."""
-
 #: What stock does with an op that it casts nothing for.
 _STOCK_CASTS_NOTHING = (None, CastPolicy.fallthrough)
 #: Namespaces whose ops compute nothing.
@@ -189,7 +75,7 @@ class _Call:
     stock_too: bool = False
     op_was_called: bool = False
     casts_inside: bool = False
-    stock: StockRun | None = None
+    stock: _StockRun | None = None
 
 
 @dataclass
@@ -260,17 +146,18 @@ class Checker:
     def _comparable(self, expectation: Expectation, args: Sequence[Any], state: AutocastState | None) -> bool:
         if not my_autocast_is_in_force():
             return False
-        reason, op = None, expectation.op
-        if state is not None and _is_overridden(overload_name(op), args, state):
+        reason, op, tensors = None, expectation.op, tensors_in(args)
+        name = overload_name(op)
+        if state is not None and any(state.override(name, tensor.device.type) is not None for tensor in tensors):
             reason = "the op's policy is overridden"
-        elif overload_name(op) in NOT_REPEATABLE:
+        elif name in NOT_REPEATABLE:
             reason = "PyTorch does not repeat its bits"
         elif state is not None and not expectation.has_policy and _may_differ_inside(op, args, state):
             reason = "the policy of an op that it calls may be overridden"
-        elif any(is_fake(leaf) for leaf in tensors_in(args)):
+        elif any(map(is_fake, tensors)):
             reason = "fake tensors have no bits"
-        elif (rule := foreign_rule()) is not None:
-            reason = f"the promotion rule {rule!r} is not PyTorch's"
+        elif (in_force := rule_in_force()) is not None:
+            reason = f"the promotion rule {in_force[0].name!r} is not PyTorch's"
         elif _sees_each_call(args):
             reason = "a dispatch mode or a tensor subclass would see the call twice"
         if reason is not None:
@@ -298,7 +185,7 @@ class Checker:
     def before_stock(self, call: _Call) -> list[Any]:
         """Prepares the run under stock."""
         assert call.expectation is not None
-        call.stock = StockRun()
+        call.stock = _StockRun()
         return call.stock.start(call.expectation.op, call.args)
 
     def after_stock(self, call: _Call, results: list[Any], error: str | None) -> None:
@@ -336,14 +223,14 @@ class Checker:
         if call.stock is not None:
             self._compare_with_stock(call, call.stock, results)
 
-    def _compare_with_stock(self, call: _Call, stock: StockRun, results: list[Any]) -> None:
+    def _compare_with_stock(self, call: _Call, stock: _StockRun, results: list[Any]) -> None:
         assert call.expectation is not None
         op = call.expectation.op
         if stock.error is not None:
             self.report.stock_raised[str(op)] += 1
             return
         self.report.with_stock[str(op)] += 1
-        for difference in compare(written_results(op, results), written_results(op, stock.results or ())):
+        for difference in compare(_written_results(op, results), _written_results(op, stock.results or ())):
             text = f"{difference.where}: {difference.kind}"
             self._found(call, Finding("bits", f"{text} {difference.stock}, as stock has", difference.ours), results)
 
@@ -387,10 +274,6 @@ def _is_repeated(outer: Expectation, op: torch._ops.OpOverload, state: AutocastS
     return outer.has_policy and state.devices[plan.device].enabled
 
 
-def _is_overridden(name: str, args: Sequence[Any], state: AutocastState) -> bool:
-    return any(state.override(name, tensor.device.type) is not None for tensor in tensors_in(args))
-
-
 def _may_differ_inside(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState) -> bool:
     """Whether overrides may give an op without a policy other bits than stock, because of the ops that it calls.
 
@@ -404,13 +287,9 @@ def _may_differ_inside(op: torch._ops.OpOverload, args: Sequence[Any], state: Au
 
 
 def _is_composite_call(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    return is_composite(op, _device_type(args))
-
-
-def _device_type(values: Sequence[Any]) -> str:
-    """The device type whose kernel runs: the first tensor's that is not on the CPU, otherwise the CPU."""
-    types = [tensor.device.type for tensor in tensors_in(values)]
-    return next((device for device in types if device != "cpu"), "cpu")
+    # The kernel of the first tensor that is not on the CPU runs.
+    types = [tensor.device.type for tensor in tensors_in(args)]
+    return is_composite(op, next((device for device in types if device != "cpu"), "cpu"))
 
 
 def _has_wrapped(values: Sequence[Any]) -> bool:
@@ -422,3 +301,81 @@ def _sees_each_call(values: Sequence[Any]) -> bool:
     if torch._C._len_torch_dispatch_stack():
         return True
     return any(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) for tensor in tensors_in(values))
+
+
+# --- the second run of a call, under stock autocast
+
+_hooks: Any = torch._C._autograd
+#: Arguments that an op may write to although its schema does not say so: batch and instance normalization in training.
+_WRITTEN = frozenset({"running_mean", "running_var"})
+
+
+@dataclass
+class _StockRun:
+    """One run. Between `start` and `stop`, stock's cast cache is off, and the caller's saved-tensor hooks see nothing.
+
+    With its cache on, stock could return stale results: it keeps using the old casts of weights that change inside a
+    region. Hooks that count saved tensors, such as those of torch.utils.checkpoint, must not count those of this run.
+
+    Attributes:
+        results: The results; None if the run has not ended.
+        error: The text of the error that the run raised; None if it raised none.
+        has_hooks: Whether the caller has saved-tensor hooks. They may raise in the other run of the call.
+    """
+
+    results: list[Any] | None = None
+    error: str | None = None
+    has_hooks: bool = False
+    _cache: bool = field(default_factory=torch.is_autocast_cache_enabled)
+    _random: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    _shielded: bool = False
+
+    def start(self, op: torch._ops.OpOverload, args: Sequence[Any]) -> list[Any]:
+        """Prepares the run. Returns for each argument a copy if the op writes to it, otherwise None."""
+        written = [
+            a.name in _WRITTEN or (a.alias_info is not None and a.alias_info.is_write) for a in op._schema.arguments
+        ]
+        copies = [
+            _mapped(copy_with_strides, value) if writes else None for value, writes in zip(args, written, strict=True)
+        ]
+        self._random = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        torch.set_autocast_cache_enabled(False)
+        if _hooks._saved_tensors_hooks_is_enabled():
+            self.has_hooks = _hooks._top_saved_tensors_default_hooks(True) is not None
+            _hooks._push_saved_tensors_default_hooks(_save_nothing, _save_nothing)
+            self._shielded = True
+        return copies
+
+    def stop(self) -> None:
+        """Restores the state. Does nothing if the run has been stopped already, or was never started."""
+        if self._random is None:
+            return
+        cpu, cuda = self._random
+        self._random = None
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda)
+        torch.set_autocast_cache_enabled(self._cache)
+        if self._shielded:
+            _hooks._pop_saved_tensors_default_hooks()
+
+
+def _written_results(op: torch._ops.OpOverload, results: Sequence[Any]) -> list[Any]:
+    """Returns an op's results, with None in place of those whose memory it leaves uninitialized.
+
+    Results of an op that writes to its arguments are detached, since stock wrote to detached copies.
+    """
+    left_out = UNINITIALIZED.get(overload_name(op), ())
+    if op._schema.is_mutable:
+        results = _mapped(torch.Tensor.detach, list(results))
+    return [None if position in left_out else result for position, result in enumerate(results)]
+
+
+def _mapped(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    return [_mapped(function, element) for element in value] if isinstance(value, list) else value
+
+
+def _save_nothing(saved: object) -> None:
+    """Saves None: no backward goes through this run, and a saved result would keep itself and its graph alive."""

@@ -27,7 +27,7 @@ from torch_promote import _C
 from torch_promote.errors import PromotionRuleError
 from torch_promote.observe.ops import argument_names, find_overload, is_fake, leaves, overload_name, tensor_arguments
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
-from torch_promote.reference import Operand, PromotionError
+from torch_promote.reference import Operand, PromotionError, PromotionRule
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors
 from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.reference.ops.call import Call, TensorLike, described
@@ -35,59 +35,199 @@ from torch_promote.reference.ops.elementwise_rules import ELEMENTWISE_RULES
 from torch_promote.reference.ops.infer import NO_RULE, Inference, NoRule, functional_of, infer, rule_table
 from torch_promote.reference.strides import contiguous_strides, temporary_strides
 
-__all__ = [
-    "Expectation",
-    "FakeResults",
-    "Finding",
-    "JoinedOperands",
-    "expect",
-    "foreign_rule",
-    "has_fake",
-    "operands_of",
-    "promoted_values",
-    "results_of_fake",
-]
+__all__ = ["Expectation", "Finding", "JoinedOperands", "expect", "has_fake", "operands_of", "rule_in_force"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One way in which a call differs from what was expected.
+
+    Attributes:
+        kind: "dtype", "shape", "strides", "casts", "bits", "error" or "row".
+        expected: The expected value, in words.
+        got: The actual value, in words.
+    """
+
+    kind: str
+    expected: str
+    got: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the reference expects of a call, computed before the call runs.
+
+    Attributes:
+        op: The overload that is called.
+        plan: What autocast does with the call; None where autocast is off.
+        inference: Dtypes, shape and strides of the results; NO_RULE if no rule covers the op.
+        error: Why the call should raise; None if it should not.
+        arguments: The dtype of each tensor that the op receives after autocast's casts, by argument path.
+        if_product: The dtype that the tensors may have instead, all of them: that of the promotion rule in force, if
+            the op is a matrix product for which the reference has no rule.
+        row_is_missing: Whether PyTorch's autocast has a kernel for the op, while the op table has no row for it.
+        fake: What the op's registered fake gives, for a custom op that has one.
+    """
+
+    op: torch._ops.OpOverload
+    plan: AutocastPlan | None
+    inference: Inference | NoRule | None
+    error: str | None
+    arguments: Mapping[str, torch.dtype]
+    row_is_missing: bool = False
+    if_product: torch.dtype | None = None
+    fake: _FakeResults | None = None
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether a cast policy applies to the call."""
+        return self.plan is not None and self.plan.policy is not None
+
+    def check(self, results: Sequence[Any]) -> Finding | None:
+        """Compares the results with the expectation.
+
+        Args:
+            results: The call's results, in the schema's order.
+
+        Returns:
+            The first difference; None if there is none, or if no rule covers the op.
+        """
+        if self.row_is_missing:
+            return Finding(
+                "row", "a row with a policy in the op table", "a kernel of PyTorch's autocast, and no policy"
+            )
+        if self.error is not None:
+            return Finding("error", f"an error: {self.error}", "a result")
+        if not isinstance(self.inference, Inference):
+            return None if self.fake is None else self.fake.difference(results)
+        tensors = list(leaves(results))
+        dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
+        if self.inference.dtypes != dtypes:
+            return Finding("dtype", _dtype_names(self.inference.dtypes), _dtype_names(dtypes))
+        first = tensors[0] if tensors else None
+        if first is None:
+            return None
+        shape, strides = self.inference.shape, self.inference.strides
+        if shape is not None and shape != tuple(first.shape):
+            return Finding("shape", str(list(shape)), str(list(first.shape)))
+        if strides is not None and strides != first.stride():
+            return Finding("strides", str(strides), str(first.stride()))
+        return None
+
+    def check_casts(self, args: Sequence[Any]) -> Finding | None:
+        """Compares the arguments that the op receives from autocast with the plan.
+
+        Args:
+            args: All arguments of the call that autocast makes, in the schema's order.
+
+        Returns:
+            The difference; None if there is none.
+        """
+        assert self.plan is not None
+        runs = find_overload(self.plan.runs)
+        got = {path: tensor.dtype for path, tensor in tensor_arguments(runs, args)}
+        if got == self.arguments or (got and set(got.values()) == {self.if_product}):
+            return None
+        wrong = [path for path in self.arguments if got.get(path) is not self.arguments[path]]
+        wrong += [path for path in got if path not in self.arguments]
+        return Finding("casts", _dtypes_of(self.arguments, wrong), _dtypes_of(got, wrong))
+
+
+def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState | None) -> Expectation:
+    """Asks the reference what a call should do. Call it before the op runs: ops may change their arguments.
+
+    Args:
+        op: The overload.
+        args: All its arguments, in the schema's order.
+        state: The autocast state; None if autocast is off.
+
+    Returns:
+        The expectation.
+
+    Example:
+        >>> args = [torch.ones(2, 2), torch.ones(2, 2)]
+        >>> expectation = expect(torch.ops.aten.mm.default, args, AutocastState.region("cpu"))
+        >>> expectation.inference.dtypes, expectation.check([torch.ones(2, 2)])
+        ((torch.bfloat16,), Finding(kind='dtype', expected='bfloat16', got='float32'))
+    """
+    planned = {path: tensor.dtype for path, tensor in tensor_arguments(op, args)}
+    nested = any(tensor.is_nested for _, tensor in tensor_arguments(op, args))
+    plan = None
+    runs, values = op, dict(zip(argument_names(op), args, strict=False))
+    if state is not None:
+        plan = autocast_plan(op, args, {}, state)
+        if plan.error is not None:
+            return Expectation(op, plan, None, plan.error, planned)
+        for cast in plan.all_casts():
+            planned[cast.argument] = cast.to
+        if not nested:
+            values = _cast_values(plan, values)
+        runs = find_overload((plan.then or plan).runs)
+        values |= plan.dtype_arguments
+    if plan is not None and plan.left_to_stock:
+        return Expectation(op, plan, NO_RULE, None, planned, _should_have_a_row(overload_name(op)))
+    if nested:
+        return Expectation(op, plan, NO_RULE, None, planned)
+    try:
+        values = dict(_promoted_values(runs, values))
+        if_product = _dtype_if_product(runs, planned.values())
+        planned |= _dtypes_of_operands(values)
+        inference = infer(runs, (), values)
+        fake = _results_of_fake(runs, values) if isinstance(inference, NoRule) and has_fake(runs) else None
+        return Expectation(op, plan, inference, None, planned, if_product=if_product, fake=fake)
+    except (PromotionError, PromotionRuleError) as error:
+        return Expectation(op, plan, None, str(error), planned)
+
+
+def _should_have_a_row(name: str) -> bool:
+    """Whether the op table describes the running PyTorch, and the op is PyTorch's own."""
+    same_release = torch.__version__.startswith(f"{TABLE_VERSION}.")
+    return same_release and name.startswith("aten::") and name not in LEFT_TO_STOCK
+
+
+def _cast_values(plan: AutocastPlan, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments by name, each cast tensor replaced by an `Operand` that describes its cast."""
+    by_path = {path: tensor for name, value in values.items() for path, tensor in tensors_by_path(name, value)}
+    made: dict[str, Operand] = {}
+    for cast in plan.all_casts():
+        source = described(made.get(cast.argument, by_path[cast.argument]))
+        strides = None if source.strides is None else temporary_strides(source.shape, source.strides)
+        made[cast.argument] = Operand(cast.to, source.shape, strides, source.device)
+    return {name: replace_tensors(name, value, made) for name, value in values.items()}
+
+
+def _dtypes_of_operands(values: Mapping[str, Any]) -> dict[str, torch.dtype]:
+    """Returns the dtypes of the casts that autocast and the promotion rule make, by argument path."""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, Operand):  # a NamedTuple, which is a tuple too
+            found[name] = value.dtype
+        elif isinstance(value, list | tuple):
+            found |= {f"{name}[{i}]": one.dtype for i, one in enumerate(value) if isinstance(one, Operand)}
+    return found
+
+
+def _dtype_names(dtypes: Sequence[torch.dtype | None]) -> str:
+    return ", ".join("none" if dtype is None else str(dtype).removeprefix("torch.") for dtype in dtypes) or "no tensors"
+
+
+def _dtypes_of(dtypes: Mapping[str, torch.dtype], paths: Sequence[str]) -> str:
+    return ", ".join(f"{path} in {_dtype_names([dtypes[path]])}" if path in dtypes else f"no {path}" for path in paths)
 
 
 # --- custom ops: the registered fake is the rule
 
-
 #: The namespaces of PyTorch's own ops. Some have kernels on Meta that PyTorch does not use as fakes.
-_OF_PYTORCH = frozenset(
-    [
-        "aten",
-        "prim",
-        "prims",
-        "profiler",
-        "quantized",
-        "_quantized",
-        "mkldnn",
-        "mkldnn_prepacked",
-        "onednn",
-        "xnnpack",
-        "prepacked",
-        "inductor",
-        "rngprims",
-        "debugprims",
-        "c10d",
-        "_c10d_functional",
-        "_c10d_functional_autograd",
-        "c10d_functional",
-        "fsdp",
-        "symm_mem",
-        "higher_order",
-        "export",
-        "static_runtime",
-        "sparse",
-        "streams",
-        "_dtensor",
-        "dtensor",
-    ]
-)
+_OF_PYTORCH = frozenset([
+    "aten", "prim", "prims", "profiler", "quantized", "_quantized", "mkldnn", "mkldnn_prepacked", "onednn", "xnnpack",
+    "prepacked", "inductor", "rngprims", "debugprims", "c10d", "_c10d_functional", "_c10d_functional_autograd",
+    "c10d_functional", "fsdp", "symm_mem", "higher_order", "export", "static_runtime", "sparse", "streams", "_dtensor",
+    "dtensor",
+])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class FakeResults:
+class _FakeResults:
     """What the fake of an op gives for a call.
 
     Attributes:
@@ -98,44 +238,39 @@ class FakeResults:
     tensors: tuple[torch.Tensor | None, ...] = ()
     error: str | None = None
 
-    def difference(self, results: Sequence[Any]) -> tuple[str, str, str] | None:
+    def difference(self, results: Sequence[Any]) -> Finding | None:
         """Compares the results of the op's kernel with those of its fake.
 
         Args:
             results: The call's results, in the schema's order.
 
         Returns:
-            What differs ("dtype", "shape", "strides", or "error" if only the fake raises), the fake's value and the
-            kernel's. None if nothing differs.
+            The first difference; None if there is none. A size or stride that depends on data, a symbol, equals any.
         """
         if self.error is not None:
-            return "error", f"an error: the op's registered fake raises {self.error}", "a result"
+            return Finding("error", f"an error: the op's registered fake raises {self.error}", "a result")
         got = list(leaves(results))
-        names = [f"result[{index}]" for index in range(len(self.tensors))]
         dtypes = [tuple(None if t is None else t.dtype for t in side) for side in (self.tensors, got)]
         if dtypes[0] != dtypes[1]:
-            return "dtype", f"{_names(dtypes[0])}{_SOURCE}", _names(dtypes[1])
-        for name, fake, real in zip(names, self.tensors, got, strict=True):
+            return Finding("dtype", f"{_dtype_names(dtypes[0])}{_SOURCE}", _dtype_names(dtypes[1]))
+        for index, (fake, real) in enumerate(zip(self.tensors, got, strict=True)):
             if fake is None or real is None or real.layout is not torch.strided or real.is_nested:
                 continue
-            if len(fake.shape) != len(real.shape) or any(map(_differ, fake.shape, real.shape)):
-                return "shape", f"{name} of shape {list(fake.shape)}{_SOURCE}", f"{name} of shape {list(real.shape)}"
-            matter = [size > 1 and real.numel() > 0 for size in real.shape]
-            strides = [m and _differ(a, b) for m, a, b in zip(matter, fake.stride(), real.stride(), strict=True)]
-            if any(strides):
-                return "strides", f"{name} with strides {fake.stride()}{_SOURCE}", f"{name} with {real.stride()}"
+            name, shape = f"result[{index}]", list(real.shape)
+            if len(fake.shape) != len(shape) or any(map(_differ, fake.shape, shape)):
+                return Finding("shape", f"{name} of shape {list(fake.shape)}{_SOURCE}", f"{name} of shape {shape}")
+            matter = [size > 1 and real.numel() > 0 for size in shape]
+            if any(m and _differ(a, b) for m, a, b in zip(matter, fake.stride(), real.stride(), strict=True)):
+                return Finding(
+                    "strides", f"{name} with strides {fake.stride()}{_SOURCE}", f"{name} with {real.stride()}"
+                )
         return None
 
 
 _SOURCE = ", as the op's registered fake has"
 
 
-def _names(dtypes: Sequence[torch.dtype | None]) -> str:
-    return ", ".join("none" if dtype is None else str(dtype).removeprefix("torch.") for dtype in dtypes) or "no tensors"
-
-
 def _differ(fake: Any, real: int) -> bool:
-    """Whether a size or stride differs. One that depends on data, a symbol, equals any."""
     return not isinstance(fake, torch.SymInt) and fake != real
 
 
@@ -159,7 +294,7 @@ def has_fake(op: torch._ops.OpOverload) -> bool:
     )
 
 
-def results_of_fake(op: torch._ops.OpOverload, values: Mapping[str, Any]) -> FakeResults | None:
+def _results_of_fake(op: torch._ops.OpOverload, values: Mapping[str, Any]) -> _FakeResults | None:
     """Runs an op's fake.
 
     Args:
@@ -190,10 +325,10 @@ def results_of_fake(op: torch._ops.OpOverload, values: Mapping[str, Any]) -> Fak
         except unknown:
             return None
         except Exception as error:  # the fake is the user's code
-            return FakeResults(
+            return _FakeResults(
                 error=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
             )
-    return FakeResults(tuple(leaves(result if isinstance(result, tuple) else [result])))
+    return _FakeResults(tuple(leaves(result if isinstance(result, tuple) else [result])))
 
 
 def _fake_mode() -> tuple[Any, tuple[type[Exception], ...]]:
@@ -250,36 +385,30 @@ _NOT_A_PRODUCT = "aten::linalg_cross"
 _Path = tuple[str, int | None]
 
 
-def foreign_rule() -> str | None:
-    """Returns the name of the promotion rule in force here; None if there is none, or if it is PyTorch's own."""
+def rule_in_force() -> tuple[PromotionRule, bool] | None:
+    """Returns the promotion rule in force here, and whether it acts on matrix products.
+
+    None if there is none, or if it is PyTorch's own.
+    """
     number = _C.promotion_in_force()
     if number is None:
         return None
-    from torch_promote.regions.promotion_tables import rule_of
+    from torch_promote.regions.promotion_tables import matmul_of, rule_of
 
     rule = rule_of(number)
-    return None if rule.name == "torch" else rule.name
+    return None if rule.name == "torch" else (rule, matmul_of(number))
 
 
-def promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a call's arguments by name, with descriptions of the operands that the rule in force casts.
-
-    Args:
-        runs: The overload that runs.
-        values: Its arguments by name, after autocast's casts.
 
     Raises:
         PromotionRuleError: The operands have no common dtype.
     """
-    number = _C.promotion_in_force()
-    if number is None or foreign_rule() is None:
+    in_force = rule_in_force()
+    found = None if in_force is None else operands_of(runs, values)
+    if in_force is None or found is None or (found.is_product and not in_force[1]):
         return values
-    from torch_promote.regions.promotion_tables import matmul_of, rule_of
-
-    found = operands_of(runs, values)
-    if found is None or (found.is_product and not matmul_of(number)):
-        return values
-    rule = rule_of(number)
     name = overload_name(runs)
     written = {argument.name for argument in runs._schema.arguments if argument.alias_info is not None}
     result = dict(values)
@@ -287,32 +416,22 @@ def promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> M
         operands = [_operand(values, path) for path in paths]
         if not any(isinstance(operand, Operand) and not operand.wrapped for operand in operands):
             continue
-        dtype = rule.common(operands, name, found.divides)
+        dtype = in_force[0].common(operands, name, found.divides)
         for (argument, element), operand in zip(paths, operands, strict=True):
             if isinstance(operand, Operand) and not operand.wrapped and argument not in written:
                 result[argument] = _replaced(result[argument], element, _cast(operand, dtype))
     return result
 
 
-def dtype_if_product(runs: torch._ops.OpOverload, dtypes: Iterable[torch.dtype]) -> torch.dtype | None:
+def _dtype_if_product(runs: torch._ops.OpOverload, dtypes: Iterable[torch.dtype]) -> torch.dtype | None:
     """Returns the dtype in which the rule in force runs an op without a reference rule, if the op is a matrix product.
 
     The reference has rules for the products with a kernel, such as `mm`, and none for composites, such as `matmul`.
-
-    Args:
-        runs: The overload that runs.
-        dtypes: The dtypes of its tensors, after autocast's casts.
-
-    Returns:
-        The common dtype; None if no rule acts on products here, or if the reference has a rule for the op.
     """
-    number = _C.promotion_in_force()
-    if number is None or foreign_rule() is None or (functional_of(runs) or overload_name(runs)) in rule_table():
+    in_force, given = rule_in_force(), list(dtypes)
+    if in_force is None or not in_force[1] or not given or (functional_of(runs) or overload_name(runs)) in rule_table():
         return None
-    from torch_promote.regions.promotion_tables import matmul_of, rule_of
-
-    given = list(dtypes)
-    return rule_of(number).common(given) if given and matmul_of(number) else None
+    return in_force[0].common(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,183 +573,3 @@ def _replaced(value: Any, element: int | None, operand: Any) -> Any:
     if element is None:
         return operand
     return [operand if index == element else one for index, one in enumerate(value)]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One way in which a call differs from what was expected.
-
-    Attributes:
-        kind: "dtype", "shape", "strides", "casts", "bits", "error" or "row".
-        expected: The expected value, in words.
-        got: The actual value, in words.
-    """
-
-    kind: str
-    expected: str
-    got: str
-
-
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """What the reference expects of a call, computed before the call runs.
-
-    Attributes:
-        op: The overload that is called.
-        plan: What autocast does with the call; None where autocast is off.
-        inference: Dtypes, shape and strides of the results; NO_RULE if no rule covers the op.
-        error: Why the call should raise; None if it should not.
-        arguments: The dtype of each tensor that the op receives after autocast's casts, by argument path.
-        if_product: The dtype that the tensors may have instead, all of them: that of the promotion rule in force, if
-            the op is a matrix product for which the reference has no rule.
-        row_is_missing: Whether PyTorch's autocast has a kernel for the op, while the op table has no row for it.
-        fake: What the op's registered fake gives, for a custom op that has one.
-    """
-
-    op: torch._ops.OpOverload
-    plan: AutocastPlan | None
-    inference: Inference | NoRule | None
-    error: str | None
-    arguments: Mapping[str, torch.dtype]
-    row_is_missing: bool = False
-    if_product: torch.dtype | None = None
-    fake: FakeResults | None = None
-
-    @property
-    def has_policy(self) -> bool:
-        """Whether a cast policy applies to the call."""
-        return self.plan is not None and self.plan.policy is not None
-
-    def check(self, results: Sequence[Any]) -> Finding | None:
-        """Compares the results with the expectation.
-
-        Args:
-            results: The call's results, in the schema's order.
-
-        Returns:
-            The first difference; None if there is none, or if no rule covers the op.
-        """
-        if self.row_is_missing:
-            return Finding(
-                "row", "a row with a policy in the op table", "a kernel of PyTorch's autocast, and no policy"
-            )
-        if self.error is not None:
-            return Finding("error", f"an error: {self.error}", "a result")
-        if not isinstance(self.inference, Inference):
-            difference = None if self.fake is None else self.fake.difference(results)
-            return None if difference is None else Finding(*difference)
-        tensors = list(leaves(results))
-        dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
-        if self.inference.dtypes != dtypes:
-            return Finding("dtype", _expectation_names(self.inference.dtypes), _expectation_names(dtypes))
-        first = tensors[0] if tensors else None
-        if first is None:
-            return None
-        shape, strides = self.inference.shape, self.inference.strides
-        if shape is not None and shape != tuple(first.shape):
-            return Finding("shape", str(list(shape)), str(list(first.shape)))
-        if strides is not None and strides != first.stride():
-            return Finding("strides", str(strides), str(first.stride()))
-        return None
-
-    def check_casts(self, args: Sequence[Any]) -> Finding | None:
-        """Compares the arguments that the op receives from autocast with the plan.
-
-        Args:
-            args: All arguments of the call that autocast makes, in the schema's order.
-
-        Returns:
-            The difference; None if there is none.
-        """
-        assert self.plan is not None
-        runs = find_overload(self.plan.runs)
-        got = {path: tensor.dtype for path, tensor in tensor_arguments(runs, args)}
-        if got == self.arguments or (got and set(got.values()) == {self.if_product}):
-            return None
-        wrong = [path for path in self.arguments if got.get(path) is not self.arguments[path]]
-        wrong += [path for path in got if path not in self.arguments]
-        return Finding("casts", _dtypes_of(self.arguments, wrong), _dtypes_of(got, wrong))
-
-
-def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState | None) -> Expectation:
-    """Asks the reference what a call should do. Call it before the op runs: ops may change their arguments.
-
-    Args:
-        op: The overload.
-        args: All its arguments, in the schema's order.
-        state: The autocast state; None if autocast is off.
-
-    Returns:
-        The expectation.
-
-    Example:
-        >>> args = [torch.ones(2, 2), torch.ones(2, 2)]
-        >>> expectation = expect(torch.ops.aten.mm.default, args, AutocastState.region("cpu"))
-        >>> expectation.inference.dtypes, expectation.check([torch.ones(2, 2)])
-        ((torch.bfloat16,), Finding(kind='dtype', expected='bfloat16', got='float32'))
-    """
-    planned = {path: tensor.dtype for path, tensor in tensor_arguments(op, args)}
-    nested = any(tensor.is_nested for _, tensor in tensor_arguments(op, args))
-    plan = None
-    runs, values = op, dict(zip(argument_names(op), args, strict=False))
-    if state is not None:
-        plan = autocast_plan(op, args, {}, state)
-        if plan.error is not None:
-            return Expectation(op, plan, None, plan.error, planned)
-        for cast in plan.all_casts():
-            planned[cast.argument] = cast.to
-        if not nested:
-            values = _cast_values(plan, values)
-        runs = find_overload((plan.then or plan).runs)
-        values |= plan.dtype_arguments
-    if plan is not None and plan.left_to_stock:
-        return Expectation(op, plan, NO_RULE, None, planned, _should_have_a_row(overload_name(op)))
-    if nested:
-        return Expectation(op, plan, NO_RULE, None, planned)
-    try:
-        values = dict(promoted_values(runs, values))
-        if_product = dtype_if_product(runs, planned.values())
-        planned |= _dtypes_of_operands(values)
-        inference = infer(runs, (), values)
-        fake = results_of_fake(runs, values) if isinstance(inference, NoRule) and has_fake(runs) else None
-        return Expectation(op, plan, inference, None, planned, if_product=if_product, fake=fake)
-    except (PromotionError, PromotionRuleError) as error:
-        return Expectation(op, plan, None, str(error), planned)
-
-
-def _should_have_a_row(name: str) -> bool:
-    """Whether the op table describes the running PyTorch, and the op is PyTorch's own."""
-    same_release = torch.__version__.startswith(f"{TABLE_VERSION}.")
-    return same_release and name.startswith("aten::") and name not in LEFT_TO_STOCK
-
-
-def _cast_values(plan: AutocastPlan, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments by name, each cast tensor replaced by an `Operand` that describes its cast."""
-    by_path = {path: tensor for name, value in values.items() for path, tensor in tensors_by_path(name, value)}
-    made: dict[str, Operand] = {}
-    for cast in plan.all_casts():
-        source = described(made.get(cast.argument, by_path[cast.argument]))
-        strides = None if source.strides is None else temporary_strides(source.shape, source.strides)
-        made[cast.argument] = Operand(cast.to, source.shape, strides, source.device)
-    return {name: replace_tensors(name, value, made) for name, value in values.items()}
-
-
-def _dtypes_of_operands(values: Mapping[str, Any]) -> dict[str, torch.dtype]:
-    """Returns the dtypes of the casts that autocast and the promotion rule make, by argument path."""
-    found = {}
-    for name, value in values.items():
-        if isinstance(value, Operand):  # a NamedTuple, which is a tuple too
-            found[name] = value.dtype
-        elif isinstance(value, list | tuple):
-            found |= {f"{name}[{i}]": one.dtype for i, one in enumerate(value) if isinstance(one, Operand)}
-    return found
-
-
-def _expectation_names(dtypes: Sequence[torch.dtype | None]) -> str:
-    return ", ".join("none" if dtype is None else str(dtype).removeprefix("torch.") for dtype in dtypes) or "no tensors"
-
-
-def _dtypes_of(dtypes: Mapping[str, torch.dtype], paths: Sequence[str]) -> str:
-    return ", ".join(
-        f"{path} in {_expectation_names([dtypes[path]])}" if path in dtypes else f"no {path}" for path in paths
-    )

@@ -164,8 +164,8 @@ class _Parser:
                 text = f"{several.text}[{index}]"
                 return Node(text, function=operator.getitem, args=(several, Node(str(index), index)))
             case ast.Subscript(value=named, slice=sizes):
-                operand = Operand(self._dtype(named), self._shape(sizes))
-                return Node(f"{dtype_name(operand.dtype)}[{', '.join(map(str, operand.shape))}]", operand)
+                tensor = Operand(self._dtype(named), self._shape(sizes))
+                return Node(f"{dtype_name(tensor.dtype)}[{', '.join(map(str, tensor.shape))}]", tensor)
             case ast.Name() | ast.Attribute():
                 dtype = dtype_name(self._dtype(tree))
                 raise ExpressionError(
@@ -183,11 +183,11 @@ class _Parser:
         return Node(f"{first} {symbol} {sides[1].inner_text}", function=function, args=sides, symbol=symbol)
 
     def _call(self, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> Node:
-        name, receiver = _dotted(function), ()
-        spelled = name
+        name = spelled = _dotted(function)
+        receiver: tuple[Node, ...] = ()
         if name is None and isinstance(function, ast.Attribute):
-            tensor = self.node(function.value)
-            receiver, name, spelled = (tensor,), f".{function.attr}", f"{tensor.inner_text}.{function.attr}"
+            receiver, name = (self.node(function.value),), f".{function.attr}"
+            spelled = receiver[0].inner_text + name
         if name is None:
             raise ExpressionError(f"{ast.unparse(function)!r} in {self.expression!r} is not the name of a function.")
         named = []

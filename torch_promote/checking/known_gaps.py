@@ -27,7 +27,7 @@ __all__ = ["Gap", "GapError", "KnownGaps", "Nondeterministic", "SampleGap", "exp
 VARIABLE = "TORCH_PROMOTE_KNOWN_GAPS"
 _KINDS = ("dtype", "shape", "strides", "casts", "bits", "error", "row")
 #: The legal values of keys, by section. Other keys are free text.
-_LEGAL = {
+_LEGAL: dict[str, dict[str, tuple[str, ...]]] = {
     "call": {"wrong": ("pytorch", "reference", "ours"), "kind": _KINDS},
     "sample": {
         "wrong": ("pytorch", "reference", "ours"),

@@ -23,6 +23,8 @@ __all__ = ["CrosscheckPlugin", "report_of"]
 #: The name of the marker, and of the attribute that carries a test's counts on its teardown report.
 _NAME = "torch_promote_crosscheck"
 _LEVELS = ("off", *get_args(Level))
+#: The modules between an op and the check that raises for it.
+_OURS = ("torch_promote.checking.", "torch_promote.observe.")
 
 
 @dataclass
@@ -177,7 +179,7 @@ def _end_traceback_at_the_op(call: pytest.CallInfo[None]) -> None:
         return
     entry = last = call.excinfo.value.__traceback__
     while entry is not None:
-        if not entry.tb_frame.f_globals.get("__name__", "").startswith("torch_promote.checking."):
+        if not entry.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
             last = entry
         entry = entry.tb_next
     if last is not None:

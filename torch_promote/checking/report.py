@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch_promote.errors import TorchPromoteError
 from torch_promote.regions.defaults import spell_default_policy
-from torch_promote.report.base import Column, Content, Fact, Listing, Report, Table
+from torch_promote.report.base import Column, Content, Fact, Listing, Part, Report, Table
 
 __all__ = ["CrosscheckError", "CrosscheckReport", "Mismatch", "mismatch_text"]
 
@@ -159,8 +159,8 @@ class CrosscheckReport(Report):
             set().union(*(getattr(self, name) for name in _OF_OPS)),
             key=lambda op: (-self.no_rule[op], -self.stock_raised[op], -self.with_policy[op], op),
         )
-        columns = (Column("op", "name"), *_OF_OPS.values())
-        parts = [
+        columns: list[Column | str] = [Column("op", "name"), *_OF_OPS.values()]
+        parts: list[Part] = [
             Listing("mismatches", list(map(str, self.mismatches)), _SHOWN, "terminal", wrap=False),
             Table("mismatches", ("kind", Column("call", "code"), "expected", "got", "line"), calls, where="page"),
             Table("not compared with stock", ("reason", "calls"), self.not_compared.most_common()),

@@ -408,7 +408,8 @@ class _Explainer:
             return made[-1]
 
         observer = _Calls()
-        result, refused = None, None
+        result: Any = None
+        refused: PromotionError | PromotionRuleError | None = None
         with self._region():
             fakes, fake_kwargs = _replaced(args, fake), _replaced(kwargs, fake)
             try:
@@ -419,10 +420,11 @@ class _Explainer:
             except Exception as error:  # what PyTorch raises for the call, or its fake tensors alone
                 if isinstance(node.function, str) and not observer.calls and isinstance(error, TypeError):
                     raise ExpressionError(f"PyTorch does not take these arguments: {_one_line(error)}") from None
-                raised = error
+                raised: Exception | None = None
                 if self.autocast != "cuda" or isinstance(error, _DEPENDS_ON_DATA):
                     result, raised = self._on_real_tensors(function, args, kwargs)
-                refused = None if result is not None else PromotionError(_one_line(raised or error))
+                if result is None:
+                    refused = PromotionError(_one_line(raised or error))
             else:
                 refused = self._refusal(function, args, kwargs, observer)
             calls = [call for call in observer.calls if not call.is_view] or observer.calls

@@ -21,7 +21,7 @@ from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.defaults import default_policy, set_default_policy
 from torch_promote.regions.installation import installed, installed_as
-from torch_promote.regions.module_policies import without_module_policies
+from torch_promote.regions.module_forward import without_module_policies
 
 __all__ = [
     "Results",

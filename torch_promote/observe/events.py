@@ -298,7 +298,7 @@ def _policy(policy: CastPolicy | torch.dtype | None) -> str | None:
     return policy.value if isinstance(policy, CastPolicy) else dtype_name(policy)
 
 
-# ---Sums over calls by op, module or line, and sums over casts.
+# --- Sums over calls by op, module or line, and sums over casts.
 
 
 @dataclass
@@ -499,7 +499,7 @@ class Totals:
         return totals
 
 
-# ---`TraceRecords`: the calls of a trace, and their sums.
+# --- `TraceRecords`: the calls of a trace, and their sums.
 
 
 class Calls(list[Call]):

@@ -146,7 +146,7 @@ def leaves(values: Sequence[Any]) -> Iterator[torch.Tensor | None]:
             yield from leaves(tuple(value.values()))
 
 
-# ---Runs ops hidden from the program: autocast, autograd, modes and observers do not see them.
+# --- Runs ops hidden from the program: autocast, autograd, modes and observers do not see them.
 
 
 _keys: Any = torch._C
@@ -251,7 +251,7 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor if tensor.numel() else None
 
 
-# ---Questions about a call that is being traced.
+# --- Questions about a call that is being traced.
 
 
 @functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step

@@ -118,7 +118,7 @@ def calling_line() -> str:
     return f"{file}:{line} in {frame.f_code.co_name}" + (f": {text}" if text else "")
 
 
-# ---Finds the module that runs in a thread, by its path in the model.
+# --- Finds the module that runs in a thread, by its path in the model.
 #
 # NOTE [ The frames say which module runs ]
 # A module runs if a frame of `nn.Module._call_impl` is on the stack. PyTorch's global module hooks would show it too,
@@ -246,7 +246,7 @@ def _outermost(frame: FrameType | None) -> nn.Module:
     return found
 
 
-# ---Finds the place in the program at which a call was made, and its phase: forward, backward, or recomputation.
+# --- Finds the place in the program at which a call was made, and its phase: forward, backward, or recomputation.
 
 
 _CHECKPOINT = checkpoint.__file__
@@ -346,7 +346,7 @@ def shorten(line: str, *, folders: bool = True) -> str:
     return line.removeprefix(os.getcwd() + os.sep)
 
 
-# ---Finds the forward call that recorded an autograd node, by the node's sequence number.
+# --- Finds the forward call that recorded an autograd node, by the node's sequence number.
 
 
 #: The number of nodes remembered per thread. The oldest are dropped.

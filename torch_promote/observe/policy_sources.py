@@ -346,7 +346,7 @@ def _described(change: int) -> tuple[str, frozenset[tuple[str, str]]]:
     return base, frozenset((name, DEVICE_TYPES[device]) for name, device in ops)
 
 
-# ---`TraceReport.unused_overrides`: overrides of regions, modules and the default policy that no call used.
+# --- `TraceReport.unused_overrides`: overrides of regions, modules and the default policy that no call used.
 
 
 @dataclass(frozen=True, slots=True)

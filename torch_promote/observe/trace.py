@@ -73,7 +73,7 @@ def trace(
     def add(call: Call, tensors: list[torch.Tensor]) -> None:
         number = report.add(call)
         if values and number is not None:
-            collector.add(number, call, tensors)
+            collector.add(number, tensors)
 
     def stepped() -> None:
         report.steps += 1

@@ -15,22 +15,18 @@ import functools
 import math
 import struct
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote.observe.events import Call
-from torch_promote.observe.ops import can_be_read, find_overload, stored_values, unnoticed
+from torch_promote.observe.ops import can_be_read, stored_values, unnoticed
 from torch_promote.reference.dtypes import dtype_name
 
 __all__ = [
     "FINITE",
     "Extremes",
-    "RecentCounts",
     "Scale",
     "TensorRange",
     "Values",
@@ -233,68 +229,6 @@ def _count_by_sorting(magnitudes: torch.Tensor, bounds: torch.Tensor, scale: Sca
     return torch.cat([ordered[places].long(), counts])
 
 
-# ---Caches the counts of recent results, for calls that return the same memory: views and composite ops.
-
-
-_MOST = 64
-
-
-class RecentCounts:
-    """Caches counts while the memory lives and no observed call writes to a tensor.
-
-    Only tensors without gaps in memory are cached: another tensor with the same elements has the same counts in any
-    shape. Programs may write to memory from `torch.empty` or `Tensor.numpy` without an op, so results of `torch.empty`
-    and similar ops are not cached, and `Tensor.numpy` clears the cache.
-    """
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[Any, tuple[StorageWeakRef, torch.Tensor]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def forget_before(self, name: str, has_inputs: bool) -> bool:
-        """Clears the cache if an op may write to memory. Returns whether its results may be cached."""
-        writes = find_overload(name)._schema.is_mutable or name in _LENDING
-        if writes:
-            with self._lock:
-                self._known.clear()
-        return has_inputs and not writes and not name.partition("::")[2].startswith(_MAKING)
-
-    def get(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Returns the counts of a tensor with the same elements, or None. Call it in `unnoticed`."""
-        key = _key(tensor)
-        with self._lock:
-            found = None if key is None else self._known.get(key)
-        return None if found is None or found[0].expired() else found[1]
-
-    def put(self, tensor: torch.Tensor, counts: torch.Tensor) -> None:
-        """Caches the counts of a tensor. Call it in `unnoticed`."""
-        key = _key(tensor)
-        if key is None:
-            return
-        with self._lock:
-            self._known[key] = StorageWeakRef(tensor.untyped_storage()), counts
-            if len(self._known) > _MOST:
-                self._known.popitem(last=False)
-
-
-#: The ops that `Tensor.numpy` and `Tensor.data` call.
-_LENDING = frozenset({"aten::detach", "aten::alias", "aten::resolve_conj", "aten::resolve_neg"})
-#: Prefixes of the names of ops that create a tensor like another one.
-_MAKING = ("empty", "new_", "zeros", "ones", "full", "rand")
-
-
-def _key(tensor: torch.Tensor) -> Any:
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg() or tensor.is_inference():
-        return None
-    if not in_memory_order(tensor).is_contiguous():
-        return None
-    storage = tensor.untyped_storage()
-    return storage._cdata, tensor.storage_offset(), tensor.numel(), tensor.dtype, tensor._version
-
-
-# ---The ranges of a call's results: extremes, shares of special values, and a histogram of binary exponents.
-
-
 _SHARES = ("zeros", "infs", "nans", "underflows", "under_float16", "over_float16", "under_bfloat16", "over_bfloat16")
 
 
@@ -414,40 +348,24 @@ class ValuesCollector:
     _waiting: list[tuple[int, list[tuple[torch.Tensor | None, torch.dtype]]]] = field(default_factory=list)
     _results: int = 0
     _lock: Any = field(default_factory=threading.RLock)  # a signal handler may run ops
-    _recent: RecentCounts = field(default_factory=RecentCounts)
 
-    def add(self, number: int, call: Call, tensors: Sequence[torch.Tensor]) -> None:
+    def add(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
         """Counts the results of a call. On a GPU this does not synchronize, unless the buffer is full.
 
         Args:
             number: The call's number, for `deliver`.
-            call: The call.
             tensors: The tensors among its results.
         """
-        keeps = self._recent.forget_before(call.name, bool(call.inputs))
         if not tensors:
             return
         with unnoticed():
-            counted = [(self._count(tensor, keeps), tensor.dtype) for tensor in tensors]
+            counted = [(_count(tensor), tensor.dtype) for tensor in tensors]
         with self._lock:
             self._waiting.append((number, counted))
             self._results += len(counted)
             full = self._results >= self.most
         if full:
             self.transfer()
-
-    def _count(self, tensor: torch.Tensor, keeps: bool) -> torch.Tensor | None:
-        try:
-            if not tensor.is_floating_point() or not can_be_read(tensor):
-                return None
-            counts = self._recent.get(tensor) if keeps else None
-            if counts is None:
-                counts = count_intervals(tensor)
-                if keeps and counts is not None:
-                    self._recent.put(tensor, counts)
-            return counts
-        except RuntimeError:  # the device, layout or subclass lacks an op, which must not break the program
-            return None
 
     def transfer(self) -> None:
         """Transfers and delivers the waiting results, with one synchronization per device.
@@ -467,6 +385,13 @@ class ValuesCollector:
             self.deliver(number, tuple(EMPTY if row is None else values[id(row)] for row, _ in counted))
 
 
+def _count(tensor: torch.Tensor) -> torch.Tensor | None:
+    try:
+        return count_intervals(tensor) if tensor.is_floating_point() and can_be_read(tensor) else None
+    except RuntimeError:  # the device, layout or subclass lacks an op, which must not break the program
+        return None
+
+
 def _transfer(rows: list[torch.Tensor]) -> list[list[int]]:
     by_device: dict[torch.device, list[int]] = {}
     for i, row in enumerate(rows):
@@ -481,9 +406,6 @@ def _transfer(rows: list[torch.Tensor]) -> list[list[int]]:
             found[i] = flat[start : start + rows[i].numel()]
             start += rows[i].numel()
     return found
-
-
-# ---Whether tensors are finite, and the ranges of their values.
 
 
 Extremes = tuple[float, float]

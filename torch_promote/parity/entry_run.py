@@ -30,12 +30,13 @@ from torch_promote.parity.model import (
     SampleMismatch,
     asks_for_a_gpu,
     command_for,
+    row_name,
 )
 from torch_promote.parity.samples import Bound, NotGenerated, Sample
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.installation import stock_autocast
 
-__all__ = ["Bound", "EntryRun", "Outcome", "copied", "row_name", "run", "without_bits"]
+__all__ = ["Bound", "EntryRun", "Outcome", "copied", "run", "without_bits"]
 
 # --- one call in one region
 
@@ -323,7 +324,7 @@ class EntryRun:
             dict(self.gaps),
             dict(self.without_bits),
             tuple(self._stale()),
-            frozenset(map(row_name, self.total.with_policy)),
+            tuple(sorted(map(row_name, self.total.with_policy))),
             dict(self.total.checked),
             dict(self.total.no_rule),
             self.stock_raised,
@@ -342,16 +343,6 @@ def _crosschecked(report: CrosscheckReport) -> Iterator[None]:
 
 def _error_text(error: Exception | None) -> str:
     return "a result" if error is None else f"{type(error).__qualname__}: {str(error).partition(chr(10))[0]}"
-
-
-def row_name(op: str) -> str:
-    """Returns the name that the op table has for an overload.
-
-    Example:
-        >>> row_name("aten.softmax.int"), row_name("aten.mm.default")
-        ('aten::softmax.int', 'aten::mm')
-    """
-    return op.replace(".", "::", 1).removesuffix(".default")
 
 
 def _fill_free_memory(byte: int, device_type: str) -> None:

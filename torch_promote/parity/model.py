@@ -18,6 +18,7 @@ from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.observe.autocast_state import pretend_cuda
 from torch_promote.policy.dtype_names import dtype_of_name
 from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.reference.dtypes import dtype_name
 
 __all__ = [
     "DENSE_ONLY",
@@ -29,10 +30,10 @@ __all__ = [
     "asks_for_a_gpu",
     "check_device",
     "command_for",
-    "dtype_name",
     "named_dtype",
     "on_device",
     "pretend_cuda",
+    "row_name",
 ]
 
 #: The devices that samples run on. "fake-cuda" simulates dtypes, shapes and strides of CUDA without a GPU.
@@ -168,11 +169,21 @@ class EntryResult:
     gaps: Mapping[str, int] = field(default_factory=dict)
     nondeterministic: Mapping[str, int] = field(default_factory=dict)
     stale: tuple[str, ...] = ()
-    rows: frozenset[str] = frozenset()
+    rows: tuple[str, ...] = ()
     checked: Mapping[str, int] = field(default_factory=dict)
     no_rule: Mapping[str, int] = field(default_factory=dict)
     stock_raised: int = 0
     seconds: float = 0.0
+
+
+def row_name(op: str) -> str:
+    """Returns the name that the op table has for an overload.
+
+    Example:
+        >>> row_name("aten.softmax.int"), row_name("aten.mm.default")
+        ('aten::softmax.int', 'aten::mm')
+    """
+    return op.replace(".", "::", 1).removesuffix(".default")
 
 
 def command_for(entry: Entry, options: Options, sample: str | None = None) -> str:
@@ -201,16 +212,6 @@ def command_for(entry: Entry, options: Options, sample: str | None = None) -> st
 
 
 # --- dtypes by name
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Returns the name of a dtype.
-
-    Example:
-        >>> dtype_name(torch.half)
-        'float16'
-    """
-    return str(dtype).removeprefix("torch.")
 
 
 def _plain_name(name: str) -> str:

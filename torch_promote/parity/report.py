@@ -1,15 +1,17 @@
-"""The report of a parity run: totals, exit status, JSON, and the merge of shards."""
+"""The report of a parity run: totals, exit status, text, JSON, JUnit XML, and the merge of shards."""
 
 from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
 from xml.etree import ElementTree
 
 import torch
@@ -17,22 +19,24 @@ import torch
 import torch_promote
 from torch_promote.checking.known_gaps import known_gaps
 from torch_promote.errors import OptionError
-from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
+from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch, row_name
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, registered
+from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.defaults import spell_default_policy
+from torch_promote.report.base import Column, Content, Fact, Listing, Part, Report, Table
+from torch_promote.report.codec import decode_fields, encode
 
-__all__ = ["Report", "about", "junit", "merged"]
-
+__all__ = ["ParityReport", "about", "junit", "merged"]
 
 _OK, _FOUND, _NOTHING_CHECKED, _INTERRUPTED = 0, 1, 2, 130
 #: The version of the JSON's format. It changes when readers of the JSON have to.
 _FORMAT = 1
-#: What the JSON of older releases does not have.
-_NEW = ("default_policy",)
+#: How many mismatches the text shows.
+_SHOWN = 50
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class ParityReport(Report):
     """The report of a run.
 
     Attributes:
@@ -44,6 +48,8 @@ class Report:
         seconds: The duration; for several shards, the sum.
         interrupted: Whether the run was interrupted.
     """
+
+    NOUN: ClassVar[str] = "parity report"
 
     about: Mapping[str, str]
     options: Options
@@ -71,42 +77,35 @@ class Report:
 
     @property
     def stale(self) -> list[str]:
-        """The known gaps that explain nothing: those of entries, then those of single calls."""
+        """The known gaps that explain nothing: those of entries, then `stale_listed`."""
         return [*(gap for result in self.ordered for gap in result.stale), *self.stale_listed]
 
     @property
     def stale_listed(self) -> list[str]:
-        """The stale gaps that belong to no entry: of entries that do not exist, and of single calls."""
-        return [*self.stale_entries, *self.stale_calls]
+        """The stale gaps that belong to no entry, in a whole run with all samples.
 
-    @property
-    def stale_entries(self) -> list[str]:
-        """The known gaps of entries that do not exist."""
+        They are gaps of entries that do not exist, and gaps of single calls that explain nothing.
+        """
         if not (self.whole and self.options.full):
             return []
         names = [result.entry.name for result in self.ordered]
-        listed = [(gap.entry, gap.reason) for gap in known_gaps().samples]
-        listed += [(gap.entry, gap.reason) for gap in known_gaps().nondeterministic]
-        return [
+        seen = list(map(row_name, self.counted("checked")))
+        explained = self.counted("gaps")
+        gaps = known_gaps()
+        listed = [(gap.entry, gap.reason) for gap in gaps.samples]
+        listed += [(gap.entry, gap.reason) for gap in gaps.nondeterministic]
+        stale = [
             f"{entry}: a known gap names this entry, which does not exist ({reason})"
             for entry, reason in listed
             if not fnmatch.filter(names, entry)
         ]
-
-    @property
-    def stale_calls(self) -> list[str]:
-        """The known gaps of single calls that explain nothing in a whole run with all samples."""
-        if not (self.whole and self.options.full):
-            return []
-        seen = [op.replace(".", "::", 1).removesuffix(".default") for op in self.counted("checked")]
-        explained = self.counted("gaps")
-        return [
-            f"{gap.op} on {self.options.device}: the known gap ({gap.kind}: {gap.reason}) explains nothing"
-            for gap in known_gaps().calls
-            if (self.options.fake or not gap.fake)
-            and any(fnmatch.filter(seen, op) for op in gap.ops)
-            and gap.reason not in explained
-        ]
+        for gap in gaps.calls:
+            ran = (self.options.fake or not gap.fake) and any(fnmatch.filter(seen, op) for op in gap.ops)
+            if ran and gap.reason not in explained:
+                stale.append(
+                    f"{gap.op} on {self.options.device}: the known gap ({gap.kind}: {gap.reason}) explains nothing"
+                )
+        return stale
 
     @property
     def rows(self) -> list[str]:
@@ -120,6 +119,11 @@ class Report:
         seen = set(self.rows)
         return [row for row in _rows_with_a_policy(self.options.device_type) if row not in seen]
 
+    @property
+    def unreached(self) -> list[str]:
+        """The rows that a whole run with all samples did not reach."""
+        return self.rows_not_reached if self.whole and self.options.full else []
+
     def counted(self, name: str) -> Counter[str]:
         """Adds up one of the results' mappings: "gaps", "nondeterministic", "checked" or "no_rule"."""
         total: Counter[str] = Counter()
@@ -132,7 +136,7 @@ class Report:
         """The figures of the summary table.
 
         Example:
-            >>> Report({}, Options(), 0, {}).totals["mismatches"]
+            >>> ParityReport({}, Options(), 0, {}).totals["mismatches"]
             0
         """
         results = self.results.values()
@@ -161,7 +165,7 @@ class Report:
         """The exit status: 0 no mismatch, 1 a mismatch or a stale gap, 2 nothing was checked, 130 interrupted.
 
         Example:
-            >>> Report({}, Options(), 0, {}).status
+            >>> ParityReport({}, Options(), 0, {}).status
             2
         """
         if self.interrupted:
@@ -172,28 +176,113 @@ class Report:
             return _NOTHING_CHECKED
         return _FOUND if self.unreached else _OK
 
-    @property
-    def unreached(self) -> list[str]:
-        """The rows that a whole run with all samples did not reach."""
-        return self.rows_not_reached if self.whole and self.options.full else []
+    def content(self) -> Content:
+        """Returns all that the report says to people: totals, mismatches, known gaps, and what was not compared."""
+        options, t = self.options, self.totals
+        versions = [f"{name} {self.about[name]}" for name in ("torch", "torch_promote", "python") if name in self.about]
+        words = [options.device, *["quick"] * options.quick, *["stock only"] * options.stock_only, *versions]
+        calls, ops = t["calls_checked"] + t["calls_without_rule"], t["ops_checked"] + t["ops_without_rule"]
+        refused = "samples that raise" if options.stock_only else "samples that raise the same error under both"
+        part = t["entries"] != t["entries_chosen"]
+        facts: list[Fact] = [
+            ("device", self.about.get("device", options.device)),
+            ("rows checked", f"{t['rows']} of {t['rows_with_policy']}", f"with a policy on {options.device_type}"),
+            ("entries", f"{t['entries']:,}", f"of {t['entries_chosen']:,}, shard {', '.join(self.shards)}" * part),
+            ("samples", f"{t['samples']:,}", f"autocast dtype {dtype_name(options.lower)}"),
+            ("refused", f"{t['refused']:,}", refused),
+            ("stock raised", f"{t['stock_raised']:,}", "where ours returns a result on purpose"),
+            ("without bits", f"{t['nondeterministic']:,}", "samples of nondeterministic ops"),
+            ("calls checked", f"{t['calls_checked']:,} of {calls:,}", "compared with the reference"),
+            ("ops without a rule", f"{t['ops_without_rule']:,}", f"of {ops:,} overloads that ran"),
+            ("mismatches", f"{t['mismatches']:,}"),
+            ("known gaps", f"{t['gaps']:,}", "differences with a reason"),
+            ("stale gaps", f"{t['stale_gaps']:,}"),
+            ("seconds", f"{t['seconds']:,.1f}", "sum of all shards" * (len(self.shards) > 1)),
+        ]
+        if self.about.get("default_policy"):
+            facts.append(("default policy", self.about["default_policy"], "in force for ours, not for stock"))
+        found = [(m.entry, m.sample, m.kind, m.what, m.text, m.reproduce) for m in self.mismatches]
+        columns = ("entry", "sample", "kind", "what", Column("text", "code"), Column("reproduce with", "code"))
+        parts: list[Part] = [
+            Listing("mismatches", list(map(_mismatch_text, self.mismatches)), _SHOWN, "terminal", wrap=False),
+            Table("mismatches", columns, found, where="page"),
+            Listing("stale known gaps, to be removed from the list", self.stale, _SHOWN),
+            Table("known gaps", ("reason", "differences"), self.counted("gaps").most_common()),
+            Table("compared without bits", ("reason", "samples"), self.counted("nondeterministic").most_common()),
+            Listing("samples that PyTorch cannot make", list(self._not_generated()), _SHOWN),
+            Table("ops without a rule", ("op", "calls"), sorted(self.counted("no_rule").items()), _SHOWN),
+            Listing("rows not reached", self.rows_not_reached if self.whole else [], _SHOWN),
+        ]
+        verdicts = {
+            _OK: "No mismatch, and no stale known gap.",
+            _FOUND: f"Mismatches: {t['mismatches']}. Stale gaps: {t['stale_gaps']}.",
+            _NOTHING_CHECKED: "Nothing was checked.",
+            _INTERRUPTED: f"Interrupted after {len(self.results)} of {self.entries} entries.",
+        }
+        return Content(f"parity: {', '.join(words)}", verdicts[self.status], facts, parts, good=self.status == _OK)
+
+    def _not_generated(self) -> Iterator[str]:
+        for result in self.ordered:
+            for dtype, why in result.not_generated.items():
+                yield f"{result.entry.name}, {dtype}: {why}"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as plain data, for JSON."""
+        entries = []
+        for position in sorted(self.results):
+            data = encode(self.results[position])
+            for name in ("checked", "no_rule"):
+                data[name] = dict(sorted(data[name].items()))
+            named = {"position": position, **data.pop("entry")}
+            entries.append({**named, **data, "mismatches": len(data["mismatches"])})
         return {
             "format": _FORMAT,
             **self.about,
-            "options": asdict(self.options),
+            "options": encode(self.options),
             "shards": list(self.shards),
             "interrupted": self.interrupted,
             "status": self.status,
             "totals": self.totals,
             "rows_not_reached": self.rows_not_reached,
-            "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
-            "entries": [_entry_data(position, self.results[position]) for position in sorted(self.results)],
+            "mismatches": encode(self.mismatches),
+            "entries": entries,
         }
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> Report:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Returns the report whose `to_dict` returned the data.
+
+        Raises:
+            KeyError, TypeError, ValueError: The data is incomplete or was changed.
+        """
+        mismatches: dict[str, list[Any]] = {}
+        for mismatch in data["mismatches"]:
+            mismatches.setdefault(mismatch["entry"], []).append(mismatch)
+        results = {
+            entry["position"]: decode_fields(
+                EntryResult, {**entry, "entry": entry, "mismatches": mismatches.get(entry["name"], [])}
+            )
+            for entry in data["entries"]
+        }
+        report = cls(
+            about={name: data[name] for name in about("")},
+            options=decode_fields(Options, data["options"]),
+            entries=data["totals"]["entries_chosen"],
+            results=results,
+            shards=tuple(data["shards"]),
+            seconds=data["totals"]["seconds"],
+            interrupted=data["interrupted"],
+        )
+        again = json.loads(json.dumps(report.to_dict()))
+        for name in ("options", "mismatches", "entries"):
+            if again[name] != data[name]:
+                raise ValueError(f"{name} were changed")
+        if not all(0 <= position < report.entries for position in results):
+            raise ValueError("an entry has a position that does not exist")
+        return report
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Self:
         """Reads a report from the JSON of `to_dict`.
 
         Args:
@@ -205,21 +294,27 @@ class Report:
         """
         try:
             data = json.loads(text)
-            if data["format"] != _FORMAT:
-                raise OptionError(f"{where} has format {data['format']}; this version reads format {_FORMAT}.")
-            return cls(
-                about={name: data.get(name, "") if name in _NEW else data[name] for name in about("")},
-                options=Options(**{name: _tuple(value) for name, value in data["options"].items()}),
-                entries=data["totals"]["entries_chosen"],
-                results=_results(data),
-                shards=tuple(data["shards"]),
-                seconds=data["totals"]["seconds"],
-                interrupted=data["interrupted"],
-            )
+            if data["format"] == _FORMAT:
+                return cls.from_dict(data)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, OptionError):
-                raise
             raise OptionError(f"{where} was not written by `torch-promote parity --json` ({error!r}).") from error
+        raise OptionError(f"{where} has format {data['format']}; this version reads format {_FORMAT}.")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads a report that `torch-promote parity --json`, or `save`, wrote."""
+        return cls.from_json(Path(path).read_text(encoding="utf-8"), os.fspath(path))
+
+    def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
+        """Returns the formats of `save`: a page, JSON, and JUnit XML."""
+        return {**super().formats(), ".xml": ("JUnit XML", lambda: junit(self))}
+
+
+def _mismatch_text(mismatch: SampleMismatch) -> str:
+    sample = f", sample {mismatch.sample}" if mismatch.sample else ""
+    first = f"{mismatch.entry}{sample}: {mismatch.kind}, {mismatch.what}"
+    lines = [*mismatch.text.splitlines(), f"reproduce with: {mismatch.reproduce}"]
+    return "\n    ".join([first, *lines])
 
 
 def about(device: str) -> dict[str, str]:
@@ -243,7 +338,7 @@ def about(device: str) -> dict[str, str]:
     }
 
 
-def merged(reports: Sequence[Report]) -> Report:
+def merged(reports: Sequence[ParityReport]) -> ParityReport:
     """Merges the reports of all shards of a run.
 
     Args:
@@ -290,46 +385,13 @@ def _rows_with_a_policy(device_type: str) -> list[str]:
     return [name for name in with_policy if name in names]
 
 
-def _entry_data(position: int, result: EntryResult) -> dict[str, Any]:
-    data = asdict(result)
-    del data["entry"]
-    data["mismatches"] = len(result.mismatches)
-    data["rows"] = sorted(result.rows)
-    for name in ("checked", "no_rule"):
-        data[name] = dict(sorted(data[name].items()))
-    return {"position": position, "name": result.entry.name, "source": result.entry.source, **data}
-
-
-def _results(data: Mapping[str, Any]) -> dict[int, EntryResult]:
-    mismatches: dict[str, list[SampleMismatch]] = {}
-    for mismatch in data["mismatches"]:
-        mismatches.setdefault(mismatch["entry"], []).append(SampleMismatch(**mismatch))
-    results = {}
-    for entry in data["entries"]:
-        fields = {name: _tuple(value) for name, value in entry.items() if name not in ("position", "name", "source")}
-        fields |= {"mismatches": tuple(mismatches.pop(entry["name"], ())), "rows": frozenset(fields["rows"])}
-        if not 0 <= entry["position"] < data["totals"]["entries_chosen"] or entry["position"] in results:
-            raise ValueError(f"no entry has position {entry['position']}")
-        result = EntryResult(Entry(entry["name"], entry["source"]), **fields)
-        if json.loads(json.dumps(_entry_data(entry["position"], result))) != entry:
-            raise ValueError(f"entry {entry['name']} has other fields")
-        results[entry["position"]] = result
-    if mismatches:
-        raise ValueError(f"mismatches of {', '.join(mismatches)}, which are not in the run")
-    return results
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 # --- JUnit XML, with one test case for each entry
 
 #: The characters that XML 1.0 cannot hold.
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit(report: Report) -> str:
+def junit(report: ParityReport) -> str:
     """Returns a report as JUnit XML.
 
     An entry fails if it has a mismatch or a stale gap, is an error if its process died, and is skipped if none of its
@@ -343,7 +405,7 @@ def junit(report: Report) -> str:
 
     Example:
         >>> from torch_promote.parity.model import Options
-        >>> "testsuites" in junit(Report({}, Options(), 0, {}))
+        >>> "testsuites" in junit(ParityReport({}, Options(), 0, {}))
         True
     """
     suite = ElementTree.Element("testsuite", name="torch-promote parity")
@@ -369,7 +431,7 @@ def junit(report: Report) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _options(report: Report) -> dict[str, str]:
+def _options(report: ParityReport) -> dict[str, str]:
     options = report.options
     return {
         "options.device": options.device,
@@ -379,7 +441,7 @@ def _options(report: Report) -> dict[str, str]:
     }
 
 
-def _case(report: Report, result: EntryResult) -> ElementTree.Element:
+def _case(report: ParityReport, result: EntryResult) -> ElementTree.Element:
     place = f"parity.{report.options.device}.{result.entry.source}"
     case = ElementTree.Element("testcase", classname=place, name=result.entry.name, time=f"{result.seconds:.3f}")
     crashes = [mismatch for mismatch in result.mismatches if mismatch.kind == "crash"]

@@ -153,8 +153,8 @@ def run_entry(entry: Entry, options: Options) -> EntryResult:
 
     Example:
         >>> result = run_entry(Entry("aten::mm", "row"), Options("cpu", dtypes=("float32",)))
-        >>> result.samples, result.mismatches, sorted(result.rows)
-        (6, (), ['aten::mm'])
+        >>> result.samples, result.mismatches, result.rows
+        (6, (), ('aten::mm',))
     """
     started = time.perf_counter()
     run = EntryRun(entry, options)

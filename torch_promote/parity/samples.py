@@ -30,8 +30,9 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from torch_promote.checking.comparison import copy_with_strides
-from torch_promote.parity.model import DENSE_ONLY, Entry, Options, dtype_name
+from torch_promote.parity.model import DENSE_ONLY, Entry, Options
 from torch_promote.parity.row_samples import KINDS, MIXED, MIXED_LOWER_FIRST, SAMPLES, Make, dtypes_of
+from torch_promote.reference.dtypes import dtype_name
 
 __all__ = [
     "DTYPES",

@@ -89,17 +89,10 @@ def to_data(changes: Iterable[Change], modules: Tables = ()) -> dict[str, Any]:
 
 
 def from_data(data: Mapping[str, Any], source: str = "the policy") -> tuple[Entries, Tables]:
-    """Checks plain data and returns its entries, and its tables for modules.
+    """Checks plain data and returns its entries, and its tables for modules. Errors name the source.
 
-    Args:
-        data: What `to_data` returns, or the same structure written by hand. Of the versions, only `format` is required.
-        source: The name of the file or object, for errors.
-
-    Returns:
-        The policy of each overload on each device type that the data names, and the tables.
-
-    Raises:
-        PolicyError: An entry is unknown, illegal or repeated.
+    The data is what `to_data` returns, or the same structure written by hand. Of the versions, only `format` is
+    required.
 
     Example:
         >>> from_data({"format": 1, "cuda": {"mm.default": "keep"}})

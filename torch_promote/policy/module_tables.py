@@ -49,13 +49,7 @@ Tables = tuple[tuple[str, Table], ...]
 
 
 def parse_tables(tables: Mapping[Any, Any]) -> dict[str, Table]:
-    """Checks tables as a user writes them.
-
-    Args:
-        tables: Maps names or patterns of modules to "fp32", "off" or overrides.
-
-    Raises:
-        PolicyError: A name is not a str, an op or a policy does not exist or is not legal, or a table is empty.
+    """Checks tables as a user writes them: names or patterns of modules, with "fp32", "off" or overrides.
 
     Example:
         >>> parse_tables({"head": "fp32", "blocks.*": {"softmax.int": "lower"}})["blocks.*"]
@@ -83,11 +77,7 @@ def _parse(name: object, table: object) -> Table:
 
 
 def check_name(name: object) -> str:
-    """Returns the name of modules, or a pattern of names.
-
-    Raises:
-        PolicyError: It is not a str, or contains a surrogate, which no file can hold.
-    """
+    """Returns the name of modules, or a pattern of names. Raises unless it is a str that a file can hold."""
     if not isinstance(name, str):
         raise PolicyError(
             f"a policy names modules by a str, such as 'blocks.*.attn', got {name!r}. To select by class, use "
@@ -101,11 +91,7 @@ def check_name(name: object) -> str:
 
 
 def check_whole(policy: object, place: str) -> str:
-    """Returns the policy of a whole module.
-
-    Raises:
-        PolicyError: It is not one of `WHOLE`. `place` starts the text.
-    """
+    """Returns the policy of a whole module. Raises unless it is one of `WHOLE`; `place` starts the text."""
     if policy not in WHOLE:
         close = did_you_mean(policy, WHOLE) if isinstance(policy, str) else ""
         raise PolicyError(
@@ -170,16 +156,14 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-# --- the functions that find the modules. They are in modules/, which may import this folder but not the reverse
-
 _library: list[Callable[[], Any]] = []
 
 
 def set_library(load: Callable[[], Any]) -> None:
-    """Sets the function that imports what has `apply(policy, model)` and `bind(policy, model)`."""
+    """Sets a function that imports torch_promote.regions.module_policies, which this folder may not import."""
     _library[:] = [load]
 
 
 def library() -> Any:
-    """Returns what `set_library` was told of."""
+    """Returns that module, whose `apply` and `bind` find the modules of a model."""
     return _library[0]()

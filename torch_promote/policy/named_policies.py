@@ -34,16 +34,11 @@ _SAFE = (CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_
 
 
 def stock_policy(overload: str, device_type: str) -> CastPolicy | None:
-    """Returns the stock policy of an overload in the running PyTorch.
+    """Returns the stock policy of an overload in the running PyTorch on "cpu" or "cuda".
 
-    Args:
-        overload: Its full name.
-        device_type: "cpu" or "cuda".
-
-    Returns:
-        The policy of its row; `fallthrough` if the row has none for the device type, or PyTorch does not register it.
-        None: the table does not know, because the overload has no row, or because PyTorch or a library registers it on
-        a device type for which its row has no policy.
+    That is the policy of its row, or `fallthrough` if the row has none for the device type, or PyTorch does not
+    register it. None: the table does not know, because the overload has no row, or because PyTorch or a library
+    registers it on a device type for which its row has no policy.
 
     Example:
         >>> stock_policy("aten::mm", "cpu"), stock_policy("aten::relu", "cpu")
@@ -69,11 +64,7 @@ def _column(device_type: str) -> Mapping[str, CastPolicy | None]:
 
 
 def named_changes(name: str, registered: Iterable[tuple[str, str]] = ()) -> Iterator[Change]:
-    """Yields the entries of a named policy. Some may be equal to stock's.
-
-    Args:
-        name: One of `MEANINGS`.
-        registered: The ops that `register_policy` was called for, with their device types, for `off`.
+    """Yields the entries of a named policy. Some may be equal to stock's. `off` needs the ops of `registered_ops`.
 
     Example:
         >>> ("aten::exp", "cpu", CastPolicy.fp32) in named_changes("cuda")

@@ -137,43 +137,12 @@ Tensor.norm                           linalg_vector_norm linalg_matrix_norm
 Tensor.resize
 Tensor.resize_as
 Tensor.unique                         _unique2 unique_dim
-Tensor.__add__                        add
-Tensor.__eq__                         eq
-Tensor.__floordiv__                   floor_divide
-Tensor.__ge__                         ge
-Tensor.__getitem__                    index select slice
-Tensor.__gt__                         gt
-Tensor.__iadd__                       add_
-Tensor.__idiv__                       div_
-Tensor.__imul__                       mul_
-Tensor.__isub__                       sub_
-Tensor.__le__                         le
-Tensor.__lt__                         lt
-Tensor.__matmul__                     matmul
-Tensor.__mod__                        remainder
-Tensor.__mul__                        mul
-Tensor.__ne__                         ne
-Tensor.__radd__                       add
-Tensor.__rdiv__                       reciprocal mul
-Tensor.__rmatmul__                    matmul
-Tensor.__rmod__                       remainder
-Tensor.__rmul__                       mul
-Tensor.__rpow__                       pow
-Tensor.__rsub__                       rsub
-Tensor.__setitem__                    index_put_ copy_
-Tensor.__sub__                        sub
-Tensor.__truediv__                    div
 """
 
 
 @functools.cache
 def called_ops() -> Mapping[str, tuple[str, ...]]:
-    """Returns the ops that functions call, where these are not the op of the same name.
-
-    Example:
-        >>> called_ops()["F.cross_entropy"], called_ops()["F.softmin"]
-        (('cross_entropy_loss',), ('neg', 'softmax'))
-    """
+    """Returns the ops that functions call, where these are not the op of the same name."""
     rows = (line.split() for line in _CALLED_OPS.strip().splitlines())
     return MappingProxyType({function: tuple(ops) for function, *ops in rows})
 
@@ -202,14 +171,7 @@ _MODULES = {"torch.functional": "torch", "torch.nn.functional": "F", "torch._ten
 
 
 def op_of_function(function: object, shown: str = "") -> str:
-    """Returns the op that a function or method of PyTorch calls, with its namespace.
-
-    Args:
-        function: The function or method.
-        shown: What the user wrote, if not the function itself.
-
-    Raises:
-        PolicyError: It is a module, no function of PyTorch, or one that calls no op, or several.
+    """Returns the op that a function or method of PyTorch calls; errors show it as the user wrote it.
 
     Example:
         >>> op_of_function(torch.mm), op_of_function(torch.Tensor.softmax), op_of_function(functional.cross_entropy)
@@ -289,18 +251,11 @@ def is_python_name(name: str) -> bool:
 
 
 def op_of_python_name(name: str) -> str | None:
-    """Returns the op that a name in Python stands for, as `op_of_function`. None: nothing has the name.
-
-    Args:
-        name: A name for which `is_python_name` is true. One that starts with "torch.ops." is only rewritten.
-
-    Raises:
-        PolicyError: The name is that of a module, or of a function that calls no op, or several.
+    """Returns the op that a name in Python stands for. One that starts with "torch.ops." is only rewritten.
 
     Example:
         >>> op_of_python_name("F.cross_entropy"), op_of_python_name("torch.ops.aten.softmax.int")
         ('aten::cross_entropy_loss', 'aten::softmax.int')
-        >>> op_of_python_name("torch.sofmax")
     """
     if name.startswith("torch.ops."):
         return name.removeprefix("torch.ops.").replace(".", "::", 1)

@@ -165,12 +165,7 @@ def op_table() -> tuple[Row, ...]:
 
 @functools.cache
 def rows_by_name() -> Mapping[str, Row]:
-    """Returns the rows of the table by full name.
-
-    Example:
-        >>> rows_by_name()["aten::mm"].cpu
-        <CastPolicy.lower_precision_fp: 'lower_precision_fp'>
-    """
+    """Returns the rows of the table by full name."""
     return MappingProxyType({row.name: row for row in op_table()})
 
 
@@ -193,14 +188,8 @@ def schema_of(op: Row | str) -> torch._C.FunctionSchema | None:
 def registered(device_type: str) -> frozenset[str]:
     """Returns the ops that now have a kernel on the stock autocast key of a device type.
 
-    The result is not cached, since a library may register an op at any time.
-
-    Args:
-        device_type: "cpu", "cuda", "xpu", "mps". A PyTorch build without CUDA registers the CUDA ops too. PrivateUse1
-            is not available: this package uses its autocast key.
-
-    Raises:
-        UnsupportedDeviceError: The running PyTorch registers no op for autocast on this device type.
+    A PyTorch build without CUDA registers the CUDA ops too. PrivateUse1 is not available: this package uses its
+    autocast key. The result is not cached, since a library may register an op at any time.
 
     Example:
         >>> "aten::mm" in registered("cpu"), "aten::softmax.int" in registered("cpu")

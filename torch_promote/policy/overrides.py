@@ -35,19 +35,12 @@ LEGAL_DEVICES = f" Legal: {', '.join(map(repr, DEVICE_TYPES))}."
 
 
 def parse_overrides(overrides: Mapping[Any, Any]) -> tuple[tuple[str, CastPolicy | torch.dtype], ...]:
-    """Checks overrides, and returns the policy of each overload that they select.
+    """Checks overrides, and returns pairs of an overload's full name and its policy, in the order of `in_order`.
 
     Args:
         overrides: Maps ops, named as in `find_overloads`, to policies: the name of a cast policy, a `CastPolicy`, a
             floating `torch.dtype` or its name. If a key selects several overloads, those for which the
-            policy is legal get it.
-
-    Returns:
-        Pairs of an overload's full name and its policy, in the order of `in_order`.
-
-    Raises:
-        PolicyError: An op or a policy does not exist, a policy is not legal for an op, or two names, or two patterns,
-            give the same overload different policies. (A name takes precedence over a pattern.)
+            policy is legal get it. A name takes precedence over a pattern.
 
     Example:
         >>> [(name, policy.value) for name, policy in parse_overrides({"mm.out": "match_self", "mm.default": "lower"})]
@@ -100,17 +93,7 @@ def spell_overrides(overrides: Mapping[Any, Any]) -> str:
 
 
 def select(key: object, value: object) -> tuple[CastPolicy | torch.dtype, tuple[str, ...]]:
-    """Returns a policy, and the overloads that a key selects and for which the policy is legal.
-
-    Args:
-        key: An op, named as in `find_overloads`.
-        value: A policy, written as in `parse_overrides`.
-
-    Returns:
-        The policy, and one or more full names.
-
-    Raises:
-        PolicyError: The op or the policy does not exist, or the policy is legal for none of the overloads.
+    """Returns a policy, and the overloads that a key selects and for which the policy is legal: one or more.
 
     Example:
         >>> policy, overloads = select("softmax", "fp32")
@@ -140,15 +123,10 @@ def _illegal_for_all(key: str, policy: CastPolicy | torch.dtype, reasons: Mappin
 
 
 def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:
-    """Returns the policy that a user's value stands for.
+    """Returns the policy that a user's value stands for: a `CastPolicy`, a floating `torch.dtype`, or the name of one.
 
-    Args:
-        value: A `CastPolicy` or its name, a floating `torch.dtype` or its name. "fp16" and "fp32" are names of
-            policies: "fp16" is another name of `lower_precision_fp`, as "lower" is.
-        op: The op that the policy is for, which starts the error text. Empty: errors name no op.
-
-    Raises:
-        PolicyError: The value is none of these.
+    "fp16" and "fp32" are names of policies: "fp16" is another name of `lower_precision_fp`, as "lower" is. The op that
+    the policy is for starts the error text.
 
     Example:
         >>> parse_policy("lower"), parse_policy("half"), parse_policy("bf16")
@@ -197,12 +175,7 @@ def advice_for(value: object) -> str:
 
 
 def check_device_types(device_type: object) -> tuple[str, ...]:
-    """Returns the device types that a user names: one, a sequence of them, or None for all.
-
-    Raises:
-        DeviceTypeError: A device type is not a str, or a sequence is empty or has duplicates.
-        UnsupportedDeviceError: This package has no policies for a device type.
-    """
+    """Returns the device types that a user names: one, a sequence of them, or None for all."""
     names = DEVICE_TYPES if device_type is None else (device_type,) if isinstance(device_type, str) else device_type
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
         raise DeviceTypeError(

@@ -33,12 +33,7 @@ __all__ = [
 
 
 class Kind(enum.IntEnum):
-    """The kinds of dtypes, ranked: an operand of a higher kind takes precedence over one of a lower kind.
-
-    Example:
-        >>> Kind.INTEGRAL < Kind.FLOATING
-        True
-    """
+    """The kinds of dtypes, ranked: an operand of a higher kind takes precedence over one of a lower kind."""
 
     BOOL = 0
     INTEGRAL = 1
@@ -48,12 +43,7 @@ class Kind(enum.IntEnum):
 
 
 class Family(enum.Enum):
-    """The families of dtypes that promotion distinguishes.
-
-    Example:
-        >>> Family("float8")
-        <Family.FLOAT8: 'float8'>
-    """
+    """The families of dtypes that promotion distinguishes."""
 
     BOOL = "bool"
     INTEGER = "integer"
@@ -153,12 +143,7 @@ _TO_COMPLEX.setdefault(torch.bfloat16, torch.complex64)
 
 
 def typecode(dtype: torch.dtype) -> str | None:
-    """Returns a dtype's typecode, or None if the promotion table has no row for it.
-
-    Example:
-        >>> typecode(torch.bfloat16), typecode(torch.uint16)
-        ('bf', None)
-    """
+    """Returns a dtype's typecode, or None if the promotion table has no row for it."""
     return _CODE_OF.get(dtype)
 
 
@@ -178,21 +163,12 @@ def family(dtype: torch.dtype) -> Family:
 
 
 def kind(dtype: torch.dtype) -> Kind:
-    """Returns a dtype's kind.
-
-    Example:
-        >>> kind(torch.float8_e5m2)
-        <Kind.FLOATING: 2>
-    """
+    """Returns a dtype's kind."""
     return _CLASS[dtype][1]
 
 
 def is_floating(dtype: torch.dtype) -> bool:
     """Whether a dtype is floating. float8 and float4 dtypes are, complex dtypes are not.
-
-    Example:
-        >>> is_floating(torch.float8_e4m3fn), is_floating(torch.complex64)
-        (True, False)
 
     Source: c10/core/ScalarType.h, isFloatingType (v2.13).
     """
@@ -201,10 +177,6 @@ def is_floating(dtype: torch.dtype) -> bool:
 
 def is_complex(dtype: torch.dtype) -> bool:
     """Whether a dtype is complex.
-
-    Example:
-        >>> is_complex(torch.complex32)
-        True
 
     Source: c10/core/ScalarType.h, isComplexType (v2.13).
     """
@@ -250,10 +222,6 @@ def to_complex(dtype: torch.dtype) -> torch.dtype | None:
 def to_real(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype of a complex dtype's parts. Any other dtype is returned unchanged.
 
-    Example:
-        >>> to_real(torch.complex64), to_real(torch.int8)
-        (torch.float32, torch.int8)
-
     Source: c10/core/ScalarType.h, toRealValueType (v2.13).
     """
     return _TO_REAL.get(dtype, dtype)
@@ -261,10 +229,6 @@ def to_real(dtype: torch.dtype) -> torch.dtype:
 
 def default_complex(default_dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype of complex Python numbers under a default dtype.
-
-    Example:
-        >>> default_complex(torch.float16), default_complex(torch.bfloat16)
-        (torch.complex32, torch.complex64)
 
     Source: c10/core/DefaultDtype.cpp, set_default_dtype (v2.13).
     """

@@ -64,12 +64,7 @@ _KIND_WORDS = {
 
 
 def listed(items: Sequence[str]) -> str:
-    """Returns items as a list in a sentence.
-
-    Example:
-        >>> listed(["a", "b", "c"])
-        'a, b and c'
-    """
+    """Returns items as a list in a sentence."""
     return " and ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
 
 

@@ -268,10 +268,6 @@ def number_dtype(number: Number, default_dtype: torch.dtype | None = None) -> to
     Raises:
         PromotionError: The int fits neither int64 nor uint64, or the value is not a number.
 
-    Example:
-        >>> number_dtype(5.5, default_dtype=torch.float64), number_dtype(2**63)
-        (torch.float64, torch.uint64)
-
     Source: aten/src/ATen/ScalarOps.h, scalar_to_tensor (v2.13); aten/src/ATen/native/TypeProperties.cpp,
     update_result_type_state (v2.13).
     """

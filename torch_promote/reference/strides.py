@@ -39,10 +39,6 @@ _FORMATS = {torch.channels_last: (1, 3, 2, 0), torch.channels_last_3d: (1, 4, 3,
 def contiguous_strides(shape: Sizes) -> Sizes:
     """Returns the strides of a contiguous tensor. A size of 0 counts as 1.
 
-    Example:
-        >>> contiguous_strides((2, 0, 3))
-        (3, 3, 1)
-
     Source: c10/core/TensorImpl.h, empty_tensor_restride (v2.13).
     """
     strides = []
@@ -57,10 +53,6 @@ def contiguous_strides(shape: Sizes) -> Sizes:
 def strides_along(shape: Sizes, perm: Sequence[int]) -> Sizes:
     """Returns the strides of a dense tensor with its dimensions in the order `perm`, innermost first.
 
-    Example:
-        >>> strides_along((2, 3, 4), [0, 2, 1])
-        (1, 8, 2)
-
     Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compatible_stride (v2.13).
     """
     strides = [0] * len(shape)
@@ -73,10 +65,6 @@ def strides_along(shape: Sizes, perm: Sequence[int]) -> Sizes:
 
 def is_contiguous(shape: Sizes, strides: Sizes) -> bool:
     """Whether a tensor is contiguous. Dimensions of size 1 may have any stride.
-
-    Example:
-        >>> is_contiguous((2, 1, 3), (3, 99, 1))
-        True
 
     Source: c10/core/Contiguity.h, _compute_contiguous (v2.13).
     """
@@ -160,10 +148,6 @@ def suggest_memory_format(shape: Sizes, strides: Sizes, exact_match: bool = Fals
 
 def has_internal_overlap(shape: Sizes, strides: Sizes) -> bool:
     """Whether a tensor uses an element of memory twice, as an expanded tensor does.
-
-    Example:
-        >>> has_internal_overlap((2, 3), (0, 1)), has_internal_overlap((2, 3), (1, 1))
-        (True, False)
 
     Source: aten/src/ATen/MemoryOverlap.cpp, has_internal_overlap (v2.13).
     """

@@ -259,10 +259,6 @@ def wrap_number(number: Number) -> Operand:
     Raises:
         PromotionError: The value is not a number, or is an int that fits no dtype.
 
-    Example:
-        >>> wrap_number(5.5).dtype, wrap_number(True).dtype
-        (torch.float64, torch.bool)
-
     Source: aten/src/ATen/ScalarOps.h, scalar_to_tensor (v2.13).
     """
     return Operand(number_dtype(number, torch.float64), (), (), "cpu", True)

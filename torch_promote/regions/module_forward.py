@@ -30,7 +30,6 @@ from typing import Any
 import torch
 import torch.fx
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map
 
 from torch_promote._C import HeldChange
@@ -52,8 +51,8 @@ __all__ = [
     "policies_in_force",
     "policy_of",
     "run_under",
-    "suspended",
     "traced_by_fx",
+    "without_module_policies",
 ]
 
 
@@ -212,7 +211,6 @@ _packed_inside._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 _ATTRIBUTE = "_torch_promote_policy"
 _TABLES = "_torch_promote_tables"
-_OWN_COPIERS = ("__deepcopy__", "__reduce_ex__")
 _MODULE = "_torch_promote_module"  # keyword argument: the module that is called
 
 
@@ -327,41 +325,6 @@ def _look_like(wrapper: Any, wrapped: Callable[..., Any], bound: Callable[..., A
         wrapper.__signature__ = inspect.signature(bound)
 
 
-class _Copier(_Bound):
-    """The attribute `__deepcopy__` or `__reduce_ex__` of a module whose class defines it: the copy has the policy."""
-
-    def __call__(self, argument: Any) -> Any:
-        module, name = self.__self__, self._rest[0]
-        made = getattr(type(module), name)(module, argument)
-        if name == "__reduce_ex__":
-            function, arguments, *rest = made
-            if rest and isinstance(rest[0], dict):
-                rest[0] = _without_tables(rest[0], module)
-            if policy_of(module) is None:
-                return function, arguments, *rest
-            return _rebuild, (function, arguments, policy_of(module)), *rest
-        if isinstance(made, nn.Module):
-            made.__dict__ = _without_tables(made.__dict__, made)
-            attach(made, policy_of(module))
-        return made
-
-
-def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...], policy: ModulePolicy | None) -> Any:
-    module = function(*arguments)
-    if "_forward_pre_hooks" in module.__dict__:  # otherwise the state that is restored next contains the policy
-        attach(module, policy)
-    return module
-
-
-def _own_copiers(kind: type[nn.Module], with_attributes: bool) -> Iterator[str]:
-    """The special methods with which a class copies or pickles its modules, without their attributes or with them."""
-    copies = getattr(kind, "__deepcopy__", None)
-    if copies is not None and (with_attributes or copies.__module__ != parametrize.__name__):  # which copies them all
-        yield "__deepcopy__"
-    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
-        yield "__reduce_ex__"
-
-
 def attach(module: nn.Module, policy: ModulePolicy | None) -> None:
     """Sets the module's policy, replacing any previous one. None: does nothing."""
     if policy is None:
@@ -397,7 +360,7 @@ def detach_table(module: nn.Module, number: int, policy: ModulePolicy) -> None:
 
 def _drop_tables(attributes: dict[str, Any]) -> None:
     attributes.pop("__getstate__", None)
-    del attributes[_TABLES]  # last: after an interrupt, it shows that something is left to do
+    del attributes[_TABLES]
 
 
 class _StateWithoutTables(_Bound):
@@ -425,8 +388,6 @@ def _without_tables(attributes: dict[str, Any], module: nn.Module) -> dict[str, 
 def _prepare(module: nn.Module) -> None:
     """Gives the module what applies its policies."""
     _own_forward(module)
-    for name in _own_copiers(type(module), _TABLES in module.__dict__):
-        module.__dict__.setdefault(name, _Copier(module, name))
     if _call_as_itself not in module._forward_pre_hooks.values():
         module.register_forward_pre_hook(_call_as_itself, with_kwargs=True)
 
@@ -457,25 +418,31 @@ def detach(module: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def suspended(module: nn.Module) -> Iterator[None]:
-    """Has the module's own policy not hold in a block. What applies it stays in its place."""
-    policy = module.__dict__.pop(_ATTRIBUTE, None)
+def without_module_policies(model: nn.Module) -> Iterator[None]:
+    """Suspends the policies that `set_module_policy` has set on a model's modules during a block.
+
+    Example:
+        >>> from torch_promote import set_module_policy
+        >>> model = nn.Linear(3, 4)
+        >>> set_module_policy(model, {"": "fp32"})
+        >>> with without_module_policies(model), torch.autocast("cpu"):
+        ...     model(torch.ones(1, 3)).dtype
+        torch.bfloat16
+    """
+    suspended = [(module, module.__dict__.pop(_ATTRIBUTE)) for module in model.modules() if policy_of(module)]
     try:
         yield
     finally:
-        if policy is not None:
+        for module, policy in suspended:
             module.__dict__.setdefault(_ATTRIBUTE, policy)
 
 
 def _restore(attributes: dict[str, Any], module: nn.Module) -> None:
-    """Removes from a module's attributes what `_prepare` put there. After an interrupt, a second call does the rest."""
+    """Removes from a module's attributes what `_prepare` put there."""
     for number, hook in list(attributes["_forward_pre_hooks"].items()):
         if hook is _call_as_itself:
             attributes["_forward_pre_hooks_with_kwargs"].pop(number, None)
             del attributes["_forward_pre_hooks"][number]
-    for name in _OWN_COPIERS:
-        if isinstance(attributes.get(name), _Copier):
-            del attributes[name]
     forward = attributes.get("forward")
     if isinstance(forward, PolicyForward):
         of_class = inspect.getattr_static(type(module), "forward").__get__(module)

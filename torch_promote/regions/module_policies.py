@@ -2,22 +2,16 @@
 
 This module decides which modules of a model get which policy, from `set_module_policy` or from the tables of a
 region's policy; torch_promote/regions/module_forward.py implements the policy.
-
-NOTE [ The end of a binding ]
-When a binding dies, Python calls the callbacks of its weak references, the last one first, and ignores a
-KeyboardInterrupt in them. So the last one is a method in C, in which Python handles no signal: it notes the death. The
-others detach what has died. There are two, so that the second finishes what an interrupt ended in the first. Garbage
-collection may call them in the middle of a change, whose end then detaches.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import fnmatch
+import functools
 import inspect
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -38,7 +32,6 @@ from torch_promote.regions.module_forward import (
     detach,
     detach_table,
     policy_of,
-    suspended,
 )
 
 __all__ = [
@@ -47,13 +40,11 @@ __all__ = [
     "apply",
     "bind",
     "choose",
-    "format_module_policy",
     "matches",
     "module_policies",
     "print_module_policy",
     "remove_module_policy",
     "set_module_policy",
-    "without_module_policies",
 ]
 
 
@@ -82,9 +73,10 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
     The module keeps its class, weights, hooks and state_dict; it gets an attribute `forward`, which opens the region
     and calls the forward of the class, or the attribute `forward` that was there. Other libraries may replace and
     restore that attribute. It does not keep the module alive, as a bound method would. Copies and pickles keep the
-    policies, and so does a module that torch.ao.quantization puts in the place of one with a policy. Setting a policy
-    again replaces it. torch.compile supports policies. torch.export supports "fp32" and "off", and raises for others.
-    torch.jit.script raises, and so does torch.fx if it traces into the module.
+    policies, unless the class of the module copies it in a way of its own; and so does a module that
+    torch.ao.quantization puts in the place of one with a policy. Setting a policy again replaces it. torch.compile
+    supports policies. torch.export supports "fp32" and "off", and raises for others. torch.jit.script raises, and so
+    does torch.fx if it traces into the module.
 
     Args:
         model: The model.
@@ -200,30 +192,8 @@ def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
         detach(module)
 
 
-@contextlib.contextmanager
-def without_module_policies(model: nn.Module) -> Iterator[None]:
-    """Has the policies that `set_module_policy` has set on a model's modules not hold in a block.
-
-    Example:
-        >>> model = nn.Linear(3, 4)
-        >>> set_module_policy(model, {"": "fp32"})
-        >>> with without_module_policies(model), torch.autocast("cpu"):
-        ...     model(torch.ones(1, 3)).dtype
-        torch.bfloat16
-    """
-    with contextlib.ExitStack() as stack:
-        for module in model.modules():
-            stack.enter_context(suspended(module))
-        yield
-
-
 def print_module_policy(model: nn.Module) -> None:
-    """Prints the tree that `format_module_policy` returns."""
-    print(format_module_policy(model))
-
-
-def format_module_policy(model: nn.Module) -> str:
-    """Returns a tree of the modules with a policy and their parents, as text.
+    """Prints a tree of the modules with a policy and their parents.
 
     Args:
         model: The model.
@@ -231,7 +201,7 @@ def format_module_policy(model: nn.Module) -> str:
     Example:
         >>> model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(3, 4), nn.ReLU()), "head": nn.Linear(4, 2)})
         >>> set_module_policy(model, {"body.*": "off"})
-        >>> print(format_module_policy(model))
+        >>> print_module_policy(model)
         ModuleDict
         `-- body: Sequential
             |-- 0: Linear  [off]
@@ -240,7 +210,7 @@ def format_module_policy(model: nn.Module) -> str:
     """
     having = len(module_policies(model))
     total = len(list(model.modules()))
-    return "\n".join([_title(model), *_branches(model), f"{having} of {total} modules have a policy."])
+    print("\n".join([_title(model), *_branches(model), f"{having} of {total} modules have a policy."]))
 
 
 def _branches(module: nn.Module) -> list[str]:
@@ -392,17 +362,8 @@ def _spell(key: Key) -> str:
 
 _lock = fork_safe_lock()
 _is_changing = False
-_lives: set[_Life] = set()
-_dead: collections.deque[_Life] = collections.deque()
-
-
-class _Life(weakref.ref["Binding"]):
-    """A reference to a binding, with what is left to do when that is dead."""
-
-    __slots__ = ("number", "others", "policies")
-    number: int
-    policies: Mapping[nn.Module, ModulePolicy]
-    others: tuple[weakref.ref[Binding], ...]
+#: Bindings that have ended: their numbers and policies, which are to be detached.
+_ended: collections.deque[tuple[int, Mapping[nn.Module, ModulePolicy]]] = collections.deque()
 
 
 class Binding:
@@ -421,45 +382,38 @@ class Binding:
         self.number = number = tables.number
         tables.bindings.add(self)
         self.policies = weakref.WeakKeyDictionary(policies)
-        # The order matters: NOTE [ The end of a binding ].
-        others = weakref.ref(self, _detach), weakref.ref(self, _detach)
-        life = _Life(self, _dead.append)
-        life.number, life.policies, life.others = number, self.policies, others
-        _lives.add(life)
-        with _changing():
-            for module, policy in policies.items():
-                attach_table(module, number, policy)
+        weakref.finalize(self, _end, number, self.policies).atexit = False
+        _change(functools.partial(_attach, number, policies))
 
 
-def _detach(_: object) -> None:
-    with _changing():
-        pass
+def _attach(number: int, policies: Mapping[nn.Module, ModulePolicy]) -> None:
+    for module, policy in policies.items():
+        attach_table(module, number, policy)
 
 
-@contextlib.contextmanager
-def _changing() -> Iterator[None]:
-    """Around a change of the tables on modules, by one thread at a time. Detaches what is dead, before and after it."""
+def _end(number: int, policies: Mapping[nn.Module, ModulePolicy]) -> None:
+    _ended.append((number, policies))
+    _change(lambda: None)
+
+
+def _change(attach: Callable[[], None]) -> None:
+    """Changes the tables on modules, one thread at a time, and detaches those of bindings that have ended.
+
+    Garbage collection may end a binding in the middle of a change. The end of that change then detaches it.
+    """
     global _is_changing
     with _lock:
-        if _is_changing:  # garbage collection in the middle of a change, whose end detaches
-            yield
+        if _is_changing:
             return
         _is_changing = True
         try:
-            _detach_dead()
-            yield
-            _detach_dead()
+            attach()
+            while _ended:
+                number, policies = _ended.popleft()
+                for module, policy in list(policies.items()):
+                    detach_table(module, number, policy)
         finally:
             _is_changing = False
-
-
-def _detach_dead() -> None:
-    while _dead:
-        life = _dead[0]  # it stays until all is done
-        for module, policy in list(life.policies.items()):
-            detach_table(module, life.number, policy)
-        _lives.discard(life)
-        _dead.popleft()
 
 
 def bind(policy: Policy, model: Any, *, alone: bool = True) -> Binding:

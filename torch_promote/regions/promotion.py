@@ -8,11 +8,12 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import math
 import re
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_promote._C import HeldChange
 from torch_promote.errors import OptionError, PromotionLintError, PromotionWarning, RuleDefinitionError, did_you_mean
 from torch_promote.extension import RegionSpec
 from torch_promote.regions.base import Region
@@ -50,7 +50,7 @@ class PromotionKind(enum.StrEnum):
     ANY = "any"
 
 
-#: In the order of csrc/promotion/rule.h, LintKind.
+#: In the order of their bits; csrc/promotion/rule.h has those of the two overflows.
 _KINDS = tuple(PromotionKind)
 _ALL = (1 << len(_KINDS)) - 1
 _BY_NAME = {kind.name.lower(): kind for kind in _KINDS} | {kind.value: kind for kind in _KINDS}
@@ -141,6 +141,9 @@ class Lint:
         return len(self._seen) > before
 
 
+#: An operand: its dtype, its sizes, the type of Python number that it is (-1 for a tensor), and the number's value.
+_Operand = tuple[torch.dtype, tuple[int, ...], int, int | float | complex | None]
+
 #: The lint of each `promotion` object that has one, by the object's address; the extension passes the address back.
 lints: weakref.WeakValueDictionary[int, Lint] = weakref.WeakValueDictionary()
 
@@ -148,22 +151,40 @@ lints: weakref.WeakValueDictionary[int, Lint] = weakref.WeakValueDictionary()
 _without_object = Lint(None)
 
 
-def report(mode: int, region: int, kinds: int, event: dict[str, Any]) -> None:
-    """Reports a promotion as the region's `on_promotion` says: one event for each kind that describes it.
+def report(
+    mode: int,
+    region: int,
+    wanted: int,
+    operands: Sequence[_Operand],
+    op: str,
+    words: tuple[str, ...],
+    computed: torch.dtype,
+    rule: str,
+) -> None:
+    """Reports a call as the region's `on_promotion` says: one event for each kind that describes it, if any does.
 
     Args:
         mode: WARN, RAISE or CALL.
         region: The address of the `promotion` object.
-        kinds: The kinds, a bit each, as the extension numbers them.
-        event: The other attributes of `PromotionEvent`, without the line.
+        wanted: The kinds to look for, a bit each.
+        operands: The operands.
+        op: The op.
+        words: The operands in words.
+        computed: The dtype that the op computes in.
+        rule: The name of the rule.
     """
+    asked = [kind for number, kind in enumerate(_KINDS) if wanted >> number & 1]
+    kinds = [kind for kind in asked if _describes(kind, operands, computed)]
+    if len(kinds) > 1:  # each other kind is one of ANY's
+        kinds = [kind for kind in kinds if kind is not PromotionKind.ANY]
+    if not kinds:
+        return
     lint = lints.get(region, _without_object)
     frame = _caller()
     filename, lineno = _traced_line() or ((frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0))
-    all_kinds = [kind for number, kind in enumerate(_KINDS) if kinds >> number & 1]
-    found = [PromotionEvent(kind=kind, filename=filename, lineno=lineno, **event) for kind in all_kinds]
+    found = [PromotionEvent(op, words, computed, kind, rule, filename, lineno) for kind in kinds]
     if mode == RAISE:
-        text = str(found[0]).replace(f"({found[0].kind})", f"({', '.join(all_kinds)})")
+        text = str(found[0]).replace(f"({found[0].kind})", f"({', '.join(kinds)})")
         raise PromotionLintError(f"{text}. Write the cast that you mean, or change `kinds`.")
     for one in found:
         if not lint.is_new(filename, lineno, one.kind):
@@ -172,6 +193,64 @@ def report(mode: int, region: int, kinds: int, event: dict[str, Any]) -> None:
             _warn(one, frame)
         elif lint.handler is not None:
             _call(lint.handler, one)
+
+
+def _describes(kind: PromotionKind, operands: Sequence[_Operand], computed: torch.dtype) -> bool:
+    return any(_is_of(kind, operand, computed) for operand in operands)
+
+
+def _is_of(kind: PromotionKind, operand: _Operand, computed: torch.dtype) -> bool:
+    dtype, sizes, number, value = operand
+    is_integral = not (computed.is_floating_point or computed.is_complex)
+    if kind is PromotionKind.INT_OVERFLOW:
+        if not isinstance(value, int) or not is_integral or computed is torch.bool:
+            return False
+        return not torch.iinfo(computed).min <= value <= torch.iinfo(computed).max
+    if kind is PromotionKind.FLOAT_OVERFLOW:
+        return value is not None and not is_integral and _becomes_infinite(value, computed)
+    if number >= 0 or dtype is computed:
+        return False
+    if kind is PromotionKind.ZERO_DIM_PRECISION_LOSS:
+        return not sizes and _loses(dtype, computed)
+    if kind is PromotionKind.INT_TO_LOW_PRECISION:
+        is_low = computed.to_real() in (torch.float16, torch.bfloat16)
+        return is_low and not (dtype.is_floating_point or dtype.is_complex) and _loses(dtype, computed)
+    return kind is PromotionKind.ANY or computed.to_real() is torch.float64
+
+
+#: The binary digits of dtypes for whole numbers, and the largest value. The lint knows no others.
+_PRECISION = {
+    torch.bool: (1, 1.0),
+    **{
+        getattr(torch, f"{sign}int{bits}"): (bits - (not sign), 2.0 ** (bits - (not sign)))
+        for sign in ("", "u")
+        for bits in (8, 16, 32, 64)
+    },
+    **{
+        dtype: (1 - math.frexp(torch.finfo(dtype).eps)[1] + 1, torch.finfo(dtype).max)
+        for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+    },
+}
+
+
+def _loses(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether a dtype has values that another cannot represent."""
+    if source.to_real() not in _PRECISION or target.to_real() not in _PRECISION:
+        return False
+    digits, most = _PRECISION[source.to_real()]
+    target_digits, target_most = _PRECISION[target.to_real()]
+    becomes_unsigned = source.is_signed and not target.is_signed
+    return digits > target_digits or becomes_unsigned or (source.to_real().is_floating_point and most > target_most)
+
+
+def _becomes_infinite(value: complex, dtype: torch.dtype) -> bool:
+    """Whether a finite Python number becomes infinity in a floating dtype: from half a unit above its maximum on."""
+    real = dtype.to_real()
+    if real not in _PRECISION:
+        return False
+    most, eps = torch.finfo(real).max, torch.finfo(real).eps
+    limit = most + most / (2 - eps) * eps / 2
+    return any(math.isfinite(part) and abs(part) >= limit for part in (float(value.real), float(value.imag)))
 
 
 def check_handler(handler: Callable[[PromotionEvent], object]) -> None:
@@ -274,7 +353,7 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         ('aten::add.Tensor', torch.float16)
     """
 
-    __slots__ = ("_arguments", "_lint", "_owner")
+    __slots__ = ("_arguments", "_lint")
 
     def __init__(
         self,
@@ -295,12 +374,7 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         if handler is not None:
             check_handler(handler)
         mode = on_promotion if handler is None else _CALL
-        if torch.compiler.is_dynamo_compiling():  # pragma: no cover: Dynamo traces it, and nothing calls it
-            change, self._owner = _traced_change_of(rule, mode, matmul, kinds), None
-        else:
-            self._held, self._owner = _change_of(rule, mode, matmul, kinds)
-            change = self._held.number
-        self._packed = RegionSpec(policy_change=change).pack()
+        self._packed = RegionSpec(policy_change=_change_of(rule, mode, matmul, kinds)).pack()
         self._arguments = (rule, on_promotion, matmul, kinds)
         self._lint = None
         if on_promotion is not None and not torch.compiler.is_dynamo_compiling():
@@ -320,8 +394,8 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         return f"promotion({', '.join(parts)})"
 
 
-def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> tuple[HeldChange, object]:
-    """Returns the change of policy that is asked for, and what keeps its rule registered."""
+def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> int:
+    """Returns the number of the change of policy that is asked for."""
     from torch_promote.reference.promotion_rules import RULE_NAMES, promotion_rule
 
     if callable(rule):  # a decorator without parentheses
@@ -349,9 +423,5 @@ def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -
     return promotion_change(promotion_rule(rule), matmul, bits, mode, report)
 
 
-def _traced_change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -> int:
-    return _change_of(rule, on_promotion, matmul, kinds)[0].number
-
-
 # Dynamo calls it while it traces, and keeps the number.
-_traced_change_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_change_of._dynamo_marked_constant = True  # type: ignore[attr-defined]

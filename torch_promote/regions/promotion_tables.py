@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import weakref
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -33,7 +32,6 @@ __all__ = [
     "COMMON",
     "FLOATS",
     "OPAQUE",
-    "Owner",
     "PromotingOp",
     "matmul_of",
     "promoting_ops",
@@ -92,23 +90,6 @@ _OPAQUE = (
     "pairwise_distance",
 )
 
-#: Ops that raise for some dtypes of operands before they promote them. Under PyTorch's own rule they get such operands
-#: uncast, so that they raise as ever.
-REFUSES_NOTHING, REFUSES_BOOL, REFUSES_INTEGRAL, REFUSES_COMPLEX, REFUSES_MIXED = range(5)
-_REFUSES = {
-    "_cdist_forward": REFUSES_MIXED,
-    "addr": REFUSES_MIXED,
-    "addcdiv": REFUSES_INTEGRAL,
-    "clamp": REFUSES_COMPLEX,
-    "heaviside": REFUSES_MIXED,
-    "lerp": REFUSES_MIXED,
-    "rsub": REFUSES_BOOL,
-    "selu": REFUSES_MIXED,
-    "special_round": REFUSES_MIXED,
-    "sub": REFUSES_BOOL,
-    "subtract": REFUSES_BOOL,
-}
-
 #: In-place operators, and the op that computes the same; for others the name without its last underscore is that op.
 _OPERATORS = {"__ilshift__": "__lshift__", "__irshift__": "__rshift__"}
 
@@ -124,7 +105,6 @@ class PromotingOp(NamedTuple):
         rounding_mode: The place of the argument that makes a quotient whole; -1 if there is none.
         each: Whether its lists go in step: each element is a call of its own.
         matmul: Whether it is a matrix product.
-        refuses: The operands for which it raises before it promotes them: a REFUSES_ constant.
     """
 
     name: str
@@ -134,7 +114,6 @@ class PromotingOp(NamedTuple):
     rounding_mode: int = -1
     each: bool = False
     matmul: bool = False
-    refuses: int = REFUSES_NOTHING
 
 
 @functools.cache
@@ -208,8 +187,7 @@ def _of_entry(entry: Entry, schema: Any) -> PromotingOp | None:
     if len(places) < 2 and _COMPUTES[term.rule] is not FLOATS and not _is_list(schema.arguments[places[0]]):
         return None  # a single operand keeps its dtype
     mode = names.index("rounding_mode") if "rounding_mode" in names else -1
-    refuses = _REFUSES.get(inner.partition(".")[0], REFUSES_NOTHING)
-    return PromotingOp(entry.op, "", places, _COMPUTES[term.rule], mode, each, refuses=refuses)
+    return PromotingOp(entry.op, "", places, _COMPUTES[term.rule], mode, each)
 
 
 def _places_of_each(inner: str, named: tuple[str, ...], schema: Any) -> tuple[int, ...]:
@@ -257,6 +235,9 @@ def _tensors(schema: Any) -> tuple[int, ...]:
     )
 
 
+#: Reports a call to the lint: torch_promote/regions/promotion.py, report.
+Report = Callable[..., None]
+
 _CODES = {dtype: _C.scalar_type(dtype) for dtype in ALL_DTYPES}
 
 #: The dtypes that an op may write its result to under a rule; "same_kind" for rules that are not listed.
@@ -267,95 +248,60 @@ _CODES = {dtype: _C.scalar_type(dtype) for dtype in ALL_DTYPES}
 _CASTING = {"numpy": "numpy_same_kind", "array_api": "safe", "strict": "no"}
 
 
-#: How many rules stay registered after the last region object with them is gone.
-_KEPT = 16
-
-
-class Owner:
-    """Keeps a rule registered. Each region object with the rule holds it, and so does a compiled graph.
-
-    Attributes:
-        number: The rule's number in the extension.
-    """
-
-    __slots__ = ("__weakref__", "number")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
 class _Known(NamedTuple):
-    """A rule that is registered with the extension.
+    """A rule with options, which stays registered with the extension as long as the process lives: 9 KB for each.
 
     Attributes:
         rule: The rule.
-        mode: What the lint does with the promotions that it finds; 0 without a lint.
         matmul: Whether the rule acts on matrix products.
-        key: Its key in `_numbers`.
-        change: The change of policy that sets the rule.
+        kinds: The kinds of promotion that the lint looks for, as bits; 0 for none.
+        mode: What the lint does with them.
     """
 
     rule: PromotionRule
-    mode: int
     matmul: bool
-    key: _Key
-    change: _C.HeldChange
+    kinds: int
+    mode: int
 
-
-#: The rule's address and the options. Holding the rule keeps its address from being reused.
-_Key = tuple[int, bool, int, int]
 
 _lock = fork_safe_lock()
-#: The rules by their number in the extension, in the order in which regions were last made with them.
-_known: OrderedDict[int, _Known] = OrderedDict()
-_numbers: dict[_Key, int] = {}
-_owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
-#: The rules and changes of regions that compiled functions open: their graphs hold numbers.
-_traced: dict[int, tuple[Owner, _C.HeldChange]] = {}
+#: The rules by their number in the extension.
+_known: dict[int, _Known] = {}
+#: The changes of policy that set them.
+_changes: dict[int, _C.HeldChange] = {}
 
 
-def promotion_change(
-    rule: PromotionRule, matmul: bool, kinds: int, mode: int, report: Callable[[int, int, int, dict[str, Any]], None]
-) -> tuple[_C.HeldChange, Owner]:
-    """Returns the change of policy that sets a promotion rule; registers the rule and its ops if needed.
+def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int, report: Report) -> int:
+    """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops if needed.
 
     Args:
         rule: The rule.
         matmul: Whether the rule acts on matrix products.
         kinds: The kinds of promotion that the lint looks for, as bits; 0 for none.
         mode: What the lint does with them.
-        report: The function that does it, called with the mode, the address of the region, the kinds and the event.
-
-    Returns:
-        The change, and what keeps the rule registered.
+        report: The function that does it.
     """
     _register_ops(report)
     _checkpoint.install()
-    key = (id(rule), matmul, kinds, mode)
+    asked = _Known(rule, matmul, kinds, mode)
     with _lock:
-        number = _numbers.get(key)
+        number = next((number for number, known in _known.items() if known == asked), None)
         if number is None:
-            _drop_unused()
-            number = _numbers[key] = _register(rule, matmul, kinds, mode, key)
-        _known.move_to_end(number)
-        owner = _owners.get(number)
-        if owner is None:
-            owner = _owners[number] = Owner(number)
-        change = _known[number].change
-        if torch._guards.TracingContext.try_get() is not None:
-            _traced[number] = owner, change
-        return change, owner
+            number = _register(asked)
+        return _changes[number].number
 
 
-def _drop_unused() -> None:
-    """Drops all but the last rules that no region object has. Policies that are in force somewhere keep theirs."""
-    unowned = [number for number in _known if number not in _owners]
-    for number in unowned[:-_KEPT]:
-        rule, mode, matmul, key = _known.pop(number)[:4]
-        del _numbers[key]
-        if not _C.drop_promotion(number):
-            _known[number] = _Known(rule, mode, matmul, key, _C.register_promotion_change(number))
-            _numbers[key] = number
+def _register(known: _Known) -> int:
+    default_dtype = torch.get_default_dtype()
+    rule = known.rule.under(default_dtype)
+    is_stock = rule is promotion_rule("torch", default_dtype=default_dtype)
+    options = _C.PromotionOptions(
+        rule.zero_dim_is_weak, rule.associative, is_stock, known.matmul, known.kinds, known.mode
+    )
+    number = _C.register_promotion(rule.name, options, _CODES[default_dtype], _tables(rule))
+    _changes[number] = _C.register_promotion_change(number)
+    _known[number] = known
+    return number
 
 
 def rule_of(number: int) -> PromotionRule:
@@ -369,29 +315,14 @@ def matmul_of(number: int) -> bool:
 
 
 @functools.cache
-def _register_ops(report: Callable[[int, int, int, dict[str, Any]], None]) -> None:
+def _register_ops(report: Report) -> None:
     _C.set_promotion_hooks(_Hooks(report))
     for op in promoting_ops():
         name, _, overload = op.name.partition(".")
         participants = sum(1 << place for place in op.participants)
         _C.register_promoting_op(
-            name, overload, op.functional, participants, op.computes, op.rounding_mode, op.each, op.matmul, op.refuses
+            name, overload, op.functional, participants, op.computes, op.rounding_mode, op.each, op.matmul
         )
-
-
-def _register(rule: PromotionRule, matmul: bool, kinds: int, mode: int, key: _Key) -> int:
-    default_dtype = torch.get_default_dtype()
-    options = _C.PromotionOptions(
-        rule.zero_dim_is_weak,
-        rule.associative,
-        rule.under(default_dtype) is promotion_rule("torch", default_dtype=default_dtype),
-        matmul,
-        kinds,
-        mode,
-    )
-    number = _C.register_promotion(rule.name, options, _CODES[default_dtype], _tables(rule.under(default_dtype)))
-    _known[number] = _Known(rule, mode, matmul, key, _C.register_promotion_change(number))
-    return number
 
 
 def _tables(rule: PromotionRule) -> _C.PromotionTables:
@@ -436,9 +367,9 @@ def _kind(dtype: torch.dtype, casting: str) -> tuple[int, bool]:
 
 
 class _Hooks:
-    """What the extension calls; csrc/promotion/callbacks.h."""
+    """What the extension calls: csrc/promotion/rule.h, PromotionCallbacks."""
 
-    def __init__(self, report: Callable[[int, int, int, dict[str, Any]], None]) -> None:
+    def __init__(self, report: Report) -> None:
         self._report = report
 
     def put_tables(self, number: int, default_dtype: torch.dtype) -> None:
@@ -466,13 +397,10 @@ class _Hooks:
             op,
         )
 
-    def report(
-        self, number: int, region: int, op: str, operands: Sequence[Any], result: torch.dtype, kinds: int
-    ) -> None:
+    def report(self, number: int, region: int, op: str, operands: Sequence[Any], computed: torch.dtype) -> None:
         known = _known[number]
         words = tuple(describe(_operand(operand)) for operand in operands)
-        event = {"op": op, "operands": words, "result": result, "rule": known.rule.name}
-        self._report(known.mode, region, kinds, event)
+        self._report(known.mode, region, known.kinds, operands, op, words, computed, known.rule.name)
 
 
 def _operand(

@@ -16,8 +16,9 @@ from torch_promote.report.base import NUMERIC, Code, Content, Kind, Listing, Par
 __all__ = ["render", "render_table", "to_text"]
 
 _UNLIMITED = 100_000
-#: The width of names and policies up to which other columns are wrapped first.
-_LEAST: dict[Kind, int] = {"name": 30, "policy": 20}
+#: The width of names and policies up to which other columns are wrapped first, if there are few columns of texts.
+_LEAST: dict[Kind, int] = {"name": 28, "policy": 18}
+_FEW = 5
 _STYLES: dict[Kind, str] = {"name": "bold", "dtypes": "cyan"}
 _VERDICT = {True: "bold green", False: "bold red", None: "bold"}
 
@@ -86,12 +87,13 @@ def _table(shown: Table) -> Iterator[RenderableType]:
     yield from _title(shown.title)
     grid = table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     rows = [[spell(row[index], kind) or "-" for index, _, kind in columns] for row in shown.rows[: shown.most]]
+    has_few_texts = sum(kind not in NUMERIC for _, _, kind in columns) <= _FEW
     for place, (_, name, kind) in enumerate(columns):
         if kind in NUMERIC:
             grid.add_column(Text(name), justify="right", no_wrap=True)
         else:
-            least = min(_LEAST.get(kind, 0), max(len(row[place]) for row in rows)) or None
-            grid.add_column(Text(name), overflow="fold", style=_STYLES.get(kind, ""), min_width=least)
+            least = has_few_texts and min(_LEAST.get(kind, 0), max(len(row[place]) for row in rows))
+            grid.add_column(Text(name), overflow="fold", style=_STYLES.get(kind, ""), min_width=least or None)
     for row in rows:
         grid.add_row(*map(Text, row))
     yield grid

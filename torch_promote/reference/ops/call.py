@@ -34,11 +34,6 @@ class Argument:
         written: Whether the op writes to it.
         is_out: Whether it only receives the result, like `out`.
 
-    Example:
-        >>> argument = signature_of(torch.ops.aten.add.Tensor).arguments[2]
-        >>> argument.name, argument.type, argument.default
-        ('alpha', 'number', 1)
-
     Source: aten/src/ATen/core/function_schema.h, Argument (v2.13).
     """
 
@@ -51,22 +46,12 @@ class Argument:
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is a tensor or an optional tensor.
-
-        Example:
-            >>> [a.is_tensor for a in signature_of(torch.ops.aten.add.Tensor).arguments]
-            [True, True, False]
-        """
+        """Whether it is a tensor or an optional tensor."""
         return self.type in _TENSOR
 
     @property
     def is_list(self) -> bool:
-        """Whether it is a list of tensors.
-
-        Example:
-            >>> [a.is_list for a in signature_of(torch.ops.aten.cat.default).arguments]
-            [True, False]
-        """
+        """Whether it is a list of tensors."""
         return self.type in _TENSORS
 
 
@@ -78,11 +63,6 @@ class Signature:
         name: The overload's name, such as `aten::add.Tensor`; the default overload's is `aten::mm`.
         arguments: Its arguments, in order.
         returns: The type of each result, and the name of the written argument that is returned, if any.
-
-    Example:
-        >>> signature = signature_of(torch.ops.aten.add.out)
-        >>> signature.name, [argument.name for argument in signature.arguments if argument.is_out]
-        ('aten::add.out', ['out'])
 
     Source: aten/src/ATen/core/function_schema.h, FunctionSchema (v2.13).
     """
@@ -106,12 +86,7 @@ def _argument(argument: Any) -> Argument:
 
 @functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def signature_of(op: torch._ops.OpOverload) -> Signature:
-    """Returns the schema of an overload.
-
-    Example:
-        >>> signature_of(torch.ops.aten.add_.Tensor).returns
-        (('Tensor', 'self'),)
-    """
+    """Returns the schema of an overload."""
     schema = op._schema
     arguments = tuple(_argument(argument) for argument in schema.arguments)
     returns = []
@@ -124,12 +99,7 @@ def signature_of(op: torch._ops.OpOverload) -> Signature:
 
 
 def described(tensor: TensorLike) -> Operand:
-    """Returns the description of a tensor. One without strides, such as a sparse tensor, counts as contiguous.
-
-    Example:
-        >>> described(torch.ones(2, dtype=torch.int8))
-        Operand(dtype=torch.int8, shape=(2,), strides=(1,), device='cpu', wrapped=False)
-    """
+    """Returns the description of a tensor. One without strides, such as a sparse tensor, counts as contiguous."""
     if isinstance(tensor, Operand):
         return tensor
     strides = tensor.stride() if tensor.layout is torch.strided else None
@@ -137,12 +107,7 @@ def described(tensor: TensorLike) -> Operand:
 
 
 def strides_of(tensor: TensorLike) -> tuple[int, ...]:
-    """Returns the strides of a tensor or its description.
-
-    Example:
-        >>> strides_of(Operand(torch.int8, (2, 3)))
-        (3, 1)
-    """
+    """Returns the strides of a tensor or its description."""
     strides = tensor.strides if isinstance(tensor, Operand) else tensor.stride()
     return contiguous_strides(tensor.shape) if strides is None else tuple(strides)
 
@@ -177,10 +142,6 @@ class Call(Mapping[str, Any]):
             args: Its positional arguments.
             kwargs: Its keyword arguments.
             default_dtype: The default dtype.
-
-        Example:
-            >>> dict(Call.of(torch.ops.aten.clamp.default, ("x",), {"max": 2}, torch.float32))
-            {'self': 'x', 'min': None, 'max': 2}
 
         Source: torch/csrc/jit/python/pybind_utils.h, createStackForSchema (v2.13).
         """
@@ -238,13 +199,7 @@ class Call(Mapping[str, Any]):
         return operand if isinstance(operand, TensorLike) else wrap_number(operand)
 
     def without_layout(self) -> Call | None:
-        """Returns the call with descriptions of its tensors without strides, such as sparse ones. None: it has none.
-
-        Example:
-            >>> call = Call.of(torch.ops.aten.neg.default, (torch.ones(2).to_sparse(),), {}, torch.float32)
-            >>> call.without_layout()["self"]
-            Operand(dtype=torch.float32, shape=(2,), strides=None, device='cpu', wrapped=False)
-        """
+        """Returns the call with descriptions of its tensors without strides, such as sparse ones. None: it has none."""
         odd = {
             name: described(value)
             for name, value in self.bound.items()

@@ -111,11 +111,6 @@ def floating(call: Call, name: str | None = None) -> torch.dtype:
 def real(call: Call, name: str | None = None) -> torch.dtype:
     """The dtype of a complex tensor's parts, or a real tensor's dtype.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten._linalg_svd.default, [torch.ones(2, 2).cfloat()]).dtypes
-        (torch.complex64, torch.float32, torch.complex64)
-
     Source: c10/core/ScalarType.h, toRealValueType (v2.13).
     """
     return to_real(same(call, name))
@@ -138,11 +133,6 @@ def complex(call: Call, name: str | None = None) -> torch.dtype | None:  # noqa:
 @_rule
 def real_of_promoted(call: Call, *names: str) -> torch.dtype:
     """The real dtype of what the operands promote to, as for a distance.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.dist.default, [torch.ones(2).cfloat(), torch.ones(2).double()]).dtypes
-        (torch.float64,)
 
     Source: aten/src/ATen/native/ReduceOps.cpp, dist (v2.13).
     """
@@ -265,11 +255,6 @@ def pieces(call: Call) -> tuple[torch.dtype, ...]:
 def pieces_of_sizes(call: Call) -> tuple[torch.dtype, ...]:
     """One dtype for each of the given sizes.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.split_with_sizes.default, [torch.ones(5), [1, 4]]).dtypes
-        (torch.float32, torch.float32)
-
     Source: aten/src/ATen/native/TensorShape.cpp, split_with_sizes (v2.13).
     """
     return (same(call),) * len(call["split_sizes"])
@@ -278,11 +263,6 @@ def pieces_of_sizes(call: Call) -> tuple[torch.dtype, ...]:
 @_rule
 def slices(call: Call) -> tuple[torch.dtype, ...]:
     """One dtype for each index of a dimension.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.unbind.int, [torch.ones(2, 3), 1]).dtypes
-        (torch.float32, torch.float32, torch.float32)
 
     Source: aten/src/ATen/native/TensorShape.cpp, unbind (v2.13).
     """
@@ -313,11 +293,6 @@ def _given(call: Call, argument: str = "dtype") -> torch.dtype | None:
 @_rule
 def dtype_or_same(call: Call, name: str | None = None) -> torch.dtype:
     """Without a dtype argument, the tensor's dtype.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.zeros_like.default, [torch.ones(2).half()]).dtypes
-        (torch.float16,)
 
     Source: aten/src/ATen/native/TensorFactories.cpp, empty_like (v2.13).
     """
@@ -399,11 +374,6 @@ def _not_whole(call: Call, dtype: torch.dtype) -> torch.dtype:
 def output_dtype(call: Call, argument: str = "dtype") -> torch.dtype:
     """The named dtype argument. Without it, the first tensor's dtype.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.view.dtype, [torch.ones(2), torch.int32]).dtypes
-        (torch.int32,)
-
     Source: aten/src/ATen/native/TensorConversions.cpp, view_dtype (v2.13).
     """
     return _given(call, argument) or same(call)
@@ -427,11 +397,6 @@ def softmax(call: Call) -> torch.dtype:
 def position(call: Call) -> torch.dtype:
     """int64, or int32 if `out_int32` is set.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.searchsorted.Tensor, [torch.ones(2), torch.ones(2)], {"out_int32": True}).dtypes
-        (torch.int32,)
-
     Source: aten/src/ATen/native/Bucketization.cpp, searchsorted_cpu (v2.13).
     """
     return torch.int32 if call["out_int32"] else torch.int64
@@ -441,11 +406,6 @@ def position(call: Call) -> torch.dtype:
 def dtype_or_default(call: Call) -> torch.dtype:
     """Without a dtype argument, the default dtype.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.zeros.default, [[2]], default_dtype=torch.float64).dtypes
-        (torch.float64,)
-
     Source: c10/core/TensorOptions.h, dtype_or_default (v2.13).
     """
     return _given(call) or call.default_dtype
@@ -454,11 +414,6 @@ def dtype_or_default(call: Call) -> torch.dtype:
 @_rule
 def dtype_or_int64(call: Call) -> torch.dtype:
     """Without a dtype argument, int64.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.randperm.default, [10]).dtypes
-        (torch.int64,)
 
     Source: aten/src/ATen/native/TensorFactories.cpp, randperm (v2.13).
     """

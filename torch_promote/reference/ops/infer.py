@@ -54,10 +54,6 @@ class Term:
     Attributes:
         rule: The name of a rule or of a dtype.
         names: The names in parentheses.
-
-    Example:
-        >>> str(Term("wanted", ("1", "weight")))
-        'wanted(1, weight)'
     """
 
     rule: str
@@ -75,10 +71,6 @@ class Entry:
         op: The overload's name, such as `aten::add.Tensor`.
         terms: One for each result.
         family: The name of the file, such as `elementwise`.
-
-    Example:
-        >>> rule_table()["aten::sort"].terms, rule_table()["aten::sort"].family
-        ((Term(rule='same', names=()), Term(rule='int64', names=())), 'reductions')
     """
 
     op: str
@@ -95,10 +87,6 @@ def rule_table() -> dict[str, Entry]:
 
     Raises:
         ValueError: A line is neither a comment nor a rule, or an overload has two lines.
-
-    Example:
-        >>> print(rule_table()["aten::sort"])
-        same, int64
     """
     table: dict[str, Entry] = {}
     for path in sorted((Path(__file__).parent / "rules").glob("*.rules")):
@@ -134,22 +122,13 @@ def is_registered(overload: str, key: str) -> bool:
         overload: An overload that exists, such as `aten::add.out`.
         key: A dispatch key's name.
 
-    Example:
-        >>> is_registered("aten::mm", "AutocastCPU"), is_registered("aten::relu", "AutocastCPU")
-        (True, False)
-
     Source: aten/src/ATen/core/dispatch/OperatorEntry.h, hasKernelForDispatchKey (v2.13).
     """
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload, key)
 
 
 class NoRule(enum.Enum):
-    """The result of `infer` for an op without a rule. It is false.
-
-    Example:
-        >>> bool(NoRule.NO_RULE)
-        False
-    """
+    """The result of `infer` for an op without a rule. It is false."""
 
     NO_RULE = "no rule"
 

@@ -53,11 +53,6 @@ def torch_rule(default_dtype: torch.dtype) -> PromotionRule:
     Args:
         default_dtype: The dtype of Python floats, and of integers in true division.
 
-    Example:
-        >>> rule = torch_rule(torch.float32)
-        >>> rule.tensors[torch.int64, torch.float16], rule.zero_dims[torch.int8, torch.int64]
-        (torch.float16, torch.int8)
-
     Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
     """
     pairs = list(itertools.product(ALL_DTYPES, ALL_DTYPES))
@@ -236,13 +231,6 @@ def array_api_rule(default_dtype: torch.dtype) -> PromotionRule:
     Args:
         default_dtype: The default dtype. The rule does not depend on it.
 
-    Example:
-        >>> rule = array_api_rule(torch.float32)
-        >>> rule.tensors[torch.uint8, torch.int8], rule.tensors[torch.int32, torch.float32]
-        (torch.int16, None)
-        >>> rule.numbers[int, torch.float32], rule.numbers[float, torch.int32], rule.numbers[bool, torch.int32]
-        (torch.float32, None, None)
-
     Source: array_api_strict/_dtypes.py, _result_type (v2.6).
     """
     return PromotionRule(
@@ -293,11 +281,6 @@ def strict_rule(default_dtype: torch.dtype) -> PromotionRule:
 
     Args:
         default_dtype: The dtype of integers in true division.
-
-    Example:
-        >>> rule = strict_rule(torch.float32)
-        >>> rule.tensors[torch.int32, torch.int64], rule.numbers[int, torch.float16], rule.numbers[float, torch.int32]
-        (None, torch.float16, None)
     """
     return PromotionRule(
         name="strict",

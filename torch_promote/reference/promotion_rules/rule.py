@@ -7,6 +7,7 @@ A rule is data. Its tables contain the common dtype of two dtypes, and of a Pyth
 from __future__ import annotations
 
 import functools
+import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,6 @@ from torch_promote.errors import PromotionRuleError, RuleDefinitionError
 from torch_promote.policy.dtype_names import operand_of_name
 from torch_promote.reference.dtypes import TYPECODES, Kind, default_complex, dtype_name, is_complex, is_floating, kind
 from torch_promote.reference.promotion import Number, Operand, PromotionError, number_dtype, promote_types
-from torch_promote.text_layout import html_table
 
 __all__ = [
     "CODES",
@@ -48,10 +48,6 @@ def fits(number: type, dtype: torch.dtype) -> bool:
     Args:
         number: bool, int, float or complex.
         dtype: The tensors' dtype.
-
-    Example:
-        >>> fits(int, torch.float16), fits(float, torch.int8)
-        (True, False)
     """
     return kind(dtype) is not Kind.OPAQUE and NUMBER_TYPES.index(number) <= kind(dtype)
 
@@ -64,10 +60,6 @@ def number_type(operand: OperandLike) -> type | None:
 
     Raises:
         TypeError: The value is not an operand.
-
-    Example:
-        >>> number_type(True), number_type(2.5), number_type(torch.ones(()))
-        (<class 'bool'>, <class 'float'>, None)
     """
     if isinstance(operand, torch.Tensor | torch.dtype):
         return None
@@ -85,12 +77,7 @@ def number_type(operand: OperandLike) -> type | None:
 
 
 def describe(operand: OperandLike) -> str:
-    """Returns a description of an operand.
-
-    Example:
-        >>> describe(torch.ones(2, 3)), describe(5.5), describe(torch.int8)
-        ('float32[2, 3]', '5.5 (a Python float)', 'int8')
-    """
+    """Returns a description of an operand."""
     if isinstance(operand, torch.dtype):
         return dtype_name(operand)
     number = number_type(operand)
@@ -236,9 +223,13 @@ class PromotionRule:
         return f"<PromotionRule {self.name!r}: {len(self._dtypes)} dtypes, Python floats are {default}>"
 
     def _repr_html_(self) -> str:
-        title = f"Promotion rule {self.name}: the common dtype of two tensors' dtypes, - for none"
-        rows = [[dtype_name(a), *(_cell(self.of_pair(a, b)) for b in self._dtypes)] for a in self._dtypes]
-        return html_table(["", *map(dtype_name, self._dtypes)], rows, title)
+        title = f"Promotion rule {html.escape(self.name)}: the common dtype of two tensors' dtypes, - for none"
+        rows = [["", *map(dtype_name, self._dtypes)]]
+        for a in self._dtypes:
+            found = (self.of_pair(a, b) for b in self._dtypes)
+            rows.append([dtype_name(a), *("-" if dtype is None else dtype_name(dtype) for dtype in found)])
+        cells = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
+        return f"<p>{title}</p><table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
     @property
     def _dtypes(self) -> list[torch.dtype]:
@@ -375,10 +366,6 @@ def _clauses(error: str) -> tuple[str, str]:
     _, _, why = error.rpartition("no common dtype: ")
     why, _, remedy_ = why.rstrip(".").partition(". ")
     return why, f"{remedy_ or 'Convert the operands first'}."
-
-
-def _cell(dtype: torch.dtype | None) -> str:
-    return "-" if dtype is None else dtype_name(dtype)
 
 
 # --- Tables written as text in typecodes

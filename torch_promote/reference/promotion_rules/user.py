@@ -77,13 +77,7 @@ def make_rule(
     numbers = {_named(key): _named(answer) for key, answer in (numbers or {}).items()}
     floats = {_named(source): _named(answer) for source, answer in (floats or {}).items()}
     default_dtype = _default(name, default_dtype)
-    _check_numbers(name, numbers)
-    for source, answer in floats.items():
-        _check_answer(name, f"the floating dtype of {_shown(source)}", (source,), answer)
-        if answer is not None and not (is_floating(answer) or is_complex(answer)):
-            raise RuleDefinitionError(
-                f"rule {name!r}: the floating dtype of {_shown(source)} is {_shown(answer)}, which is not floating."
-            )
+    _check_numbers_and_floats(name, numbers, floats)
 
     @functools.cache
     def build(default: torch.dtype) -> PromotionRule:
@@ -103,17 +97,16 @@ def _check_arguments(name: object, tensors: object, over: object, numbers: objec
     if name in RULE_NAMES:
         raise RuleDefinitionError(f"{name!r} is the name of an existing rule. Choose another.")
     if not (callable(tensors) or isinstance(tensors, Mapping)):
-        raise RuleDefinitionError(
-            f"rule {name!r}: tensors is a mapping of pairs of dtypes to dtypes, or a function of two dtypes, got "
-            f"{tensors!r} of type {type(tensors).__name__}."
+        raise _refused(
+            name,
+            f"tensors is a mapping of pairs of dtypes to dtypes, or a function of two dtypes, got "
+            f"{tensors!r} of type {type(tensors).__name__}.",
         )
     if not isinstance(over, PromotionRule):
         promotion_rule(over)  # type: ignore[arg-type]  # it raises if there is no such rule
     for what, table in (("numbers", numbers), ("floats", floats)):
         if not (table is None or isinstance(table, Mapping)):
-            raise RuleDefinitionError(
-                f"rule {name!r}: {what} is a mapping, or None, got {table!r} of type {type(table).__name__}."
-            )
+            raise _refused(name, f"{what} is a mapping, or None, got {table!r} of type {type(table).__name__}.")
 
 
 def _default(name: str, dtype: object) -> torch.dtype:
@@ -122,9 +115,9 @@ def _default(name: str, dtype: object) -> torch.dtype:
     try:
         found = parse_dtype(dtype, "default_dtype")
     except DtypeError as error:
-        raise RuleDefinitionError(f"rule {name!r}: {error}") from None
+        raise _refused(name, f"{error}") from None
     if not is_floating(found):
-        raise RuleDefinitionError(f"rule {name!r}: default_dtype is a floating dtype, got {dtype_name(found)}.")
+        raise _refused(name, f"default_dtype is a floating dtype, got {dtype_name(found)}.")
     return found
 
 
@@ -179,17 +172,16 @@ def _both_ways(name: str, table: Pairs) -> Pairs:
     found: dict[tuple[torch.dtype, torch.dtype], torch.dtype | None] = {}
     for pair, answer in ((_named(pair), _named(answer)) for pair, answer in table.items()):
         if not (isinstance(pair, tuple) and len(pair) == 2):
-            raise RuleDefinitionError(f"rule {name!r}: a key of the table is a pair of dtypes, got {pair!r}.")
+            raise _refused(name, f"a key of the table is a pair of dtypes, got {pair!r}.")
         a, b = pair
         _check_answer(name, f"{_shown(a)} with {_shown(b)}", pair, answer)
         if a is b and answer is not a:
-            raise RuleDefinitionError(
-                f"rule {name!r}: {_shown(a)} with itself is {_shown(answer)}. It must be {_shown(a)}."
-            )
+            raise _refused(name, f"{_shown(a)} with itself is {_shown(answer)}. It must be {_shown(a)}.")
         if found.get((a, b), answer) is not answer:
-            raise RuleDefinitionError(
-                f"rule {name!r}: {_shown(b)} with {_shown(a)} is {_shown(found[a, b])}, but {_shown(a)} with "
-                f"{_shown(b)} is {_shown(answer)}. The order must not matter."
+            raise _refused(
+                name,
+                f"{_shown(b)} with {_shown(a)} is {_shown(found[a, b])}, but {_shown(a)} with "
+                f"{_shown(b)} is {_shown(answer)}. The order must not matter.",
             )
         found |= {(a, b): answer, (b, a): answer, (a, a): a, (b, b): b}
     return found
@@ -201,30 +193,36 @@ def _of_function(name: str, function: PairFunction) -> Pairs:
         try:
             table[a, b] = function(a, b)
         except Exception as error:
-            raise RuleDefinitionError(
-                f"rule {name!r}: the function raises for {_shown(a)} with {_shown(b)}: {error!r}. "
-                "Return None for two dtypes without a common dtype."
+            raise _refused(
+                name,
+                f"the function raises for {_shown(a)} with {_shown(b)}: {error!r}. "
+                "Return None for two dtypes without a common dtype.",
             ) from error
     return _both_ways(name, table)
 
 
-def _check_numbers(name: str, numbers: Mapping[tuple[type, torch.dtype], torch.dtype | None]) -> None:
+def _check_numbers_and_floats(name: str, numbers: Mapping[Any, Any], floats: Mapping[Any, Any]) -> None:
     for key, answer in numbers.items():
         if not (isinstance(key, tuple) and len(key) == 2 and key[0] in NUMBER_TYPES):
-            raise RuleDefinitionError(
-                f"rule {name!r}: a key of numbers is bool, int, float or complex with a dtype, got {key!r}."
-            )
-        _check_answer(name, f"a Python {key[0].__name__} with {_shown(key[1])}", (key[1],), answer)
+            raise _refused(name, f"a key of numbers is bool, int, float or complex with a dtype, got {key!r}.")
+        _check_answer(name, f"a Python {key[0].__name__} with {_shown(key[1])}", key[1:], answer)
+    for source, answer in floats.items():
+        words = f"the floating dtype of {_shown(source)}"
+        _check_answer(name, words, (source,), answer)
+        if answer is not None and not (is_floating(answer) or is_complex(answer)):
+            raise _refused(name, f"{words} is {_shown(answer)}, which is not floating.")
 
 
 def _check_answer(name: str, words: str, dtypes: Sequence[object], answer: object) -> None:
     for dtype in dtypes:
         if not isinstance(dtype, torch.dtype):
-            raise RuleDefinitionError(f"rule {name!r}: {dtype!r} is not a dtype.")
+            raise _refused(name, f"{dtype!r} is not a dtype.")
     if answer is not None and not isinstance(answer, torch.dtype):
-        raise RuleDefinitionError(
-            f"rule {name!r}: {words} is {answer!r}. Legal: a torch.dtype, or None for no common dtype."
-        )
+        raise _refused(name, f"{words} is {answer!r}. Legal: a torch.dtype, or None for no common dtype.")
+
+
+def _refused(name: str, text: str) -> RuleDefinitionError:
+    return RuleDefinitionError(f"rule {name!r}: {text}")
 
 
 def _shown(dtype: object) -> str:

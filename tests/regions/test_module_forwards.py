@@ -1,4 +1,4 @@
-"""Module policies with libraries that check `type(module)` or replace `module.forward`."""
+"""Module policies combined with copies, files, parametrizations, wrappers and compilers of modules."""
 
 from __future__ import annotations
 
@@ -10,18 +10,193 @@ import io
 import pickle
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import fusion, parametrize
 
 import torch_promote as tp
 from helpers import accelerate_hooks
 from helpers.comparison import assert_same
 from helpers.module_policies import OVERRIDES, POLICIES, dtype_of, expected_dtype, model_of, ours, train
+from helpers.subprocesses import run_python
 from torch_promote.regions.module_policies import module_policies, remove_module_policy, set_module_policy
+
+
+def through_torch_save(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "torch.save": through_torch_save,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+}
+
+
+@POLICIES
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_have_the_policy(policy: Any, how: str) -> None:
+    model = model_of(policy)
+    copied = COPIES[how](model)
+    assert module_policies(copied) == {"2": policy}
+    assert repr(copied) == repr(model)
+    assert_same(train(copied, list(copied.parameters())), train(model, list(model.parameters())))
+    remove_module_policy(copied)
+    if how != "copy":  # a shallow copy has the same modules in it
+        assert type(copied[2]) is nn.Linear
+        assert dtype_of(copied) is torch.bfloat16
+        assert module_policies(model) == {"2": policy}
+        assert dtype_of(model) is expected_dtype(policy)
+
+
+def test_file_read_in_another_process(tmp_path: Any) -> None:
+    """The number of a set of overrides is valid only in one process."""
+    torch.save(model_of(OVERRIDES), tmp_path / "model.pt")
+    script = """
+import sys, torch, torch_promote as tp
+tp.my_autocast("cpu", overrides={"mm": "fp32"}); tp.my_autocast("cpu", overrides={"exp": "fp32"})
+model = torch.load(sys.argv[1], weights_only=False)
+with tp.my_autocast("cpu"):
+    print(model(torch.ones(2, 4)).dtype)
+"""
+    done = run_python(script, str(tmp_path / "model.pt"))
+    assert done.stdout == "torch.float16\n", done.stderr
+
+
+def test_module_dies_with_its_last_reference() -> None:
+    module = nn.Linear(4, 4)
+    set_module_policy(module, {"": "fp32"})
+    train(module, [])
+    died = weakref.ref(module)
+    gc.collect()
+    gc.disable()
+    try:
+        del module
+        assert died() is None
+    finally:
+        gc.enable()
+
+
+# --- what else extends or wraps a module
+
+
+class Double(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 2
+
+
+@POLICIES
+@pytest.mark.parametrize("of_a_copy", [True, False])
+@pytest.mark.parametrize("policy_first", [True, False])
+def test_parametrized(policy: Any, policy_first: bool, of_a_copy: bool) -> None:
+    model = model_of(policy if policy_first else None)
+    weight = model[2].weight.detach().clone()
+    parametrize.register_parametrization(model[2], "weight", Double())
+    if not policy_first:
+        set_module_policy(model, {"2": policy})
+    parametrize.register_parametrization(model[2], "bias", Double())
+    model = copy.deepcopy(model) if of_a_copy else model
+    assert dtype_of(model) is expected_dtype(policy)
+    assert torch.equal(model[2].weight, weight * 2)
+    for name in ("weight", "bias"):
+        parametrize.remove_parametrizations(model[2], name, leave_parametrized=True)
+        assert module_policies(model) == {"2": policy}
+        assert dtype_of(model) is expected_dtype(policy)
+    remove_module_policy(model)
+    assert type(model[2]) is nn.Linear
+    assert dtype_of(model) is torch.bfloat16
+    assert torch.equal(model[2].weight, weight * 2)
+
+
+def test_fusion_keeps_the_policy() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    expected = fusion.fuse_linear_bn_eval(model[0], model[1])
+    set_module_policy(model, {"0": "fp32"})
+    fused = fusion.fuse_linear_bn_eval(model[0], model[1])
+    assert module_policies(fused) == {"": "fp32"}
+    assert dtype_of(fused) is torch.float32
+    assert_same(fused(torch.ones(2, 4)), expected(torch.ones(2, 4)))
+
+
+@POLICIES
+def test_functional_call_and_signature(policy: Any) -> None:
+    model = model_of(policy)
+    parameters = {name: parameter.detach() * 2 for name, parameter in model.named_parameters()}
+    with ours():
+        assert torch.func.functional_call(model, parameters, torch.ones(2, 4)).dtype is expected_dtype(policy)
+    assert inspect.signature(model[2].forward) == inspect.signature(nn.Linear(4, 4).forward)
+
+
+DISTRIBUTED = """
+import copy, sys
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+import torch_promote as tp
+from helpers.process_groups import end_group
+from torch_promote import module_policies, remove_module_policy, set_module_policy
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+def shard(model):
+    for layer in (model[0], model[2], model):
+        fully_shard(layer)
+    return model
+
+def policies(model):
+    set_module_policy(model, {"**.0" if isinstance(model, torch.nn.parallel.DistributedDataParallel) else "0": "fp32",
+                              "**.2": {"linear": "float16"}})
+    return model
+
+def train(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    x, y = torch.ones(4, 8), torch.ones(4, 4)
+    losses = []
+    for _ in range(3):
+        with tp.my_autocast("cpu"):
+            output = model(x)
+        loss = (output.float() - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append((loss.item(), output.dtype))
+    return losses
+
+ddp = torch.nn.parallel.DistributedDataParallel
+expected, without = train(policies(build())), train(build())
+print(expected != without)
+print(train(shard(policies(build()))) == expected)
+print(train(policies(shard(build()))) == expected)
+print(train(ddp(policies(build()))) == expected)
+print(train(policies(ddp(build()))) == expected)
+for model in (shard(policies(build())), policies(shard(build()))):
+    remove_module_policy(model)
+    print(train(model) == without and not module_policies(model))
+end_group()
+"""
+
+
+def test_fsdp2_and_ddp(tmp_path: Any) -> None:
+    """Policies set before and after, and taken off again."""
+    done = run_python(DISTRIBUTED, str(tmp_path / "rendezvous"), compiler=True, timeout=200)
+    assert done.stdout.split() == ["True"] * 7, done.stdout + done.stderr
+
+
+# --- Module policies with libraries that check `type(module)` or replace `module.forward`
+
 
 HALF, SINGLE = torch.bfloat16, torch.float32
 
@@ -36,13 +211,6 @@ def quantization() -> Iterator[Any]:
         import torch.ao.quantization
 
         yield torch.ao.quantization
-
-
-def test_the_class_stays() -> None:
-    model = model_of("fp32")
-    assert type(model[2]) is nn.Linear
-    remove_module_policy(model)
-    assert "forward" not in vars(model[2])
 
 
 @pytest.mark.skipif(not torch.backends.quantized.supported_engines[1:], reason="PyTorch has no engine for int8")
@@ -73,16 +241,6 @@ def test_prepare_qat(quantization: Any) -> None:
     assert type(prepared[2]).__module__.endswith("qat.modules.linear")
     assert module_policies(prepared) == {"0": "fp32", "2": "fp32"}
     assert_same(train(prepared, list(prepared.parameters())), train(expected, list(expected.parameters())))
-
-
-def test_fuse_modules(quantization: Any) -> None:
-    """It selects patterns by class, and moves the hooks of the modules to the fused one."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    expected = quantization.fuse_modules_qat(model, [["0", "1"]])
-    set_module_policy(model, {"0": "fp32"})
-    fused = quantization.fuse_modules_qat(model, [["0", "1"]])
-    assert type(fused[0]) is type(expected[0])
-    assert dtype_of(fused) is SINGLE, "the Linear inside kept its policy"
 
 
 # --- Accelerate replaces forward, and restores it
@@ -125,17 +283,6 @@ def test_accelerate_hook(policy: Any, policy_first: bool, removed_first: str) ->
     assert dtype_of(model) is expected_dtype(policy)
     remove_module_policy(model)
     assert dtype_of(model) is HALF
-
-
-@POLICIES
-def test_accelerate_hook_stays_while_the_policy_changes(policy: Any) -> None:
-    model = model_of({"linear": "float64"})
-    accelerate_hooks.add_hook_to_module(model[2], Doubles())
-    for _ in range(3):
-        set_module_policy(model, {"2": policy})
-        assert dtype_of(model) is expected_dtype(policy)
-        remove_module_policy(model)
-        assert dtype_of(model) is HALF
 
 
 @pytest.mark.parametrize("policy_first", [True, False])
@@ -218,58 +365,6 @@ def test_instance_forward(policy: Any, kind: str) -> None:
         assert_same(model(torch.ones(2, 4)), without)
 
 
-def test_instance_forward_that_is_the_class_one() -> None:
-    """Lightning assigns a module's bound forward to the module."""
-    model = model_of()
-    model[2].forward = model[2].forward
-    set_module_policy(model, {"2": "fp32"})
-    assert dtype_of(model) is SINGLE
-    remove_module_policy(model)
-    assert dtype_of(model) is HALF
-
-
-def test_generator_as_instance_forward() -> None:
-    model = model_of()
-
-    def forward(x: torch.Tensor) -> Iterator[torch.Tensor]:
-        yield x
-
-    model[2].forward = forward
-    with pytest.raises(tp.PolicyError, match="its forward is a generator or a coroutine"):
-        set_module_policy(model, {"2": "fp32"})
-
-
-class Static(nn.Module):
-    @staticmethod
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return x @ x
-
-
-def test_static_forward() -> None:
-    model = nn.Sequential(Static())
-    set_module_policy(model, {"0": "fp32"})
-    with ours():
-        assert model(torch.ones(2, 2)).dtype is SINGLE
-        assert copy.deepcopy(model)(torch.ones(2, 2)).dtype is SINGLE
-    remove_module_policy(model)
-    assert "forward" not in vars(model[0])
-
-
-def test_class_whose_forward_is_replaced() -> None:
-    """The class's forward is looked up at each call, as without a policy."""
-
-    class Own(nn.Linear):
-        pass
-
-    module = Own(4, 4)
-    set_module_policy(module, {"": "fp32"})
-    Own.forward = lambda self, x: (x, torch.is_autocast_enabled("cpu"))  # type: ignore[assignment, method-assign]
-    x = torch.ones(1, dtype=HALF)
-    with ours():
-        result, enabled = module(x)
-    assert (result.dtype, enabled) == (SINGLE, False)
-
-
 def test_deleted_forward() -> None:
     """Libraries that delete it believe that the forward of the class is back."""
     model = model_of("fp32")
@@ -279,17 +374,6 @@ def test_deleted_forward() -> None:
     set_module_policy(model, {"2": "fp32"})
     assert dtype_of(model) is SINGLE
     del model[2].forward
-    remove_module_policy(model)
-    assert dtype_of(model) is HALF
-
-
-def test_assigned_forward() -> None:
-    """A forward that does not call the one before it has the policy when that is set again."""
-    model = model_of("fp32")
-    model[2].forward = lambda x: x @ x.t()
-    assert dtype_of(model) is HALF
-    set_module_policy(model, {"2": "fp32"})
-    assert dtype_of(model) is SINGLE
     remove_module_policy(model)
     assert dtype_of(model) is HALF
 
@@ -341,27 +425,6 @@ def test_shallow_copies_run_as_themselves(make: Any, then: str, original_dies: b
     assert module_policies(copied) == {"": "fp32"}
 
 
-def test_shallow_copy_compiled(fresh_dynamo: None) -> None:
-    module = Scales()
-    set_module_policy(module, {"": "fp32"})
-    copied = copy.copy(module)
-    copied.factor = 3
-    call = torch.compile(copied, backend="eager", fullgraph=True)
-    with ours():
-        for _ in range(2):
-            assert_same(call(torch.ones(2, 2, dtype=HALF)), torch.full((2, 2), 6.0))
-
-
-@POLICIES
-def test_compiled_with_an_accelerate_hook(policy: Any, fresh_dynamo: None) -> None:
-    model = model_of(policy)
-    accelerate_hooks.add_hook_to_module(model[2], Doubles())
-    call = torch.compile(model, backend="eager", fullgraph=True)
-    with ours():
-        assert_same(call(torch.ones(2, 4)), model(torch.ones(2, 4)))
-    assert dtype_of(call) is expected_dtype(policy)
-
-
 def test_lazy_module() -> None:
     """It changes its class at the first call."""
     model = nn.Sequential(nn.LazyLinear(3))
@@ -369,32 +432,3 @@ def test_lazy_module() -> None:
     for _ in range(2):
         assert dtype_of(model) is SINGLE
     assert type(model[0]) is nn.Linear
-
-
-def test_fx_refuses_a_root_with_a_policy() -> None:
-    """It would trace the forward of the root's class."""
-    model = nn.Sequential(nn.ReLU())
-    set_module_policy(model, {"": "fp32"})
-    with pytest.raises(tp.errors.RegionError, match=r"torch\.fx traces a Sequential with a policy\."):
-        torch.fx.symbolic_trace(model)
-    remove_module_policy(model)
-    torch.fx.symbolic_trace(model)
-
-
-def test_a_replica_whose_forward_is_called_directly_uses_its_own_weights() -> None:
-    module = nn.Linear(2, 2)
-    set_module_policy(module, {"": "fp32"})
-    replica: Any = module._replicate_for_data_parallel()
-    replica.weight, replica.bias = torch.zeros(2, 2), torch.zeros(2)
-    assert torch.equal(replica.forward(torch.ones(1, 2)), torch.zeros(1, 2))
-    assert not torch.equal(module.forward(torch.ones(1, 2)), torch.zeros(1, 2))
-
-
-def test_a_forward_in_the_place_of_an_attribute_has_no_function() -> None:
-    """Code that rebinds methods asks for their function."""
-    linear = nn.Linear(2, 2)
-    linear.forward = lambda x: x  # type: ignore[method-assign]
-    set_module_policy(linear, {"": "fp32"})
-    with pytest.raises(AttributeError, match="a forward that replaced an attribute of the module has no function"):
-        _ = linear.forward.__func__  # type: ignore[attr-defined]
-    assert not hasattr(linear.forward, "__func__")

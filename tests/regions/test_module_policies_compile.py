@@ -7,12 +7,24 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.comparison import assert_same
-from helpers.module_policies import OVERRIDES, POLICIES, dtype_of, expected_dtype, model_of, ours, train
+from helpers.module_policies import (
+    FP16,
+    FP32,
+    OVERRIDES,
+    POLICIES,
+    X,
+    dtype_of,
+    expected_dtype,
+    model_of,
+    ours,
+    region,
+    train,
+)
 from torch_promote.regions.module_policies import module_policies, remove_module_policy, set_module_policy
 
 compiled = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
@@ -99,17 +111,6 @@ def test_compiled_with_a_graph_break(policy: Any, fresh_dynamo: None) -> None:
     assert_same(result, train(plain, list(plain.parameters())))
 
 
-@POLICIES
-def test_compiled_with_a_checkpoint(policy: Any, fresh_dynamo: None) -> None:
-    model, plain = model_of(policy), model_of(policy)
-
-    def run(model: nn.Module, x: torch.Tensor) -> Any:
-        return checkpoint(model, x, use_reentrant=False)
-
-    result = train(compiled(functools.partial(run, model)), list(model.parameters()))
-    assert_same(result, train(functools.partial(run, plain), list(plain.parameters())))
-
-
 class Whole(nn.Module):
     """A model with the region in it, as export wants it."""
 
@@ -177,26 +178,110 @@ def test_traced_by_fx() -> None:
     torch.fx.symbolic_trace(model)
 
 
-def test_policies_of_a_compiled_model(fresh_dynamo: None) -> None:
-    """Not of the module that torch.compile returns, which creates its forward again when it is copied."""
-    model = compiled(model_of())
-    set_module_policy(model, {"": "off"})
-    assert module_policies(model) == {"_orig_mod": "off"}
-    remove_module_policy(model)
-    set_module_policy(model, {nn.Linear: "fp32"})
-    assert list(module_policies(model)) == ["_orig_mod.0", "_orig_mod.2"]
-    assert dtype_of(model) is torch.float32
+# --- Policies of modules of a compiled model, which torch.compile wraps in a module of its own
 
 
-def test_compiled_with_inputs_in_containers(fresh_dynamo: None) -> None:
-    class Sums(nn.Module):
-        def forward(self, pair: tuple[torch.Tensor, torch.Tensor], more: dict[str, torch.Tensor]) -> torch.Tensor:
-            return pair[0] @ pair[1] @ more["x"]
+class Net(nn.Module):
+    """A model that returns the dtypes of its parts' results."""
 
-    model = Sums()
-    set_module_policy(model, {"": "fp32"})
-    half = torch.ones(2, 2, dtype=torch.float16)
-    with ours():
-        result = compiled(model)((half, half), more={"x": half})
-        assert_same(result, model((half, half), more={"x": half}))
-    assert result.dtype is torch.float32
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.dtype, torch.dtype]:
+        y = self.body(x)
+        return y.dtype, self.head(y).dtype
+
+
+def wrapped(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def dtypes(model: Any) -> object:
+    with tp.my_autocast("cpu"):
+        return model(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("key", ["head", "_orig_mod.head", "h*d", "**.head"])
+def test_names_are_those_of_the_original_model(key: str) -> None:
+    model = wrapped(Net())
+    assert dtypes(model) == (torch.bfloat16, torch.bfloat16)
+    tp.set_module_policy(model, {key: "fp32"})
+    assert dtypes(model) == (torch.bfloat16, torch.float32)
+    tp.remove_module_policy(model, key)
+    assert dtypes(model) == (torch.bfloat16, torch.bfloat16)
+
+
+def test_a_compiled_part() -> None:
+    model = Net()
+    model.body = wrapped(model.body)
+    tp.set_module_policy(model, {"body.0": "fp32"})
+    assert dtypes(model) == (torch.float32, torch.bfloat16)
+    assert list(tp.module_policies(model)) == ["body._orig_mod.0"]
+
+
+# --- Module tables of a policy under torch.compile
+
+
+@pytest.mark.parametrize("policy", [FP32, FP16], ids=["fp32", "overrides"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model(policy: tp.Policy, in_place: bool, fresh_dynamo: None) -> None:
+    model, plain = model_of(), model_of()
+    call: Any = model
+    if in_place:
+        model.compile(backend="aot_eager")
+    else:
+        call = torch.compile(model, backend="aot_eager", fullgraph=True)
+    result = train(call, list(model.parameters()), functools.partial(region, policy, model))
+    assert_same(result, train(plain, list(plain.parameters()), functools.partial(region, policy, plain)))
+    assert dtype_of(call) is torch.bfloat16
+
+
+def test_compiled_once_for_each_policy(fresh_dynamo: None) -> None:
+    model = model_of()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    call = torch.compile(model, backend=counter, fullgraph=True)
+    for _ in range(3):
+        for policy, dtype in ((FP32, torch.float32), (FP16, torch.float16)):
+            with region(policy, model):  # made anew each time
+                assert call(X).dtype is dtype
+        assert dtype_of(call) is torch.bfloat16
+    assert counter.frame_count == 3
+
+
+def test_a_region_that_a_compiled_function_enters(fresh_dynamo: None) -> None:
+    model = model_of()
+    around = region(FP32, model)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with around:
+            inside = model(x)
+        with tp.my_autocast("cpu"):
+            return inside, model(x)
+
+    assert [result.dtype for result in step(X)] == [torch.float32, torch.bfloat16]
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def applied(x: torch.Tensor) -> torch.Tensor:
+        with tp.my_autocast("cpu", policy=FP16):
+            result: torch.Tensor = model(x)
+            return result
+
+    with FP16.apply_to(model):
+        assert applied(X).dtype is torch.float16
+
+
+def test_a_region_that_a_compiled_function_makes(fresh_dynamo: None) -> None:
+    model = model_of()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with region(FP32, model):
+            result: torch.Tensor = model(x)
+            return result
+
+    assert torch.compile(step, backend="aot_eager")(X).dtype is torch.float32
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"changes modules: make the region outside"):
+        torch.compile(step, backend="aot_eager", fullgraph=True)(X)

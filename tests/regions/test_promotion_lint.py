@@ -102,16 +102,6 @@ def test_a_dtype_without_known_digits_loses_nothing() -> None:
     assert [event.kind for event in events] == [PromotionKind.ANY]
 
 
-def test_a_number_overflows_no_dtype_without_known_digits() -> None:
-    events: list[PromotionEvent] = []
-    with (
-        tp.promotion("torch", on_promotion=events.append),
-        contextlib.suppress(NotImplementedError),  # PyTorch has no kernel for it
-    ):
-        EIGHTHS * 1e6
-    assert events == []
-
-
 @pytest.mark.parametrize("kind", PromotionKind)
 def test_kinds_choose(kind: PromotionKind) -> None:
     for chosen in (kind, kind.value, kind.name.lower(), [kind.value]):
@@ -121,23 +111,6 @@ def test_kinds_choose(kind: PromotionKind) -> None:
                 call()
         kinds = {event.kind for event in events}
         assert kinds == (set(PromotionKind) if kind is PromotionKind.ANY else {kind})
-
-
-def test_every_kind_of_a_call_is_an_event() -> None:
-    events: list[PromotionEvent] = []
-    with tp.promotion("torch", on_promotion=events.append):
-        _ = HALF + torch.tensor(257)
-        _ = HALF * 1e6 + BRAIN * INTS
-    first, *others = events
-    assert {first.kind, others[0].kind} == {
-        PromotionKind.ZERO_DIM_PRECISION_LOSS,
-        PromotionKind.INT_TO_LOW_PRECISION,
-    }
-    assert [event.kind for event in others[1:]] == [
-        PromotionKind.FLOAT_OVERFLOW,
-        PromotionKind.INT_TO_LOW_PRECISION,
-        PromotionKind.ANY,
-    ]
 
 
 def test_every_kind_on_a_line_is_reported_once() -> None:
@@ -162,13 +135,6 @@ def test_raise_names_every_kind() -> None:
         _ = HALF + torch.tensor(257)
 
 
-def test_an_event_has_the_value_of_the_number() -> None:
-    events: list[PromotionEvent] = []
-    with tp.promotion("torch", on_promotion=events.append, kinds="float_overflow"):
-        _ = HALF * 1e6
-    assert events[0].operands == ("float16[3]", "1000000.0 (a Python float)")
-
-
 def test_an_event_says_where_and_what() -> None:
     events: list[PromotionEvent] = []
     with tp.promotion("torch", on_promotion=events.append, kinds="int to low-precision float"):
@@ -189,20 +155,6 @@ def test_the_line_is_the_callers_also_inside_of_pytorchs_python() -> None:
     with tp.promotion("torch", on_promotion=events.append):
         torch.nn.functional.mse_loss(SINGLE, DOUBLE)
     assert {event.filename for event in events} == {__file__}
-
-
-def test_a_line_is_reported_once_for_each_region_object() -> None:
-    events: list[PromotionEvent] = []
-    region = tp.promotion("torch", on_promotion=events.append)
-    for _ in range(3):
-        with region:
-            for _ in range(3):
-                _ = HALF + SINGLE
-            _ = HALF * SINGLE
-    assert len(events) == 2
-    with tp.promotion("torch", on_promotion=events.append):
-        _ = HALF + SINGLE
-    assert len(events) == 3
 
 
 def test_warn() -> None:
@@ -228,7 +180,9 @@ def test_raise_raises_each_time_and_before_anything_is_written() -> None:
     x = HALF.clone()
     with tp.promotion("torch", on_promotion="raise"):
         for _ in range(2):
-            with pytest.raises(PromotionLintError, match=r"test_lint.py:\d+: aten::add_.Tensor of float16\[3\]"):
+            with pytest.raises(
+                PromotionLintError, match=r"test_promotion_lint.py:\d+: aten::add_.Tensor of float16\[3\]"
+            ):
                 x += SINGLE
         _ = x + x
     assert x._version == 0
@@ -253,14 +207,6 @@ def test_the_callable_may_run_ops() -> None:
         _ = SINGLE + 1
         _ = INTS / INTS
     assert seen == [torch.float32]
-
-
-def test_other_rules_have_the_lint_too() -> None:
-    events: list[PromotionEvent] = []
-    with tp.promotion("numpy", on_promotion=events.append, kinds="up_to_float64"):
-        result = INTS + SINGLE
-    assert result.dtype is torch.float64
-    assert [(event.rule, event.result) for event in events] == [("numpy", torch.float64)]
 
 
 def test_the_innermost_of_nested_regions_reports() -> None:
@@ -309,12 +255,3 @@ class TestBadInput:
             tp.promotion("torch", on_promotion=lambda: None)  # type: ignore[arg-type,misc]
         with pytest.raises(OptionError, match="does not take one argument"):
             tp.promotion("torch", on_promotion=lambda event, more: None)  # type: ignore[arg-type,misc]
-
-
-def test_a_builtin_without_a_signature_may_be_the_callable() -> None:
-    with pytest.raises(ValueError, match="no signature found"):
-        inspect.signature(dict.update)
-    events: dict[str, int] = {}
-    with tp.promotion("torch", on_promotion=events.update):
-        pass
-    assert events == {}

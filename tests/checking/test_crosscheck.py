@@ -1,0 +1,645 @@
+"""A crosscheck of whole programs: correct code gives no mismatch, and nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import grad, hessian, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
+from torch.overrides import TorchFunctionMode
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import torch_promote as tp
+from helpers.comparison import assert_same
+from helpers.subprocesses import run_python
+from torch_promote import _C
+from torch_promote.errors import DecoratorError, OptionError
+from torch_promote.observe.dispatch import DispatchObserverError
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+from gpt.model import GPT, Config
+
+levels = pytest.mark.parametrize("level", ["dtype", "bits"])
+KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
+X, W = torch.linspace(-1, 2, 16).view(4, 4), torch.linspace(2, -1, 16).view(4, 4).requires_grad_()
+SIN, COS, TAN = "aten.sin.default", "aten.cos.default", "aten.tan.default"
+
+
+class MineError(Exception):
+    pass
+
+
+def is_on() -> bool:
+    """Whether the dispatch observer is on in this thread."""
+    included = torch._C._dispatch_tls_is_dispatch_key_included(KEY)
+    observer = _C.swap_observer(None)
+    _C.swap_observer(observer)
+    assert included == (observer is not None)
+    return included
+
+
+@pytest.fixture(autouse=True)
+def off_before_and_after() -> Iterator[None]:
+    assert not is_on()
+    yield
+    assert not is_on()
+
+
+def checked(level: Any) -> Any:
+    return contextlib.nullcontext() if level is None else tp.crosscheck(level=level)
+
+
+# --- training steps
+
+
+class Sequences(nn.Module):
+    """An LSTM classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.symbol = nn.Embedding(20, 8)
+        self.lstm = nn.LSTM(8, 8, 2, batch_first=True, bidirectional=True, dropout=0.1)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(self.symbol(ids))[0][:, -1])
+
+
+class Text(nn.Module):
+    """The GPT of the examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = GPT(Config(symbols=20, width=16, heads=2, layers=2))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(ids).transpose(1, 2)
+
+
+def pictures() -> nn.Module:
+    """A small convolutional net with batch norm."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.SiLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Dropout(0.1), nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+#: Functions that make the model, its input and target, and the optimizer.
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], Callable[[], Any], Any]] = {
+    "lstm": (Sequences, lambda: torch.randint(20, (3, 7)), lambda: torch.randint(4, (3,)), torch.optim.RMSprop),
+    "conv": (pictures, lambda: torch.randn(3, 3, 8, 8), lambda: torch.randint(4, (3,)), torch.optim.SGD),
+    "gpt": (Text, lambda: torch.randint(20, (2, 8)), lambda: torch.randint(20, (2, 8)), torch.optim.Adam),
+}
+
+
+def train(name: str, dtype: torch.dtype = torch.bfloat16) -> list[Any]:
+    """Trains a model for three steps, and returns everything that a crosscheck could change."""
+    make, inputs, targets, optimizer_class = MODELS[name]
+    torch.manual_seed(3)
+    model = make()
+    optimizer = optimizer_class(model.parameters(), lr=0.01)
+    seen: list[Any] = []
+    before = tp.cache_info()
+    for _ in range(3):
+        x, y = inputs(), targets()
+        with tp.my_autocast("cpu", dtype=dtype):
+            loss = F.cross_entropy(model(x), y)
+            seen.append({what: count - before[what] for what, count in tp.cache_info().items()})
+        loss.backward()
+        seen += [(p.grad.clone(), p.grad.stride()) for p in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(loss.detach())
+    states = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    return [*seen, *(p.detach() for p in model.parameters()), *model.buffers(), *states, torch.get_rng_state()]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+@pytest.mark.parametrize("region", ["step", "all"])
+def test_a_training_has_no_mismatch(name: str, dtype: torch.dtype, region: str) -> None:
+    # In one region around all steps, weights change, and stock would use their old casts.
+    around = tp.my_autocast("cpu", dtype=dtype) if region == "all" else contextlib.nullcontext()
+    # oneDNN's LSTM kernels for float16 are not available on every machine.
+    with torch.backends.mkldnn.flags(enabled=name != "lstm"), tp.crosscheck(level="bits") as report, around:
+        train(name, dtype)
+    assert report.mismatches == [], str(report)
+    assert report.coverage >= 0.99, str(report)
+    assert report.known_gaps.total() == report.stock_raised.total() == report.not_compared.total() == 0
+    assert report.with_stock >= report.with_policy  # and calls of our wrappers that no policy applies to
+    assert report.with_policy["aten.linear.default"] >= 3
+
+
+@levels
+@pytest.mark.parametrize("name", MODELS)
+def test_a_crosscheck_changes_nothing(name: str, level: Any) -> None:
+    plain = train(name)
+    with tp.crosscheck(level=level):
+        assert_same(train(name), plain)
+
+
+def test_stock_autocast_is_checked_too() -> None:
+    with tp.crosscheck(level="bits") as report, tp.stock_autocast("cpu"):
+        F.linear(X, W).sum().backward()
+    assert report.mismatches == []
+    assert (report.with_policy["aten.linear.default"], report.with_stock.total()) == (1, 0)
+
+
+@pytest.mark.parametrize("installed", [{}, {"policy": "off"}])
+def test_an_installed_region_is_compared_with_stock(installed: dict[str, str]) -> None:
+    with tp.installed_as(**installed), tp.crosscheck(level="bits") as report, torch.autocast("cpu"):
+        X @ W
+    assert report.mismatches == []
+    compared = report.with_stock["aten.mm.default"] + report.with_stock["aten.matmul.default"]
+    assert (compared > 0) == (not installed)
+
+
+# --- with other features of PyTorch
+
+
+def same_with_and_without(code: Callable[[], Any], level: Any) -> tp.CrosscheckReport:
+    """Runs code with and without the check, under my_autocast, and compares the results."""
+    with tp.my_autocast("cpu"):
+        plain = code()
+    with tp.crosscheck(level=level) as report, tp.my_autocast("cpu"):
+        result = code()
+    assert_same(result, plain)
+    assert report.mismatches == []
+    assert report.calls > 0
+    return report
+
+
+def loss_of(v: torch.Tensor) -> torch.Tensor:
+    return (v @ W).sin().float().sum()
+
+
+def in_mode(mode: Any) -> Callable[[], Any]:
+    def code() -> torch.Tensor:
+        with mode():
+            y = X @ W
+            y[0] = 2
+            return y.add_(1)
+
+    return code
+
+
+def made_inside() -> list[Any]:
+    """A tensor that becomes a Parameter or another subclass must not have a Python object before that."""
+
+    class Marked(torch.Tensor):
+        pass
+
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4)
+    assert isinstance(layer.weight, nn.Parameter)
+    assert isinstance((X + 1).as_subclass(Marked), Marked)
+    assert isinstance(FakeTensorMode().from_tensor(X), torch.Tensor)
+    return [layer(X).detach(), nn.Parameter(X * 2).detach()]
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        return g.float() @ b.t(), a.t() @ g.float()
+
+
+SPARSE, PARTS = X.to_sparse(), [torch.randn(2, 4), torch.randn(3, 4)]
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    **{mode.__name__: in_mode(mode) for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad)},
+    "vmap": lambda: vmap(loss_of)(X),
+    "vmap random": lambda: vmap(lambda v: torch.rand_like(v) * (v @ W), randomness="different")(X).shape,
+    "grad": lambda: grad(loss_of)(X),
+    "jvp": lambda: jvp(loss_of, (X,), (X,)),
+    "jacrev": lambda: jacrev(loss_of)(X[0]),
+    "hessian": lambda: hessian(loss_of)(X[0]),
+    "vmap of grad": lambda: vmap(grad(loss_of))(X),
+    "subclasses": made_inside,
+    "autograd.Function": lambda: torch.autograd.grad(Product.apply(X, W).sum(), W),
+    "sparse": lambda: [torch.mm(SPARSE, W.detach()), (SPARSE + SPARSE).to_dense(), SPARSE.coalesce().values()],
+    "sparse product": lambda: torch.sparse.mm(SPARSE, SPARSE).to_dense(),
+    "nested": lambda: list((F.linear(torch.nested.nested_tensor(PARTS), W.detach()) * 2).unbind()),
+    "jagged": lambda: F.linear(torch.nested.nested_tensor(PARTS, layout=torch.jagged), W.detach()).values() * 2,
+    "quantized": lambda: torch.relu(torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)).dequantize(),
+}
+
+
+@levels
+@pytest.mark.parametrize("code", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_with_other_features(code: Callable[[], Any], level: Any) -> None:
+    same_with_and_without(code, level)
+
+
+@levels
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+def test_make_fx_traces_the_same_graph(level: Any, tracing_mode: str) -> None:
+    code = lambda: make_fx(lambda a: (a @ a).relu().sum(), tracing_mode=tracing_mode)(X).code  # noqa: E731
+    assert same_with_and_without(code, level).checked.total() > 0
+
+
+@levels
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_jit_trace_is_not_checked(level: Any) -> None:
+    trace = lambda: str(torch.jit.trace(lambda a: (a @ a).relu(), (X,), check_trace=False).graph)  # noqa: E731
+    assert same_with_and_without(lambda: [trace(), X.sum()], level).with_policy.total() == 0
+
+
+@levels
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compile_around_and_inside(level: Any, backend: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def step(a: torch.Tensor) -> torch.Tensor:
+        with tp.my_autocast("cpu"):
+            return model(a).float().sum()
+
+    def inside(a: torch.Tensor) -> torch.Tensor:
+        with tp.crosscheck(level=level) as report:
+            result = step(a)
+        assert report.mismatches == []
+        return result
+
+    def gradients(run: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
+        torch._dynamo.reset()
+        model.zero_grad()
+        loss = run(X)
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+    plain = gradients(step)
+    with tp.crosscheck(level=level) as report:
+        assert_same(gradients(torch.compile(step, backend=backend)), plain)
+    assert report.mismatches == []
+    assert_same(gradients(torch.compile(inside, backend=backend)), plain)
+    torch._dynamo.reset()
+
+
+@levels
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("backward_inside", [False, True])
+def test_checkpoint(level: Any, reentrant: bool, backward_inside: bool) -> None:
+    def gradients(level: Any) -> list[Any]:
+        torch.manual_seed(1)
+        w, leaf = W.detach().clone().requires_grad_(), X.clone().requires_grad_()
+        part = lambda a: torch.dropout(torch.relu(a @ w), 0.5, True) @ w  # noqa: E731
+        with checked(level) as report:
+            with tp.my_autocast("cpu"):
+                loss = checkpoint(part, leaf, use_reentrant=reentrant).float().sum()
+            if backward_inside:
+                loss.backward()
+        if not backward_inside:
+            loss.backward()
+        assert report is None or report.mismatches == []
+        return [loss.detach(), w.grad, leaf.grad]
+
+    assert_same(gradients(level), gradients(None))
+
+
+def test_watchers_see_the_same_calls() -> None:
+    """Modes, subclasses and hooks on saved tensors do not see what the check does."""
+    log: list[str] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            log.append(getattr(f, "__name__", str(f)))
+            return f(*args, **(kwargs or {}))
+
+    class Ops(TorchDispatchMode):
+        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            log.append(str(f))
+            return f(*args, **(kwargs or {}))
+
+    class Logged(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            log.append(getattr(f, "__name__", str(f)))
+            return super().__torch_function__(f, types, args, kwargs)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        log.append("saved")
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    logs = []
+    for level in (None, "dtype", "bits"):
+        with tp.my_autocast("cpu"), checked(level), hooks:
+            with Functions(), Ops():
+                ((X @ W) + 1).sum().backward()
+            (W @ X.as_subclass(Logged)).as_subclass(torch.Tensor).float().sum().backward()  # type: ignore[arg-type]
+        logs.append(list(log))
+        log.clear()
+    assert logs[0] == logs[1] == logs[2]
+    assert {"aten.mm.default", "aten._to_copy.default", "matmul", "saved"} <= set(logs[0])
+
+
+def test_what_is_not_compared_with_stock() -> None:
+    with FakeTensorMode() as mode, tp.crosscheck(level="bits") as fake, tp.my_autocast("cpu"):
+        y = mode.from_tensor(X) @ mode.from_tensor(X)
+    assert (y.dtype, set(fake.not_compared)) == (torch.bfloat16, {"fake tensors have no bits"})
+    with tp.crosscheck(level="bits") as twice, tp.my_autocast("cpu"):
+        assert type(TwoTensor(X, X.clone()) @ W.detach()) is TwoTensor
+    assert set(twice.not_compared) == {"a dispatch mode or a tensor subclass would see the call twice"}
+    with tp.crosscheck(level="bits") as random, tp.my_autocast("cpu"):
+        torch.linalg.lstsq(torch.randn(5, 3), torch.randn(5, 2))
+    assert random.not_compared == {"PyTorch does not repeat its bits": 1}
+    assert fake.mismatches == twice.mismatches == random.mismatches == []
+
+
+# --- errors
+
+
+@levels
+def test_errors_of_ops_pass_unchanged(level: Any) -> None:
+    def fails() -> None:
+        with tp.my_autocast("cpu"):
+            torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+
+    with pytest.raises(RuntimeError) as plain:
+        fails()
+    with tp.crosscheck(level=level) as report:
+        with pytest.raises(RuntimeError) as checked:
+            fails()
+        assert torch.ones(2).sum() == 2  # and the check goes on
+    assert (type(checked.value), str(checked.value)) == (type(plain.value), str(plain.value))
+    names = [[frame.name for frame in traceback.extract_tb(e.value.__traceback__)] for e in (plain, checked)]
+    assert names[0] == names[1]
+    assert (report.mismatches, report.checked["aten.sum.default"]) == ([], 1)
+
+
+def test_errors_of_python_kernels_pass_unchanged() -> None:
+    @torch.library.custom_op("torch_promote_tests::fails", mutates_args=())
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        raise MineError("as it was")
+
+    with tp.crosscheck() as report, pytest.raises(MineError, match="as it was") as raised:
+        fails(torch.ones(2))
+    assert traceback.extract_tb(raised.value.__traceback__)[-1].line == 'raise MineError("as it was")'
+    assert report.mismatches == []
+
+
+@levels
+def test_errors_that_come_through_a_dispatch_mode(level: Any) -> None:
+    class PassesOn(TorchDispatchMode):
+        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return f(*args, **(kwargs or {}))
+
+    def pool(dtype: torch.dtype) -> None:
+        torch.ops.aten.adaptive_max_pool3d(torch.ones(1, 2, 4, 4, 4, dtype=dtype), [2, 2, 2])
+
+    with tp.crosscheck(level=level) as report, tp.my_autocast("cpu"):
+        with PassesOn(), pytest.raises(NotImplementedError, match="ComplexFloat"):
+            pool(torch.complex64)
+        with pytest.raises(NotImplementedError, match="Long"):
+            pool(torch.int64)  # would be compared with the first call, if that were still open
+    assert report.mismatches == []
+
+
+def test_misuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match=r"^'bit' is not a level of crosscheck\. Legal: 'dtype', 'bits'\."):
+        tp.crosscheck(level="bit")  # type: ignore[arg-type]
+    with pytest.raises(DecoratorError, match=r"^crosscheck is not a decorator: the caller could not read its report"):
+        tp.crosscheck(level="bits")(lambda: pytest.fail("it ran"))
+
+    def taken() -> None:
+        raise RuntimeError("tried to register multiple backend fallbacks")
+
+    monkeypatch.setattr(_C, "register_dispatch_observer", taken)
+    with pytest.raises(DispatchObserverError, match="another library has registered a fallback on it"), tp.crosscheck():
+        pass
+
+
+# --- blocks
+
+
+def test_nested_blocks_check_once_and_add_up() -> None:
+    x = torch.ones(2)
+    with tp.crosscheck() as outer:
+        x.sin()
+        with contextlib.suppress(MineError), tp.crosscheck(level="bits") as inner:
+            x.cos()
+            raise MineError
+        assert is_on()
+        x.tan()
+    assert (inner.checked, outer.checked) == ({COS: 1}, {SIN: 1, COS: 1, TAN: 1})
+    x.sin()
+    assert outer.calls == 3
+
+
+def block(report_to: list[tp.CrosscheckReport]) -> Iterator[None]:
+    """A block that is open between two steps."""
+    with tp.crosscheck() as report:
+        report_to.append(report)
+        yield
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_blocks_may_end_in_any_order(closes: bool) -> None:
+    reports: list[tp.CrosscheckReport] = []
+    x = torch.ones(2)
+    with tp.crosscheck() as around:
+        first, second = block(reports), block(reports)
+        next(first), next(second)
+        x.sin()
+        first.close() if closes else next(first, None)
+        assert is_on()
+        x.cos()
+        next(second, None)
+        x.tan()
+    assert reports[1].checked == {SIN: 1, COS: 1}
+    assert around.checked == {SIN: 1, COS: 1, TAN: 1}
+
+
+def test_the_block_around_may_end_first() -> None:
+    reports: list[tp.CrosscheckReport] = []
+    outer, inner = block(reports), block(reports)
+    next(outer), next(inner)
+    next(outer, None)
+    torch.ones(2).sin()
+    with tp.crosscheck() as another:
+        torch.ones(2).cos()
+    next(inner, None)
+    assert another.checked[COS] == 1
+    assert (reports[1].checked[SIN], reports[1].checked[COS]) == (1, 1)
+
+
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_tasks(first_to_end: int) -> None:
+    async def work(index: int, begun: list[asyncio.Event], over: list[asyncio.Event]) -> None:
+        with tp.crosscheck():
+            begun[index].set()
+            await begun[1 - index].wait()
+            if index != first_to_end:
+                await over[1 - index].wait()
+        over[index].set()
+
+    async def both() -> None:
+        begun, over = ([asyncio.Event() for _ in range(2)] for _ in range(2))
+        await asyncio.gather(work(0, begun, over), work(1, begun, over))
+
+    asyncio.run(both())
+    assert not is_on()
+    with tp.crosscheck() as outer:
+        asyncio.run(both())
+        torch.ones(2).sin()
+    assert outer.checked[SIN] == 1
+
+
+@pytest.mark.parametrize("inside_its_own", [False, True])
+def test_a_block_cannot_end_in_another_thread(inside_its_own: bool) -> None:
+    here = tp.crosscheck()
+    report = here.__enter__()
+    found: list[Any] = []
+
+    def elsewhere() -> None:
+        with checked("dtype" if inside_its_own else None) as own:
+            with pytest.raises(DispatchObserverError, match="was not entered in this thread, so it cannot end here"):
+                here.__exit__(None, None, None)
+            assert is_on() == inside_its_own
+            torch.ones(2).sin()
+        found.append(own and own.checked[SIN])
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    torch.ones(2).cos()
+    here.__exit__(None, None, None)
+    assert found == [1 if inside_its_own else None]
+    assert (report.checked[SIN], report.checked[COS]) == (0, 1)
+
+
+def test_two_threads_check_at_once() -> None:
+    barrier = threading.Barrier(2, timeout=30)
+    found: dict[str, Any] = {}
+
+    def work(name: str) -> None:
+        x = torch.ones(2)
+        with tp.crosscheck(level="bits") as report, tp.my_autocast("cpu"):
+            for _ in range(20):
+                barrier.wait()
+                getattr(x, name)()
+        found[name] = report.checked
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("sin", "cos")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {name: {f"aten.{name}.default": 20} for name in ("sin", "cos")}
+
+
+#: Threads that are over, and whose last objects go when Python is gone.
+THREADS = """
+import threading
+import torch, torch_promote as tp
+
+def work(level):
+    with tp.crosscheck(level=level) as report, tp.my_autocast("cpu"):
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert report.checked.total() and report.ok
+
+for level in ("dtype", "bits"):
+    threads = [threading.Thread(target=work, args=(level,)) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+print("done")
+"""
+
+
+def test_threads_that_used_one_do_not_abort_the_process_at_its_end() -> None:
+    process = run_python(THREADS, quiet=True, finalize=True)
+    assert (process.returncode, process.stdout) == (0, "done\n"), process.stderr
+
+
+# --- memory
+
+
+class Mark:
+    """Something that a node of the graph holds."""
+
+
+class Marked(torch.autograd.Function):
+    """The identity, with a node whose lifetime can be checked."""
+
+    marks: ClassVar[weakref.WeakSet[Mark]] = weakref.WeakSet()
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark = Mark()
+        Marked.marks.add(ctx.mark)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def test_no_tensor_or_graph_outlives_its_result() -> None:
+    with tp.crosscheck(level="bits") as report, tp.my_autocast("cpu"):
+        x, w = torch.ones(4, 4), torch.ones(4, 4, requires_grad=True)
+        for _ in range(4):
+            result = F.log_softmax(F.linear(x, Marked.apply(w)), 1)
+        assert len(Marked.marks) == 1
+        alive = [weakref.ref(tensor) for tensor in (x, w, result)]
+        del x, w, result
+        tp.clear_cache()
+        gc.collect()
+        assert [ref() for ref in alive] == [None] * 3
+        assert len(Marked.marks) == 0
+    assert report.with_stock["aten.log_softmax.int"] == 4
+
+
+LSTM = nn.LSTM(4, 4)
+#: Ops that save their own results for backward.
+SAVING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda x: x.softmax(1),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.tensor([0, 1, 2, 3])),
+    "norm": torch.norm,
+    "lstm": lambda x: LSTM(x[None])[0],
+}
+
+
+@pytest.mark.parametrize("op", SAVING.values(), ids=SAVING)
+def test_a_call_leaves_no_garbage_cycles(op: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def steps() -> None:
+        for _ in range(4):
+            with tp.my_autocast("cpu"):
+                op(F.linear(X, W))
+
+    with tp.crosscheck(level="bits") as report:
+        steps()  # what is made once is made
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            steps()
+            gc.collect()
+            assert [type(each).__name__ for each in gc.garbage] == []
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert report.with_stock.total() >= 8

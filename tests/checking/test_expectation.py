@@ -1,0 +1,688 @@
+"""What a crosscheck expects of calls: overrides, promotion regions, custom ops, transforms, ops that kernels call."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.func import grad, vmap
+from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+import torch_promote as tp
+from helpers.subprocesses import run_python
+from torch_promote.checking import expectation
+from torch_promote.checking.expectation import Finding, JoinedOperands, expect, has_fake, operands_of
+from torch_promote.observe.autocast_state import overrides_in_force, state_in_force
+from torch_promote.observe.ops import find_overload
+from torch_promote.policy.op_table import CastPolicy
+from torch_promote.reference import Operand
+from torch_promote.reference.autocast import AutocastState, DeviceAutocast
+from torch_promote.reference.ops.infer import functional_of, rule_table
+from torch_promote.regions.promotion_tables import FLOATS, OPAQUE, PromotingOp, promoting_ops
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+levels = pytest.mark.parametrize("level", ["dtype", "bits"])
+aten = torch.ops.aten
+X, W = torch.randn(4, 4), torch.randn(4, 4)
+
+
+def half(*shape: int) -> Tensor:
+    return torch.ones(*shape, dtype=BF16)
+
+
+# --- single calls
+
+
+def test_a_shape_that_the_reference_does_not_expect() -> None:
+    found = expect(aten.add.Tensor, [torch.ones(2), torch.ones(2)], None).check([torch.ones(3)])
+    assert found == Finding("shape", "[2]", "[3]")
+
+
+def test_a_call_with_tensors_of_two_devices() -> None:
+    state = AutocastState({"cuda": DeviceAutocast(True, F16), "cpu": DeviceAutocast(True, BF16)})
+    with FakeTensorMode():
+        expected = expect(aten.mm.default, [torch.ones(2, 2, device=d) for d in ("cuda", "cpu")], state)
+    assert expected.arguments == {"self": F16, "mat2": BF16}
+
+
+# --- overrides
+
+
+@pytest.fixture
+def custom_ops() -> Iterator[None]:
+    def add_all(*args: Any, **kwargs: Any) -> Tensor:
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        return torch.stack([leaf.to(leaves[0].dtype) for leaf in leaves]).sum(0)
+
+    with torch.library._scoped_library("crosschecked", "FRAGMENT") as library:
+        library.define("mixed(Tensor x, Dict(str, Tensor) named, (Tensor, Tensor?) pair, *, Tensor? z=None) -> Tensor")
+        library.impl("mixed", add_all, "CompositeExplicitAutograd")
+        library.define("into(Tensor(a!) x, Tensor?[] ys) -> Tensor(a!)")
+        library.impl("into", lambda x, ys: x.copy_(add_all(ys)), "CompositeExplicitAutograd")
+        yield
+
+
+def pointwise(x: Tensor) -> Any:
+    return torch.relu(x) + torch.sin(x.bfloat16()) * x, torch.maximum(x, x.half())
+
+
+def lists(x: Tensor) -> Any:
+    return torch.block_diag(x, x.bfloat16()), torch.broadcast_tensors(x, x.half()), torch.meshgrid(x[0], x[1])
+
+
+def composite(x: Tensor) -> Any:
+    return F.linear(x, x), torch.chain_matmul(x, x, x), torch.einsum("ij,jk->ik", x, x)
+
+
+def writes(x: Tensor) -> Any:
+    y = x.bfloat16()
+    y[torch.tensor([0, 1])] = x[:2].detach()
+    y[1:] = x[1:].detach()
+    y.addmm_(x, x).mul_(0.3).add_(x.double())
+    torch.mm(x.detach(), x.detach(), out=(out := torch.empty(3, 3, dtype=F16)))
+    return y, out, torch.zeros(3, 3, dtype=BF16).scatter_add_(0, torch.tensor([[0, 1, 2]] * 3), x)
+
+
+def custom(x: Tensor) -> Any:
+    made = torch.ops.crosschecked.mixed(x, {"a": x.bfloat16(), "b": x.double()}, (x.half(), None), z=x)
+    return made, torch.ops.crosschecked.into(torch.zeros(3, 3, dtype=BF16), [None, x, x.double()])
+
+
+MATCHING = ("index_put_", "copy_", "addmm_", "mm.out", "scatter_add_", "add_.Tensor", "mul_.Tensor")
+BLOCKS: list[tuple[Callable[[Tensor], Any], dict[Any, Any]]] = [
+    (pointwise, {"relu": F64, "sin.default": "fp32", "add.Tensor": "promote", "maximum": "fp16", "mul.Tensor": "keep"}),
+    (lists, {"block_diag": "promote", "broadcast_tensors": F16, "meshgrid": "fp16"}),
+    (composite, {"linear": "fallthrough", "addmm": "fp32", "einsum": "fp32", "bmm": F64, "tril": "fp16", "mm": F16}),
+    (writes, dict.fromkeys(MATCHING, "match_self")),
+    (custom, {"crosschecked::mixed": F16, "crosschecked::into": "match_self"}),
+    (custom, {"crosschecked::mixed": "promote", "crosschecked::into": "match_self", "stack": "fp32", "sum": F64}),
+]
+each_block = pytest.mark.parametrize(("block", "overrides"), BLOCKS, ids=[block.__name__ for block, _ in BLOCKS])
+
+
+def made() -> Tensor:
+    return torch.linspace(-1, 2, 9).reshape(3, 3).requires_grad_()
+
+
+@levels
+@pytest.mark.parametrize("device_types", ["cpu", ["cpu", "cuda"]], ids=str)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("custom_ops")
+@each_block
+def test_correct_calls_give_no_mismatch(block: Any, overrides: dict[Any, Any], device_types: Any, level: Any) -> None:
+    with tp.crosscheck(level=level) as report:
+        with tp.my_autocast(device_types, overrides=overrides):
+            results = block(made())
+        outputs = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+    assert report.ok, str(report)
+    assert report.with_policy.total() >= 2
+
+
+def without_its_last_cast(plan: Any) -> Any:
+    return dataclasses.replace(plan, casts=plan.casts[:-1])
+
+
+def with_another_dtype(plan: Any) -> Any:
+    casts = tuple(dataclasses.replace(cast, to=torch.float8_e5m2) for cast in plan.casts)
+    return dataclasses.replace(plan, casts=casts)
+
+
+@pytest.mark.parametrize("wrong", [without_its_last_cast, with_another_dtype])
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("custom_ops")
+@each_block
+def test_a_wrong_plan_is_found(monkeypatch: pytest.MonkeyPatch, block: Any, overrides: Any, wrong: Any) -> None:
+    right, planned = expectation.autocast_plan, 0
+
+    def plan(op: Any, args: Any, kwargs: Any, state: Any) -> Any:
+        nonlocal planned
+        found = right(op, args, kwargs, state)
+        if len(found.casts) < 2 or expectation.overload_name(op) not in state.overrides:
+            return found
+        planned += 1
+        return wrong(found)
+
+    monkeypatch.setattr(expectation, "autocast_plan", plan)
+    with tp.crosscheck() as report, tp.my_autocast("cpu", overrides=overrides):
+        block(made())
+    assert planned > 0
+    assert len(report.mismatches) >= planned, str(report)
+    assert {"casts"} <= {mismatch.kind for mismatch in report.mismatches} <= {"casts", "dtype", "error", "strides"}
+
+
+@pytest.mark.usefixtures("custom_ops")
+def test_the_state_has_the_overrides_in_force() -> None:
+    overrides = {"relu": "fp32", aten.mm.default: F64, "index_put_": "match_self", "crosschecked::mixed": "banned"}
+    with tp.my_autocast("cpu", overrides=overrides):
+        with tp.my_autocast("cpu", overrides={"relu": "keep"}):
+            assert overrides_in_force()["aten::relu"] == {"cpu": CastPolicy.keep, "cuda": CastPolicy.keep}
+        state = state_in_force()
+        assert state is not None
+        assert {name: state.override(name, "cpu") for name in state.overrides} == {
+            "aten::relu": CastPolicy.fp32,
+            "aten::mm": F64,
+            "aten::index_put_": CastPolicy.match_self,
+            "crosschecked::mixed": CastPolicy.banned,
+        }
+    assert overrides_in_force() == {}
+
+
+@levels
+@pytest.mark.parametrize("policy", ["cuda", "cpu", "fp32_safe", "off"])
+@pytest.mark.filterwarnings("ignore")
+def test_named_policies(policy: str, level: Any) -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    h = torch.rand(3).half()
+    with tp.crosscheck(level=level) as report:
+        with tp.my_autocast("cpu", policy=policy):
+            loss = F.cross_entropy(model(torch.rand(2, 3, 8)).sum(1), torch.tensor([1, 2])) + h.exp().sum()
+            loss = loss + torch.cosine_similarity(X, W).sum() + torch.softmax(h, 0).sum() + torch.norm(h)
+        loss.backward()
+    assert report.ok, str(report)
+    assert (report.with_policy.total() == 0) is (policy == "off")
+    overridden = report.not_compared["the op's policy is overridden"]
+    assert (overridden > 0) == (level == "bits" and policy != "cpu"), "on the CPU, the policy cpu is stock's"
+
+
+@pytest.mark.usefixtures("custom_ops")
+@pytest.mark.parametrize("device_types", [None, "cpu", "cuda"])
+def test_registered_policies(device_types: str | None) -> None:
+    mixed = torch.ops.crosschecked.mixed.default
+    args = torch.ones(2), {"a": torch.ones(2, dtype=F64)}, (torch.ones(2, dtype=F16), None)
+    handle = tp.register_policy(mixed, "promote", device_type=device_types)
+    try:
+        with tp.crosscheck() as report, tp.my_autocast("cpu", overrides={"relu": "fp16"}):
+            mixed(*args)
+    finally:
+        handle.remove()
+    with tp.crosscheck() as removed, tp.my_autocast("cpu"):
+        mixed(*args)
+    assert report.ok, str(report)
+    assert report.with_policy[str(mixed)] == (0 if device_types == "cuda" else 1)
+    assert (removed.ok, removed.with_policy[str(mixed)]) == (True, 0)
+
+
+def test_level_bits_compares_ops_whose_kernels_call_overridden_ones() -> None:
+    x = torch.randn(40, 8)
+    overrides = {"neg": "fp16", "max.dim": F64, "mul.Tensor": F64}
+    with tp.crosscheck(level="bits") as report, tp.my_autocast("cpu", overrides=overrides):
+        x.median(0), x.kthvalue(1), torch.linalg.matrix_exp(x[:8] / 9)
+    assert report.ok, report
+    assert {"aten.median.dim", "aten.kthvalue.default", "aten.linalg_matrix_exp.default"} <= set(report.with_stock)
+
+
+@pytest.mark.parametrize("op", ["batch_norm", "native_batch_norm", "instance_norm", "_foreach_add_.List", "copy_"])
+def test_what_an_op_writes_is_written_once(op: str) -> None:
+    """An op that some region names has a kernel on our key, so it runs again under stock."""
+
+    def write() -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.InstanceNorm2d(8, track_running_stats=True))
+        one, gaps = torch.ones(2), torch.zeros(3, 8)[:, :4]
+        for _ in range(3):
+            with tp.my_autocast("cpu"):
+                model(torch.randn(2, 3, 8, 8))
+                torch._foreach_add_([one], [torch.ones(2)])
+                gaps.copy_(torch.ones(3, 4))
+        return [model[1].running_var, model[2].running_var, one, gaps]
+
+    with tp.my_autocast("cpu", overrides={op: "keep"}):
+        pass
+    expected = write()
+    with tp.crosscheck(level="bits") as report:
+        assert all(map(torch.equal, write(), expected))
+    assert report.mismatches == []
+
+
+# --- transforms, and what raises in the middle of a call
+
+HOOK = "the call raised, possibly in a saved-tensor hook"
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_recomputation_that_stops_early(raises: bool) -> None:
+    """The hook of torch.utils.checkpoint raises as soon as it has what the backward needs: here, in the last Linear."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    leaf = X.clone().requires_grad_()
+    with tp.crosscheck(level="bits", raise_on_mismatch=raises) as report, tp.my_autocast("cpu"):
+        checkpoint(model, leaf, use_reentrant=False).float().sum().backward()
+    assert report.mismatches == []
+    # Twice the first layer, once the last: its second run is the one that is not compared.
+    assert (report.not_compared[HOOK], report.with_stock["aten.linear.default"]) == (1, 3)
+
+
+def test_a_hook_on_saved_tensors_that_raises() -> None:
+    def pack(tensor: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+    layer = nn.Linear(4, 4)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with tp.crosscheck(level="bits", raise_on_mismatch=True) as report, tp.my_autocast("cpu"):
+        with hooks, pytest.raises(ZeroDivisionError):
+            layer(X)
+        layer(X)
+    assert report.mismatches == []
+    assert (report.not_compared, report.with_stock["aten.linear.default"]) == ({HOOK: 1}, 1)
+
+
+#: Functorch repeats a call on plain tensors before autocast runs; that is not the call that autocast makes.
+TRANSFORMED: list[Callable[[], Any]] = [
+    lambda: vmap(lambda row: (row @ W).log_softmax(0))(X),
+    lambda: vmap(grad(lambda row: (row @ W).float().sum()))(X),
+    lambda: vmap(lambda row: X @ W + row)(X),
+    lambda: vmap(lambda row: torch.mm(X, W) + row)(X),
+    lambda: grad(lambda a: (X @ W + a).sum())(X),
+    lambda: vmap(grad(lambda a: (torch.mm(X, W) @ a).sum()))(X),
+]
+
+
+@pytest.mark.parametrize("call", TRANSFORMED)
+@pytest.mark.parametrize("region", [tp.my_autocast, tp.stock_autocast])
+def test_transforms(call: Callable[[], Any], region: Any) -> None:
+    reports: dict[str, tp.CrosscheckReport] = {}
+    for level in ("dtype", "bits"):
+        with tp.crosscheck(level=level) as reports[level], region("cpu"):  # type: ignore[arg-type]
+            call()
+        assert reports[level].mismatches == []
+        assert all(count > 0 for count in reports[level].with_policy.values())
+        assert reports[level].with_policy.total() > 0
+    once, twice = reports["dtype"], reports["bits"]
+    for counts in ("checked", "composite", "no_rule", "with_policy"):
+        assert getattr(twice, counts) == getattr(once, counts), "the second run is not counted"
+    assert (twice.with_stock.total() > 0) == (region is tp.my_autocast)
+
+
+AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1).add(torch._C.DispatchKey.AutocastCPU)
+
+
+@contextlib.contextmanager
+def uncast_kernel(op: str) -> Iterator[None]:
+    """Replaces our wrapper of an op by one that casts nothing."""
+
+    def uncast(a: Tensor, b: Tensor) -> Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
+            result = getattr(torch, op)(a, b)
+        return result.bfloat16() if op == "mm" else result
+
+    library = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch tells of the one before
+        library.impl(op, uncast, allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def bilinear() -> Tensor:
+    """Of a kernel that calls bmm."""
+    return F.bilinear(torch.ones(2, 3), torch.ones(2, 4), torch.ones(5, 3, 4))
+
+
+@pytest.mark.parametrize(("op", "call"), [("mm", TRANSFORMED[3]), ("bmm", bilinear)])
+def test_a_bug_inside_a_transform_or_a_kernel(op: str, call: Callable[[], Any]) -> None:
+    with uncast_kernel(op), tp.crosscheck() as report, tp.my_autocast("cpu"):
+        call()
+    assert (f"aten.{op}.default", "casts") in {(mismatch.op, mismatch.kind) for mismatch in report.mismatches}
+    with tp.crosscheck() as again, tp.my_autocast("cpu"):
+        call()
+    assert again.mismatches == []
+
+
+@levels
+def test_ops_inside_a_kernel_are_seen(level: Any) -> None:
+    with tp.crosscheck(level=level) as report, tp.my_autocast("cpu"):
+        bilinear()
+    assert (report.mismatches, report.no_rule.total()) == ([], 0)
+    assert report.with_policy["aten.bmm.default"] > 0
+    assert report.with_stock["aten.bmm.default"] == (report.with_policy["aten.bmm.default"] if level == "bits" else 0)
+    with tp.crosscheck(level=level) as plain:  # no autocast, no policies: nothing to see
+        bilinear()
+    assert plain.checked["aten.bmm.default"] == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "op", "call"),
+    [
+        ({"dot": "fp32"}, "aten.vdot.default", lambda: torch.vdot(half(3), half(3))),
+        ({"norm": "fp32"}, "aten.dist.default", lambda: torch.dist(half(3, 4), half(3, 4))),
+        ({"pow": "fp32"}, "aten.ldexp.Tensor", lambda: torch.ldexp(half(3), half(3))),
+    ],
+)
+def test_a_rule_does_not_cover_what_overrides_do_inside(overrides: Any, op: str, call: Callable[[], Tensor]) -> None:
+    with tp.crosscheck() as report, tp.my_autocast("cpu"):
+        assert call().dtype is BF16
+    assert (report.checked[op] + report.composite[op], report.no_rule[op]) == (1, 0)
+    with tp.crosscheck() as report, tp.my_autocast("cpu", overrides=overrides):
+        result = call()
+    assert report.mismatches == []
+    # A kernel may have come to do without the op, and then the rule holds.
+    assert report.no_rule[op] == (result.dtype is F32) == report.with_policy.total()
+
+
+# --- promotion regions: the operands that a rule joins are found without the extension's list
+
+#: Composites of ops that promote: the check has a rule for the whole, the extension acts on the parts.
+BY_THEIR_PARTS = {"aten::dist"}
+
+
+def arguments_of(op: torch._ops.OpOverload) -> dict[str, Any]:
+    """Arguments of a call whose operands are described: no kernel runs."""
+    values: Mapping[str, Any] = {
+        "Tensor": Operand(torch.int32, (2, 3)),
+        "number": 2,
+        "int": 1,
+        "bool": True,
+        "float": 0.5,
+    }
+    made = {}
+    for argument in op._schema.arguments:
+        kind = str(argument.type).removeprefix("Optional[").rstrip("]")
+        if kind.startswith("List["):
+            made[argument.name] = [values.get(kind.removeprefix("List["), None)] * 2
+        elif kind in ("Tensor", "number") or not argument.has_default_value():
+            made[argument.name] = values.get(kind)
+    return made
+
+
+def participants(op: torch._ops.OpOverload, found: JoinedOperands) -> tuple[int, ...]:
+    return tuple(place for place, argument in enumerate(op._schema.arguments) if argument.name in found.names)
+
+
+@functools.cache
+def ops_of_this_torch() -> set[str]:
+    names = {f"{schema.name}.{schema.overload_name}".rstrip(".") for schema in torch._C._jit_get_all_schemas()}
+    return {name for name in names if torch._C._dispatch_has_kernel(name)}
+
+
+def test_the_operands_found_by_trial_are_those_that_the_extension_knows() -> None:
+    known: dict[str, PromotingOp] = {op.name: op for op in promoting_ops() if op.computes != OPAQUE}
+    compared = 0
+    for name in rule_table():
+        if name not in ops_of_this_torch() or name in BY_THEIR_PARTS:
+            continue
+        op = find_overload(name)
+        found = operands_of(op, arguments_of(op))
+        assert (found is None) == (name not in known), name
+        if found is not None:
+            assert participants(op, found) == tuple(sorted(known[name].participants)), name
+            assert (found.in_step, found.is_product) == (known[name].each, known[name].matmul), name
+            assert found.divides == (known[name].computes == FLOATS), name
+            compared += 1
+    assert compared > 260
+    written = 0
+    for entry in known.values():  # ops that write take the operands of those that do not
+        if entry.functional in rule_table():
+            op = find_overload(entry.name)
+            found = operands_of(op, arguments_of(op))
+            assert functional_of(op) is not None, entry.name
+            assert found is not None, entry.name
+            assert participants(op, found) == tuple(sorted(entry.participants)), entry.name
+            written += 1
+    assert written > 300
+
+
+#: Bugs in the extension's list: its entry of an op, as it is planted (None: the op is missing), a call, the promotion
+#: rule of the region, and the mismatch: its kind, the start of the expected value, and the actual value.
+PLANTED: dict[str, tuple[str, str, str, tuple[str, str, str]]] = {
+    "aten::mul.Tensor": ("None", "torch.mul(ints, singles)", "numpy", ("dtype", "float64", "float32")),
+    "aten::mul_.Tensor": (
+        "None",
+        "singles.clone().mul_(halves)",
+        "strict",
+        ("error", "an error: aten::mul_", "a result"),
+    ),
+    # Its result is bool under every rule.
+    "aten::lt.Tensor": (
+        "None",
+        "torch.lt(ints, singles)",
+        "strict",
+        ("error", "an error: aten::lt.Tensor", "a result"),
+    ),
+    "aten::cat": ("None", "torch.cat([ints, singles])", "numpy", ("dtype", "float64", "float32")),
+    "aten::sqrt": ("None", "torch.sqrt(ints)", "numpy", ("dtype", "float64", "float32")),
+    "aten::addcmul": (
+        "op._replace(participants=(0, 1))",
+        "torch.addcmul(halves, halves, torch.tensor(1.0))",
+        "jax",
+        ("dtype", "float32", "float16"),
+    ),
+    "aten::div.Tensor": (
+        "op._replace(computes=0)",  # as if it were a product
+        "torch.div(ints, ints)",
+        "numpy",
+        ("dtype", "float64", "float32"),
+    ),
+}
+
+SCRIPT = """
+import torch, torch_promote as tp
+from torch_promote.regions import promotion_tables as hooks
+
+ops = hooks.promoting_ops()
+planted = {planted}
+if planted:  # before the first region, which registers the kernels
+    changed = [planted.get(op.name, lambda op: op)(op) for op in ops]
+    hooks.promoting_ops = lambda: [op for op in changed if op is not None]
+halves, singles = torch.ones(2, 2).half(), torch.ones(2, 2)
+ints = singles.int()
+for rule, call in {calls}:
+    with tp.crosscheck() as report, tp.promotion(rule):
+        try:
+            call()
+        except tp.errors.PromotionRuleError:
+            pass
+    for found in report.mismatches:
+        print(found.op, found.kind, found.expected, found.got, sep="|")
+"""
+
+
+def mismatches_with(planted: str) -> list[str]:
+    calls = ", ".join(f"({rule!r}, lambda: {call})" for _, call, rule, _ in PLANTED.values())
+    done = run_python(SCRIPT.format(planted=planted, calls=f"[{calls}]"))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_bugs_in_the_list_of_promoting_ops_are_found() -> None:
+    assert mismatches_with("{}") == []
+    planted = ", ".join(f"{name!r}: lambda op: {change}" for name, (change, *_) in PLANTED.items())
+    lines = mismatches_with(f"{{{planted}}}")
+    for line, (name, (_, _, _, expected)) in zip(lines, PLANTED.items(), strict=True):
+        op, kind, should_be, got = line.split("|")
+        assert find_overload(name) is eval(op, {"aten": aten})
+        assert (kind, got) == (expected[0], expected[2]), line
+        assert should_be.startswith(expected[1]), line
+
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mm": torch.mm,
+    "matmul": torch.matmul,
+    "linear": F.linear,
+    "bmm": lambda a, b: torch.bmm(a[None], b[None]),
+    "addmm": lambda a, b: torch.addmm(a, a, b),
+    "einsum": lambda a, b: torch.einsum("ij,jk->ik", a, b),
+    "dist": lambda a, b: torch.dist(a, b) if a.dtype is b.dtype else a,
+}
+
+
+@levels
+@pytest.mark.parametrize("rule", ["jax", "numpy", "torch"])
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
+def test_products_of_two_dtypes_under_autocast(product: Any, rule: str, level: Any) -> None:
+    for other in (W.bfloat16(), W.half(), W, *[W.double()] * (rule != "torch")):
+        with tp.crosscheck(level=level) as report, tp.my_autocast("cpu"), tp.promotion(rule, matmul=True):
+            product(X, other)
+        assert report.ok, report
+
+
+def test_a_call_with_numbers_alone() -> None:
+    with tp.crosscheck() as report, tp.promotion("numpy"):
+        assert torch.where(torch.ones(2) > 0, 1.0, 2).dtype is F32
+    assert (report.mismatches, report.checked["aten.where.self"]) == ([], 1)
+
+
+# --- custom ops: the registered fake is the rule
+
+Define = Callable[..., Any]
+
+
+@pytest.fixture
+def define() -> Iterator[Define]:
+    """Defines an op with a kernel for the CPU and, if asked, a fake. Returns the op."""
+    library = torch.library.Library("fakes", "FRAGMENT")
+    count = 0
+
+    def make(kernel: Any, fake: Any = None, schema: str = "(Tensor x) -> Tensor", meta: Any = None) -> Any:
+        nonlocal count
+        count += 1
+        name = f"op{count}"
+        library.define(f"{name}{schema}")
+        library.impl(name, kernel, "CPU")
+        if fake is not None:
+            torch.library.register_fake(f"fakes::{name}", fake, lib=library)
+        if meta is not None:
+            library.impl(name, meta, "Meta")
+        return getattr(torch.ops.fakes, name).default
+
+    yield make
+    library._destroy()
+
+
+def refuse(x: Tensor) -> Tensor:
+    raise ValueError("only for matrices")
+
+
+def depends_on_data(x: Tensor) -> Tensor:
+    assert x.sum() > 0
+    return torch.empty_like(x)
+
+
+def positive(x: Tensor) -> Tensor:
+    return x.new_empty((torch.library.get_ctx().new_dynamic_size(), 3))
+
+
+HAS = ", as the op's registered fake has"
+#: The kernel, the fake, and the mismatch: its kind, the expected and the actual value. None: there is none. "no rule":
+#: the fake does not say what it gives.
+FAKES: dict[str, tuple[Any, Any, Any]] = {
+    "right": (lambda x: x * 2, torch.empty_like, None),
+    "dtype": (lambda x: (x * 2).double(), torch.empty_like, ("dtype", f"float32{HAS}", "float64")),
+    "shape": (
+        lambda x: x[:1] * 2,
+        torch.empty_like,
+        ("shape", f"result[0] of shape [2, 3]{HAS}", "result[0] of shape [1, 3]"),
+    ),
+    "strides": (
+        lambda x: (x * 2).t().contiguous().t(),
+        torch.empty_like,
+        ("strides", f"result[0] with strides (3, 1){HAS}", "result[0] with (1, 2)"),
+    ),
+    "error": (
+        lambda x: x * 2,
+        refuse,
+        ("error", "an error: the op's registered fake raises ValueError: only for matrices", "a result"),
+    ),
+    "size that depends on data": (lambda x: x[x[:, 0] > 0].clone(), positive, None),
+    "another size": (
+        lambda x: x[:, :2].clone(),
+        positive,
+        ("shape", f"result[0] of shape [u0, 3]{HAS}", "result[0] of shape [2, 2]"),
+    ),
+    "layout": (lambda x: x.to_sparse(), torch.empty_like, None),
+    "dtype in another layout": (
+        lambda x: x.double().to_sparse(),
+        torch.empty_like,
+        ("dtype", f"float32{HAS}", "float64"),
+    ),
+    "none": (lambda x: x.double(), None, "no rule"),
+    "data": (lambda x: x * 2, depends_on_data, "no rule"),
+}
+
+
+@pytest.mark.parametrize(("kernel", "fake", "expected"), FAKES.values(), ids=FAKES)
+def test_a_kernel_is_compared_with_its_fake(define: Define, kernel: Any, fake: Any, expected: Any) -> None:
+    op = define(kernel, fake)
+    with tp.crosscheck() as report:
+        line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+        op(torch.ones(2, 3))
+    assert (report.by_fake[str(op)], report.no_rule[str(op)]) == ((0, 1) if expected == "no rule" else (1, 0))
+    found = [(mismatch.op, mismatch.kind, mismatch.expected, mismatch.got) for mismatch in report.mismatches]
+    assert found == ([(str(op), *expected)] if isinstance(expected, tuple) else [])
+    assert all(f"{__file__}:{line}" in mismatch.where for mismatch in report.mismatches)
+
+
+def test_several_results_and_other_arguments(define: Define) -> None:
+    seen = []
+
+    def fake(x: Tensor, others: dict[str, Tensor], more: list[Tensor], count: int) -> Any:
+        seen.append((type(others["a"]), count))
+        return torch.empty_like(x), [torch.empty_like(y) for y in more]
+
+    schema = "(Tensor x, Dict(str, Tensor) others, Tensor[] more, int count) -> (Tensor, Tensor[])"
+    op = define(lambda x, others, more, count: (x * count, [y.half() for y in more]), fake, schema)
+    with tp.crosscheck() as report:
+        op(torch.ones(2), {"a": torch.ones(2)}, [half(1).half(), torch.ones(1)], 3)
+    assert report.mismatches[0].expected == f"float32, float16, float32{HAS}"
+    assert report.mismatches[0].got == "float32, float16, float16"
+    assert seen == [(FakeTensor, 3)]
+
+
+def test_which_ops_have_a_fake(define: Define) -> None:
+    @torch.library.custom_op("fakes_of_custom_op::plain", mutates_args=())
+    def plain(x: Tensor) -> Tensor:
+        return x.double()
+
+    op = torch.ops.fakes_of_custom_op.plain.default
+    assert not any(map(has_fake, (aten.mm.default, aten.linear.default, op)))  # custom_op registers one that raises
+    plain.register_fake(torch.empty_like)
+    by_meta = define(lambda x: x.double(), meta=torch.empty_like)
+    assert has_fake(op)
+    with tp.crosscheck() as report:
+        plain(torch.ones(2, requires_grad=True))
+        by_meta(torch.ones(2))
+    assert [mismatch.kind for mismatch in report.mismatches] == ["dtype", "dtype"]
+
+
+def test_if_kernel_and_fake_both_raise_nothing_is_reported(define: Define) -> None:
+    with tp.crosscheck() as report, pytest.raises(ValueError, match="only for matrices"):
+        define(refuse, refuse)(torch.ones(2))
+    assert report.ok
+
+
+def test_the_fake_sees_what_autocast_casts(define: Define) -> None:
+    op = define(lambda x, w: x * w, lambda x, w: torch.empty_like(x), "(Tensor x, Tensor w) -> Tensor")
+    x, w = torch.ones(2), nn.Parameter(torch.ones(2))
+    with tp.crosscheck() as report, tp.my_autocast("cpu", overrides={op._schema.name: "lower_precision_fp"}):
+        assert op(x, w).dtype is BF16
+    assert report.ok
+    assert (report.by_fake[str(op)], report.with_policy[str(op)]) == (2, 1)  # autocast calls the op again
+
+
+def test_the_fake_runs_unseen(define: Define) -> None:
+    """The ops that the fake calls are not checked, change no random state and meet no mode of the caller."""
+    seen = []
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    op = define(lambda x: x.clone(), torch.rand_like)
+    before = torch.get_rng_state()
+    with tp.crosscheck(raise_on_mismatch=True) as report, Mode():
+        op(torch.ones(2))
+    assert not any("rand" in name for name in [*seen, *report.checked])
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,609 @@
+"""Module policies: which modules get which policy, how policies are shown, and errors."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import functools
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+import torch_promote as tp
+from helpers.comparison import assert_same
+from torch_promote import _C
+from torch_promote.policy.policy import Policy
+from torch_promote.regions.module_policies import (
+    module_policies,
+    print_module_policy,
+    remove_module_policy,
+    set_module_policy,
+)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(torch.softmax(self.qkv(x), -1))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn, self.norm = Attention(), nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.attn(self.norm(x))
+
+
+class Model(nn.Module):
+    """Two blocks and a head, as people name them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.lm_head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.lm_head(x)
+
+
+def classes(model: nn.Module) -> list[type]:
+    return [type(module) for module in model.modules()]
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("", [""]),
+        ("lm_head", ["lm_head"]),
+        ("blocks.1.attn", ["blocks.1.attn"]),
+        ("blocks.*.attn", ["blocks.0.attn", "blocks.1.attn"]),
+        ("blocks.[!0].*", ["blocks.1.attn", "blocks.1.norm"]),
+        ("*", ["lm_head"]),  # the ModuleList is never called
+        ("blocks.?", ["blocks.0", "blocks.1"]),
+        ("**.norm", ["blocks.0.norm", "blocks.1.norm"]),
+        ("blocks.1.**", ["blocks.1", "blocks.1.attn", "blocks.1.attn.qkv", "blocks.1.attn.proj", "blocks.1.norm"]),
+        ("**.q*", ["blocks.0.attn.qkv", "blocks.1.attn.qkv"]),
+        (nn.LayerNorm, ["blocks.0.norm", "blocks.1.norm"]),
+        (Model, [""]),
+        (Block, ["blocks.0", "blocks.1"]),
+    ],
+)
+def test_keys(key: Any, expected: list[str]) -> None:
+    model = Model()
+    set_module_policy(model, {key: "fp32"})
+    assert module_policies(model) == dict.fromkeys(expected, "fp32")
+
+
+def test_exact_name_beats_pattern_beats_class() -> None:
+    model = Model()
+    policies = {nn.Linear: "fp32", "blocks.*.attn.*": "off", "blocks.0.attn.qkv": {"linear": "float16"}}
+    for order in (list(policies), list(reversed(policies))):
+        set_module_policy(model, {key: policies[key] for key in order})
+        assert module_policies(model) == {
+            "blocks.0.attn.qkv": {"linear": "float16"},
+            "blocks.0.attn.proj": "off",
+            "blocks.1.attn.qkv": "off",
+            "blocks.1.attn.proj": "off",
+            "lm_head": "fp32",
+        }
+
+
+def test_setting_again_replaces_and_removing_restores() -> None:
+    model = Model()
+    before, state, shown = classes(model), model.state_dict(), repr(model)
+    set_module_policy(model, {nn.Linear: "fp32", "blocks.0": "off"})
+    during = classes(model)
+    set_module_policy(model, {"lm_head": "off"})
+    assert module_policies(model)["lm_head"] == "off"
+    assert len(module_policies(model)) == 6
+    assert classes(model) == during
+    remove_module_policy(model, "lm_head")
+    assert len(module_policies(model)) == 5
+    remove_module_policy(model, nn.Linear)
+    assert module_policies(model) == {"blocks.0": "off"}
+    remove_module_policy(model)
+    assert module_policies(model) == {}
+    assert classes(model) == before
+    assert repr(model) == shown
+    assert all(not module._forward_pre_hooks for module in model.modules())
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in state.items())
+
+
+def test_module_with_two_names() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.ModuleDict({"a": shared, "b": shared, "c": nn.Linear(4, 4)})
+    set_module_policy(model, {"b": "fp32"})
+    assert module_policies(model) == {"a": "fp32"}
+    with pytest.raises(tp.PolicyError, match="'a' gets two policies, fp32 from 'a' and off from 'b'"):
+        set_module_policy(model, {"a": "fp32", "b": "off"})
+    set_module_policy(model, {"a": "off", "b": "off"})
+    assert module_policies(model) == {"a": "off"}
+
+
+def test_values_are_kept_by_name() -> None:
+    model = Model()
+    overrides = {torch.ops.aten.linear: tp.CastPolicy.fp32, torch.ops.aten.softmax.int: torch.float16, "exp": "fp16"}
+    set_module_policy(model, {"lm_head": overrides})
+    expected = {"aten::linear": "fp32", "aten::softmax.int": "float16", "exp": "fp16"}
+    assert module_policies(model) == {"lm_head": expected}
+
+
+def test_tree(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Model()
+    set_module_policy(
+        model, {"": {"softmax": "fp32"}, "blocks.0.attn.qkv": "off", "blocks.1.norm": "fp32", "lm_head": "fp32"}
+    )
+    expected = """\
+Model  [{softmax: fp32}]
+|-- blocks: ModuleList
+|   |-- 0: Block
+|   |   `-- attn: Attention
+|   |       `-- qkv: Linear  [off]
+|   `-- 1: Block
+|       `-- norm: LayerNorm  [fp32]
+`-- lm_head: Linear  [fp32]
+4 of 13 modules have a policy."""
+    print_module_policy(model)
+    assert capsys.readouterr().out == expected + "\n"
+
+
+MISTAKES: list[tuple[Any, str]] = [
+    ({"lm_haed": "fp32"}, "no module of the model is named 'lm_haed'. Closest: lm_head."),
+    ({"blocks.*.atn": "fp32"}, "In a pattern, * matches within one part of a name; ** matches any number of parts."),
+    ({nn.Conv2d: "fp32"}, "no module of the model is a Conv2d."),
+    ({nn.Bilinear: "fp32"}, "no module of the model is a Bilinear. Closest: Linear."),
+    ({"nn.Linear": "fp32"}, "pass the class: set_module_policy(model, {nn.Linear: ...})."),
+    ({"Block": "fp32"}, "pass the class: set_module_policy(model, {Block: ...})."),
+    ({"blocks": "fp32"}, "'blocks' selects only modules whose forward is never called (ModuleList)."),
+    ({3: "fp32"}, "a key is a str or a subclass of nn.Module, got 3."),
+    ({torch.Tensor: "fp32"}, "a key is a str or a subclass of nn.Module, got <class 'torch.Tensor'>."),
+    ({"lm_head": "fp16"}, "'lm_head': 'fp16' is not a policy of a module. Legal: 'fp32', 'off', a policy or a mapping"),
+    ({nn.Linear: "fp32_saef"}, "Linear: no policy is called 'fp32_saef'. Closest: fp32_safe."),
+    ({"lm_head": 3}, "'lm_head': a policy is a Policy, a name or the path of a policy file, got 3 of type int."),
+    ({"lm_head": torch.float32}, "The dtype of a region is my_autocast(dtype=torch.float32)."),
+    ({"lm_head": {"sofmax": "fp32"}}, "'lm_head': no op is called 'sofmax'. Closest: softmax."),
+    (
+        {"lm_head": {torch.ops.aten.linear: "fp32", "aten::linear": "fp16"}},
+        "'lm_head': 'aten::linear' gets two policies, 'fp32' and 'fp16'. Name it once.",
+    ),
+    (
+        {"**.norm": "fp32", "blocks.*.norm": "off"},
+        "'blocks.0.norm' gets two policies, fp32 from '**.norm' and off from 'blocks.*.norm'. Name the module itself,",
+    ),
+    ({nn.Module: "off", Model: "fp32"}, "the model gets two policies, off from Module and fp32 from Model."),
+]
+
+
+@pytest.mark.parametrize(("policies", "text"), MISTAKES)
+def test_mistakes_change_nothing(policies: dict[Any, Any], text: str) -> None:
+    model = Model()
+    set_module_policy(model, {"blocks.1": "off"})
+    before = classes(model)
+    with pytest.raises(tp.PolicyError) as error:
+        set_module_policy(model, {"blocks.0": "fp32", **policies, "blocks.1": "fp32"})
+    assert text in str(error.value)
+    assert module_policies(model) == {"blocks.1": "off"}
+    assert classes(model) == before
+
+
+def test_not_a_mapping_and_not_a_model() -> None:
+    with pytest.raises(tp.PolicyError, match="policies must be a mapping of modules to policies, got list"):
+        set_module_policy(Model(), ["lm_head"])  # type: ignore[arg-type]
+    with pytest.raises(tp.PolicyError, match=r"model must be an nn\.Module, got function"):
+        set_module_policy(print_module_policy, {"": "off"})  # type: ignore[arg-type]
+
+
+def model_with(head: nn.Module) -> Model:
+    model = Model()
+    model.lm_head = head  # type: ignore[assignment]
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: torch.jit.script(nn.Linear(4, 4)), "cannot have a policy: it is a TorchScript module"),
+        (lambda: torch.fx.symbolic_trace(nn.Linear(4, 4)), "cannot have a policy: it is a graph module"),
+    ],
+    ids=["scripted", "traced"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_modules_that_cannot_have_one(make: Any, text: str) -> None:
+    model = model_with(make())
+    before = classes(model)
+    with pytest.raises(tp.PolicyError) as error:
+        set_module_policy(model, {"blocks.0": "fp32", "lm_head": "fp32"})
+    assert text in str(error.value)
+    assert classes(model) == before
+    assert module_policies(model) == {}
+
+
+def test_a_module_that_is_not_called_cannot_have_one() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+    class Steps(nn.Module):
+        def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+            yield x
+
+    class Later(nn.Module):
+        async def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    model = nn.Sequential(Holder(), Steps(), Later())
+    with pytest.raises(tp.PolicyError, match="selects only modules whose forward is never called"):
+        tp.set_module_policy(model, {"0": "fp32"})
+    for name in ("1", "2"):
+        with pytest.raises(
+            tp.PolicyError, match=f"'{name}' .* cannot have a policy: its forward is a generator or a coroutine"
+        ):
+            tp.set_module_policy(model, {name: "fp32"})
+    tp.set_module_policy(nn.Sequential(Holder(), nn.ReLU()), {"*": "fp32"})
+    assert tp.module_policies(model) == {}
+
+
+def test_a_custom_op_is_kept_by_name() -> None:
+    @torch.library.custom_op("torch_promote_test_modules::op", mutates_args=())
+    def op(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    model = nn.Sequential(nn.ReLU())
+    tp.set_module_policy(model, {"0": {op: "fp32"}})
+    assert tp.module_policies(model) == {"0": {"torch_promote_test_modules::op": "fp32"}}
+    assert tp.module_policies(pickle.loads(pickle.dumps(model))) == tp.module_policies(model)
+
+
+# --- Module policies: ops and their dtypes, compared with regions written by hand
+
+
+OVERRIDES = {"linear": torch.float16, "softmax": "fp32"}
+MORE = {"linear": "fp32", "gelu": "fp32"}
+KINDS = pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "not reentrant"])
+
+ours = functools.partial(tp.my_autocast, "cpu")
+stock = functools.partial(tp.stock_autocast, "cpu")
+AROUND = pytest.mark.parametrize(
+    "around",
+    [
+        ours,
+        functools.partial(ours, overrides={"softmax": "fp32", "gelu": "keep"}, cache_enabled=False),
+        functools.partial(stock, dtype=torch.float16),
+        functools.partial(ours, enabled=False, overrides={"linear": "fp16"}),
+        contextlib.nullcontext,
+    ],
+    ids=["ours", "overrides", "stock half", "off with overrides", "nothing"],
+)
+
+
+class Body(nn.Module):
+    """A module with ops of several policies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = nn.functional.gelu(self.first(x))
+        return self.second(torch.softmax(hidden, -1).to(hidden.dtype))
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = nn.Linear(8, 8), Body(), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.embed(x)))
+
+
+def by_hand(policy: Any) -> type[Body]:
+    """A body whose forward opens the region that its policy asks for."""
+
+    class ByHand(Body):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.is_autocast_enabled("cpu"):
+                return super().forward(x)
+            if policy in ("fp32", "off"):
+                with stock(enabled=False):
+                    return super().forward(x.float() if policy == "fp32" else x)
+            with ours(dtype=torch.get_autocast_dtype("cpu"), overrides=policy):
+                return super().forward(x)
+
+    return ByHand
+
+
+def train(model: nn.Module, around: Callable[[], Any], call: Callable[..., Any] | None = None) -> list[Any]:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    with around():
+        output = model(x) if call is None else call(model, x)
+    output.float().square().sum().backward()
+    return [output, x.grad, *(parameter.grad for parameter in model.parameters())]
+
+
+def models(policy: Any) -> tuple[Network, Network]:
+    """A model whose body has a policy, and one whose body opens the region itself."""
+    torch.manual_seed(0)
+    model, expected = Network(), Network()
+    expected.body = by_hand(policy)()
+    expected.load_state_dict(model.state_dict())
+    set_module_policy(model, {"body": policy})
+    return model, expected
+
+
+# "off" gives the body what the layer before it made, in bfloat16 mostly; its weights have that dtype then.
+def weights_like_inputs(model: Network, around: Callable[[], Any]) -> Network:
+    with around():
+        dtype = model.embed(torch.ones(1, 8)).dtype
+    model.body.to(dtype)
+    return model
+
+
+@AROUND
+@pytest.mark.parametrize("policy", ["fp32", "off", OVERRIDES, MORE], ids=["fp32", "off", "overrides", "more"])
+def test_same_as_by_hand(policy: Any, around: Callable[[], Any]) -> None:
+    model, expected = models(policy)
+    if policy == "off":
+        model, expected = (weights_like_inputs(each, around) for each in (model, expected))
+    assert_same(train(model, around), train(expected, around))
+
+
+@AROUND
+@KINDS
+@pytest.mark.parametrize("policy", ["fp32", OVERRIDES], ids=["fp32", "overrides"])
+@pytest.mark.parametrize("checkpointed", ["the model", "the body"])
+def test_checkpointed(use_reentrant: bool, around: Callable[[], Any], policy: Any, checkpointed: str) -> None:
+    """The recomputation uses the policy, with the region inside or outside of the checkpointed function."""
+
+    def call(model: Network, x: torch.Tensor) -> Any:
+        again = functools.partial(checkpoint, use_reentrant=use_reentrant)
+        if checkpointed == "the model":
+            return again(model, x)
+        return model.head(again(model.body, model.embed(x)))
+
+    model, expected = models(policy)
+    assert_same(train(model, around, call), train(expected, around))
+
+
+def test_nested_modules() -> None:
+    """Overrides add up; in a module that is off, the policies of modules in it do not count."""
+    seen: dict[str, torch.dtype] = {}
+    model = Network()
+    for name in ("embed", "body.first", "body.second", "head"):
+        model.get_submodule(name).register_forward_hook(
+            lambda module, args, output, name=name: seen.__setitem__(name, output.dtype)
+        )
+    set_module_policy(model, {"": {"linear": "fp32"}, "body": {"softmax": "fp32"}, "body.first": OVERRIDES})
+    with ours():
+        model(torch.ones(1, 8))
+    assert seen == {
+        "embed": torch.float32, "body.first": torch.float16, "body.second": torch.float32, "head": torch.float32,
+    }  # fmt: skip
+    set_module_policy(model, {"": "off", "body.first": "fp32", "body.second": OVERRIDES})
+    with ours():
+        model(torch.ones(1, 8, dtype=torch.float32))
+    assert set(seen.values()) == {torch.float32}
+    with ours(), pytest.raises(RuntimeError, match="dtype"):
+        model(torch.ones(1, 8, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("how", ["value", "file", "path"])
+def test_policies_by_value_and_from_a_file(how: str, tmp_path: Path) -> None:
+    """Such a policy replaces the surrounding one; a file is read once, and later changes of it have no effect."""
+    value = Policy.stock().override({"linear": "float16"})
+    value.save(tmp_path / "policy.toml")
+    given = {"value": value, "file": str(tmp_path / "policy.toml"), "path": tmp_path / "policy.toml"}[how]
+    model = nn.Sequential(Body())
+    set_module_policy(model, {"0": given})
+    (tmp_path / "policy.toml").unlink()
+    assert module_policies(model) == {"0": value}
+    expected = copy.deepcopy(model)
+    remove_module_policy(expected)
+
+    def by_hand(model: nn.Module, x: torch.Tensor) -> Any:
+        with ours(overrides={"linear": "float16", "gelu": "fallthrough"}):
+            return model(x)
+
+    around = functools.partial(ours, overrides={"gelu": "keep"})
+    result = train(pickle.loads(pickle.dumps(model)), around)
+    assert result[0].dtype is torch.float16
+    assert_same(result, train(expected, around, by_hand))
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: Any
+
+
+class Records(nn.Module):
+    """Returns its input, and records the autocast state of the call."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.enabled = [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")]
+        return args, kwargs
+
+
+def test_inputs_of_fp32() -> None:
+    """Eligible tensors are cast in any container."""
+    half, double, whole = torch.ones(2, dtype=torch.half), torch.ones(2, dtype=torch.double), torch.ones(2).long()
+    packed = nn.utils.rnn.pack_sequence([torch.ones(2, 1, dtype=torch.bfloat16)])
+    model = Records()
+    set_module_policy(model, {"": "fp32"})
+    given = (half, [double, half], (whole, "text", None), Pair(half, {"a": half}), torch.ones(1, dtype=torch.complex64))
+    keywords = {"mapping": collections.OrderedDict(x=half), "packed": packed, "meta": half.to("meta"), "n": 3}
+    with ours():
+        args, kwargs = model(*given, **keywords)
+    single = half.float()
+    assert_same(args[0], single)
+    assert_same(args[1], [double, single])
+    assert args[1][0] is double
+    assert args[2] == (whole, "text", None)
+    assert type(args[3]) is Pair
+    assert_same([args[3].left, args[3].right["a"]], [single, single])
+    assert args[4] is given[4]
+    assert type(kwargs["mapping"]) is collections.OrderedDict
+    assert_same(kwargs["mapping"]["x"], single)
+    assert type(kwargs["packed"]) is nn.utils.rnn.PackedSequence
+    assert kwargs["packed"].data.dtype is torch.float32
+    assert kwargs["meta"] is keywords["meta"], "on another device"
+    assert kwargs["n"] == 3
+    assert model.enabled == [False, False]
+
+
+def test_on_cuda(pretend_cuda: None) -> None:
+    """Each device type separately: autocast goes off if it was on, and inputs on the device are cast."""
+    model = nn.Linear(4, 4)
+    seen: list[Any] = []
+
+    class Looks(nn.Module):
+        def forward(self, *inputs: torch.Tensor) -> Any:
+            seen.append([torch.is_autocast_enabled(device) for device in ("cpu", "cuda")])
+            return [value.dtype for value in inputs]
+
+    looks = Looks()
+    half, single = torch.float16, torch.float32
+    with FakeTensorMode():
+        weight, x = torch.ones(4, 4, device="cuda"), torch.ones(4, 4, device="cuda")
+        inputs = torch.ones(1, dtype=half), torch.ones(1, dtype=half, device="cuda")
+        set_module_policy(looks, {"": "fp32"})
+        for devices, expected in (("cpu", [single, half]), ("cuda", [half, single]), (["cpu", "cuda"], [single] * 2)):
+            with tp.my_autocast(devices):
+                assert looks(*inputs) == expected
+        assert seen == [[False, False]] * 3
+        set_module_policy(model, {"": {"linear": "fp32"}})
+        with tp.my_autocast("cuda"):
+            model.weight, model.bias = nn.Parameter(weight, requires_grad=False), None
+            assert (model(x).dtype, (x @ x).dtype) == (single, half)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("policy", ["fp32", OVERRIDES])
+def test_errors_leave_nothing_open(error: type[BaseException], policy: Any) -> None:
+    class Fails(nn.Module):
+        def forward(self) -> None:
+            raise error
+
+    model = Fails()
+    set_module_policy(model, {"": policy})
+    with ours():
+        depth = _C.depth()
+        with pytest.raises(error):
+            model()
+        assert _C.depth() == depth
+        assert _C.policy_is_stock()
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_in_threads() -> None:
+    """One module, two threads, two regions around it."""
+    model = nn.Linear(8, 8)
+    dtypes: dict[str, torch.dtype] = {}
+
+    def run(name: str, around: Callable[[], Any]) -> None:
+        with around():
+            dtypes[name] = model(torch.ones(1, 8)).dtype
+
+    set_module_policy(model, {"": {"linear": "fp16"}})
+    threads = [
+        threading.Thread(target=run, args=("half", functools.partial(ours, dtype=torch.float16))),
+        threading.Thread(target=run, args=("bf16", ours)),
+        threading.Thread(target=run, args=("nothing", contextlib.nullcontext)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert dtypes == {"half": torch.float16, "bf16": torch.bfloat16, "nothing": torch.float32}
+
+
+# --- Module policies on PyTorch modules that do more than call their children: tied weights, LSTM, attent
+
+
+def test_head_tied_with_the_embedding() -> None:
+    """As language models have it: one weight, used in lower precision and in float32."""
+
+    class Language(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.mix = nn.Embedding(7, 8), nn.Linear(8, 8)
+            self.lm_head = nn.Linear(8, 7, bias=False)
+            self.lm_head.weight = self.embed.weight
+
+        def forward(self, tokens: torch.Tensor, head: Callable[..., Any] | None = None) -> torch.Tensor:
+            hidden = self.mix(self.embed(tokens))
+            scores = nn.functional.linear(hidden, self.embed.weight)  # in lower precision, from the cast cache
+            return (self.lm_head if head is None else head)(scores @ self.embed.weight)
+
+    def gradients(policies: dict[Any, Any], head: Any = None) -> list[Any]:
+        torch.manual_seed(0)
+        model = Language()
+        if policies:
+            set_module_policy(model, policies)
+        with ours():
+            logits = model(torch.arange(6), None if head is None else functools.partial(head, model))
+        logits.float().square().sum().backward()
+        assert model.lm_head.weight is model.embed.weight
+        return [logits, *(parameter.grad for parameter in model.parameters())]
+
+    def in_float32(model: Language, hidden: torch.Tensor) -> torch.Tensor:
+        with ours(enabled=False):
+            return model.lm_head(hidden.float())
+
+    result = gradients({"lm_head": "fp32"})
+    assert result[0].dtype is torch.float32
+    assert_same(result, gradients({}, in_float32))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("child", ["linear1", "self_attn", "norm1"])
+def test_encoder_layer_does_not_pass_its_modules_by(child: str, training: bool) -> None:
+    """In evaluation PyTorch runs the whole layer as one op, unless a module of it has a hook."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).train(training)
+    called = []
+    set_module_policy(layer, {child: "fp32"})
+    inside = layer.get_submodule(child)
+    kind = type(inside)
+    original = kind.forward
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self is inside:
+            called.append(torch.is_autocast_enabled("cpu"))
+        return original(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad(), ours():
+        patch.setattr(kind, "forward", forward)
+        layer(torch.randn(2, 3, 8))
+    assert called == [False], "it ran, with autocast off"
+
+
+def test_attention() -> None:
+    def run(policy: Any) -> Any:
+        torch.manual_seed(0)
+        attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        x = torch.randn(2, 3, 8)
+        if policy:
+            set_module_policy(attention, {"": policy})
+        with ours() if policy else contextlib.nullcontext():
+            output, _ = attention(x, x, x, need_weights=False)
+        output.sum().backward()
+        return [output, *(parameter.grad for parameter in attention.parameters())]
+
+    assert_same(run("fp32"), run(None))

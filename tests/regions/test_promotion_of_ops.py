@@ -1,0 +1,626 @@
+"""Under any rule, an op computes in the rule's common dtype, and gives the values of operands cast by hand."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import random
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_leaves
+
+import torch_promote as tp
+from torch_promote.errors import PromotionRuleError, PromotionWriteError
+from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
+from torch_promote.regions.promotion_tables import OPAQUE, PromotingOp, promoting_ops
+
+# --- Under "strict" no call on tensors of one dtype raises: PyTorch's whole op database
+
+
+#: What PyTorch has written in Python, of ops that promote; docs/promotion_regions.md says so.
+WRITTEN_IN_PYTHON = {
+    "__rdiv__": "the reciprocal of integers times integers",
+    "nn.functional.local_response_norm": "integers times a float",
+    "nn.functional.normalize": "complex numbers by their norm",
+    "nn.functional.softsign": "complex numbers by their modulus",
+    "nn.functional.tanhshrink": "integers less their tanh",
+    "masked.logsumexp": "complex numbers less a maximum of their real parts",
+    "masked.mean": "a sum by a count",
+    "masked.normalize": "complex numbers by their norm",
+    "masked.std": "a sum by a count",
+    "masked.var": "a sum by a count",
+}
+
+
+def refused(entry: Any, dtype: torch.dtype, region: Any) -> tuple[int, set[str]]:
+    """The number of calls, and the rule's errors for refused calls."""
+    calls, messages = 0, set()
+    # Not through entry.sample_inputs, which walks the stack for each sample to name the test that it is for.
+    for sample in itertools.islice(entry.sample_inputs_func(entry, "cpu", dtype, False), 4):
+        tensors = [x for x in tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(x, torch.Tensor)]
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            continue
+
+        def call(sample: Any = sample) -> None:
+            given = sample.input.clone() if isinstance(sample.input, torch.Tensor) else sample.input
+            entry(given, *sample.args, **sample.kwargs)
+
+        try:
+            call()
+        except Exception:
+            continue
+        calls += 1
+        try:
+            with region:
+                call()
+        except PromotionRuleError as error:
+            messages.add(str(error))
+    return calls, messages
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.complex64], ids=str)
+def test_the_op_database(dtype: torch.dtype) -> None:
+    region, calls, wrong = tp.promotion("strict", matmul=True), 0, {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for entry in op_db:
+            if dtype in entry.dtypes and entry.name not in WRITTEN_IN_PYTHON:
+                count, messages = refused(entry, dtype, region)
+                calls += count
+                if messages:
+                    wrong[entry.name, entry.variant_test_name] = messages
+    assert wrong == {}
+    assert calls > 300
+
+
+# --- Makes calls of promoting ops from their schemas, with operands of given dtypes
+
+
+#: The dtypes that stock promotes, and the unsigned ones that it promotes in part.
+DTYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex32, torch.complex64, torch.complex128),
+)
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
+#: Python numbers of every kind, some of which do not survive rounding or do not fit.
+NUMBERS = (True, 3, -1, 300, 2**31, 2.7, 1e6, 1.5 + 0.5j)
+
+#: How a pair of operands lies: dimensions of each, or a Python number on one side.
+SHAPES = (((2, 3), (2, 3)), ((2, 3), ()), ((), (2, 3)), ((), ()), ((2, 3), (1,)), ((2, 3), (3,)))
+
+_VALUES = (1.1, 2.7, -3.3, 0.5, 100.3, 1.0)
+
+
+def operand(dtype: torch.dtype, shape: tuple[int, ...], strided: bool = False) -> torch.Tensor:
+    """Values that rounding changes; integers for integer dtypes."""
+    count = 1
+    for size in shape:
+        count *= size
+    values = torch.tensor(list(itertools.islice(itertools.cycle(_VALUES), count)), dtype=torch.float64)
+    if dtype in (torch.complex32, torch.complex64, torch.complex128):
+        values = torch.complex(values, -values / 3)
+    tensor = (values.abs() if dtype in (torch.uint8, *UNSIGNED) else values).to(dtype).reshape(shape)
+    if strided and len(shape) == 2:
+        tensor = tensor.t().contiguous().t()
+    return tensor
+
+
+def overload(op: PromotingOp) -> torch._ops.OpOverload:
+    packet, _, name = op.name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, packet), name or "default")
+
+
+def elementwise_ops() -> list[PromotingOp]:
+    """The ops for which the schema is sufficient to make a call of two operands: all but matrix products."""
+    return [op for op in promoting_ops() if op.computes != OPAQUE and not op.matmul]
+
+
+def writes(op: PromotingOp) -> bool:
+    return bool(op.functional)
+
+
+def arguments_of(
+    op: PromotingOp, first: Any, second: Any, rounding_mode: str | None = None, out: Any = None
+) -> tuple[list[Any], dict[str, Any]] | None:
+    """The arguments of a call with two operands; None if the op takes no such operands in these places."""
+    schema = overload(op)._schema
+    operands = iter([first, second, *[second] * 4])
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for place, argument in enumerate(schema.arguments):
+        kind = (
+            str(argument.type).removeprefix("Optional[").removesuffix("]")
+            if "Optional" in str(argument.type)
+            else str(argument.type)
+        )
+        if argument.is_out:
+            value = out
+        elif place in op.participants:
+            value = _as_argument(kind, next(operands), first, second, op)
+            if value is NotImplemented:
+                return None
+        elif argument.name == "rounding_mode":
+            value = rounding_mode
+        elif kind == "Tensor":
+            value = torch.tensor([[True, False, True], [False, True, True]])
+        elif kind.startswith("List[Tensor"):
+            value = [torch.ones(2, 3)] * 2
+        elif argument.has_default_value():
+            continue
+        elif kind == "List[number]":
+            value = [1, 1]
+        else:
+            value = {"int": 0, "bool": False}.get(kind, 1)
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+def _as_argument(kind: str, value: Any, first: Any, second: Any, op: PromotingOp) -> Any:
+    is_tensor = isinstance(value, torch.Tensor)
+    if kind == "Tensor":
+        return value if is_tensor else NotImplemented
+    if kind == "number":
+        return NotImplemented if is_tensor else value
+    if kind == "List[number]":
+        return NotImplemented if is_tensor else [value, value]
+    if not is_tensor:
+        return NotImplemented
+    if op.each:
+        return [value, value.clone()]
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+        return NotImplemented
+    return [first, second]
+
+
+Outcome = tuple[str, Any]
+
+
+def outcome(function: Callable[[], Any]) -> Outcome:
+    """The outcome of a call as comparable values: dtypes, strides, bits; or its error."""
+    try:
+        result = function()
+    except Exception as error:
+        return type(error).__name__, str(error).partition("\n")[0]
+    return "result", described(result)
+
+
+def described(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        dense = value.detach().resolve_conj().resolve_neg()
+        data = torch.empty(value.numel(), dtype=value.dtype).copy_(dense.reshape(-1))
+        return str(value.dtype), tuple(value.shape), value.stride(), bytes(data.view(torch.uint8).tolist())
+    if isinstance(value, list | tuple):
+        return tuple(map(described, value))
+    return value
+
+
+#: Positional and keyword arguments.
+Arguments = tuple[list[Any], dict[str, Any]]
+
+
+def run(op: PromotingOp, arguments: Arguments, gradients: bool) -> list[Any]:
+    """Calls an op on copies; returns its results, the written arguments, and the gradients."""
+    args, kwargs = _copy(arguments[0]), {name: _copy(value) for name, value in arguments[1].items()}
+    leaves = [leaf for leaf in _tensors(args) if leaf.is_floating_point() or leaf.is_complex()] if gradients else []
+    for leaf in leaves:
+        leaf.requires_grad_()
+    result = overload(op)(*args, **kwargs)
+    found = [result, args if writes(op) else None, kwargs.get("out")]
+    differentiable = [tensor for tensor in _tensors(result) if tensor.requires_grad]
+    if leaves and differentiable:
+        total = sum((t.abs() if t.is_complex() else t).double().sum() for t in differentiable)
+        found.append(torch.autograd.grad(total, leaves, allow_unused=True))
+    return found
+
+
+def outcome_in(
+    region: AbstractContextManager[Any], op: PromotingOp, arguments: Arguments, gradients: bool = False
+) -> Outcome:
+    def call() -> list[Any]:
+        with region:
+            return run(op, arguments, gradients)
+
+    return outcome(call)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return [_copy(element) for element in value] if isinstance(value, list) else value
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for element in value for tensor in _tensors(element)] if isinstance(value, list | tuple) else []
+
+
+RULES = ("jax", "numpy", "array_api", "strict")
+ALL = (*DTYPES, *UNSIGNED)
+PAIRS_OF_SHAPES = (((2, 3), (2, 3)), ((2, 3), ()), ((), (3,)), ((), ()))
+FLOATS = (torch.true_divide, torch.atan2, torch.xlogy)
+COMMON = (torch.add, torch.mul, torch.maximum, torch.eq, torch.logical_xor)
+
+
+def expected(rule: str, function: Callable[..., Any], operands: list[Any], floats: bool) -> Any:
+    """The rule's dtype by the reference, and the op on operands cast to it, run by stock."""
+    try:
+        dtype = promotion_rule(rule).common(operands, floats=floats)
+    except PromotionRuleError:
+        return "raises"
+    return outcome(lambda: function(*[x.to(dtype) if isinstance(x, torch.Tensor) else x for x in operands]))
+
+
+def got(rule: str, function: Callable[..., Any], operands: list[Any]) -> Any:
+    with tp.promotion(rule):
+        found = outcome(lambda: function(*operands))
+    return "raises" if found[0] == "PromotionRuleError" else found
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("function", [*FLOATS, *COMMON], ids=lambda function: function.__name__)
+def test_every_pair(rule: str, function: Callable[..., Any]) -> None:
+    kinds = set()
+    for (a, b), (first, second) in itertools.product(itertools.product(ALL, ALL), PAIRS_OF_SHAPES):
+        operands = [operand(a, first), operand(b, second)]
+        wanted = expected(rule, function, operands, function in FLOATS)
+        assert got(rule, function, operands) == wanted, (rule, function, a, b, first, second)
+        kinds.add(wanted if wanted == "raises" else wanted[0])
+    assert "result" in kinds
+
+
+@pytest.mark.parametrize("rule", ["torch", *RULES])
+def test_numbers(rule: str) -> None:
+    results = set()
+    for dtype, number, shape in itertools.product(ALL, (True, 3, 2.5, 1j), ((3,), ())):
+        tensor = operand(dtype, shape)
+        for function in (operator.add, operator.mul, operator.eq):
+            wanted = expected(rule, function, [tensor, number], floats=False)
+            if rule == "torch" and wanted == "raises":
+                continue
+            assert got(rule, function, [tensor, number]) == wanted, (rule, dtype, number, shape)
+            results.add(wanted[0])
+    assert "result" in results
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_more_than_two_dtypes(rule: str) -> None:
+    raised = 0
+    for dtypes in itertools.product(ALL, repeat=3):
+        operands = [operand(dtype, (3,)) for dtype in dtypes]
+        try:
+            wanted: Any = promotion_rule(rule).common(operands)
+        except PromotionRuleError:
+            wanted = "PromotionRuleError"
+            raised += 1
+        with tp.promotion(rule):
+            try:
+                found: Any = torch.cat(operands).dtype
+            except PromotionRuleError as error:
+                found = type(error).__name__
+        assert found == wanted, (rule, dtypes)
+    assert raised < len(ALL) ** 3
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_where_lists_and_three_operands(rule: str) -> None:
+    condition = torch.tensor([True, False, True])
+    a, b = operand(torch.float32, (3,)), operand(torch.float64, ())
+    calls: dict[str, Callable[..., Any]] = {
+        "where": lambda x, y: torch.where(condition, x, y),
+        "stack": lambda x, y: torch.stack([x, y.expand(3)]),
+        "hstack": lambda x, y: torch.hstack([x, y.expand(3)]),
+        "concat": lambda x, y: torch.concat([x, y.expand(3)]),
+        "lerp": lambda x, y: torch.lerp(x, y, y),
+        "addcmul": torch.addcmul and (lambda x, y: torch.addcmul(x, x, y)),
+        "addcdiv": lambda x, y: torch.addcdiv(x, x, y),
+        "clamp": lambda x, y: torch.clamp(x, y, x),
+        "minimum": torch.minimum,
+        "pow": torch.pow,
+        "remainder": torch.remainder,
+        "foreach": lambda x, y: torch._foreach_add([x, x], [y, x]),
+    }
+    for name, call in calls.items():
+        wanted: Any
+        if rule == "strict":
+            wanted = "raises"
+        elif name == "foreach":
+            wanted = outcome(lambda: [a.double() + b, a + a])
+        else:
+            wanted = outcome(lambda call=call: call(a.double(), b))
+        assert got(rule, call, [a, b]) == wanted, (rule, name)
+
+
+def test_integers_divide_as_the_rule_has_it() -> None:
+    ints = operand(torch.int32, (3,))
+    dtypes = {}
+    for rule in ("torch", "jax", "numpy", "strict"):
+        with tp.promotion(rule):
+            dtypes[rule] = (
+                (ints / ints).dtype,
+                torch.sqrt(ints.abs()).dtype,
+                torch.div(ints, 2, rounding_mode="floor").dtype,
+            )
+    assert dtypes["torch"] == dtypes["jax"] == dtypes["strict"] == (torch.float32, torch.float32, torch.int32)
+    assert dtypes["numpy"] == (torch.float64, torch.float64, torch.int32)
+
+
+def test_the_default_dtype_counts_as_it_is_at_the_call() -> None:
+    region, ints = tp.promotion("jax"), torch.ones(3, dtype=torch.int32)
+    before = torch.get_default_dtype()
+    with region:
+        assert (ints + 0.5).dtype is torch.float32
+        try:
+            torch.set_default_dtype(torch.float64)
+            assert (ints + 0.5).dtype is torch.float64
+        finally:
+            torch.set_default_dtype(before)
+
+
+class TestWrites:
+    def test_in_place_computes_in_the_common_dtype(self) -> None:
+        for other_shape in ((3,), ()):
+            x, y = operand(torch.float32, (3,)), operand(torch.float64, other_shape)
+            wanted = (x.double() * y).float()
+            version, address = x._version, x.data_ptr()
+            with tp.promotion("numpy"):
+                x *= y
+            assert torch.equal(x, wanted)
+            assert x._version > version
+            assert x.data_ptr() == address
+
+    @pytest.mark.parametrize("rule", ["jax", "numpy"])
+    def test_a_higher_kind_is_not_written(self, rule: str) -> None:
+        x = torch.ones(3, dtype=torch.int32)
+        with tp.promotion(rule), pytest.raises(PromotionWriteError, match=r"aten::add_.Tensor .*int32.*does not write"):
+            x += torch.ones(3)
+        with tp.promotion(rule), pytest.raises(PromotionWriteError):
+            x /= x
+        with tp.promotion(rule), pytest.raises(PromotionWriteError, match=r"aten::add.out"):
+            torch.add(x.float(), x.float(), out=x)
+        assert torch.equal(x, torch.ones(3, dtype=torch.int32))
+        assert x._version == 0
+
+    def test_numpy_writes_unsigned_to_signed_and_not_back(self) -> None:
+        x, y = torch.ones(3, dtype=torch.uint8), torch.ones(3, dtype=torch.int8)
+        with tp.promotion("numpy"):
+            y += x
+            assert torch.equal(y, torch.full((3,), 2, dtype=torch.int8))
+            with pytest.raises(PromotionWriteError):
+                x += y
+
+    @pytest.mark.parametrize("rule", ["array_api", "strict"])
+    def test_what_is_computed_is_what_is_written(self, rule: str) -> None:
+        x = torch.ones(3)
+        with tp.promotion(rule), pytest.raises(PromotionRuleError):
+            x += torch.ones(3, dtype=torch.float64)
+        with tp.promotion(rule):
+            x += 2
+            x += torch.ones(3)
+        assert torch.equal(x, torch.full((3,), 4.0))
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x, y: torch._foreach_add([x, x], [y]),
+            lambda x, y: torch._foreach_add([x], [y, y]),
+            lambda x, y: torch._foreach_add_([y, y], [x]),
+            lambda x, y: torch._foreach_add_([], []),
+            lambda x, y: torch.cat([]),
+            lambda x, y: torch.cat([], out=x),
+        ],
+    )
+    def test_lists_that_the_op_refuses(self, call: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
+        x, y = operand(torch.int32, (3,)), operand(torch.float16, (3,))
+        with pytest.raises((RuntimeError, ValueError)) as plain:
+            call(x, y)
+        with tp.promotion("numpy"), pytest.raises(type(plain.value)) as under_rule:
+            call(x, y)
+        assert str(under_rule.value) == str(plain.value)
+
+
+WITHOUT_OPERANDS: dict[str, Callable[[], Any]] = {
+    "no tensors": lambda: torch.cat([]),
+    "numbers alone": lambda: torch.where(torch.ones(3) > 0, 1.0, 2),
+    "empty lists": lambda: torch._foreach_add([], []),
+    "lists of different lengths": lambda: torch._foreach_add([torch.ones(3)], [torch.ones(3), torch.ones(3)]),
+    "an undefined tensor": lambda: torch.ops.aten.atan2.default(None, torch.ones(3)),
+    "an undefined tensor of an op outside of the table": lambda: torch.ops.aten.add.Tensor(None, torch.ones(3)),
+}
+
+
+@pytest.mark.parametrize("rule", ["torch", *RULES])
+@pytest.mark.parametrize("call", WITHOUT_OPERANDS.values(), ids=WITHOUT_OPERANDS)
+def test_a_call_that_lacks_operands_is_left_to_pytorch(rule: str, call: Callable[[], Any]) -> None:
+    def told() -> Any:
+        try:
+            return call().tolist()
+        except (RuntimeError, ValueError) as error:
+            return type(error), str(error).partition("Exception raised from")[0]
+
+    expected = told()
+    with tp.promotion(rule):
+        assert told() == expected
+
+
+class TestMatmul:
+    products: dict[str, Callable[..., Any]] = {  # noqa: RUF012
+        "matmul": operator.matmul,
+        "mm": torch.mm,
+        "bmm": lambda a, b: torch.bmm(a[None], b[None]),
+        "linear": torch.nn.functional.linear,
+        "einsum": lambda a, b: torch.einsum("ij,jk->ik", a, b),
+        "tensordot": lambda a, b: torch.tensordot(a, b, 1),
+        "addmm": lambda a, b: torch.addmm(a, a, b),
+        "mv": lambda a, b: torch.mv(a, b[0]),
+        "dot": lambda a, b: torch.dot(a[0], b[0]),
+        "inner": torch.inner,
+    }
+
+    @pytest.mark.parametrize("name", products)
+    def test_matmul_true_brings_products(self, name: str) -> None:
+        call = self.products[name]
+        a, b = operand(torch.float16, (3, 3)), operand(torch.bfloat16, (3, 3))
+        with pytest.raises(RuntimeError):
+            call(a, b)
+        with tp.promotion("jax"), pytest.raises(RuntimeError):
+            call(a, b)
+        with tp.promotion("jax", matmul=True):
+            assert torch.equal(call(a, b), call(a.float(), b.float()))
+        with tp.promotion("strict", matmul=True), pytest.raises(PromotionRuleError, match="strict"):
+            call(a, b)
+
+    def test_the_rule_torch_promotes_products_too(self) -> None:
+        a, b = operand(torch.float16, (3, 3)), operand(torch.float32, (3, 3))
+        for gradients in (False, True):
+            a.requires_grad_(gradients)
+            with tp.promotion("torch", matmul=True):
+                assert torch.equal(a @ b, a.float() @ b)
+
+    def test_their_gradients_have_the_operands_dtypes(self) -> None:
+        a, b = (operand(dtype, (3, 3)).requires_grad_() for dtype in (torch.float16, torch.bfloat16))
+        with tp.promotion("jax", matmul=True):
+            (a @ b).sum().backward()
+        assert a.grad is not None
+        assert b.grad is not None
+        assert (a.grad.dtype, b.grad.dtype) == (torch.float16, torch.bfloat16)
+
+
+class TestStrict:
+    def test_the_message_names_op_operands_and_the_cast(self) -> None:
+        with tp.promotion("strict"), pytest.raises(PromotionRuleError) as caught:
+            _ = torch.ones(2, 3) * torch.ones(3, dtype=torch.float16)
+        message = str(caught.value)
+        for part in ("aten::mul.Tensor", "strict", "float32[2, 3]", "float16[3]", ".to(torch.float32)"):
+            assert part in message
+
+    def test_fitting_numbers_do_not(self) -> None:
+        with tp.promotion("strict"):
+            assert (torch.ones(3) + 2).dtype is torch.float32
+            assert (torch.ones(3, dtype=torch.int8) * 2).dtype is torch.int8
+            with pytest.raises(PromotionRuleError):
+                _ = torch.ones(3, dtype=torch.int8) * 2.5
+
+
+# --- Under the rule "torch", every op that promotes equals stock in dtype, strides, bits, gradients and e
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def differences(op: PromotingOp, arguments: Arguments, gradients: bool) -> str | None:
+    stock = outcome(lambda: run(op, arguments, gradients))
+    ours = outcome_in(tp.promotion("torch"), op, arguments, gradients)
+    return None if ours == stock else f"{op.name} {arguments}: {ours} where stock has {stock}"
+
+
+def random_call(op: PromotingOp, generator: random.Random) -> Arguments | None:
+    a, b = generator.choice(ALL), generator.choice(ALL)
+    first, second = generator.choice(SHAPES)
+    operands: list[Any] = [operand(a, first, strided=generator.random() < 0.3), operand(b, second)]
+    if generator.random() < 0.3:
+        operands[generator.randrange(2)] = generator.choice(NUMBERS)
+    out: Any = torch.empty(0, dtype=generator.choice(DTYPES))
+    mode = generator.choice([None, "floor", "trunc"])
+    for order in (operands, operands[::-1]):
+        found = arguments_of(op, *order, mode, [out, out.clone()] if op.each else out)
+        if found is not None:
+            return found
+    return None
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_calls_of_every_op(part: int) -> None:
+    generator = random.Random(part)
+    compared, wrong = 0, []
+    for op in elementwise_ops():
+        for _ in range(10):
+            arguments = random_call(op, generator)
+            if arguments is not None:
+                compared += 1
+                wrong.append(differences(op, arguments, not writes(op) and generator.random() < 0.5))
+    assert [difference for difference in wrong if difference] == []
+    assert compared > 4000
+
+
+# --- User-defined rules: the extension computes in the dtype that the rule's `common` returns
+
+
+REAL = (torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
+
+
+def widest(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    return a if a is b else max(a, b, key=DTYPES.index) if {a, b} <= set(DTYPES) else torch.float64
+
+
+OWN_RULES: dict[str, Callable[[], PromotionRule]] = {
+    "a table over strict": lambda: tp.make_rule("half", {(torch.float16, torch.bfloat16): torch.bfloat16}),
+    "a table over torch": lambda: tp.make_rule("low", {(torch.float16, torch.float32): torch.float16}, over="torch"),
+    "a table over numpy": lambda: tp.make_rule("ints", {(torch.int32, torch.float32): torch.float32}, over="numpy"),
+    "a function": lambda: tp.make_rule("widest", widest, over="torch"),
+}
+
+
+def dtype_or_raises(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except PromotionRuleError:
+        return "raises"
+
+
+@pytest.mark.parametrize("name", OWN_RULES)
+def test_ops_compute_in_what_the_rule_says(name: str) -> None:
+    rule, generator = OWN_RULES[name](), random.Random(0)
+    results = set()
+    for _ in range(400):
+        operands: list[Any] = [
+            operand(generator.choice(REAL), generator.choice([(3,), ()])) for _ in range(generator.choice([2, 2, 3]))
+        ]
+        if len(operands) == 2 and generator.random() < 0.3:
+            operands[1] = generator.choice([True, 3, 2.5])
+        calls = [torch.mul] if len(operands) == 2 else [torch.addcmul]
+        if all(isinstance(x, torch.Tensor) and x.dim() for x in operands):
+            calls.append(lambda *given: torch.cat(given))
+        for call in calls:
+            wanted = dtype_or_raises(lambda operands=operands: rule.common(operands))
+            with tp.promotion(rule):
+                got = dtype_or_raises(lambda call=call, operands=operands: call(*operands).dtype)
+            assert got == wanted, (name, operands)
+            results.add(got)
+    assert len(results) > 2
+
+
+def test_a_narrow_common_dtype_has_the_values_of_a_cast_by_hand() -> None:
+    rule = tp.make_rule("low", {(torch.float16, torch.float32): torch.float16}, over="torch")
+    a, b = operand(torch.float32, (3,)), operand(torch.float16, (3,))
+    x = a.clone()
+    with tp.promotion(rule):
+        product = a * b
+        x *= b
+    assert torch.equal(product, a.half() * b)
+    assert torch.equal(x, (a.half() * b).float())
+
+
+def test_a_number_is_cast_to_the_kind_of_the_dtype() -> None:
+    numbers = {(int, torch.bool): torch.bool, (complex, torch.float32): torch.float32}
+    truths, floats = torch.ones(3, dtype=torch.bool), torch.ones(3)
+    assert not (truths == 2).any()
+    assert not (floats == 1 + 3j).any()
+    with tp.promotion(tp.make_rule("kinds", {}, over="torch", numbers=numbers)):
+        assert (truths == 2).all()
+        assert (floats == 1 + 3j).all()
