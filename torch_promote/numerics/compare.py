@@ -43,11 +43,6 @@ from torch_promote.reference.dtypes import dtype_name
 __all__ = ["DIFFER", "REFERENCE", "Rounds", "compare", "compare_runs"]
 
 
-# ---The rounds of runs of a comparison, and the resulting report.
-#
-# observers.py, NOTE [ The runs of a comparison ], explains the runs.
-
-
 #: The start of the note about differing runs.
 DIFFER = "Two runs of the reference differ"
 

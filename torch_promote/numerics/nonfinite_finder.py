@@ -6,6 +6,16 @@ to are inspected before it runs, and copied if they are float16 or bfloat16, bec
 
 The ops inside of a composite op are checked first. Their verdict counts only if the result of the op that the program
 called is not finite either, because a composite op may use infinite values internally.
+
+NOTE [ Which non-finite results are benign ]
+A call that makes an infinite value is not at fault if the program passed an infinite number (`masked_fill(mask, -inf)`,
+`full((), -inf)`), or if an argument contains an infinite value, which the call passes on. A cast is not at fault if it
+makes the lowest number of a dtype infinite, because that number stands for -inf in masks. A call that turns infinite
+values into a NaN is at fault, and so is one that makes more values infinite in float16 or bfloat16 than in float32.
+
+If GradScaler has scaled the loss and a call of the backward overflows, the call is repeated in a wider dtype. If its
+result fits after division by the scale, only the scaled gradients overflow. Until GradScaler updates its scale, NaNs
+that result from those infinite gradients are benign as well.
 """
 
 from __future__ import annotations
@@ -90,17 +100,6 @@ class NonfiniteOrigin:
     node: str
     call: Call
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the origin as JSON-compatible values."""
-        return {
-            **{name: getattr(self, name) for name in ("op", "inner", "module", "phase", "line", "kind")},
-            "inputs": [one.to_dict() for one in self.inputs],
-            "outputs": [one.to_dict() for one in self.outputs],
-            "argument": self.argument,
-            "node": self.node,
-            "call": self.call.to_dict(),
-        }
-
     def __str__(self) -> str:
         inside = f" (in {self.inner})" if self.inner != self.call.name else ""
         where = f'module "{self.module}"' if self.module else "outside of the model's modules"
@@ -150,19 +149,12 @@ class BenignNonfinite:
     scaled: float | None = None
     unscaled: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the record as JSON-compatible values."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
     def __str__(self) -> str:
         text = f"{self.kind}: {self.op} in {self.module or 'no module'}, {shorten(self.line)}, "
         text += f"{self.count:,} call{'s' * (self.count > 1)}"
         if self.scale is None:
             return text
         return f"{text}: {self.scaled:.4g} with the scale {self.scale:g}, {self.unscaled:.4g} without"
-
-
-# ---Follows infinite values through a program, to detect that it only converts them to integers.
 
 
 class Spread:
@@ -211,9 +203,6 @@ def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
     if tensor.layout is not torch.strided or tensor.is_nested or not can_be_read(tensor):
         return None
     return StorageWeakRef(tensor.untyped_storage())
-
-
-# ---Repeats a call in another dtype, without side effects.
 
 
 _LOWER = (torch.float16, torch.bfloat16)
@@ -281,21 +270,6 @@ def call_again(
     ]
 
 
-# ---Diagnoses a call whose result is not finite: the kind of fault, or benign.
-#
-# NOTE [ Which non-finite results are benign ]
-# A call that makes an infinite value is not at fault if the program passed an infinite number
-# (`masked_fill(mask, -inf)`, `full((), -inf)`), or if an argument contains an infinite value, which the call passes
-# on. A cast is not at fault if it makes the lowest number of a dtype infinite, because that number stands for -inf in
-# masks. A call that turns infinite
-# values into a NaN is at fault, and so is one that makes more values infinite in float16 or bfloat16 than in float32.
-#
-# If GradScaler has scaled the loss and a call of the backward overflows, the call is repeated in a wider dtype. If its
-# result fits after division by the scale, only the scaled gradients overflow. Until GradScaler updates its scale, NaNs
-# that result from those infinite gradients are benign as well.
-
-
-_JUDGE_LOWER = (torch.float16, torch.bfloat16)
 _CONVERSIONS = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
 #: Ops that ignore the old content of the tensor that they write to.
@@ -428,7 +402,7 @@ class NonfiniteJudge:
 
     def _has_more_than_wider(self, watched: Watched, tensors: list[torch.Tensor]) -> bool:
         """Whether a call in a lower dtype makes more values infinite than in float32."""
-        if not any(tensor.dtype in _JUDGE_LOWER for tensor in tensors):
+        if not any(tensor.dtype in _LOWER for tensor in tensors):
             return False
         wider = call_again(watched.op, watched.args, torch.float32, watched.copies)
         return wider is not None and _count_infinite(tensors) > _count_infinite(wider)
@@ -475,7 +449,7 @@ class NonfiniteJudge:
             return earlier
         dtypes = {tensor.dtype for _, tensor in named} | {tensor.dtype for tensor in tensors}
         dtypes |= {info.dtype for info in call.ran_with}
-        if dtypes.isdisjoint(_JUDGE_LOWER):
+        if dtypes.isdisjoint(_LOWER):
             return Verdict("mathematics", call.name)
         wider = call_again(watched.op, watched.args, torch.float32, watched.copies)
         if wider is not None and not all(is_finite(one) for one in extremes(wider)):
@@ -488,7 +462,7 @@ class NonfiniteJudge:
             return None
         before = dict(tensor_arguments(watched.op, watched.args))
         for name, tensor in tensor_arguments(watched.op, watched.cast_args):
-            if tensor.dtype not in _JUDGE_LOWER or name not in before:
+            if tensor.dtype not in _LOWER or name not in before:
                 continue
             passed, cast = extremes([before[name], tensor])
             if is_finite(passed) and not is_finite(cast) and not _is_lowest(passed[0], before[name].dtype):
@@ -536,8 +510,6 @@ def _count_infinite(tensors: Sequence[torch.Tensor]) -> int:
     with unnoticed():
         return sum(int(torch.isinf(tensor).sum()) for tensor in tensors if tensor.is_floating_point())
 
-
-_FINDER_LOWER = (torch.float16, torch.bfloat16)
 
 _MOST_PROVISIONAL = 20
 
@@ -625,7 +597,7 @@ class NonfiniteFinder(CallObserver):
         watched.before = {id(tensor): found for tensor, found in zip(tensors, extremes(tensors), strict=True)}
         with unnoticed():
             # Copying a tensor without data fails or (for fake tensors) crashes, and no verdict needs it.
-            copied = [tensor for tensor in tensors if tensor.dtype in _FINDER_LOWER and can_be_read(tensor)]
+            copied = [tensor for tensor in tensors if tensor.dtype in _LOWER and can_be_read(tensor)]
             watched.copies = {id(tensor): tensor.clone() for tensor in copied}
 
     def end(self, token: Any, results: list[Any]) -> None:
@@ -701,7 +673,7 @@ class NonfiniteFinder(CallObserver):
             self._report(watched, call, tensors, verdict)
 
     def _report(self, watched: Watched, call: Call, tensors: list[torch.Tensor], verdict: Verdict) -> None:
-        node = torch._C._current_autograd_node() if call.phase == "backward" else None  # type: ignore[attr-defined]
+        node = torch._C._current_autograd_node() if call.phase == "backward" else None
         origin = NonfiniteOrigin(
             op=call.op,
             inner=verdict.inner,
