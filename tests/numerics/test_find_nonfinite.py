@@ -577,7 +577,7 @@ def test_other_observers_and_other_threads() -> None:
         thread.start()
         thread.join()
     assert not report.found
-    assert "1 thread" in str(report)
+    assert "Threads started in the block: 1" in " ".join(str(report).split())
     unused = find(lambda: nn.Linear(2, 2)(torch.ones(1, 2)), model=nn.Linear(2, 2))
     assert unused.not_seen[0].startswith("The given model was not called in the block")
 

@@ -14,12 +14,10 @@ from torch import nn
 from torch_promote.errors import OptionError, TorchPromoteError
 from torch_promote.numerics.nonfinite_finder import BenignNonfinite, NonfiniteFinder, NonfiniteOrigin
 from torch_promote.numerics.nonfinite_suggestion import Attempt, find_cure
-from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.events import Call
+from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules
-from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.watching import watch_regions
 from torch_promote.report.base import Content, Listing, Report
 from torch_promote.report.codec import encode
 
@@ -238,7 +236,7 @@ def find_nonfinite(
     finder = NonfiniteFinder(modules, found, lambda call: any(_names(one, call) for one in allowed))
     report._finder = finder
     try:
-        with watch_unseen(report.not_seen, modules), watch_regions(finder.sources.entered), observe_dispatch(finder):
+        with observe(finder, report.not_seen):
             yield report
     finally:
         finder.finish()
