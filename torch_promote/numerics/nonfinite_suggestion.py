@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -21,15 +21,24 @@ from torch_promote.regions.installation import installed, installed_as
 from torch_promote.regions.module_forward import attach, detach, policy_of
 from torch_promote.regions.module_policies import set_module_policy
 
-if TYPE_CHECKING:
-    from torch_promote.numerics.find_nonfinite import NonfiniteReport
-
 __all__ = ["Attempt", "find_cure", "next_override"]
 
 #: The maximum number of ops that get an override before modules are tried.
 _MOST_OPS = 8
 #: Ops that convert or pass on their argument; no override changes their results.
 _CONVERTING = ("to.", "_to_copy.", "copy_.", "detach.", "view.", "t.")
+
+
+class NonfiniteReport(Protocol):
+    """What the search reads of a `find_nonfinite.NonfiniteReport`."""
+
+    origin: NonfiniteOrigin | None
+
+    def ops_at(self, module: str, line: str) -> list[str]:
+        """The ops that the forward called in a module at a line."""
+
+    def ops_in(self, module: str) -> list[str]:
+        """The ops that the forward called in a module and its submodules."""
 
 
 @dataclass(frozen=True, slots=True)
