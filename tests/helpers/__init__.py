@@ -32,7 +32,6 @@ Programs
     models: small models that use weights in different ways.
     program_peaks: the peak memory of the programs of the benchmark, and its bounds.
     persistent_casts: products with a weight whose casts outlive the region.
-    accelerate_hooks: how Accelerate replaces and restores the forward of modules.
     module_policies: a model with module policies, and a training step of it.
     checkpointing: a block with several policies, and a training step of it.
     compiling: inputs, gradients and regions for torch.compile.
@@ -49,7 +48,6 @@ Regions and policies
     probes: the autocast state that a program can observe.
     program_defaults: a fixture that checks and restores the default policy and registered policies.
     policies: random policies for hypothesis, ways to copy one, and a policy with its file.
-    policy_errors: text shared by errors of overrides and of policy files.
     library_for_policies: a library of custom ops, one for each property of a schema that policies depend on.
     op_registrations: how this PyTorch's registrations differ from the op table.
 
