@@ -16,7 +16,6 @@ One op call
     rows: the rows of the op table: which exist here, sample calls of each, and the check of one row.
     dispatched_ops: ops outside of the table that PyTorch's op database dispatches, with sample calls.
     recording_ops: kernels of custom ops that record the dtypes they get.
-    autocast_plans: carries out the reference's plan by hand and compares it with a call in a region.
     override_effects: the same for a call under an override.
     override_sweep: runs the op database under a casting policy of every op that it calls; also a script.
     operands: random operands in every layout.
@@ -52,7 +51,6 @@ Regions and policies
     op_registrations: how this PyTorch's registrations differ from the op table.
 
 Reference
-    random_calls: random changes of calls that the op database makes.
     fake_cuda_strides: strides of fake CUDA tensors, with and without PyTorch's Python meta kernels; also a script.
     array_libraries: the promotions of NumPy, JAX and array-api-strict, and golden tables of them; also a script.
 
@@ -68,7 +66,6 @@ Commands and checks
     counting_mode: a TorchDispatchMode that counts calls, in addition to a trace.
     plan_from_report: the reference's plan of a call, computed only from the trace's record.
     made_up_traces: reports of made-up calls, for the tests of pages, files and plots.
-    parsed_pages: pages of reports, parsed, and checks that hold for every page.
     nothing_left: a fixture that checks that runs of a step leave no policy, hook, stance or dtype behind.
     targets: files with functions that return a model and a step.
     made_up_comparisons: made-up comparisons and tunings, for the tests of reports.
