@@ -18,9 +18,7 @@ from torch.utils.checkpoint import (
 import torch_promote as tp
 from helpers.checkpointing import KINDS, OTHERS, OVERRIDES, Block, Region, Run, ours, plainly, train
 from helpers.comparison import assert_same
-from torch_promote import _C
 from torch_promote.integrations import checkpoint as _checkpoint
-from torch_promote.integrations.checkpoint import checkpoint_contexts
 
 
 @pytest.fixture(autouse=True)
@@ -73,20 +71,6 @@ def test_nested(use_reentrant: bool, inner: bool) -> None:
 
 
 @KINDS
-def test_retained_graph(use_reentrant: bool) -> None:
-    def gradients(call: Run) -> Any:
-        torch.manual_seed(0)
-        model, x = Block(), torch.randn(4, 8, requires_grad=True)
-        with ours(OVERRIDES):
-            output = call(model, x)
-        for _ in range(2):
-            output.float().sum().backward(retain_graph=True)
-        return x.grad
-
-    assert_same(gradients(functools.partial(checkpoint, use_reentrant=use_reentrant)), gradients(plainly))
-
-
-@KINDS
 def test_error_in_what_is_run_again(use_reentrant: bool) -> None:
     """No region is left open, which the autouse fixture checks."""
     calls = []
@@ -117,15 +101,3 @@ def test_graph_is_freed(use_reentrant: bool) -> None:
         assert died() is None
     finally:
         gc.enable()
-
-
-def test_contexts_put_their_policy_in_force() -> None:
-    with ours(OVERRIDES):
-        forward, recompute = checkpoint_contexts()
-        inside = _C.current_policy_id()
-        with forward:
-            assert _C.current_policy_id() == inside
-    with recompute:
-        assert _C.current_policy_id() == inside
-        assert torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.AutocastPrivateUse1)
-    assert _C.policy_is_stock()

@@ -46,19 +46,6 @@ def test_compiled(use_reentrant: bool, place: str, fresh_dynamo: None) -> None:
     assert_same(result, train(run, around, around))
 
 
-@KINDS
-def test_checkpoint_of_a_compiled_function(use_reentrant: bool, fresh_dynamo: None) -> None:
-    def run(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return model.second(torch.softmax(model.first(x), -1))
-
-    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
-
-    def call(model: nn.Module, x: torch.Tensor) -> Any:
-        return checkpoint(compiled, model, x, use_reentrant=use_reentrant)
-
-    assert_same(train(call), train(compiled))
-
-
 def test_compiled_autograd(fresh_dynamo: None) -> None:
     def gradients(compiler: Any) -> Any:
         torch.manual_seed(0)

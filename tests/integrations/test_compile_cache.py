@@ -3,54 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch._inductor.utils import fresh_cache
 
 import torch_promote as tp
-from helpers.comparison import assert_same
-from helpers.compiling import Weights, called_in, compute, inputs
 from helpers.subprocesses import environment, run_python
-from torch_promote import _C
 from torch_promote.integrations import compile as integrations_compile
-from torch_promote.integrations.compile import policy_digest
-
-
-class Watching:
-    """A backend that runs the graph unchanged, and records the specs of its regions."""
-
-    def __init__(self) -> None:
-        self.specs: list[str] = []
-
-    def __call__(self, module: torch.fx.GraphModule, example: Any) -> Any:
-        self.specs += [n.args[0] for n in module.graph.nodes if getattr(n.target, "__name__", "") == "graph_enter"]
-        return module.forward
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("cache", ["weights", "persistent", "all", "none"])
-@pytest.mark.parametrize("made", ["inside", "outside", "decorator"])
-def test_the_spec_in_the_graph(cache: str, made: str) -> None:
-    region = tp.my_autocast("cpu", cache=cache)
-
-    @tp.my_autocast("cpu", cache=cache)
-    def decorated(x: torch.Tensor, weights: Weights) -> Any:
-        return compute(x, weights)
-
-    def function(x: torch.Tensor, weights: Weights) -> Any:
-        if made == "decorator":
-            return decorated(x, weights)
-        with region if made == "outside" else tp.my_autocast("cpu", cache=cache):
-            return compute(x, weights)
-
-    backend, args = Watching(), inputs()
-    compiled = torch.compile(function, backend=backend, fullgraph=True)
-    assert_same(called_in(None, compiled, *args), called_in(None, function, *args))
-    assert backend.specs == [region._packed]
-    assert _C.cache_mode() == "weights"
-
 
 # --- AOTAutograd's cache on disk
 
@@ -87,26 +47,6 @@ def test_policies_with_equal_fingerprints_have_entries_of_their_own(
         assert compiled_dtype("fp32") == (torch.float32, 0)
         assert compiled_dtype(torch.float16) == ((torch.float16, 0) if has_digest else (torch.float32, 1))
         assert compiled_dtype("fp32") == (torch.float32, 1)
-
-
-def test_the_digest_is_of_the_whole_policy() -> None:
-    digests = [policy_digest()]
-    for region in (
-        tp.my_autocast("cpu", overrides={"mm": "fp32"}),
-        tp.my_autocast("cpu", overrides={"mm": "fp32", "linear": "fp32"}),
-        tp.my_autocast("cpu", policy="cuda"),
-        tp.promotion("jax"),
-        tp.promotion("numpy"),
-        tp.promotion("numpy", matmul=True),
-    ):
-        with region:
-            digests.append(policy_digest())
-            with tp.my_autocast("cpu", torch.float16):
-                assert policy_digest() == digests[-1]
-    assert len(set(digests)) == len(digests)
-    assert digests[0] == ""
-    with tp.my_autocast("cpu"):
-        assert policy_digest() == ""
 
 
 PLAIN_PROGRAM = """

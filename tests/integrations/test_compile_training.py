@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from helpers.comparison import assert_same
-from helpers.compiling import HALF
-from helpers.program_comparison import Region, assert_like_stock, grads, ours, stock, values
+from helpers.program_comparison import Region, assert_like_stock, grads, stock, values
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -108,18 +107,3 @@ def test_compiled_training(make_step: Callable[..., Step]) -> None:
     expected = train(stock, make_step, eager)
     assert_same(train(stock, make_step, compiler("aot_eager")), expected, what="stock compiled against eager")
     assert_same(compiled, expected, what="compiled against eager")
-
-
-def test_inductors_caches_on_disk_tell_regions_apart() -> None:
-    """Each region compiles the same function again, and must not find another region's code in the cache."""
-    x, weight = torch.randn(4, 16), torch.randn(16, 16)
-
-    def compute(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x @ weight)
-
-    for arguments in ({}, {"dtype": HALF}, {"overrides": {"matmul": "fp32"}}, {"overrides": {"matmul": HALF}}):
-        torch._dynamo.reset()
-        compiled = torch.compile(compute, backend="inductor", fullgraph=True)
-        with ours(**arguments):
-            assert_same(compiled(x, weight), compute(x, weight), what=str(arguments))
-        assert_same(compiled(x, weight), compute(x, weight), what="outside")

@@ -70,16 +70,11 @@ def in_place(write: Callable[[torch.Tensor], object]) -> Maker:
 
 
 STEPS: dict[str, Maker] = {
-    "fused SGD": optimizer("SGD", fused=True),
     "fused AdamW": optimizer("AdamW", fused=True),
-    "foreach SGD": optimizer("SGD", foreach=True),
-    "single-tensor Adagrad": optimizer("Adagrad"),
     "a whole step": train_step,
     "behind PyTorch's back": lambda w, compiled: compiled(BehindPyTorchsBack([w]).step),
     "two optimizers": two_optimizers,
     "sub_": in_place(lambda w: w.sub_(1)),
-    "copy_": in_place(lambda w: w.copy_(w - 1)),
-    "data": in_place(lambda w: w.data.sub_(1)),
     "detach": in_place(lambda w: w.detach().sub_(1)),
 }
 

@@ -106,16 +106,6 @@ def test_overrides_cannot_be_exported(strict: bool) -> None:
     assert thread_state() == before
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_overrides_around_cannot_be_exported_by_a_region_inside(strict: bool) -> None:
-    """The region inside would have the overrides of the one around it."""
-    with ours(overrides=OVERRIDES):
-        before = thread_state()
-        with pytest.raises(RegionError, match="cannot be exported"):
-            export(Inside(ours), torch.randn(3, 6), strict=strict)
-        assert thread_state() == before
-
-
 # --- make_fx
 
 

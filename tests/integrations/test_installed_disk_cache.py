@@ -51,35 +51,3 @@ def test_entries_of_their_own(has_digest: bool, tmp_path: Path, monkeypatch: pyt
         assert compiled(tmp_path, {"overrides": {"matmul": torch.float16}}) == (0, torch.float16)
         assert compiled(tmp_path, {"policy": "off"}) == (1, torch.float32)
         assert compiled(tmp_path, None) == (1, torch.bfloat16)
-
-
-@pytest.mark.usefixtures("nothing_installed")
-def test_the_digest() -> None:
-    def digest() -> str:
-        return "/".join(filter(None, (part() for part in integrations_compile.digests)))
-
-    assert digest() == ""
-    seen: list[str] = []
-    for arguments in (
-        {},
-        {"policy": "off"},
-        {"policy": "cuda"},
-        {"overrides": {"mm": "fp32"}},
-        {"overrides": {"mm": torch.float16}},
-        {"cache": "all"},
-        {"cache": "none"},
-    ):
-        with tp.installed_as(**arguments):  # type: ignore[arg-type]
-            seen.append(digest())
-            assert digest() == seen[-1]
-    with tp.installed_as():
-        assert digest() == seen[0]
-        before = tp.set_default_policy("fp32_safe")
-        seen.append(digest())
-        tp.set_default_policy(before)
-        assert digest() == seen[0]
-        with tp.my_autocast("cpu", policy="off"):
-            seen.append(digest())
-    assert len(set(seen)) == len(seen)
-    assert "" not in seen
-    assert digest() == ""

@@ -55,27 +55,3 @@ def test_the_stock_policy_is_exported_as_stocks(strict: bool, arguments: Any) ->
         inside = program.module()(x)
         assert_same(inside, model(x))
     assert_same(program.module()(x), inside)
-
-
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("arguments", [{"overrides": {"linear": "fp32"}}, {"policy": "off"}], ids=str)
-def test_another_policy_cannot_be_exported(arguments: Any, strict: bool) -> None:
-    refused = pytest.raises(tp.errors.RegionError, match=r"cannot be exported.*which have neither")
-    with leaves_no_trace(), tp.installed_as(**arguments), refused:
-        torch.export.export(Inside(), (torch.randn(3, 6),), strict=strict)
-
-
-def test_an_exported_program_runs_under_what_is_installed() -> None:
-    """Its regions are regions of torch.autocast; decomposed, it holds casts."""
-    model, x = Inside(), torch.randn(3, 6)
-    program = torch.export.export(model, (x,))
-    decomposed = program.run_decompositions().module()
-    expected = decomposed(x)
-    with tp.installed_as(policy="off"):
-        assert_same(program.module()(x), model(x))
-        assert program.module()(x)[0].dtype is torch.float32
-        assert_same(decomposed(x), expected)
-    assert_same(program.module()(x), expected)
-
-
-# --- TorchScript

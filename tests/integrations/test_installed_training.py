@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
@@ -43,22 +40,3 @@ def test_checkpoint_of_a_forward_in_stock(around: str, use_reentrant: bool) -> N
     finally:
         tp.set_default_policy(before)
     assert seen == [(True, torch.bfloat16 if around == "stock" else torch.float32)] * 2
-
-
-def test_what_stays_pytorchs() -> None:
-    """Without a region there is nothing to replace."""
-
-    @contextlib.contextmanager
-    def by_hand() -> Iterator[None]:
-        torch.set_autocast_enabled("cpu", True)
-        torch.autocast_increment_nesting()
-        try:
-            yield
-        finally:
-            if torch.autocast_decrement_nesting() == 0:
-                torch.clear_autocast_cache()
-            torch.set_autocast_enabled("cpu", False)
-
-    with tp.installed_as(policy="off"), by_hand():
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
-        assert _C.depth() == 0
