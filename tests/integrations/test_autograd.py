@@ -204,4 +204,3 @@ def test_backward_in_another_thread() -> None:
         return loss, grads(model)
 
     assert_like_stock(train)
-
